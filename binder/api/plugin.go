@@ -1,0 +1,56 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import "context"
+
+// PreBinder is a PreBind plugin: it makes a bind safe before the API server
+// carries it out.
+//
+// One instance serves all binds, concurrently. For one (pod UID, node) the
+// engine never runs two of these methods at the same time.
+type PreBinder interface {
+	// Name is the plugin's name in kebab-case: the one that flags, annotation
+	// prefixes, messages and metrics show. It never changes.
+	Name() string
+
+	// PreBind writes what the pod needs on the node and waits until it is so.
+	//
+	// It must be idempotent: after a crash, or on another replica, it is called
+	// again for the same bind and goes on from what the API server holds. The
+	// context outlives the scheduler's call and ends when the budget for the
+	// whole attempt is spent; while it waits it tells by BindContext.Waiting
+	// what for. It returns nil only when the bind may go ahead as far as this
+	// plugin is concerned.
+	PreBind(ctx context.Context, bc *BindContext) error
+
+	// PreBindRollBack undoes what PreBind wrote for this bind, and nothing else.
+	//
+	// The engine calls it for every plugin whose PreBind was started, the failing
+	// one included, in reverse order, on a context of its own. PreBind may have
+	// got anywhere: not a single write may have happened. It must be idempotent.
+	PreBindRollBack(ctx context.Context, bc *BindContext) error
+}
+
+// PreFlighter is a PreBinder with something to check before the first write of
+// any plugin.
+type PreFlighter interface {
+	// PreFlight reads, and never writes: it also runs for dry-run requests. It
+	// leaves what it found in the BindContext for PreBind (see ExtensionKey) and
+	// the writes it would make as BindContext.Intend. An error ends the bind
+	// before any plugin wrote anything.
+	PreFlight(ctx context.Context, bc *BindContext) (Next, error)
+}
+
+// Next is what a PreFlight without an error asks for.
+type Next int
+
+const (
+	// Run asks for PreBind to be called.
+	Run Next = iota
+	// Skip says that this bind needs nothing of the plugin: neither PreBind nor
+	// PreBindRollBack is called for it. It is the Skip of kube-scheduler's
+	// PreBindPreFlight.
+	Skip
+)

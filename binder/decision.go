@@ -1,0 +1,68 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// Request is one Binding that a scheduler posted.
+type Request struct {
+	// Pod is the pod that the Binding names.
+	Pod types.NamespacedName
+	// Binding is read only for as long as the bind is under way, which may be
+	// longer than the call.
+	Binding *corev1.Binding
+	// User posted it.
+	User authenticationv1.UserInfo
+	// DryRun forbids every side effect.
+	DryRun bool
+}
+
+// Decision is the engine's answer to a Request.
+type Decision struct {
+	// Err is nil when the bind may go ahead; otherwise it says why not, and its
+	// kind what the client should do about it. It always names its plugin.
+	Err *api.Error
+	// RetryAfter is when a client that has to wait should call again: whole
+	// seconds, at least one. Zero for every other kind.
+	RetryAfter time.Duration
+	// PassThrough says that Prebind has no part in this Binding and nothing was
+	// looked at further: the API server gives its own answer.
+	PassThrough bool
+	// Annotations are to be set on the Binding, by complete key.
+	Annotations map[string]string
+	// UID pins the Binding to the very pod that was checked. Empty when the
+	// Binding has a UID already.
+	UID types.UID
+	// Warnings are shown to the client, whatever the answer.
+	Warnings []string
+}
+
+// Kind is "allowed", "passed-through", or the kind of the error. These are the
+// values of the decision label of the metrics.
+func (d Decision) Kind() string {
+	switch {
+	case d.Err != nil:
+		return string(d.Err.Kind)
+	case d.PassThrough:
+		return "passed-through"
+	default:
+		return "allowed"
+	}
+}
+
+func denied(err *api.Error) Decision {
+	d := Decision{Err: err}
+	if err.Kind == api.KindWait {
+		d.RetryAfter = time.Second
+	}
+	return d
+}

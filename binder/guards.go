@@ -1,0 +1,74 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// guardName is the plugin that the engine's own refusals name.
+const guardName = "binder"
+
+// targetsNode says whether the Binding asks for a node at all. The API server
+// takes an empty kind for Node and refuses every other target by itself.
+func targetsNode(b *corev1.Binding) bool {
+	return b.Target.Name != "" && (b.Target.Kind == "" || b.Target.Kind == "Node")
+}
+
+// guardPod checks that the Binding is meant for this very pod and that the pod
+// can still be bound. All of it is checked by the API server as well, but only
+// after the plugins would have had their side effects.
+func guardPod(pod *corev1.Pod, b *corev1.Binding) *api.Error {
+	object := api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
+	stale := func(format string, args ...any) *api.Error {
+		err := api.Stale(object, format, args...)
+		err.Plugin = guardName
+		return err
+	}
+	switch {
+	case b.UID != "" && b.UID != pod.UID:
+		return stale("the Binding is for the UID %s, the pod has %s", b.UID, pod.UID).
+			Advise("the pod was created anew under its name: schedule it again")
+	case pod.DeletionTimestamp != nil:
+		return stale("the pod is being deleted").Advise("forget this bind")
+	case len(pod.Spec.SchedulingGates) > 0:
+		return stale("the pod has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
+			Advise("bind it when its gates are removed")
+	}
+	return nil
+}
+
+// guardMerged checks what the pod will carry once the API server has merged the
+// Binding into it. The API server does not: it stores what it is given, and then
+// refuses every later update of that pod, the kubelet's included.
+func guardMerged(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *api.Error {
+	annotations := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
+	maps.Copy(annotations, pod.Annotations)
+	maps.Copy(annotations, b.Annotations)
+	maps.Copy(annotations, added)
+	metadata := field.NewPath("metadata")
+	problems := apivalidation.ValidateAnnotations(annotations, metadata.Child("annotations"))
+	problems = append(problems, metav1validation.ValidateLabels(b.Labels, metadata.Child("labels"))...)
+	if len(problems) == 0 {
+		return nil
+	}
+	err := &api.Error{
+		Kind:    api.KindInvalid,
+		Plugin:  guardName,
+		Object:  api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
+		Message: "the pod's and the Binding's metadata together are not valid: " + problems.ToAggregate().Error(),
+		Advice:  "bound like this, the pod could never be updated again; correct the Binding",
+	}
+	for _, p := range problems {
+		err.Fields = append(err.Fields, api.Field{Path: p.Field, Message: p.ErrorBody()})
+	}
+	return err
+}

@@ -1,0 +1,116 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package volumebinding is the PreBind plugin that gives a pod its volumes
+// before it is bound: it does at admission what kube-scheduler's VolumeBinding
+// does in its PreBind, for every scheduler, and finds everything in place when
+// the scheduler has done it already.
+//
+// It decides on what it read by pure functions (plan.go, progress.go), and
+// nothing is ever undone: a volume may be in the making, and taking back
+// selected-node or a claimRef would leak it. The next attempt goes on from what
+// the API server holds.
+package volumebinding
+
+import (
+	"context"
+	"errors"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+)
+
+// Name of the plugin.
+const Name = "volumebinding"
+
+// Options of the plugin. All fields are required.
+type Options struct {
+	// Cached reads from a cache with the index of SetupIndexes. It holds what
+	// Watches lists, besides pods that are not bound yet, and nodes.
+	Cached client.Reader
+	// Live reads single objects from the API server, before anything is refused
+	// or found missing by what the cache says.
+	Live Getter
+	// Writer patches claims and volumes.
+	Writer Patcher
+	// Changes wakes the plugin when an object of the cache changes.
+	Changes *notify.Hub
+}
+
+// Getter reads one object by its key; client.Reader is one.
+type Getter interface {
+	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
+}
+
+// Patcher patches one object; client.Client is one.
+type Patcher interface {
+	Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error
+}
+
+// Plugin binds volumes; see New.
+type Plugin struct {
+	cached  client.Reader
+	live    Getter
+	writer  Patcher
+	changes *notify.Hub
+}
+
+var (
+	_ api.PreBinder   = (*Plugin)(nil)
+	_ api.PreFlighter = (*Plugin)(nil)
+)
+
+// New checks the options and returns the plugin. It starts nothing.
+func New(o Options) (*Plugin, error) {
+	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil {
+		return nil, errors.New(Name + ": Cached, Live, Writer and Changes are required")
+	}
+	return &Plugin{cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes}, nil
+}
+
+// Name implements api.PreBinder.
+func (*Plugin) Name() string { return Name }
+
+// planned hands the plan from PreFlight to PreBind.
+var planned = api.NewExtensionKey[plan](Name + "/plan")
+
+// PreFlight finds out what is to be written for the pod's claims. It refuses
+// what kube-scheduler's VolumeBinding refuses in its Filter.
+func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+	if len(claimRefs(bc.Pod)) == 0 {
+		return api.Skip, nil
+	}
+	pl, err := p.plan(ctx, bc, p.cached)
+	if api.IsKind(err, api.KindRefuse) {
+		// The cache may be behind what the scheduler saw: ask the API server.
+		pl, err = p.plan(ctx, bc, p.live)
+	}
+	if err != nil {
+		return api.Run, err
+	}
+	if pl.done() {
+		return api.Skip, nil
+	}
+	pl.tell(bc)
+	planned.Set(bc, pl)
+	return api.Run, nil
+}
+
+// PreBind writes the claimRef of each volume that was matched, then
+// selected-node of each claim that has to be provisioned, and waits until all
+// claims are bound.
+func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+	pl, err := planned.Get(bc)
+	if err != nil {
+		return err
+	}
+	if err := p.write(ctx, bc.Node.Name, &pl); err != nil {
+		return err
+	}
+	return p.wait(ctx, bc, pl)
+}
+
+// PreBindRollBack leaves everything as it is; see the package's comment.
+func (*Plugin) PreBindRollBack(context.Context, *api.BindContext) error { return nil }

@@ -1,0 +1,108 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// observed is a claim of the plan as the cache holds it now.
+type observed struct {
+	// claim is nil when it is gone.
+	claim *corev1.PersistentVolumeClaim
+	// volume is the matched volume, or the one that the claim names; nil when
+	// there is none.
+	volume *corev1.PersistentVolume
+}
+
+// step says where a claim is on its way.
+type step struct {
+	bound bool
+	// waiting is what is missing while the claim is not bound.
+	waiting api.Waiting
+}
+
+// staticStep judges a claim that was matched with a volume. An error is final.
+// It follows checkBindings of kube-scheduler's VolumeBinding.
+func staticStep(m match, now observed, node *corev1.Node) (step, error) {
+	if now.claim == nil {
+		return step{}, api.Refuse(object(m.claim), "the claim was deleted while its volume was being bound")
+	}
+	if now.volume == nil {
+		return step{}, api.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim))
+	}
+	waiting := step{waiting: api.Waiting{
+		Object: object(m.claim),
+		For:    "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name,
+	}}
+	if older(now.volume, m.volume) {
+		return waiting, nil
+	}
+	if ref := now.volume.Spec.ClaimRef; ref == nil || ref.UID != m.claim.UID {
+		return step{}, api.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
+			Advise("schedule the pod again")
+	}
+	return reached(waiting, now, node)
+}
+
+// dynamicStep judges a claim whose volume is being made. An error is final.
+func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, node *corev1.Node) (step, error) {
+	if now.claim == nil {
+		return step{}, api.Refuse(object(planned), "the claim was deleted while its volume was being made")
+	}
+	waiting := step{waiting: api.Waiting{
+		Object: object(planned),
+		For:    "a volume to be made on the node " + node.Name + by(now.claim),
+	}}
+	if older(now.claim, planned) {
+		return waiting, nil
+	}
+	switch chosen := now.claim.Annotations[volume.AnnSelectedNode]; chosen {
+	case node.Name:
+	case "":
+		return step{}, api.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", node.Name).
+			Advise("schedule the pod again; the claim's events say what was wrong")
+	default:
+		return step{}, api.Refuse(object(planned), "its selected-node was changed to %s", chosen).
+			Advise("bind the pod to %s", chosen)
+	}
+	return reached(waiting, now, node)
+}
+
+// reached judges what both ways have in common: the claim is bound, its volume
+// is its own and can be used on the node.
+func reached(waiting step, now observed, node *corev1.Node) (step, error) {
+	if now.volume != nil && now.claim.Spec.VolumeName == now.volume.Name {
+		if err := checkAffinity(now.volume, node); err != nil {
+			return step{}, err
+		}
+	}
+	if !isBound(now.claim) || now.volume == nil || now.claim.Spec.VolumeName != now.volume.Name ||
+		!volume.IsVolumeBoundToClaim(now.volume, now.claim) {
+		return waiting, nil
+	}
+	return step{bound: true}, nil
+}
+
+// by names who makes the claim's volume, as far as it is known.
+func by(claim *corev1.PersistentVolumeClaim) string {
+	name := claim.Annotations[volume.AnnStorageProvisioner]
+	if name == "" {
+		return ""
+	}
+	return " by " + name
+}
+
+// older says whether the object is from before the state that a write left. A
+// version that cannot be compared counts as newer: the check then looks at what
+// is there.
+func older(now, written metav1.Object) bool {
+	order, err := resourceversion.CompareResourceVersion(now.GetResourceVersion(), written.GetResourceVersion())
+	return err == nil && order < 0
+}

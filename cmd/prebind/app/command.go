@@ -1,0 +1,48 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app is the program prebind: its verbs, its flags, and the one list of
+// what is compiled in.
+package app
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	cliflag "k8s.io/component-base/cli/flag"
+)
+
+// version is set by the linker; see the Makefile.
+var version = "unknown"
+
+// NewCommand returns the program. Its errors are one line each, for main to
+// print; it never exits by itself.
+func NewCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "prebind",
+		Short: "Mutators and PreBind plugins for every Kubernetes scheduler, at the admission of the Binding",
+		Long: `Prebind stands between a scheduler's decision and the API server's bind.
+
+It is a mutating admission webhook for Bindings: mutators tell the pod where it
+lands, and PreBind plugins prepare what the pod needs on its node and wait for
+it, before the bind may go ahead. Schedulers need not know of it.`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
+	root.AddCommand(newServeCommand(), newPluginsCommand(), newVersionCommand())
+	return root
+}
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version)
+			return err
+		},
+	}
+}

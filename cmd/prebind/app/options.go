@@ -1,0 +1,150 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/prebind/prebind/mutators/topology"
+)
+
+const defaultDomain = "prebind.dev"
+
+// serveOptions are the flags of prebind serve.
+type serveOptions struct {
+	kubeconfig      string
+	webhookAddress  string
+	certDir         string
+	metricsAddress  string
+	healthAddress   string
+	mutators        []string
+	plugins         []string
+	domain          string
+	topologyLabels  []string
+	hold            time.Duration
+	maxHolds        int
+	preBindTimeout  time.Duration
+	shutdownTimeout time.Duration
+	logging         *logsapi.LoggingConfiguration
+}
+
+func defaultServeOptions() *serveOptions {
+	return &serveOptions{
+		webhookAddress:  ":9443",
+		certDir:         "/etc/prebind/tls",
+		metricsAddress:  ":8080",
+		healthAddress:   ":8081",
+		mutators:        []string{"*"},
+		plugins:         []string{"*"},
+		domain:          defaultDomain,
+		topologyLabels:  topology.DefaultLabels(),
+		hold:            5 * time.Second,
+		maxHolds:        32,
+		preBindTimeout:  10 * time.Minute,
+		shutdownTimeout: 15 * time.Second,
+		logging:         logsapi.NewLoggingConfiguration(),
+	}
+}
+
+// flags returns the flags by section, bound to the options.
+func (o *serveOptions) flags() cliflag.NamedFlagSets {
+	var sets cliflag.NamedFlagSets
+
+	fs := sets.FlagSet("Serving")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "File with the way to the API server. Without it, Prebind must run in a pod.")
+	fs.StringVar(&o.webhookAddress, "webhook-bind-address", o.webhookAddress, "Address and port of the webhook (HTTPS).")
+	fs.StringVar(&o.certDir, "cert-dir", o.certDir, "Folder with the webhook's certificate, tls.crt, and its key, tls.key. They are read again when they change.")
+	fs.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, "Address and port of /metrics (HTTP). 0 switches it off.")
+	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
+	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "How long the calls under way may take to end after SIGTERM.")
+
+	fs = sets.FlagSet("Mutators and plugins")
+	fs.StringSliceVar(&o.mutators, "mutators", o.mutators,
+		"Mutators to run. '*' stands for all that are on by default, 'foo' switches foo on, '-foo' off. The order is that of 'prebind plugins'.")
+	fs.StringSliceVar(&o.plugins, "prebind-plugins", o.plugins, "PreBind plugins to run, in the same form.")
+	fs.StringVar(&o.domain, "annotation-domain", o.domain, "Domain of all annotations: they are <plugin>.<domain>/<key>.")
+	fs.StringSliceVar(&o.topologyLabels, "topology-labels", o.topologyLabels,
+		"Node labels that the mutator topology copies, each as 'label' or 'label=key'. The key is by default the part behind the slash.")
+
+	fs = sets.FlagSet("Waiting")
+	fs.DurationVar(&o.hold, "hold", o.hold, "How long a call is kept waiting at most; then the client is told to call again. It ends before the API server's own timeout in any case.")
+	fs.IntVar(&o.maxHolds, "max-holds", o.maxHolds, "How many calls are kept waiting at a time. Each holds a concurrency seat of the API server; a call over that is told at once to call again.")
+	fs.DurationVar(&o.preBindTimeout, "prebind-timeout", o.preBindTimeout, "How long the PreBind of one pod on one node may take, over all its calls.")
+
+	fs = sets.FlagSet("Logging")
+	logsapi.AddFlags(o.logging, fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		// Alpha flags of the library work, but nobody should come to depend on them.
+		f.Hidden = f.Hidden || strings.HasPrefix(f.Usage, "[Alpha]")
+	})
+	return sets
+}
+
+// validate returns all that is wrong with the flags, as one error.
+func (o *serveOptions) validate() error {
+	var problems []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	checkAddress := func(flag, address string) {
+		_, _, err := net.SplitHostPort(address)
+		check(err == nil, "--%s: %q is no address with a port, such as :9443", flag, address)
+	}
+	checkAddress("webhook-bind-address", o.webhookAddress)
+	checkAddress("health-probe-bind-address", o.healthAddress)
+	if o.metricsAddress != "0" {
+		checkAddress("metrics-bind-address", o.metricsAddress)
+	}
+	check(o.certDir != "", "--cert-dir: a folder with tls.crt and tls.key is needed")
+	check(o.hold > 0, "--hold: %s is not positive", o.hold)
+	check(o.maxHolds > 0, "--max-holds: %d is not positive", o.maxHolds)
+	check(o.preBindTimeout > 0, "--prebind-timeout: %s is not positive", o.preBindTimeout)
+	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
+	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
+		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
+	}
+	if _, err := o.selectedMutators(); err != nil {
+		check(false, "--mutators: %w", err)
+	}
+	if _, err := o.selectedPlugins(); err != nil {
+		check(false, "--prebind-plugins: %w", err)
+	}
+	if _, err := topology.New(topology.Options{Labels: o.topologyLabels}); err != nil {
+		check(false, "--topology-labels: %w", err)
+	}
+	return oneLine(problems)
+}
+
+func (o *serveOptions) selectedMutators() ([]mutatorSpec, error) {
+	return selected(registeredMutators(), "mutator", o.mutators)
+}
+
+func (o *serveOptions) selectedPlugins() ([]pluginSpec, error) {
+	return selected(registeredPlugins(), "PreBind plugin", o.plugins)
+}
+
+func (o *serveOptions) certFile() string { return filepath.Join(o.certDir, "tls.crt") }
+func (o *serveOptions) keyFile() string  { return filepath.Join(o.certDir, "tls.key") }
+
+// oneLine joins errors without line breaks.
+func oneLine(problems []error) error {
+	err := utilerrors.NewAggregate(problems)
+	if err == nil {
+		return nil
+	}
+	return errors.New(strings.Trim(strings.ReplaceAll(err.Error(), "\n", " "), "[]"))
+}

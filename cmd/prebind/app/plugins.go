@@ -1,0 +1,37 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+)
+
+func newPluginsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "plugins",
+		Short: "List the mutators and PreBind plugins that are compiled in, in the order in which they run",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
+			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tDESCRIPTION")
+			for _, s := range registeredMutators() {
+				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\n", s.name, onOff(s.on), s.name, defaultDomain, s.description)
+			}
+			for _, s := range registeredPlugins() {
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t-\t%s\n", s.name, onOff(s.on), s.description)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}

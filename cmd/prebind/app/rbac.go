@@ -1,0 +1,11 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+// What Prebind itself may do, whichever plugins are on. `make generate` turns these markers into the ClusterRole "prebind";
+// each PreBind plugin has markers and a role of its own.
+//
+// Pods and nodes are only read: the annotations travel in the answer to the API server, which writes them with the bind.
+//
+// +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch

@@ -1,0 +1,230 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // For --logging-format=json.
+	"k8s.io/component-base/term"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/webhook"
+)
+
+// firstContact is how long the API server may take to answer at the start.
+const firstContact = 10 * time.Second
+
+func newServeCommand() *cobra.Command {
+	o := defaultServeOptions()
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the webhook",
+		Long: `Run the webhook until SIGTERM or SIGINT.
+
+It answers AdmissionReviews at ` + webhook.Path + `. Until its caches are synced, and
+while it shuts down, it answers HTTP 503 with Retry-After, so that the API server
+turns to another replica.`,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
+				return fmt.Errorf("logging flags: %w", err)
+			}
+			ctrl.SetLogger(klog.Background())
+			return serve(cmd.Context(), o)
+		},
+	}
+	sets := o.flags()
+	for _, name := range sets.Order {
+		cmd.Flags().AddFlagSet(sets.FlagSets[name])
+	}
+	width, _, _ := term.TerminalSize(cmd.OutOrStdout())
+	cliflag.SetUsageAndHelpFunc(cmd, sets, width)
+	return cmd
+}
+
+// serve runs the webhook until the context ends. Whatever can be found wrong is
+// found before anything is started.
+func serve(ctx context.Context, o *serveOptions) error {
+	certificate, err := certwatcher.New(o.certFile(), o.keyFile())
+	if err != nil {
+		return fmt.Errorf("--cert-dir: reading the certificate: %w", err)
+	}
+	config, err := restConfig(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := contact(config); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.webhookAddress)
+	if err != nil {
+		return fmt.Errorf("--webhook-bind-address: %w", err)
+	}
+	defer func() { _ = listener.Close() }() // The server has closed it when it ran.
+
+	mgr, err := newManager(config, o)
+	if err != nil {
+		return err
+	}
+	ready := &readiness{}
+	engine, err := newEngine(ctx, mgr, o, ready)
+	if err != nil {
+		return err
+	}
+	counted, err := newMeasured(engine, clock.RealClock{}, metrics.Registry)
+	if err != nil {
+		return err
+	}
+	handler, err := webhook.NewHandler(webhook.Options{Engine: counted, Ready: ready.check, Log: klog.Background()})
+	if err != nil {
+		return err
+	}
+	server := webhook.NewServer(handler, certificate.GetCertificate)
+	err = addAll(mgr, certificate, &manager.Server{
+		Name:            "webhook",
+		Server:          server,
+		Listener:        tls.NewListener(listener, server.TLSConfig),
+		ShutdownTimeout: &o.shutdownTimeout,
+	})
+	if err != nil {
+		return err
+	}
+	if err := mgr.AddReadyzCheck("caches", ready.probe); err != nil {
+		return err
+	}
+	if err := mgr.AddHealthzCheck("alive", alive); err != nil {
+		return err
+	}
+
+	stopDraining := context.AfterFunc(ctx, func() {
+		// Calls under way are told to call again, and new ones go to another
+		// replica, before the manager takes everything down.
+		ready.drain()
+		engine.Drain()
+	})
+	defer stopDraining()
+	klog.InfoS("Starting Prebind", "version", version, "webhook", listener.Addr().String())
+	return mgr.Start(ctx)
+}
+
+func addAll(mgr manager.Manager, runnables ...manager.Runnable) error {
+	for _, r := range runnables {
+		if err := mgr.Add(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newEngine builds what the flags switch on and makes the cache hold what it
+// needs, and nothing else.
+func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness) (*binder.Engine, error) {
+	changes := notify.NewHub()
+	if err := watch(ctx, mgr, ready, changes, coreWatches()); err != nil {
+		return nil, err
+	}
+	chain, err := buildMutators(o)
+	if err != nil {
+		return nil, err
+	}
+	specs, err := o.selectedPlugins()
+	if err != nil {
+		return nil, err
+	}
+	var plugins []api.PreBinder
+	for _, s := range specs {
+		if err := s.index(ctx, mgr.GetFieldIndexer()); err != nil {
+			return nil, fmt.Errorf("plugin %s: indexing the cache: %w", s.name, err)
+		}
+		if err := watch(ctx, mgr, ready, changes, s.watches()); err != nil {
+			return nil, fmt.Errorf("plugin %s: %w", s.name, err)
+		}
+		p, err := s.build(pluginDeps{cached: mgr.GetCache(), live: mgr.GetAPIReader(), writer: mgr.GetClient(), changes: changes})
+		if err != nil {
+			return nil, fmt.Errorf("plugin %s: %w", s.name, err)
+		}
+		plugins = append(plugins, p)
+	}
+	return binder.New(ctx, binder.Options{
+		Cached:         mgr.GetCache(),
+		Live:           mgr.GetAPIReader(),
+		Mutators:       chain,
+		Plugins:        plugins,
+		Hold:           o.hold,
+		MaxHolds:       o.maxHolds,
+		PreBindTimeout: o.preBindTimeout,
+		Clock:          clock.RealClock{},
+	})
+}
+
+func buildMutators(o *serveOptions) (*mutators.Chain, error) {
+	specs, err := o.selectedMutators()
+	if err != nil {
+		return nil, err
+	}
+	var list []mutators.Mutator
+	for _, s := range specs {
+		m, err := s.build(o)
+		if err != nil {
+			return nil, fmt.Errorf("mutator %s: %w", s.name, err)
+		}
+		list = append(list, m)
+	}
+	return mutators.NewChain(o.domain, list...)
+}
+
+// restConfig leads to the API server by the kubeconfig or, without one, from
+// within a pod.
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("--kubeconfig is not given, and there is no pod's way to the API server: %w", err)
+		}
+	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	// The API server's priority and fairness is the limit, not a second one here.
+	config.QPS = -1
+	config.UserAgent = "prebind/" + version
+	return config, nil
+}
+
+// contact fails when the API server does not answer.
+func contact(config *rest.Config) error {
+	probe := rest.CopyConfig(config)
+	probe.Timeout = firstContact
+	client, err := discovery.NewDiscoveryClientForConfig(probe)
+	if err == nil {
+		_, err = client.ServerVersion()
+	}
+	if err != nil {
+		return fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
+	}
+	return nil
+}

@@ -1,0 +1,22 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command prebind is the missing place between a scheduler's decision and the
+// API server's bind: an admission webhook for Bindings with PreBind plugins.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/prebind/prebind/cmd/prebind/app"
+)
+
+func main() {
+	if err := app.NewCommand().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}

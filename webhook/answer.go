@@ -1,0 +1,96 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+)
+
+// maxWarningRunes is what the API server passes on of all warnings together.
+const maxWarningRunes = 4096
+
+// Types of the causes in a denial's details.
+const (
+	// CausePlugin names the plugin that refused.
+	CausePlugin metav1.CauseType = "Plugin"
+	// CauseObject names the object that the refusal is about.
+	CauseObject metav1.CauseType = "Object"
+)
+
+// codes are the answers by kind. A client repeats 429 by itself; from v1.37 on
+// kube-scheduler repeats 500 and 503 as well, so neither stands for waiting.
+var codes = map[api.Kind]struct {
+	code   int32
+	reason metav1.StatusReason
+}{
+	api.KindWait:     {http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests},
+	api.KindRefuse:   {http.StatusForbidden, metav1.StatusReasonForbidden},
+	api.KindStale:    {http.StatusConflict, metav1.StatusReasonConflict},
+	api.KindInvalid:  {http.StatusUnprocessableEntity, metav1.StatusReasonInvalid},
+	api.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
+}
+
+// answer makes the response to a decision.
+func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
+	response := &admissionv1.AdmissionResponse{Allowed: true}
+	if d.Err != nil {
+		response = deny(d.Err, d.RetryAfter)
+	} else if patch := patchFor(b, d); patch != nil {
+		response.Patch = patch
+		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)
+	}
+	response.Warnings = warnings(d.Warnings)
+	if response.AuditAnnotations == nil {
+		response.AuditAnnotations = map[string]string{"decision": d.Kind()}
+	}
+	return response
+}
+
+// deny makes the response to an error. Its message is one line for people, its
+// causes the same for programs.
+func deny(err *api.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
+	to, known := codes[err.Kind]
+	if !known {
+		to = codes[api.KindInternal]
+	}
+	details := &metav1.StatusDetails{RetryAfterSeconds: int32(retryAfter / time.Second)}
+	if err.Plugin != "" {
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: CausePlugin, Message: err.Plugin})
+	}
+	if object := err.Object.String(); object != "" {
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: object})
+	}
+	for _, f := range err.Fields {
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: metav1.CauseTypeFieldValueInvalid, Field: f.Path, Message: f.Message})
+	}
+	return &admissionv1.AdmissionResponse{
+		Result: &metav1.Status{
+			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: err.Error(), Details: details,
+		},
+		AuditAnnotations: map[string]string{"decision": string(err.Kind), "plugin": err.Plugin},
+	}
+}
+
+// warnings keeps as many whole warnings as the API server passes on.
+func warnings(all []string) []string {
+	left := maxWarningRunes
+	var kept []string
+	for _, w := range all {
+		w = "prebind: " + w
+		if left -= utf8.RuneCountInString(w); left < 0 {
+			break
+		}
+		kept = append(kept, w)
+	}
+	return kept
+}

@@ -1,0 +1,129 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+)
+
+// Engine decides on Bindings; *binder.Engine is one.
+type Engine interface {
+	// Bind returns before the context's deadline.
+	Bind(ctx context.Context, r binder.Request) binder.Decision
+}
+
+// Options of a Handler. All fields are required.
+type Options struct {
+	Engine Engine
+	// Ready returns an error while no Binding can be decided: caches are not
+	// synced, or the process is about to end. The API server is then asked to
+	// call again at once, which it does without telling the scheduler.
+	Ready func() error
+	Log   klog.Logger
+}
+
+// Handler answers AdmissionReviews. It is an http.Handler for Path.
+type Handler struct {
+	o Options
+}
+
+// NewHandler checks the options and returns the handler.
+func NewHandler(o Options) (*Handler, error) {
+	if o.Engine == nil || o.Ready == nil {
+		return nil, errors.New("webhook: Engine and Ready are required")
+	}
+	return &Handler{o: o}, nil
+}
+
+// ServeHTTP answers one AdmissionReview. What cannot be read as one gets an HTTP
+// error with a Status that the API server shows to the client; everything else
+// gets a review.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := h.o.Ready(); err != nil {
+		// A new connection leads to another replica where there is one.
+		w.Header().Set("Connection", "close")
+		w.Header().Set("Retry-After", "1")
+		h.fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+		return
+	}
+	request, bad := decode(w, r)
+	if bad != nil {
+		h.o.Log.Info("Refused a request that is no AdmissionReview", "from", r.RemoteAddr, "reason", bad.err.Error())
+		h.fail(w, bad.code, bad.reason, bad.err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
+	defer cancel()
+	response := h.review(ctx, request)
+	response.UID = request.UID
+	h.write(w, http.StatusOK, &admissionv1.AdmissionReview{TypeMeta: reviewType, Response: response})
+}
+
+// review answers a request, whatever happens.
+func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
+	log := h.o.Log.WithValues("user", request.UserInfo.Username)
+	defer func() {
+		if r := recover(); r != nil {
+			log.Error(nil, "Deciding on a Binding panicked", "panic", r, "stack", string(debug.Stack()))
+			err := api.Internal(api.Object{}, fmt.Errorf("it panicked (%v): this is a bug, Prebind's log has the stack", r))
+			response = deny(api.AsError("binder", err), 0)
+		}
+	}()
+	bind, reason, err := parse(request)
+	if err != nil {
+		return deny(api.AsError("binder", err), 0)
+	}
+	if bind == nil {
+		log.Info("Passed a request through that is no Binding", "resource", request.Resource.String(), "reason", reason)
+		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{"prebind: " + reason}}
+	}
+	log = log.WithValues("pod", klog.KRef(bind.request.Pod.Namespace, bind.request.Pod.Name), "node", bind.request.Binding.Target.Name)
+	begin := time.Now() //nolint:forbidigo // The duration is only logged.
+	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
+	report(log, d, time.Since(begin)) //nolint:forbidigo // As above.
+	return answer(bind, d)
+}
+
+func report(log klog.Logger, d binder.Decision, took time.Duration) {
+	if d.Err != nil && d.Err.Kind == api.KindInternal {
+		log.Error(d.Err, "Could not decide on a Binding", "plugin", d.Err.Plugin)
+		return
+	}
+	log = log.WithValues("decision", d.Kind(), "took", took)
+	if d.Err != nil {
+		log = log.WithValues("plugin", d.Err.Plugin, "reason", d.Err.Error())
+	}
+	log.V(2).Info("Decided on a Binding")
+}
+
+func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
+	h.write(w, code, &metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure,
+		Code:     int32(code), //nolint:gosec // An HTTP status.
+		Reason:   reason,
+		Message:  "prebind: " + err.Error(),
+	})
+}
+
+func (h *Handler) write(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	if err := json.NewEncoder(w).Encode(body); err != nil {
+		h.o.Log.V(2).Info("The answer did not reach the API server", "reason", err.Error())
+	}
+}

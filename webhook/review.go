@@ -1,0 +1,152 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+)
+
+const (
+	// maxBody is far over what the API server takes as a Binding.
+	maxBody = 8 << 20
+	// defaultTimeout is the API server's own default.
+	defaultTimeout = 10 * time.Second
+	// margin is what an answer may take to get back. The API server rounds the
+	// timeout that it sends up to whole seconds, so less would not do.
+	margin = time.Second
+)
+
+var reviewType = metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"}
+
+// badRequest is why a body is no AdmissionReview.
+type badRequest struct {
+	code   int
+	reason metav1.StatusReason
+	err    error
+}
+
+// decode reads the request of an AdmissionReview.
+func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionRequest, *badRequest) {
+	bad := func(format string, args ...any) *badRequest {
+		return &badRequest{code: http.StatusBadRequest, reason: metav1.StatusReasonBadRequest, err: fmt.Errorf(format, args...)}
+	}
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		return nil, &badRequest{
+			code: http.StatusMethodNotAllowed, reason: metav1.StatusReasonMethodNotAllowed,
+			err: fmt.Errorf("an AdmissionReview is posted, this is a %s", r.Method),
+		}
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return nil, &badRequest{
+			code: http.StatusUnsupportedMediaType, reason: metav1.StatusReasonUnsupportedMediaType,
+			err: fmt.Errorf("the content type is %q, it must be application/json", r.Header.Get("Content-Type")),
+		}
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+		return nil, &badRequest{
+			code: http.StatusRequestEntityTooLarge, reason: metav1.StatusReasonRequestEntityTooLarge,
+			err: fmt.Errorf("the body is larger than %d bytes", tooLarge.Limit),
+		}
+	} else if err != nil {
+		return nil, bad("the body could not be read: %w", err)
+	}
+	var review admissionv1.AdmissionReview
+	if err := json.Unmarshal(body, &review); err != nil {
+		return nil, bad("the body is no JSON of an AdmissionReview: %w", err)
+	}
+	switch {
+	case review.TypeMeta != reviewType:
+		return nil, bad("the body is a %q of %q, not an AdmissionReview of %s", review.Kind, review.APIVersion, reviewType.APIVersion)
+	case review.Request == nil:
+		return nil, bad("the AdmissionReview has no request")
+	case review.Request.UID == "":
+		return nil, bad("the AdmissionReview's request has no uid, so it cannot be answered")
+	}
+	return review.Request, nil
+}
+
+// budget is how long an answer may take: the API server's timeout, less what
+// the way back takes.
+func budget(r *http.Request) time.Duration {
+	timeout, err := time.ParseDuration(r.URL.Query().Get("timeout"))
+	if err != nil || timeout <= 0 {
+		timeout = defaultTimeout
+	}
+	return timeout - min(margin, timeout/2)
+}
+
+// bind is a Binding on its way through the engine.
+type bind struct {
+	request binder.Request
+	// has tells the patch which maps the API server's object has.
+	has presence
+}
+
+// presence tells which parents of a patched field exist.
+type presence struct {
+	Metadata *struct {
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+}
+
+// parse takes the Binding out of a review's request. It returns no bind, but the
+// reason, for a request that is none of Prebind's business. An object that calls
+// itself a Binding and cannot be read is an error.
+func parse(r *admissionv1.AdmissionRequest) (*bind, string, *api.Error) {
+	reason := notBinding(r)
+	if reason != "" {
+		return nil, reason, nil
+	}
+	b := &bind{request: binder.Request{User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false)}}
+	binding := &corev1.Binding{}
+	if err := errors.Join(json.Unmarshal(r.Object.Raw, binding), json.Unmarshal(r.Object.Raw, &b.has)); err != nil {
+		return nil, "", &api.Error{
+			Kind:    api.KindInvalid,
+			Object:  api.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
+			Message: fmt.Sprintf("the object of the review cannot be read: %v", err),
+		}
+	}
+	b.request.Binding = binding
+	// On the legacy path the pod's name stands in the object only.
+	name := r.Name
+	if name == "" {
+		name = binding.Name
+	}
+	b.request.Pod = types.NamespacedName{Namespace: r.Namespace, Name: name}
+	return b, "", nil
+}
+
+// notBinding says why a request is not the creation of a Binding. It can only
+// come from a webhook configuration with other rules than those shipped; to
+// refuse it would stop whatever those rules match.
+func notBinding(r *admissionv1.AdmissionRequest) string {
+	what := r.Resource.Resource
+	if r.SubResource != "" {
+		what += "/" + r.SubResource
+	}
+	if r.Resource.Group != "" || (what != "pods/binding" && what != "bindings") || r.Operation != admissionv1.Create {
+		return fmt.Sprintf("the webhook configuration sends it %s of %q, which it lets pass: its rules must be CREATE of pods/binding and bindings", r.Operation, what)
+	}
+	if kind := r.Kind; kind.Group != "" || kind.Version != "v1" || kind.Kind != "Binding" {
+		return fmt.Sprintf("the object is a %s of %q, which it lets pass: it reads v1 Bindings", kind.Kind, metav1.GroupVersion{Group: kind.Group, Version: kind.Version})
+	}
+	return ""
+}
