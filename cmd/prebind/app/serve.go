@@ -45,7 +45,7 @@ func newServeCommand() *cobra.Command {
 It answers AdmissionReviews at ` + webhook.Path + `. Until its caches are synced, and
 while it shuts down, it answers HTTP 503 with Retry-After, so that the API server
 turns to another replica.`,
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
 				return err
