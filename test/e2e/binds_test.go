@@ -1,0 +1,159 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// byHand is a scheduler that knows nothing of volumes: it posts a Binding.
+const byHand = "by-hand"
+
+// binders are the ways in which a pod gets its node. None of them is changed for
+// Prebind.
+var binders = map[string]struct {
+	scheduler string
+	// volumesByPrebind says that nobody else does the volumes' part.
+	volumesByPrebind bool
+}{
+	"kube-scheduler": {scheduler: cluster.DefaultScheduler},
+	"kube-scheduler with VolumeBinding's PreBind off": {scheduler: cluster.NoPreBindScheduler, volumesByPrebind: true},
+	"a client that just posts a Binding":              {scheduler: byHand, volumesByPrebind: true},
+}
+
+// bind makes the pod with the claims, and has it bound by the scheduler, or by
+// hand to the node; it returns the bound pod.
+func (b *bench) bind(scheduler, node string, claims ...string) *corev1.Pod {
+	b.t.Helper()
+	b.pod(scheduler, claims...)
+	if scheduler == byHand {
+		require.NoError(b.t, b.bindByHand(b.binding(node), metav1.CreateOptions{}))
+	}
+	pod := b.untilBound()
+	b.assertTopology(pod)
+	b.assertNeverFailed()
+	return pod
+}
+
+func TestBind(t *testing.T) {
+	for name, by := range binders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+
+			t.Run("a pod without volumes", func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, shared, nil)
+				b.bind(by.scheduler, "node-1")
+				assert.Equal(t, []string{"allowed"}, b.decisions())
+			})
+
+			t.Run("a claim whose volume takes 15 s to make", func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, shared, nil)
+				b.claim("data", b.dynamic("15s"))
+				pod := b.bind(by.scheduler, "node-1", "data")
+				claim := b.assertClaimBound("data", pod.Spec.NodeName)
+				assert.Equal(t, pod.Spec.NodeName, claim.Annotations[volume.AnnSelectedNode])
+
+				said := b.decisions()
+				assert.Equal(t, "allowed", said[len(said)-1])
+				if by.volumesByPrebind {
+					assert.Greater(t, len(said), 1, "a wait of 15 s should take more than one call")
+					assert.Equal(t, "waiting", said[0])
+				} else {
+					assert.Len(t, said, 1, "kube-scheduler has done all of it before it posts the Binding")
+				}
+			})
+
+			t.Run("a claim that a volume of the node fits", func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, shared, nil)
+				class, volumes := b.static("node-2", "10Gi", "2Gi", "4Gi", "1Mi")
+				b.claim("data", class)
+				pod := b.bind(by.scheduler, "node-2", "data")
+				assert.Equal(t, "node-2", pod.Spec.NodeName)
+				claim := b.assertClaimBound("data", "node-2")
+				assert.Equal(t, volumes[1], claim.Spec.VolumeName, "the smallest that is large enough")
+			})
+
+			t.Run("a claim that is bound already", func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, shared, nil)
+				b.claim("data", b.class(cluster.ProvisionerName, gen.Immediate()))
+				b.untilClaimBound("data")
+				pod := b.bind(by.scheduler, "node-4", "data")
+				b.assertClaimBound("data", pod.Spec.NodeName)
+				assert.Equal(t, []string{"allowed"}, b.decisions())
+			})
+
+			t.Run("two claims, one of each kind", func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, shared, nil)
+				local, _ := b.static("node-5", "1Gi")
+				b.claim("local", local)
+				b.claim("made", b.dynamic("1s"))
+				pod := b.bind(by.scheduler, "node-5", "local", "made")
+				b.assertClaimBound("local", pod.Spec.NodeName)
+				b.assertClaimBound("made", pod.Spec.NodeName)
+			})
+		})
+	}
+}
+
+// The API server's older way to bind a pod, which a rule on pods/binding alone
+// would not see.
+func TestBindByLegacyPath(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.claim("data", b.dynamic("1s"))
+	b.pod(byHand, "data")
+	require.NoError(t, b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("bindings").Body(b.binding("node-6")).Do(t.Context()).Error())
+	pod := b.untilBound()
+	b.assertTopology(pod)
+	b.assertClaimBound("data", "node-6")
+}
+
+// What the Binding carries already stays.
+func TestBindKeepsTheBindingsAnnotations(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.pod(byHand)
+	withOwn := b.binding("node-1", gen.Annotation("example.com/chosen-by", "hand"), gen.Annotation("topology.prebind.dev/zone", "forged"))
+	require.NoError(t, b.bindByHand(withOwn, metav1.CreateOptions{}))
+	pod := b.untilBound()
+	b.assertTopology(pod)
+	assert.Equal(t, "hand", pod.Annotations["example.com/chosen-by"])
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	local, volumes := b.static("node-3", "1Gi")
+	b.claim("local", local)
+	b.claim("made", b.dynamic("1s"))
+	b.pod(byHand, "local", "made")
+	before := b.versions(volumes[0], "local", "made")
+
+	client, warned := b.listeningClient()
+	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-3"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
+	assert.Equal(t, before, b.versions(volumes[0], "local", "made"))
+	assert.Equal(t, []string{"allowed"}, b.decisions())
+	assert.Len(t, warned.all(), 2, "it should say what it would do with each claim")
+	assert.Contains(t, warned.all()[0], volumes[0])
+	assert.Contains(t, warned.all()[1], b.ns+"/made")
+
+	// The same Binding in earnest.
+	require.NoError(t, b.bindByHand(b.binding("node-3"), metav1.CreateOptions{}))
+	b.assertClaimBound("local", "node-3")
+	b.assertClaimBound("made", "node-3")
+}

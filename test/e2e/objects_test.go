@@ -1,0 +1,94 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// bench is a namespace of its own for a test, with what makes objects in it.
+type bench struct {
+	*world
+	t  *testing.T
+	ns string
+}
+
+func newBench(t *testing.T, w *world, labels map[string]string) *bench {
+	t.Helper()
+	ns, err := w.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: labels}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return &bench{world: w, t: t, ns: ns.Name}
+}
+
+// class makes a StorageClass that belongs to the test alone.
+func (b *bench) class(provisioner string, options ...gen.ClassOption) string {
+	b.t.Helper()
+	class := gen.StorageClass("", provisioner, options...)
+	class.GenerateName = "e2e-"
+	class, err := b.client.StorageV1().StorageClasses().Create(b.t.Context(), class, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	return class.Name
+}
+
+// dynamic is a WaitForFirstConsumer class whose volumes take this long to make.
+func (b *bench) dynamic(delay string) string {
+	return b.class(cluster.ProvisionerName, gen.Parameter("delay", delay))
+}
+
+// static is a WaitForFirstConsumer class with a volume of each size on the node.
+// It returns the volumes' names too.
+func (b *bench) static(node string, sizes ...string) (class string, volumes []string) {
+	b.t.Helper()
+	class = b.class(volume.NotSupportedProvisioner)
+	for _, size := range sizes {
+		pv := gen.Volume("", gen.VolumeOfClass(class), gen.Capacity(size), gen.OnNode(node))
+		pv.GenerateName = "e2e-"
+		pv, err := b.client.CoreV1().PersistentVolumes().Create(b.t.Context(), pv, metav1.CreateOptions{})
+		require.NoError(b.t, err)
+		volumes = append(volumes, pv.Name)
+	}
+	b.untilAvailable(volumes)
+	return class, volumes
+}
+
+func (b *bench) claim(name, class string) {
+	b.t.Helper()
+	claim := gen.Claim(name, gen.InNamespace(b.ns), gen.OfClass(class))
+	_, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+}
+
+// pod makes the pod "pod" with the claims for the scheduler of that name.
+func (b *bench) pod(scheduler string, claims ...string) {
+	b.t.Helper()
+	options := []gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(scheduler)}
+	for _, claim := range claims {
+		options = append(options, gen.UsesClaim(claim))
+	}
+	pod := gen.Pod("pod", options...)
+	// There is no kubelet that would end it.
+	pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](0)
+	_, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+}
+
+// bindByHand posts a Binding of the pod, and repeats it as client-go does.
+func (b *bench) bindByHand(binding *corev1.Binding, options metav1.CreateOptions) error {
+	return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), binding, options)
+}
+
+// binding asks for the node, for the pod "pod".
+func (b *bench) binding(node string, options ...gen.BindingOption) *corev1.Binding {
+	return gen.Binding(gen.Pod("pod", gen.InNamespace(b.ns)), node, options...)
+}

@@ -1,0 +1,140 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
+)
+
+// patience is far more than anything here takes on a busy machine.
+const patience = 2 * time.Minute
+
+// until watches the pod until the condition holds, and returns it.
+func (b *bench) until(what string, condition func(*corev1.Pod) bool) *corev1.Pod {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	only := fields.OneTermEqualSelector("metadata.name", "pod").String()
+	pods := b.client.CoreV1().Pods(b.ns)
+	event, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return pods.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return pods.Watch(ctx, o)
+		},
+	}, &corev1.Pod{}, nil, func(e watch.Event) (bool, error) {
+		pod, ok := e.Object.(*corev1.Pod)
+		return ok && condition(pod), nil
+	})
+	require.NoError(b.t, err, "waiting for the pod to be %s; its events: %v", what, b.events())
+	pod, ok := event.Object.(*corev1.Pod)
+	require.True(b.t, ok)
+	return pod
+}
+
+func (b *bench) untilBound() *corev1.Pod {
+	b.t.Helper()
+	return b.until("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" })
+}
+
+// events returns "reason: message" of the pod's events.
+func (b *bench) events() []string {
+	list, err := b.client.CoreV1().Events(b.ns).List(context.WithoutCancel(b.t.Context()), metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("involvedObject.name", "pod").String(),
+	})
+	if err != nil {
+		return []string{"cannot be read: " + err.Error()}
+	}
+	var out []string
+	for _, e := range list.Items {
+		out = append(out, e.Reason+": "+e.Message)
+	}
+	return out
+}
+
+// decisions returns what Prebind said to each Binding of the pod, in order, as
+// the API server's audit log has it.
+func (b *bench) decisions() []string {
+	b.t.Helper()
+	events, err := b.cluster.AuditEvents()
+	require.NoError(b.t, err)
+	var out []string
+	for _, e := range events {
+		if e.ObjectRef == nil || e.ObjectRef.Namespace != b.ns {
+			continue
+		}
+		if said, ok := e.Annotations[install.WebhookName+"/decision"]; ok {
+			out = append(out, said)
+		}
+	}
+	return out
+}
+
+// assertTopology checks that the pod tells where its node is.
+func (b *bench) assertTopology(pod *corev1.Pod) {
+	b.t.Helper()
+	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), pod.Spec.NodeName, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	for key, label := range map[string]string{
+		"zone": corev1.LabelTopologyZone, "region": corev1.LabelTopologyRegion, "hostname": corev1.LabelHostname, "rack": cluster.RackLabel,
+	} {
+		require.NotEmpty(b.t, node.Labels[label], "the node should have the label %s", label)
+		assert.Equal(b.t, node.Labels[label], pod.Annotations["topology.prebind.dev/"+key], "the annotation for %s", label)
+	}
+}
+
+// assertClaimBound checks that the claim is completely bound, to a volume that
+// the node can use.
+func (b *bench) assertClaimBound(name, node string) *corev1.PersistentVolumeClaim {
+	b.t.Helper()
+	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	require.NotEmpty(b.t, claim.Spec.VolumeName, "the claim %s should have a volume", name)
+	assert.Contains(b.t, claim.Annotations, volume.AnnBindCompleted)
+	pv, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	if assert.NotNil(b.t, pv.Spec.ClaimRef) {
+		assert.Equal(b.t, claim.UID, pv.Spec.ClaimRef.UID)
+	}
+	n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	assert.NoError(b.t, volume.CheckNodeAffinity(pv, n.Labels))
+	return claim
+}
+
+// untilClaimBound waits for the claim without any pod.
+func (b *bench) untilClaimBound(name string) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.Contains(c, claim.Annotations, volume.AnnBindCompleted)
+	}, patience, 100*time.Millisecond, "the claim %s should be bound", name)
+}
+
+// assertNeverFailed checks that the scheduler never reported the pod.
+func (b *bench) assertNeverFailed() {
+	b.t.Helper()
+	for _, e := range b.events() {
+		assert.NotContains(b.t, e, "FailedScheduling")
+	}
+}

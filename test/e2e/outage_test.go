@@ -1,0 +1,41 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// Prebind must never lock a cluster: what is exempt binds without it, and
+// everything else does when it is back. This test is not parallel, so that the
+// others wait for it.
+func TestOutage(t *testing.T) {
+	for _, r := range shared.prebind.Replicas() {
+		require.NoError(t, r.Process.Stop())
+	}
+	exempt := newBench(t, shared, map[string]string{"prebind.dev/exempt": ""})
+	exempt.pod(cluster.DefaultScheduler)
+	exempt.untilBound()
+	assert.Empty(t, exempt.decisions())
+
+	other := newBench(t, shared, nil)
+	other.pod(cluster.DefaultScheduler)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.Contains(c, strings.Join(other.events(), "\n"), "failed calling webhook")
+	}, patience, 100*time.Millisecond, "the scheduler should report that it cannot bind")
+	other.until("still unbound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" })
+
+	for _, r := range shared.prebind.Replicas() {
+		require.NoError(t, r.Restart(t.Context()))
+	}
+	other.assertTopology(other.untilBound())
+}

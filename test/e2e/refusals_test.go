@@ -1,0 +1,177 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/webhook"
+)
+
+// What a scheduler gets to hear, through the real API server.
+func TestRefusals(t *testing.T) {
+	tests := map[string]struct {
+		reason string
+		// prepare makes the pod "pod" and what belongs to it.
+		prepare func(b *bench)
+		node    string
+		options []gen.BindingOption
+		is      func(error) bool
+		says    []string
+		// decided is what Prebind said.
+		decided string
+	}{
+		"unknown node": {
+			reason:  "the API server would bind the pod to it, where it never runs",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "node-none",
+			is:      apierrors.IsForbidden,
+			says:    []string{"Node node-none", "no such node", "choose another"},
+			decided: "refused",
+		},
+		"missing pod": {
+			reason:  "the API server's own answer is the right one",
+			prepare: func(*bench) {},
+			node:    "node-1",
+			is:      apierrors.IsNotFound,
+			decided: "passed-through",
+		},
+		"empty target": {
+			reason:  "the API server's own answer is the right one",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "",
+			is:      apierrors.IsInvalid,
+			decided: "passed-through",
+		},
+		"target that is no node": {
+			reason:  "the API server's own answer is the right one",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "node-1",
+			options: []gen.BindingOption{gen.TargetKind("Minion")},
+			is:      apierrors.IsInvalid,
+			decided: "passed-through",
+		},
+		"UID of another pod": {
+			reason:  "the decision was about a pod that is gone",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "node-1",
+			options: []gen.BindingOption{gen.UID("0")},
+			is:      apierrors.IsConflict,
+			says:    []string{"for the UID 0"},
+			decided: "stale",
+		},
+		"bad annotation": {
+			reason:  "the API server would store it, and refuse every later update of the pod",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "node-1",
+			options: []gen.BindingOption{gen.Annotation("bad key", "x")},
+			is:      apierrors.IsInvalid,
+			says:    []string{"bad key", "never be updated"},
+			decided: "invalid",
+		},
+		"missing claim": {
+			reason:  "the pod could never start",
+			prepare: func(b *bench) { b.pod(byHand, "data") },
+			node:    "node-1",
+			is:      apierrors.IsForbidden,
+			says:    []string{"volumebinding", "PersistentVolumeClaim", "/data", "does not exist"},
+			decided: "refused",
+		},
+		"volume of another node": {
+			reason: "the pod could never mount it",
+			prepare: func(b *bench) {
+				class, _ := b.static("node-2", "1Gi")
+				b.claim("data", class)
+				b.pod(byHand, "data")
+			},
+			node:    "node-1",
+			is:      apierrors.IsForbidden,
+			says:    []string{"volumebinding", "/data", "node-1", "makes none"},
+			decided: "refused",
+		},
+		"volume in the making for another node": {
+			reason: "it would be reachable from there only",
+			prepare: func(b *bench) {
+				b.claim("data", b.dynamic("10m"))
+				_, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Patch(b.t.Context(), "data", types.MergePatchType,
+					[]byte(`{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"node-2"}}}`), metav1.PatchOptions{})
+				require.NoError(b.t, err)
+				b.pod(byHand, "data")
+			},
+			node:    "node-1",
+			is:      apierrors.IsForbidden,
+			says:    []string{"made for the node node-2", "bind the pod to node-2"},
+			decided: "refused",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			tc.prepare(b)
+			err := b.bindByHand(b.binding(tc.node, tc.options...), metav1.CreateOptions{})
+			require.Error(t, err, tc.reason)
+			assert.True(t, tc.is(err), "%s: %v (%s)", tc.reason, err, apierrors.ReasonForError(err))
+			for _, words := range tc.says {
+				assert.ErrorContains(t, err, words)
+			}
+			assert.Equal(t, []string{tc.decided}, b.decisions())
+		})
+	}
+}
+
+// What the real process answers to anybody who can reach its port.
+func TestBadRequests(t *testing.T) {
+	t.Parallel()
+	const review = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1",` +
+		`"kind":{"group":"","version":"v1","kind":"Binding"},"resource":{"group":"","version":"v1","resource":"pods"},"subResource":"binding",` +
+		`"namespace":"default","name":"none","operation":"CREATE","object":{"kind":"Binding","apiVersion":"v1","metadata":{"name":"none"},"target":{"kind":"Node","name":"node-0"}}}}`
+	tests := map[string]struct {
+		body string
+		code int
+		says string
+	}{
+		"a review of a missing pod": {body: review, code: http.StatusOK, says: `"allowed":true`},
+		"nothing":                   {body: "", code: http.StatusBadRequest, says: "no JSON of an AdmissionReview"},
+		"malformed":                 {body: "{]", code: http.StatusBadRequest, says: "no JSON of an AdmissionReview"},
+		"truncated":                 {body: review[:len(review)/2], code: http.StatusBadRequest, says: "no JSON of an AdmissionReview"},
+		"without a request":         {body: `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`, code: http.StatusBadRequest, says: "no request"},
+		"another kind":              {body: strings.Replace(review, "AdmissionReview", "Pod", 1), code: http.StatusBadRequest, says: "not an AdmissionReview"},
+		"another version":           {body: strings.Replace(review, "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), code: http.StatusBadRequest, says: "not an AdmissionReview"},
+		"another resource":          {body: strings.Replace(review, `"subResource":"binding"`, `"subResource":"status"`, 1), code: http.StatusOK, says: "its rules must be"},
+		"a Binding that is none":    {body: strings.Replace(review, `"target":{`, `"target":7,"x":{`, 1), code: http.StatusOK, says: `"code":422`},
+		"larger than any Binding":   {body: strings.Repeat(" ", 9<<20), code: http.StatusRequestEntityTooLarge, says: "larger than"},
+	}
+	replica := shared.prebind.Replicas()[0]
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+				"https://"+replica.WebhookAddress()+webhook.Path+"?timeout=5s", bytes.NewReader([]byte(tc.body)))
+			require.NoError(t, err)
+			request.Header.Set("Content-Type", "application/json")
+			response, err := insecure.Do(request)
+			require.NoError(t, err)
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			require.NoError(t, err)
+			assert.Equal(t, tc.code, response.StatusCode, "%s", body)
+			assert.True(t, json.Valid(body), "%s", body)
+			assert.Contains(t, string(body), tc.says)
+		})
+	}
+	require.NoError(t, replica.Err(), "the process should have survived all of it")
+}

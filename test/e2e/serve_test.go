@@ -1,0 +1,203 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/webhook"
+)
+
+// What an operator gets wrong at the start is said in one line, and nothing runs.
+func TestServeSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	p := shared.prebind
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.crt"), []byte("no certificate"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.key"), []byte("no key"), 0o600))
+	nowhere := filepath.Join(dir, "kubeconfig")
+	config, err := clientcmd.LoadFromFile(p.Kubeconfig())
+	require.NoError(t, err)
+	for _, c := range config.Clusters {
+		address, err := shared.cluster.ReserveAddress()
+		require.NoError(t, err)
+		c.Server = "https://" + address
+	}
+	require.NoError(t, clientcmd.WriteToFile(*config, nowhere))
+
+	tests := map[string]struct {
+		args []string
+		says []string
+	}{
+		"unknown flag":    {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
+		"bad hold":        {args: []string{"--hold=-1s"}, says: []string{"--hold", "not positive"}},
+		"unknown plugin":  {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
+		"unknown mutator": {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
+		"several":         {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
+		"no certificate":  {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},
+		"bad certificate": {args: []string{"--cert-dir=" + dir}, says: []string{"--cert-dir"}},
+		"no kubeconfig":   {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
+		"no API server":   {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
+		"port in use": {
+			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},
+			says: []string{"--webhook-bind-address", "address already in use"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var stdout, stderr bytes.Buffer
+			cmd := exec.CommandContext(ctx, p.Binary(), append([]string{"serve"}, tc.args...)...)
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			err := cmd.Run()
+			var exit *exec.ExitError
+			require.True(t, errors.As(err, &exit), "%v", err)
+			assert.Equal(t, 1, exit.ExitCode())
+			assert.Empty(t, stdout.String())
+			assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "it should be one line:\n%s", &stderr)
+			for _, words := range tc.says {
+				assert.Contains(t, stderr.String(), words)
+			}
+		})
+	}
+}
+
+// Before its caches are synced a replica sends the API server elsewhere: here
+// they never are, for the service account may read nothing.
+func TestNotReady(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	_, err := b.client.CoreV1().ServiceAccounts(b.ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	kubeconfig, err := b.cluster.ServiceAccountKubeconfig(t.Context(), b.ns, "nobody")
+	require.NoError(t, err)
+	address, err := b.cluster.ReserveAddress()
+	require.NoError(t, err)
+	health, err := b.cluster.ReserveAddress()
+	require.NoError(t, err)
+	process, err := cluster.NewProcess(cluster.ProcessOptions{
+		Name: "unready",
+		Path: b.prebind.Binary(),
+		Args: []string{
+			"serve", "--kubeconfig=" + kubeconfig, "--cert-dir=" + b.prebind.CertDir(), "--webhook-bind-address=" + address,
+			"--health-probe-bind-address=" + health, "--metrics-bind-address=0",
+		},
+		LogFile: filepath.Join(t.TempDir(), "log"),
+		Health: func(ctx context.Context) error {
+			return get(ctx, "http://"+health+"/healthz", http.StatusOK)
+		},
+	})
+	require.NoError(t, err)
+	require.NoError(t, process.Start())
+	t.Cleanup(func() { assert.NoError(t, process.Stop()) })
+	require.NoError(t, process.WaitReady(t.Context()))
+
+	require.NoError(t, get(t.Context(), "http://"+health+"/readyz", http.StatusInternalServerError))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+webhook.Path, strings.NewReader("{}"))
+	require.NoError(t, err)
+	response, err := insecure.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	assert.Equal(t, "1", response.Header.Get("Retry-After"))
+	assert.True(t, response.Close, "the connection should be closed, so that the next one goes elsewhere")
+	assert.Contains(t, string(body), "Pod")
+	assert.Contains(t, string(body), "PersistentVolume")
+}
+
+// SIGTERM ends a replica that is ready, cleanly and soon.
+func TestCleanShutdown(t *testing.T) {
+	t.Parallel()
+	c := shared.cluster
+	address, err := c.ReserveAddress()
+	require.NoError(t, err)
+	health, err := c.ReserveAddress()
+	require.NoError(t, err)
+	process, err := cluster.NewProcess(cluster.ProcessOptions{
+		Name: "brief",
+		Path: shared.prebind.Binary(),
+		Args: []string{
+			"serve", "--kubeconfig=" + shared.prebind.Kubeconfig(), "--cert-dir=" + shared.prebind.CertDir(), "--webhook-bind-address=" + address,
+			"--health-probe-bind-address=" + health, "--metrics-bind-address=0",
+		},
+		LogFile: filepath.Join(t.TempDir(), "log"),
+		Health: func(ctx context.Context) error {
+			return get(ctx, "http://"+health+"/readyz", http.StatusOK)
+		},
+	})
+	require.NoError(t, err)
+	require.NoError(t, process.Start())
+	t.Cleanup(func() { assert.NoError(t, process.Kill()) })
+	require.NoError(t, process.WaitReady(t.Context()))
+	require.NoError(t, process.Signal(syscall.SIGTERM))
+	select {
+	case <-process.Exited():
+		assert.ErrorContains(t, process.Err(), "exit code 0")
+	case <-time.After(patience):
+		t.Fatalf("it should have ended:\n%s", process.Tail(20))
+	}
+}
+
+// A new certificate, under a new CA, is served without a restart.
+func TestCertificateRotation(t *testing.T) {
+	b := newBench(t, shared, nil)
+	replica := b.prebind.Replicas()[0]
+	serial := func() string {
+		conn, err := tls.Dial("tcp", replica.WebhookAddress(), &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // Only to look at the certificate.
+		require.NoError(t, err)
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
+	}
+	before := serial()
+	require.NoError(t, b.prebind.IssueCertificates(t.Context()))
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.NotEqual(c, before, serial())
+	}, patience, 100*time.Millisecond, "the new certificate should be served")
+	b.pod(cluster.DefaultScheduler)
+	b.assertTopology(b.untilBound())
+}
+
+var insecure = &http.Client{Transport: &http.Transport{
+	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // Anybody who can reach the port.
+}}
+
+// get fails unless the URL answers with the code.
+func get(ctx context.Context, url string, code int) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != code {
+		return errors.New(url + " answers " + response.Status)
+	}
+	return nil
+}

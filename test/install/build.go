@@ -1,0 +1,53 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// BuildOptions say how to build the program.
+type BuildOptions struct {
+	// Race has the race detector in it; it needs a C compiler.
+	Race bool
+	// Dir gets the binary, bin/prebind.
+	Dir string
+}
+
+// Build compiles the program prebind from this checkout and returns the binary's
+// path.
+func Build(ctx context.Context, o BuildOptions) (string, error) {
+	root, err := moduleDir(ctx, "github.com/prebind/prebind")
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(o.Dir, "bin", "prebind")
+	args := []string{"build", "-o", binary}
+	if o.Race {
+		args = append(args, "-race")
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/prebind")...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// moduleDir is where a module's files are.
+func moduleDir(ctx context.Context, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("finding the files of %s (run it in a checkout, with go on the PATH): %w\n%s", module, err, &stderr)
+	}
+	return strings.TrimSpace(string(out)), nil
+}

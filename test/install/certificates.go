@@ -1,0 +1,149 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/x509"
+	"fmt"
+	"strings"
+
+	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	"github.com/cert-manager/cert-manager/pkg/util/pki"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+)
+
+// injectFrom is the annotation by which a webhook configuration asks
+// cert-manager for its CA.
+const injectFrom = "cert-manager.io/inject-ca-from"
+
+// issued is a certificate with its key and the CA that signed it.
+type issued struct {
+	cert    *x509.Certificate
+	key     crypto.Signer
+	certPEM []byte
+	keyPEM  []byte
+	caPEM   []byte
+}
+
+// IssueCertificates does what cert-manager does with the Issuers and
+// Certificates in the cluster: it writes their Secrets, each signed as its
+// issuer says, brings the serving certificate to the replicas and the CA into
+// the webhook configuration. Called again, it renews the serving certificate
+// under a new CA.
+func (p *Prebind) IssueCertificates(ctx context.Context) error {
+	var certificates cmapi.CertificateList
+	if err := p.client.List(ctx, &certificates, client.InNamespace(Namespace)); err != nil {
+		return fmt.Errorf("listing Certificates: %w", err)
+	}
+	done := map[string]*issued{}
+	for len(done) < len(certificates.Items) {
+		before := len(done)
+		for i := range certificates.Items {
+			crt := &certificates.Items[i]
+			if done[crt.Name] != nil {
+				continue
+			}
+			signer, ready, err := p.signer(ctx, crt, certificates.Items, done)
+			if err != nil {
+				return err
+			}
+			if !ready {
+				continue
+			}
+			if done[crt.Name], err = p.issue(ctx, crt, signer); err != nil {
+				return fmt.Errorf("issuing Certificate %s: %w", crt.Name, err)
+			}
+		}
+		if len(done) == before {
+			return fmt.Errorf("the Certificates in %s sign each other in a circle", Namespace)
+		}
+	}
+	return p.injectCA(ctx, done)
+}
+
+// signer finds what signs a Certificate: nil for itself. It is not ready while
+// the CA's own certificate has not been issued.
+func (p *Prebind) signer(ctx context.Context, crt *cmapi.Certificate, all []cmapi.Certificate, done map[string]*issued) (*issued, bool, error) {
+	var issuer cmapi.Issuer
+	if err := p.client.Get(ctx, client.ObjectKey{Namespace: crt.Namespace, Name: crt.Spec.IssuerRef.Name}, &issuer); err != nil {
+		return nil, false, fmt.Errorf("reading the issuer of Certificate %s: %w", crt.Name, err)
+	}
+	switch {
+	case issuer.Spec.SelfSigned != nil:
+		return nil, true, nil
+	case issuer.Spec.CA != nil:
+		for i := range all {
+			if all[i].Spec.SecretName == issuer.Spec.CA.SecretName {
+				ca := done[all[i].Name]
+				return ca, ca != nil, nil
+			}
+		}
+		return nil, false, fmt.Errorf("no Certificate writes the Secret %s of Issuer %s", issuer.Spec.CA.SecretName, issuer.Name)
+	default:
+		return nil, false, fmt.Errorf("the Issuer %s is of a type that this package does not know", issuer.Name)
+	}
+}
+
+// issue signs the certificate, by cert-manager's own reading of the Certificate,
+// and writes its Secret; where replicas mount it, they get it.
+func (p *Prebind) issue(ctx context.Context, crt *cmapi.Certificate, signer *issued) (*issued, error) {
+	template, err := pki.CertificateTemplateFromCertificate(crt)
+	if err != nil {
+		return nil, err
+	}
+	key, err := pki.GeneratePrivateKeyForCertificate(crt)
+	if err != nil {
+		return nil, err
+	}
+	out := &issued{key: key}
+	parent, parentKey := template, key
+	if signer != nil {
+		parent, parentKey = signer.cert, signer.key
+	}
+	if out.certPEM, out.cert, err = pki.SignCertificate(template, parent, key.Public(), parentKey); err != nil {
+		return nil, err
+	}
+	if out.keyPEM, err = pki.EncodePrivateKey(key, cmapi.PKCS1); err != nil {
+		return nil, err
+	}
+	out.caPEM = out.certPEM
+	if signer != nil {
+		out.caPEM = signer.caPEM
+	}
+	files := map[string][]byte{corev1.TLSCertKey: out.certPEM, corev1.TLSPrivateKeyKey: out.keyPEM, "ca.crt": out.caPEM}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: crt.Namespace, Name: crt.Spec.SecretName}}
+	if _, err := controllerutil.CreateOrUpdate(ctx, p.client, secret, func() error {
+		secret.Type, secret.Data = corev1.SecretTypeTLS, files
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	return out, writeFiles(p.file("secrets/"+crt.Spec.SecretName), files)
+}
+
+// injectCA writes the CA into the webhook configuration that asks for it, as
+// cert-manager's injector does.
+func (p *Prebind) injectCA(ctx context.Context, certificates map[string]*issued) error {
+	config, err := p.webhooks(ctx)
+	if err != nil {
+		return err
+	}
+	namespace, name, _ := strings.Cut(config.Annotations[injectFrom], "/")
+	from := certificates[name]
+	if namespace != Namespace || from == nil {
+		return fmt.Errorf("the annotation %s of the webhook configuration is %q, which is no Certificate of %s", injectFrom, config.Annotations[injectFrom], Namespace)
+	}
+	for i := range config.Webhooks {
+		if !bytes.Equal(config.Webhooks[i].ClientConfig.CABundle, from.caPEM) {
+			config.Webhooks[i].ClientConfig.CABundle = from.caPEM
+		}
+	}
+	return p.client.Update(ctx, config)
+}

@@ -1,0 +1,12 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package install installs Prebind on a control plane of package cluster from
+// the very files that it ships, for tests, the demo and benchmarks.
+//
+// What a real cluster would do with these files, and this machine has nobody
+// for, is done here, to the letter: cert-manager issues the shipped Certificate
+// (by cert-manager's own library) and injects the CA; the kubelet runs the
+// Deployment's command line, with the service account's token, under the
+// shipped roles; the Service leads to replicas that are ready.
+package install

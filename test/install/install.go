@@ -1,0 +1,164 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// The names in config/webhook that others have to know.
+const (
+	Namespace   = "prebind-system"
+	Service     = "prebind-webhook"
+	WebhookName = "pods-binding.prebind.dev"
+
+	deployment     = "prebind"
+	serviceAccount = "prebind"
+	webhookConfig  = "prebind"
+	servicePort    = 443
+	servingSecret  = "prebind-webhook-tls"
+	manifests      = "config/webhook"
+)
+
+// Options of an installation.
+type Options struct {
+	// Cluster is where to install to. Required.
+	Cluster *cluster.Cluster
+	// Binary is the program prebind; see Build. Required.
+	Binary string
+}
+
+// Prebind is an installation. Its methods are for one goroutine.
+type Prebind struct {
+	o      Options
+	root   string
+	client client.Client
+	// args is the command line that the shipped Deployment has.
+	args       []string
+	kubeconfig string
+	replicas   []*Replica
+}
+
+// New installs the shipped manifests. No replica runs yet: until one does, only
+// exempt namespaces can bind pods.
+func New(ctx context.Context, o Options) (*Prebind, error) {
+	if o.Cluster == nil || o.Binary == "" {
+		return nil, errors.New("install: Cluster and Binary are required")
+	}
+	root, err := moduleDir(ctx, "github.com/prebind/prebind")
+	if err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), cmapi.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	c, err := client.New(o.Cluster.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("install: %w", err)
+	}
+	p := &Prebind{o: o, root: root, client: c}
+	for _, step := range []func(context.Context) error{p.applyCertManager, p.applyManifests, p.readDeployment, p.IssueCertificates} {
+		if err := step(ctx); err != nil {
+			return nil, fmt.Errorf("install: %w", err)
+		}
+	}
+	p.kubeconfig, err = o.Cluster.ServiceAccountKubeconfig(ctx, Namespace, serviceAccount)
+	return p, err
+}
+
+// applyCertManager installs cert-manager's definitions, so that the shipped
+// Issuers and Certificates can be applied.
+func (p *Prebind) applyCertManager(ctx context.Context) error {
+	dir, err := moduleDir(ctx, "github.com/cert-manager/cert-manager")
+	if err != nil {
+		return err
+	}
+	crds := filepath.Join(dir, "deploy", "crds")
+	if err := p.kubectl(ctx, "create",
+		"-f", filepath.Join(crds, "cert-manager.io_issuers.yaml"),
+		"-f", filepath.Join(crds, "cert-manager.io_certificates.yaml")); err != nil {
+		return err
+	}
+	return p.kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s",
+		"crd/issuers.cert-manager.io", "crd/certificates.cert-manager.io")
+}
+
+func (p *Prebind) applyManifests(ctx context.Context) error {
+	return p.kubectl(ctx, "apply", "-k", filepath.Join(p.root, manifests))
+}
+
+// Uninstall removes everything that the manifests brought.
+func (p *Prebind) Uninstall(ctx context.Context) error {
+	return errors.Join(p.Stop(), p.kubectl(ctx, "delete", "-k", filepath.Join(p.root, manifests), "--wait=false"))
+}
+
+// Unregister removes the webhook configuration only: the API server binds pods
+// as if Prebind were not there.
+func (p *Prebind) Unregister(ctx context.Context) error {
+	return p.kubectl(ctx, "delete", "mutatingwebhookconfiguration", webhookConfig)
+}
+
+// readDeployment takes over the command line that the shipped Deployment has.
+func (p *Prebind) readDeployment(ctx context.Context) error {
+	var d appsv1.Deployment
+	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: deployment}, &d); err != nil {
+		return fmt.Errorf("reading the Deployment: %w", err)
+	}
+	if n := len(d.Spec.Template.Spec.Containers); n != 1 {
+		return fmt.Errorf("the Deployment has %d containers, this package runs one", n)
+	}
+	p.args = slices.Clone(d.Spec.Template.Spec.Containers[0].Args)
+	return nil
+}
+
+func (p *Prebind) kubectl(ctx context.Context, args ...string) error {
+	if out, err := p.o.Cluster.Kubectl(ctx, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("kubectl %v: %w\n%s", args, err, out)
+	}
+	return nil
+}
+
+func (p *Prebind) file(name string) string { return filepath.Join(p.o.Cluster.Dir(), "prebind", name) }
+
+// webhooks returns the registered configuration.
+func (p *Prebind) webhooks(ctx context.Context) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	if err := p.client.Get(ctx, client.ObjectKey{Name: webhookConfig}, config); err != nil {
+		return nil, fmt.Errorf("reading the webhook configuration: %w", err)
+	}
+	return config, nil
+}
+
+// writeFiles writes files as the kubelet does those of a mounted Secret: a
+// reader sees either the old or the new one, never half of it.
+func writeFiles(dir string, files map[string][]byte) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			return err
+		}
+	}
+	return nil
+}

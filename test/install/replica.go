@@ -1,0 +1,131 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// Replica is one process of Prebind. The process can be signalled, killed and
+// started again; its addresses stay.
+type Replica struct {
+	*cluster.Process
+	webhook, health, metrics string
+}
+
+// Start starts one more replica, adds the arguments to the shipped command line,
+// waits until it is ready, and lets the Service lead to it.
+func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, error) {
+	r := &Replica{}
+	for _, address := range []*string{&r.webhook, &r.health, &r.metrics} {
+		var err error
+		if *address, err = p.o.Cluster.ReserveAddress(); err != nil {
+			return nil, err
+		}
+	}
+	name := fmt.Sprintf("prebind-%d", len(p.replicas))
+	process, err := cluster.NewProcess(cluster.ProcessOptions{
+		Name: name,
+		Path: p.o.Binary,
+		// The last of two equal flags counts: what differs on this machine is
+		// where the pod's volume, token and ports are.
+		Args: slices.Concat(p.args, []string{
+			"--kubeconfig=" + p.kubeconfig,
+			"--cert-dir=" + p.CertDir(),
+			"--webhook-bind-address=" + r.webhook,
+			"--health-probe-bind-address=" + r.health,
+			"--metrics-bind-address=" + r.metrics,
+			"-v=2",
+		}, extraArgs),
+		LogFile: p.file(name + ".log"),
+		Health:  r.ready,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.Process = process
+	p.replicas = append(p.replicas, r)
+	if err := r.Process.Start(); err != nil {
+		return nil, err
+	}
+	p.route()
+	return r, r.WaitReady(ctx)
+}
+
+// Replicas returns those that were started, running or not.
+func (p *Prebind) Replicas() []*Replica { return slices.Clone(p.replicas) }
+
+// Stop ends all replicas, as a deletion of their pods would, and forgets them.
+// The webhook stays registered.
+func (p *Prebind) Stop() error {
+	var errs []error
+	for _, r := range p.replicas {
+		errs = append(errs, r.Err(), r.Process.Stop())
+	}
+	p.replicas = nil
+	p.route()
+	return errors.Join(errs...)
+}
+
+// route makes the Service lead to the replicas, as the endpoints of their pods
+// do: a connection is made to one that is ready.
+func (p *Prebind) route() {
+	var backends []cluster.Backend
+	for _, r := range p.replicas {
+		backends = append(backends, cluster.Backend{
+			Address: r.webhook,
+			Ready:   cluster.HTTPReady("http://" + r.health + "/readyz"),
+		})
+	}
+	p.o.Cluster.Services().Route(Namespace, Service, servicePort, backends...)
+}
+
+func (r *Replica) ready(ctx context.Context) error {
+	_, err := r.get(ctx, "http://"+r.health+"/readyz")
+	return err
+}
+
+// Metrics returns what /metrics says.
+func (r *Replica) Metrics(ctx context.Context) (string, error) {
+	return r.get(ctx, "http://"+r.metrics+"/metrics")
+}
+
+// Binary is the program that the replicas run.
+func (p *Prebind) Binary() string { return p.o.Binary }
+
+// Kubeconfig is that of the shipped service account, with a real token.
+func (p *Prebind) Kubeconfig() string { return p.kubeconfig }
+
+// CertDir is where the replicas read their certificate.
+func (p *Prebind) CertDir() string { return p.file("secrets/" + servingSecret) }
+
+// WebhookAddress is where the webhook listens.
+func (r *Replica) WebhookAddress() string { return r.webhook }
+
+// HealthAddress is where the probes are served.
+func (r *Replica) HealthAddress() string { return r.health }
+
+func (r *Replica) get(ctx context.Context, url string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answers %s: %s", url, response.Status, body)
+	}
+	return string(body), err
+}
