@@ -136,7 +136,7 @@ func (a *attempt) waiting(now time.Time) *api.Error {
 		w.For = "the plugin's work on this bind"
 	}
 	err := api.Wait(w.Object, "waiting for %s (%s so far)", w.For, now.Sub(a.started).Round(time.Second)).
-		Advise("the same Binding will be admitted when that is done: clients that honour Retry-After repeat it by themselves")
+		Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
 	err.Plugin = a.pluginName()
 	return err
 }

@@ -39,7 +39,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 	config, err := clientcmd.LoadFromFile(p.Kubeconfig())
 	require.NoError(t, err)
 	for _, c := range config.Clusters {
-		address, err := shared.cluster.ReserveAddress()
+		address, err := shared.cluster.ReserveAddress(t.Context())
 		require.NoError(t, err)
 		c.Server = "https://" + address
 	}
@@ -93,9 +93,9 @@ func TestNotReady(t *testing.T) {
 	require.NoError(t, err)
 	kubeconfig, err := b.cluster.ServiceAccountKubeconfig(t.Context(), b.ns, "nobody")
 	require.NoError(t, err)
-	address, err := b.cluster.ReserveAddress()
+	address, err := b.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
-	health, err := b.cluster.ReserveAddress()
+	health, err := b.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
 	process, err := cluster.NewProcess(cluster.ProcessOptions{
 		Name: "unready",
@@ -133,9 +133,9 @@ func TestNotReady(t *testing.T) {
 func TestCleanShutdown(t *testing.T) {
 	t.Parallel()
 	c := shared.cluster
-	address, err := c.ReserveAddress()
+	address, err := c.ReserveAddress(t.Context())
 	require.NoError(t, err)
-	health, err := c.ReserveAddress()
+	health, err := c.ReserveAddress(t.Context())
 	require.NoError(t, err)
 	process, err := cluster.NewProcess(cluster.ProcessOptions{
 		Name: "brief",

@@ -114,6 +114,17 @@ func (p *Prebind) Unregister(ctx context.Context) error {
 	return p.kubectl(ctx, "delete", "mutatingwebhookconfiguration", webhookConfig)
 }
 
+// Register undoes Unregister.
+func (p *Prebind) Register(ctx context.Context) error {
+	if err := p.applyManifests(ctx); err != nil {
+		return err
+	}
+	return p.IssueCertificates(ctx)
+}
+
+// LogDir is where the replicas log to.
+func (p *Prebind) LogDir() string { return p.file("") }
+
 // readDeployment takes over the command line that the shipped Deployment has.
 func (p *Prebind) readDeployment(ctx context.Context) error {
 	var d appsv1.Deployment

@@ -27,7 +27,7 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 	r := &Replica{}
 	for _, address := range []*string{&r.webhook, &r.health, &r.metrics} {
 		var err error
-		if *address, err = p.o.Cluster.ReserveAddress(); err != nil {
+		if *address, err = p.o.Cluster.ReserveAddress(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -53,7 +53,6 @@ turns to another replica.`,
 			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
 				return fmt.Errorf("logging flags: %w", err)
 			}
-			ctrl.SetLogger(klog.Background())
 			return serve(cmd.Context(), o)
 		},
 	}
@@ -86,6 +85,8 @@ func serve(ctx context.Context, o *serveOptions) error {
 	}
 	defer func() { _ = listener.Close() }() // The server has closed it when it ran.
 
+	// Only from here on libraries may log: what is wrong before is said in one line.
+	ctrl.SetLogger(klog.Background())
 	mgr, err := newManager(config, o)
 	if err != nil {
 		return err

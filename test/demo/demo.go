@@ -1,0 +1,125 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
+)
+
+const (
+	namespace = "demo"
+	// delay is how long the provisioner takes for each volume: longer than a
+	// hold, so that the calls are seen to be repeated.
+	delay = 7 * time.Second
+	// noMore is how long the demo watches pods that nothing more happens to.
+	noMore = 5 * time.Second
+	nodes  = 12
+	pods   = 6
+)
+
+type demo struct {
+	out     io.Writer
+	keep    bool
+	cluster *cluster.Cluster
+	client  kubernetes.Interface
+	prebind *install.Prebind
+}
+
+func (d *demo) run(ctx context.Context) (err error) {
+	if err := d.setUp(ctx); err != nil {
+		return errors.Join(err, d.tearDown())
+	}
+	defer func() { err = errors.Join(err, d.tearDown()) }()
+
+	d.title("With Prebind")
+	d.say("A StatefulSet of %d pods, each with a claim of the class %q, whose provisioner takes %s.", pods, className, delay)
+	d.say("kube-scheduler (its profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
+	d.say("and leaves the volumes to Prebind, which knows nothing of this scheduler.\n")
+	if err := d.show(ctx, "with", d.allBound); err != nil {
+		return err
+	}
+
+	d.title("Without Prebind")
+	d.say("The same StatefulSet again, with Prebind unregistered (kubectl delete mutatingwebhookconfiguration prebind).\n")
+	if err := d.prebind.Unregister(ctx); err != nil {
+		return err
+	}
+	if err := d.show(ctx, "without", d.quiet); err != nil {
+		return err
+	}
+	d.say("The pods do not know where they are, and were bound without their volumes: for want of")
+	d.say("selected-node nobody makes them, and the pods would wait on their nodes forever.\n")
+
+	if !d.keep {
+		return nil
+	}
+	if err := d.prebind.Register(ctx); err != nil {
+		return err
+	}
+	d.title("Left running")
+	d.say("Prebind is registered again. In another terminal:\n")
+	d.say("  export KUBECONFIG=%s", d.cluster.Kubeconfig())
+	d.say("  kubectl -n %s get pods -o wide        (or: %s)", namespace, d.cluster.Kubectl(ctx).Path)
+	d.say("\nPrebind's logs: %s", d.prebind.LogDir())
+	d.say("Ctrl-C ends it all.")
+	<-ctx.Done()
+	return nil
+}
+
+func (d *demo) setUp(ctx context.Context) error {
+	d.title("A real control plane")
+	var err error
+	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Audit: true}); err != nil {
+		return err
+	}
+	if d.client, err = kubernetes.NewForConfig(d.cluster.Config()); err != nil {
+		return err
+	}
+	if err := cluster.CreateNodes(ctx, d.client, cluster.Nodes("node", nodes)...); err != nil {
+		return err
+	}
+	d.say("%d nodes in 3 zones with 2 racks each", nodes)
+
+	d.title("Prebind, as config/webhook installs it")
+	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir()})
+	if err != nil {
+		return err
+	}
+	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {
+		return err
+	}
+	const topology = "--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel
+	for range 2 {
+		if _, err := d.prebind.Start(ctx, topology); err != nil {
+			return err
+		}
+	}
+	d.say("2 replicas are ready: prebind serve %s", topology)
+	return d.makeObjects(ctx)
+}
+
+func (d *demo) tearDown() error {
+	if d.prebind != nil {
+		if err := d.prebind.Stop(); err != nil {
+			return err
+		}
+	}
+	if d.cluster != nil {
+		return d.cluster.Stop()
+	}
+	return nil
+}
+
+func (d *demo) title(text string) { fmt.Fprintf(d.out, "\n== %s\n", text) }
+
+func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }

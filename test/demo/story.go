@@ -1,0 +1,192 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/prebind/prebind/test/install"
+)
+
+// look is how often the story looks for something new.
+const look = 200 * time.Millisecond
+
+// story tells what happens to the pods of a StatefulSet, as it happens.
+type story struct {
+	*demo
+	selector string
+	begin    time.Time
+	// What has been told already, by pod.
+	calls        map[string]int
+	node, volume map[string]string
+	// waited is from the first call to the end of the last.
+	waited map[string]time.Duration
+	last   time.Time
+}
+
+func newStory(d *demo, selector string) *story {
+	now := time.Now()
+	return &story{
+		demo: d, selector: selector, begin: now, last: now,
+		calls: map[string]int{}, node: map[string]string{}, volume: map[string]string{}, waited: map[string]time.Duration{},
+	}
+}
+
+// allBound ends the story when every pod has its node.
+func (d *demo) allBound(s *story) bool { return len(s.node) == pods }
+
+// quiet ends it when nothing has happened for a while.
+func (d *demo) quiet(s *story) bool { return len(s.node) == pods && time.Since(s.last) > noMore }
+
+// follow tells until it is over. The sources are the API server's audit log, for
+// the calls to Prebind, and the objects.
+func (s *story) follow(ctx context.Context, over func(*story) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		if err := s.tellNews(ctx); err != nil {
+			return err
+		}
+		if over(s) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *story) tellNews(ctx context.Context) error {
+	list, err := s.pods(ctx)
+	if err != nil {
+		return err
+	}
+	events, err := s.cluster.AuditEvents()
+	if err != nil {
+		return err
+	}
+	for _, pod := range list {
+		s.tellCalls(pod.Name, events)
+		claim, err := s.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, claimOf(&pod), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if v := claim.Spec.VolumeName; v != "" && s.volume[pod.Name] == "" {
+			s.volume[pod.Name] = v
+			s.tell(pod.Name, "its claim %s is bound to %s", claim.Name, v)
+		}
+		if n := pod.Spec.NodeName; n != "" && s.node[pod.Name] == "" {
+			s.node[pod.Name] = n
+			s.tell(pod.Name, "is bound to %s", n)
+		}
+	}
+	return nil
+}
+
+// tellCalls tells each answer that the pod's Binding got.
+func (s *story) tellCalls(pod string, events []auditv1.Event) {
+	var first time.Time
+	calls := 0
+	for _, e := range events {
+		if e.ObjectRef.Namespace != namespace || e.ObjectRef.Name != pod {
+			continue
+		}
+		calls++
+		if calls == 1 {
+			first = e.RequestReceivedTimestamp.Time
+		}
+		if calls <= s.calls[pod] {
+			continue
+		}
+		s.calls[pod] = calls
+		s.waited[pod] = e.StageTimestamp.Sub(first)
+		said, asked := e.Annotations[install.WebhookName+"/decision"]
+		if !asked {
+			continue
+		}
+		s.tell(pod, "Binding, call %d: %s", calls, s.explain(said, e.ResponseStatus))
+	}
+}
+
+func (s *story) explain(decision string, status *metav1.Status) string {
+	if status == nil || status.Message == "" {
+		return decision
+	}
+	_, message, _ := strings.Cut(status.Message, "denied the request: ")
+	return fmt.Sprintf("%s (%d): %s", decision, status.Code, message)
+}
+
+func (s *story) tell(pod, format string, args ...any) {
+	s.last = time.Now()
+	s.say("%6.1fs  %-10s %s", time.Since(s.begin).Seconds(), pod, fmt.Sprintf(format, args...))
+}
+
+// table prints what became of the pods.
+func (s *story) table(ctx context.Context) error {
+	list, err := s.pods(ctx)
+	if err != nil {
+		return err
+	}
+	s.say("")
+	w := tabwriter.NewWriter(s.out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "POD\tNODE\tTOPOLOGY.PREBIND.DEV/…\tCLAIM → VOLUME\tCALLS\tBIND WAITED")
+	for _, pod := range list {
+		volume := s.volume[pod.Name]
+		if volume == "" {
+			volume = "none"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s → %s\t%d\t%s\n", pod.Name, pod.Spec.NodeName, topologyOf(&pod), claimOf(&pod), volume,
+			s.calls[pod.Name], s.waited[pod.Name].Round(10*time.Millisecond))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	s.say("")
+	return nil
+}
+
+func (s *story) pods(ctx context.Context) ([]corev1.Pod, error) {
+	list, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: s.selector})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// topologyOf lists the pod's topology annotations, short.
+func topologyOf(pod *corev1.Pod) string {
+	var out []string
+	for key, value := range pod.Annotations {
+		if short, ours := strings.CutPrefix(key, "topology.prebind.dev/"); ours {
+			out = append(out, short+"="+value)
+		}
+	}
+	if len(out) == 0 {
+		return "none"
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+func claimOf(pod *corev1.Pod) string {
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			return v.PersistentVolumeClaim.ClaimName
+		}
+	}
+	return ""
+}
