@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/api"
@@ -25,8 +24,13 @@ const (
 	maxRetryAfter = 15 * time.Second
 )
 
-// errBudgetSpent ends an attempt that took longer than its budget.
-var errBudgetSpent = errors.New("the time for this bind is over")
+var (
+	// errBudgetSpent ends an attempt that took longer than its budget.
+	errBudgetSpent = errors.New("the time for this bind is over")
+	// errStopped ends the attempts of a process that ends. Nothing is undone: the
+	// repeated call reaches another replica, which goes on from there.
+	errStopped = errors.New("this replica is shutting down")
+)
 
 // attemptKey is what makes two calls the same bind. The request's own UID does
 // not: the API server gives every call, and every reinvocation, another.
@@ -38,12 +42,12 @@ type attemptKey struct {
 // attempts are the binds under way in this replica, one for each key. It is
 // safe for concurrent use.
 type attempts struct {
-	base   context.Context
 	clock  clock.WithDelayedExecution
 	budget time.Duration
 
-	mu    sync.Mutex
-	byKey map[attemptKey]*attempt
+	running sync.WaitGroup
+	mu      sync.Mutex
+	byKey   map[attemptKey]*attempt
 }
 
 // attempt is the PreBind of one bind. It outlives the calls that wait for it.
@@ -51,6 +55,7 @@ type attempt struct {
 	key     attemptKey
 	bc      *api.BindContext
 	started time.Time
+	cancel  context.CancelCauseFunc
 	done    chan struct{}
 	// err is the outcome, to be read once done is closed.
 	err *api.Error
@@ -73,7 +78,8 @@ func (s *attempts) join(key attemptKey) *attempt {
 }
 
 // start begins the attempt, or joins the one that another call began meanwhile.
-func (s *attempts) start(key attemptKey, plugins []api.PreBinder, bc *api.BindContext) *attempt {
+// The attempt keeps the values of the call's context, but does not end with it.
+func (s *attempts) start(ctx context.Context, key attemptKey, plugins []api.PreBinder, bc *api.BindContext) *attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a := s.byKey[key]; a != nil {
@@ -82,16 +88,25 @@ func (s *attempts) start(key attemptKey, plugins []api.PreBinder, bc *api.BindCo
 	}
 	a := &attempt{key: key, bc: bc, started: s.clock.Now(), done: make(chan struct{}), calls: 1}
 	s.byKey[key] = a
-	go s.run(a, plugins)
+	ctx, a.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	s.running.Go(func() { s.run(ctx, a, plugins) })
 	return a
 }
 
-func (s *attempts) run(a *attempt, plugins []api.PreBinder) {
-	ctx, cancel := context.WithCancelCause(s.base)
-	defer cancel(nil)
-	budget := s.clock.AfterFunc(s.budget, func() { cancel(errBudgetSpent) })
+// stop ends all attempts and waits for them.
+func (s *attempts) stop() {
+	s.mu.Lock()
+	for _, a := range s.byKey {
+		a.cancel(errStopped)
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+}
+
+func (s *attempts) run(ctx context.Context, a *attempt, plugins []api.PreBinder) {
+	defer a.cancel(nil)
+	budget := s.clock.AfterFunc(s.budget, func() { a.cancel(errBudgetSpent) })
 	defer budget.Stop()
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("pod", klog.KObj(a.bc.Pod), "node", a.bc.Node.Name))
 
 	err := preBind(ctx, plugins, a.bc, func(plugin string) { a.plugin.Store(&plugin) })
 	if err != nil && errors.Is(context.Cause(ctx), errBudgetSpent) {

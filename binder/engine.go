@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,33 +80,36 @@ type Engine struct {
 	o        Options
 	attempts *attempts
 	holds    chan struct{}
-	draining context.Context
-	drain    context.CancelFunc
+	// draining is closed by drain.
+	draining chan struct{}
+	drain    func()
 }
 
-// New returns an engine whose attempts end with the context.
-func New(ctx context.Context, o Options) (*Engine, error) {
+// New checks the options and returns the engine. It starts nothing.
+func New(o Options) (*Engine, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	draining, drain := context.WithCancel(ctx)
+	draining := make(chan struct{})
 	return &Engine{
-		o: o,
-		attempts: &attempts{
-			base:   ctx,
-			clock:  o.Clock,
-			budget: o.PreBindTimeout,
-			byKey:  map[attemptKey]*attempt{},
-		},
+		o:        o,
+		attempts: &attempts{clock: o.Clock, budget: o.PreBindTimeout, byKey: map[attemptKey]*attempt{}},
 		holds:    make(chan struct{}, o.MaxHolds),
 		draining: draining,
-		drain:    drain,
+		drain:    sync.OnceFunc(func() { close(draining) }),
 	}, nil
 }
 
 // Drain ends every hold: the calls that wait are told to call again, and so is
 // every later one. It cannot be undone.
 func (e *Engine) Drain() { e.drain() }
+
+// Stop drains, ends the attempts where they are, and waits for them. Call it when
+// no Bind is under way any more.
+func (e *Engine) Stop() {
+	e.drain()
+	e.attempts.stop()
+}
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
@@ -167,7 +171,7 @@ func (e *Engine) prepare(ctx context.Context, bc *api.BindContext, d Decision) D
 		case len(run) == 0:
 			return d
 		}
-		a = e.attempts.start(key, run, bc)
+		a = e.attempts.start(ctx, key, run, bc)
 	}
 	if !e.hold(ctx, a) {
 		d.Err, d.RetryAfter = a.waiting(e.o.Clock.Now()), e.attempts.retryAfter(a)
@@ -204,7 +208,7 @@ func (e *Engine) hold(ctx context.Context, a *attempt) bool {
 	case <-a.done:
 	case <-timer.C():
 	case <-ctx.Done():
-	case <-e.draining.Done():
+	case <-e.draining:
 	}
 	return ended()
 }

@@ -5,8 +5,10 @@ package binder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -53,7 +55,9 @@ func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, 
 			bc.Waiting(api.Waiting{})
 			continue
 		}
-		rollBack(ctx, plugins[:i+1], bc)
+		if !errors.Is(context.Cause(ctx), errStopped) {
+			rollBack(ctx, plugins[:i+1], bc)
+		}
 		return api.AsError(p.Name(), err)
 	}
 	return nil
@@ -63,13 +67,13 @@ func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, 
 // logged and does not keep the others from being undone.
 func rollBack(ctx context.Context, started []api.PreBinder, bc *api.BindContext) {
 	log := klog.FromContext(ctx)
-	for i := len(started) - 1; i >= 0; i-- {
+	for _, p := range slices.Backward(started) {
 		// The attempt's own context may be the very reason for the failure.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackTimeout)
-		err := contained(ctx, func() error { return started[i].PreBindRollBack(ctx, bc) })
+		err := contained(ctx, func() error { return p.PreBindRollBack(ctx, bc) })
 		cancel()
 		if err != nil {
-			log.Error(err, "Rolling back a PreBind failed", "plugin", started[i].Name())
+			log.Error(err, "Rolling back a PreBind failed", "plugin", p.Name())
 		}
 	}
 }

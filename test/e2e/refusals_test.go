@@ -31,8 +31,8 @@ func TestRefusals(t *testing.T) {
 		node    string
 		options []gen.BindingOption
 		// is checks the status, where the API server's own answer has one.
-		is      func(error) bool
-		says    []string
+		is   func(error) bool
+		says []string
 		// decided is what Prebind said.
 		decided string
 	}{

@@ -114,7 +114,7 @@ func TestNotReady(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, process.Stop()) })
 	require.NoError(t, process.WaitReady(t.Context()))
 
-	require.NoError(t, get(t.Context(), "http://"+health+"/readyz", http.StatusInternalServerError))
+	require.NoError(t, get(t.Context(), "http://"+health+"/readyz", http.StatusServiceUnavailable))
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+webhook.Path, strings.NewReader("{}"))
 	require.NoError(t, err)
 	response, err := insecure.Do(request)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -156,20 +157,28 @@ func (p *Prebind) webhooks(ctx context.Context) (*admissionregistrationv1.Mutati
 	return config, nil
 }
 
-// writeFiles writes files as the kubelet does those of a mounted Secret: a
-// reader sees either the old or the new one, never half of it.
+// writeFiles writes the files of a mounted Secret as the kubelet does: all of
+// them change at one moment, when the link ..data turns to another folder.
 func writeFiles(dir string, files map[string][]byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	version, err := os.MkdirTemp(dir, "..version-")
+	if err != nil {
+		return err
+	}
 	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(version, name), content, 0o600); err != nil {
 			return err
 		}
-		if err := os.Rename(path+".new", path); err != nil {
+		err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
-	return nil
+	next := filepath.Join(dir, "..data_tmp")
+	if err := os.Symlink(filepath.Base(version), next); err != nil {
+		return err
+	}
+	return os.Rename(next, filepath.Join(dir, "..data"))
 }

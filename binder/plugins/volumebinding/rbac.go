@@ -10,6 +10,6 @@ package volumebinding
 //
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims;persistentvolumes,verbs=get;list;watch;patch
 //
-// The rest tells whether a claim can be provided on a node at all: class, topology, driver, capacity.
+// The class tells whether a claim can be provided on a node at all.
 //
-// +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses;csinodes;csidrivers;csistoragecapacities,verbs=get;list;watch
+// +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get;list;watch

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,18 +24,24 @@ import (
 
 // newManager returns a manager whose cache holds pending pods and trimmed nodes.
 // Memory does not grow with running pods.
-func newManager(config *rest.Config, o *serveOptions) (manager.Manager, error) {
+//
+// The context is the one that the manager will be started with.
+func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (manager.Manager, error) {
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 clientgoscheme.Scheme,
 		Metrics:                server.Options{BindAddress: o.metricsAddress},
-		HealthProbeBindAddress: o.healthAddress,
+		HealthProbeBindAddress: "0", // See probeServer.
+		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
+			c, err := cache.New(config, o)
+			return interruptible{Cache: c, stop: ctx}, err
+		},
 		Cache: cache.Options{
 			// A read of what is not watched would start another informer, which
 			// nothing waits for and nobody granted the permission for.
 			ReaderFailOnMissingInformer: true,
 			DefaultTransform:            cache.TransformStripManagedFields(),
 			// Mutators and plugins read only, by contract.
-			DefaultUnsafeDisableDeepCopy: ptr.To(true),
+			DefaultUnsafeDisableDeepCopy: new(true),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", "")},
 				&corev1.Node{}: {Transform: trimNode},
@@ -47,6 +52,23 @@ func newManager(config *rest.Config, o *serveOptions) (manager.Manager, error) {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
 	return mgr, nil
+}
+
+// interruptible is a cache for which a manager stops waiting when it is stopped:
+// by itself, it would wait for the caches first, for as long as the API server or
+// a missing permission keeps them from being synced.
+type interruptible struct {
+	cache.Cache
+	stop context.Context //nolint:containedctx // The method's own context does not end when the manager is stopped.
+}
+
+// WaitForCacheSync returns true when the caches are synced, or when it does not
+// matter any more.
+func (c interruptible) WaitForCacheSync(ctx context.Context) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.stop, cancel)()
+	return c.Cache.WaitForCacheSync(ctx) || c.stop.Err() != nil
 }
 
 // trimNode leaves out what takes most of a node's memory and no plugin needs.

@@ -6,7 +6,6 @@ package app
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"sync/atomic"
 )
@@ -52,9 +51,3 @@ func (r *readiness) check() error {
 	r.synced.Store(true)
 	return nil
 }
-
-// probe is check as a readiness probe.
-func (r *readiness) probe(*http.Request) error { return r.check() }
-
-// alive is the liveness probe: a process that answers lives.
-func alive(*http.Request) error { return nil }

@@ -79,15 +79,20 @@ func serve(ctx context.Context, o *serveOptions) error {
 	if err := contact(config); err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.webhookAddress)
+	listener, err := listen(ctx, "webhook-bind-address", o.webhookAddress)
 	if err != nil {
-		return fmt.Errorf("--webhook-bind-address: %w", err)
+		return err
 	}
 	defer func() { _ = listener.Close() }() // The server has closed it when it ran.
+	probes, err := listen(ctx, "health-probe-bind-address", o.healthAddress)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = probes.Close() }()
 
 	// Only from here on libraries may log: what is wrong before is said in one line.
 	ctrl.SetLogger(klog.Background())
-	mgr, err := newManager(config, o)
+	mgr, err := newManager(ctx, config, o)
 	if err != nil {
 		return err
 	}
@@ -110,14 +115,13 @@ func serve(ctx context.Context, o *serveOptions) error {
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
 		ShutdownTimeout: &o.shutdownTimeout,
+	}, &manager.Server{
+		Name:            "probes",
+		Server:          probeServer(ready.check),
+		Listener:        probes,
+		ShutdownTimeout: &o.shutdownTimeout,
 	})
 	if err != nil {
-		return err
-	}
-	if err := mgr.AddReadyzCheck("caches", ready.probe); err != nil {
-		return err
-	}
-	if err := mgr.AddHealthzCheck("alive", alive); err != nil {
 		return err
 	}
 
@@ -128,8 +132,17 @@ func serve(ctx context.Context, o *serveOptions) error {
 		engine.Drain()
 	})
 	defer stopDraining()
+	defer engine.Stop()
 	klog.InfoS("Starting Prebind", "version", version, "webhook", listener.Addr().String())
 	return mgr.Start(ctx)
+}
+
+func listen(ctx context.Context, flag, address string) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return listener, nil
 }
 
 func addAll(mgr manager.Manager, runnables ...manager.Runnable) error {
@@ -170,7 +183,7 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, ready 
 		}
 		plugins = append(plugins, p)
 	}
-	return binder.New(ctx, binder.Options{
+	return binder.New(binder.Options{
 		Cached:         mgr.GetCache(),
 		Live:           mgr.GetAPIReader(),
 		Mutators:       chain,

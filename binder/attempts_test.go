@@ -1,0 +1,309 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// The tests of time run in a bubble: its clock moves only when everything in it
+// waits, so that they take no time and always go the same way.
+
+// pass lets time pass in a bubble.
+func pass(d time.Duration) { <-time.After(d) }
+
+// timed makes a call and says how long it took.
+func timed(ctx context.Context, e *Engine, r Request) (Decision, time.Duration) {
+	begin := time.Now()
+	d := e.Bind(ctx, r)
+	return d, time.Since(begin)
+}
+
+// later makes a call in the background.
+func later(ctx context.Context, e *Engine, r Request) <-chan Decision {
+	answer := make(chan Decision, 1)
+	go func() { answer <- e.Bind(ctx, r) }()
+	return answer
+}
+
+func TestDoneDuringHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		begin := time.Now()
+		answer := later(t.Context(), e, theRequest())
+		pass(2 * time.Second)
+		w.release <- nil
+		d := <-answer
+		assert.Nil(t, d.Err)
+		assert.Equal(t, 2*time.Second, time.Since(begin), "the answer goes out at once")
+		synctest.Wait()
+		assert.Empty(t, e.attempts.byKey, "a success is not kept")
+	})
+}
+
+func TestHoldEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		for _, want := range []time.Duration{1, 2, 4, 8, 15, 15} {
+			d, took := timed(t.Context(), e, theRequest())
+			require.Equal(t, api.KindWait, kindOf(d.Err))
+			assert.Equal(t, want*time.Second, d.RetryAfter, "it grows, so that a client's ten repeats reach far")
+			assert.Equal(t, testHold, took, "a call is held for the hold")
+			assert.Equal(t, "waiter", d.Err.Plugin)
+			assert.Equal(t, claim, d.Err.Object)
+			assert.Contains(t, d.Err.Error(), "the volume of the test", "the message says what it waits for")
+			pass(d.RetryAfter)
+		}
+		answer := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		w.release <- nil
+		assert.Nil(t, (<-answer).Err)
+		assert.Equal(t, int32(1), w.preBinds.Load(), "all calls were one attempt")
+	})
+}
+
+func TestWaitingWithoutWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{name: "silent", preBind: func(ctx context.Context, _ *api.BindContext) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		d := engineWith(t, p).Bind(t.Context(), theRequest())
+		require.Equal(t, api.KindWait, kindOf(d.Err))
+		assert.Equal(t, "silent", d.Err.Plugin, "the plugin at work is named even if it does not say what for")
+		assert.NotEmpty(t, d.Err.Advice)
+	})
+}
+
+func TestSingleFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		first, second := later(t.Context(), e, theRequest()), later(t.Context(), e, theRequest())
+		synctest.Wait()
+		w.release <- nil
+		assert.Nil(t, (<-first).Err)
+		assert.Nil(t, (<-second).Err)
+		assert.Equal(t, int32(1), w.preBinds.Load(), "one PreBind for two calls")
+	})
+}
+
+func TestAttemptsAreByUIDAndNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := newTestEngine(t, func(o *Options) {
+			o.Plugins = []api.PreBinder{w}
+			o.Cached = holding(thePod, theNode, gen.Node("node-b"), gen.Pod("other", gen.UID("pod-2")))
+		})
+		answers := []<-chan Decision{
+			later(t.Context(), e, theRequest()),
+			later(t.Context(), e, requestFor(gen.Binding(thePod, "node-b"))),
+			later(t.Context(), e, requestFor(gen.Binding(gen.Pod("other"), "node-a"))),
+		}
+		synctest.Wait()
+		assert.Equal(t, int32(3), w.preBinds.Load())
+		for range answers {
+			w.release <- nil
+		}
+		for _, answer := range answers {
+			assert.Nil(t, (<-answer).Err)
+		}
+	})
+}
+
+func TestDryRunJoinsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		r := theRequest()
+		r.DryRun = true
+		d, took := timed(t.Context(), e, r)
+		assert.Nil(t, d.Err)
+		assert.Zero(t, took, "a dry run neither waits for an attempt nor begins one")
+		w.release <- nil
+		assert.Nil(t, (<-held).Err)
+	})
+}
+
+func TestMaxHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		quick := gen.Pod("quick", gen.UID("pod-2"))
+		e := newTestEngine(t, func(o *Options) {
+			o.MaxHolds = 1
+			o.Plugins = []api.PreBinder{w}
+			o.Cached = holding(thePod, quick, theNode)
+		})
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+
+		d, took := timed(t.Context(), e, requestFor(gen.Binding(quick, "node-a")))
+		assert.Equal(t, api.KindWait, kindOf(d.Err), "there is no seat to wait in")
+		assert.Zero(t, took)
+		assert.Equal(t, time.Second, d.RetryAfter)
+		synctest.Wait()
+		assert.Equal(t, int32(2), w.preBinds.Load(), "its attempt has begun all the same")
+
+		w.release <- errScripted
+		w.release <- errScripted
+		assert.Equal(t, api.KindInternal, kindOf((<-held).Err))
+		d = e.Bind(t.Context(), requestFor(gen.Binding(quick, "node-a")))
+		assert.Equal(t, api.KindInternal, kindOf(d.Err), "an outcome that is there needs no seat")
+
+		answer := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		w.release <- nil
+		assert.Nil(t, (<-answer).Err, "a seat is given back")
+	})
+}
+
+func TestCallerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		d, took := timed(ctx, e, theRequest())
+		assert.Equal(t, api.KindWait, kindOf(d.Err))
+		assert.Equal(t, 3*time.Second, took, "the call's own deadline ends the hold")
+
+		answer := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		w.release <- nil
+		assert.Nil(t, (<-answer).Err)
+		assert.Equal(t, int32(1), w.preBinds.Load(), "the attempt outlives the call")
+	})
+}
+
+func TestFailureIsKeptForTheClient(t *testing.T) {
+	refusal := api.Refuse(claim, "no").Advise("elsewhere")
+	cases := map[string]struct {
+		reason string
+		// away is how long the client stays away after the failure.
+		away time.Duration
+		want api.Kind
+		// preBinds after the client's second call.
+		preBinds int32
+	}{
+		"Kept":      {reason: "the client comes back and is told", away: keepFailure - time.Second, want: api.KindRefuse, preBinds: 1},
+		"Forgotten": {reason: "a client that stays away begins anew", away: keepFailure + time.Second, preBinds: 2},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWaiter()
+				e := engineWith(t, w)
+				d := e.Bind(t.Context(), theRequest())
+				require.Equal(t, api.KindWait, kindOf(d.Err))
+				w.release <- refusal
+				pass(tc.away)
+
+				answer := later(t.Context(), e, theRequest())
+				synctest.Wait()
+				assert.Equal(t, tc.preBinds, w.preBinds.Load(), tc.reason)
+				if tc.want == "" {
+					w.release <- nil
+				}
+				d = <-answer
+				assert.Equal(t, tc.want, kindOf(d.Err), tc.reason)
+				if tc.want == "" {
+					return
+				}
+				assert.Equal(t, "waiter", d.Err.Plugin)
+				assert.Equal(t, int32(1), w.rollBacks.Load())
+
+				answer = later(t.Context(), e, theRequest())
+				synctest.Wait()
+				assert.Equal(t, int32(2), w.preBinds.Load(), "a failure is told once")
+				w.release <- nil
+				assert.Nil(t, (<-answer).Err)
+			})
+		})
+	}
+}
+
+// TestOldFailureIsNotForgottenTwice: the timer that forgets a failure has
+// nothing to do with the attempt that came after it.
+func TestOldFailureIsNotForgottenTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		answer := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		w.release <- errScripted
+		require.ErrorIs(t, (<-answer).Err, errScripted)
+
+		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+		pass(keepFailure)
+		answer = later(t.Context(), e, theRequest())
+		synctest.Wait()
+		assert.Equal(t, int32(2), w.preBinds.Load(), "the second attempt is still the one")
+		w.release <- nil
+		assert.Nil(t, (<-answer).Err)
+	})
+}
+
+func TestFailureReachesEveryCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		first, second := later(t.Context(), e, theRequest()), later(t.Context(), e, theRequest())
+		synctest.Wait()
+		w.release <- api.Wait(claim, "somebody else was faster")
+		for _, answer := range []<-chan Decision{first, second} {
+			d := <-answer
+			assert.Equal(t, api.KindWait, kindOf(d.Err))
+			assert.GreaterOrEqual(t, d.RetryAfter, time.Second, "who has to wait is told how long")
+		}
+	})
+}
+
+func TestBudgetSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := newTestEngine(t, func(o *Options) {
+			o.Plugins, o.PreBindTimeout = []api.PreBinder{w}, 30*time.Second
+		})
+		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+		pass(30 * time.Second)
+		d := e.Bind(t.Context(), theRequest())
+		require.Equal(t, api.KindRefuse, kindOf(d.Err))
+		require.ErrorIs(t, d.Err, errBudgetSpent)
+		assert.Equal(t, claim, d.Err.Object)
+		assert.Equal(t, "waiter", d.Err.Plugin)
+		assert.Contains(t, d.Err.Error(), "the volume of the test", "it says what it waited for in vain")
+		assert.Contains(t, d.Err.Advice, "--prebind-timeout", "and how to give it more time")
+		assert.Equal(t, int32(1), w.rollBacks.Load())
+	})
+}
+
+func TestDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := engineWith(t, w)
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		begin := time.Now()
+		e.Drain()
+		d := <-held
+		assert.Equal(t, api.KindWait, kindOf(d.Err), "the call is told to call again")
+		assert.Zero(t, time.Since(begin), "at once")
+		d, took := timed(t.Context(), e, theRequest())
+		assert.Equal(t, api.KindWait, kindOf(d.Err), "and so is every later one")
+		assert.Zero(t, took)
+	})
+}

@@ -1,0 +1,199 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// store is a Getter of pods and nodes that counts its reads.
+type store struct {
+	objects []client.Object
+	// err, when it is set, is the answer to every read.
+	err   error
+	reads atomic.Int32
+}
+
+func holding(objects ...client.Object) *store { return &store{objects: objects} }
+
+func (s *store) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	s.reads.Add(1)
+	if s.err != nil {
+		return s.err
+	}
+	for _, o := range s.objects {
+		if client.ObjectKeyFromObject(o) != key {
+			continue
+		}
+		switch o := o.(type) {
+		case *corev1.Pod:
+			if into, ok := into.(*corev1.Pod); ok {
+				o.DeepCopyInto(into)
+				return nil
+			}
+		case *corev1.Node:
+			if into, ok := into.(*corev1.Node); ok {
+				o.DeepCopyInto(into)
+				return nil
+			}
+		}
+	}
+	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+}
+
+// plugin is a PreBinder whose methods can be given, and are counted.
+type plugin struct {
+	name      string
+	preBind   func(ctx context.Context, bc *api.BindContext) error
+	rollBack  func(ctx context.Context, bc *api.BindContext) error
+	preBinds  atomic.Int32
+	rollBacks atomic.Int32
+}
+
+func (p *plugin) Name() string { return p.name }
+
+func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+	p.preBinds.Add(1)
+	if p.preBind == nil {
+		return nil
+	}
+	return p.preBind(ctx, bc)
+}
+
+func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+	p.rollBacks.Add(1)
+	if p.rollBack == nil {
+		return nil
+	}
+	return p.rollBack(ctx, bc)
+}
+
+// checker is a plugin with a PreFlight.
+type checker struct {
+	plugin
+	preFlight  func(ctx context.Context, bc *api.BindContext) (api.Next, error)
+	preFlights atomic.Int32
+}
+
+func (c *checker) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+	c.preFlights.Add(1)
+	if c.preFlight == nil {
+		return api.Run, nil
+	}
+	return c.preFlight(ctx, bc)
+}
+
+// claim is what the waiting plugins of these tests wait for.
+var claim = api.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
+
+// waiter is a plugin that waits until it is released, with the error it is
+// given then, or until its context ends.
+type waiter struct {
+	plugin
+	release chan error
+}
+
+func newWaiter() *waiter {
+	w := &waiter{plugin: plugin{name: "waiter"}, release: make(chan error)}
+	w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+		bc.Waiting(api.Waiting{Object: claim, For: "the volume of the test"})
+		select {
+		case err := <-w.release:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return w
+}
+
+// mutatorFunc is a mutator with the name "test".
+type mutatorFunc func(in mutators.Input) (mutators.Output, error)
+
+func (mutatorFunc) Name() string { return "test" }
+
+func (f mutatorFunc) Mutate(in mutators.Input) (mutators.Output, error) { return f(in) }
+
+func chain(t *testing.T, list ...mutators.Mutator) *mutators.Chain {
+	t.Helper()
+	c, err := mutators.NewChain("prebind.dev", list...)
+	require.NoError(t, err)
+	return c
+}
+
+// The bind that most of these tests are about.
+var (
+	thePod  = gen.Pod("web", gen.UID("pod-1"))
+	theNode = gen.Node("node-a")
+)
+
+func requestFor(b *corev1.Binding) Request {
+	return Request{Pod: types.NamespacedName{Namespace: b.Namespace, Name: b.Name}, Binding: b}
+}
+
+func theRequest() Request { return requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-1"))) }
+
+const testHold = 5 * time.Second
+
+// newTestEngine returns an engine whose cache holds thePod and theNode. Its
+// clock is the real one: tests of time run in a bubble of testing/synctest.
+func newTestEngine(t *testing.T, change func(o *Options)) *Engine {
+	t.Helper()
+	o := Options{
+		Cached:         holding(thePod, theNode),
+		Live:           holding(),
+		Mutators:       chain(t),
+		Hold:           testHold,
+		MaxHolds:       32,
+		PreBindTimeout: 10 * time.Minute,
+		Clock:          clock.RealClock{},
+	}
+	if change != nil {
+		change(&o)
+	}
+	e, err := New(o)
+	require.NoError(t, err)
+	t.Cleanup(e.Stop)
+	return e
+}
+
+// engineWith is newTestEngine with these plugins and no mutator.
+func engineWith(t *testing.T, plugins ...api.PreBinder) *Engine {
+	t.Helper()
+	return newTestEngine(t, func(o *Options) { o.Plugins = plugins })
+}
+
+// events is a list of what happened, in order.
+type events struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (e *events) add(event string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, event)
+}
+
+func (e *events) all() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]string{}, e.list...)
+}

@@ -1,0 +1,198 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestTargetsNode(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		target corev1.ObjectReference
+		want   bool
+	}{
+		"Node":      {reason: "the ordinary target", target: corev1.ObjectReference{Kind: "Node", Name: "a"}, want: true},
+		"EmptyKind": {reason: "the API server takes an empty kind for Node", target: corev1.ObjectReference{Name: "a"}, want: true},
+		"OtherKind": {reason: "the API server refuses other kinds", target: corev1.ObjectReference{Kind: "Minion", Name: "a"}},
+		"OtherCase": {reason: "kinds are compared exactly", target: corev1.ObjectReference{Kind: "node", Name: "a"}},
+		"EmptyName": {reason: "the API server refuses an empty target", target: corev1.ObjectReference{Kind: "Node"}},
+		"Empty":     {reason: "the API server refuses an empty target"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, targetsNode(&corev1.Binding{Target: tc.target}), tc.reason)
+		})
+	}
+}
+
+func TestGuardPod(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		pod     *corev1.Pod
+		binding []gen.BindingOption
+		want    api.Kind
+		says    string
+	}{
+		"SameUID": {
+			reason:  "a Binding for this very pod is fine",
+			pod:     gen.Pod("web", gen.UID("1")),
+			binding: []gen.BindingOption{gen.UID("1")},
+		},
+		"NoUID": {
+			reason: "a Binding need not name the UID; it is pinned later",
+			pod:    gen.Pod("web", gen.UID("1")),
+		},
+		"OtherUID": {
+			reason:  "the pod was created anew under its name",
+			pod:     gen.Pod("web", gen.UID("2")),
+			binding: []gen.BindingOption{gen.UID("1")},
+			want:    api.KindStale,
+			says:    "schedule it again",
+		},
+		"Terminating": {
+			reason:  "a pod that is being deleted is not bound",
+			pod:     gen.Pod("web", gen.UID("1"), gen.Terminating()),
+			binding: []gen.BindingOption{gen.UID("1")},
+			want:    api.KindStale,
+			says:    "being deleted",
+		},
+		"Gated": {
+			reason:  "the API server refuses to bind a gated pod, but only after the plugins would have run",
+			pod:     gen.Pod("web", gen.UID("1"), gen.Gate("example.com/quota")),
+			binding: []gen.BindingOption{gen.UID("1")},
+			want:    api.KindStale,
+			says:    "example.com/quota",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := guardPod(tc.pod, gen.Binding(tc.pod, "node-a", tc.binding...))
+			if tc.want == "" {
+				assert.Nil(t, err, tc.reason)
+				return
+			}
+			require.NotNil(t, err, tc.reason)
+			assert.Equal(t, tc.want, err.Kind, tc.reason)
+			assert.Equal(t, "binder", err.Plugin)
+			assert.Equal(t, api.Object{Kind: "Pod", Namespace: "default", Name: "web"}, err.Object)
+			assert.Contains(t, err.Error(), tc.says)
+			assert.NotEmpty(t, err.Advice)
+		})
+	}
+}
+
+func TestGuardMerged(t *testing.T) {
+	const limit = 256 << 10
+	cases := map[string]struct {
+		reason  string
+		pod     *corev1.Pod
+		binding []gen.BindingOption
+		added   map[string]string
+		// want are the paths of the invalid fields; none is valid.
+		want []string
+	}{
+		"Nothing": {reason: "no metadata is valid", pod: gen.Pod("web")},
+		"Valid": {
+			reason:  "ordinary keys, with and without prefix, are valid",
+			pod:     gen.Pod("web", gen.Annotation("a", "1"), gen.Annotation("example.com/b", "")),
+			binding: []gen.BindingOption{gen.Annotation("example.com/c", "x\ny"), gen.Label("topology.kubernetes.io/zone", "z1")},
+			added:   map[string]string{"topology.prebind.dev/zone": "z1"},
+		},
+		"UpperCaseDomain": {
+			reason:  "annotation keys are checked in lower case, as the API server does",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("Example.com/c", "")},
+		},
+		"BadKeyOfBinding": {
+			reason:  "the API server would store it and then refuse every update of the pod",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("no good", "x")},
+			want:    []string{"metadata.annotations"},
+		},
+		"BadKeyAdded": {
+			reason: "what Prebind adds is checked as well",
+			pod:    gen.Pod("web"),
+			added:  map[string]string{"a/b/c": "x"},
+			want:   []string{"metadata.annotations"},
+		},
+		"BadLabelValue": {
+			reason:  "labels of a Binding reach the pod unvalidated, too",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Label("rack", "no good")},
+			want:    []string{"metadata.labels"},
+		},
+		"BadLabelKey": {
+			reason:  "labels of a Binding reach the pod unvalidated, too",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Label("no good", "x")},
+			want:    []string{"metadata.labels"},
+		},
+		"Several": {
+			reason:  "every problem is named",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("no good", "x"), gen.Label("rack", "no good")},
+			want:    []string{"metadata.annotations", "metadata.labels"},
+		},
+		"JustFits": {
+			reason:  "256 KiB of keys and values are allowed",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-3))},
+		},
+		"TooLargeAlone": {
+			reason:  "one byte more is not",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-2))},
+			want:    []string{"metadata.annotations"},
+		},
+		"TooLargeTogether": {
+			reason:  "pod, Binding and mutators count together",
+			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit/2))),
+			binding: []gen.BindingOption{gen.Annotation("b", strings.Repeat("x", limit/4))},
+			added:   map[string]string{"m": strings.Repeat("x", limit/4)},
+			want:    []string{"metadata.annotations"},
+		},
+		"ReplacedCountsOnce": {
+			reason:  "a value that is replaced does not count",
+			pod:     gen.Pod("web", gen.Annotation("k", strings.Repeat("x", limit/2))),
+			binding: []gen.BindingOption{gen.Annotation("k", strings.Repeat("y", limit/2))},
+			added:   map[string]string{"k": strings.Repeat("z", limit/2)},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := gen.Binding(tc.pod, "node-a", tc.binding...)
+			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
+
+			err := guardMerged(tc.pod, b, tc.added)
+
+			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
+			assert.Equal(t, binding, b, "the Binding must not change")
+			if len(tc.want) == 0 {
+				assert.Nil(t, err, tc.reason)
+				return
+			}
+			require.NotNil(t, err, tc.reason)
+			assert.Equal(t, api.KindInvalid, err.Kind, tc.reason)
+			assert.Equal(t, "binder", err.Plugin)
+			assert.NotEmpty(t, err.Advice)
+			var paths []string
+			for _, f := range err.Fields {
+				paths = append(paths, f.Path)
+				assert.NotEmpty(t, f.Message)
+			}
+			assert.Equal(t, tc.want, paths, tc.reason)
+			assert.NotContains(t, err.Error(), "\n", "a message is one line")
+			assert.Less(t, len(err.Error()), 4096, "a message does not repeat a large annotation")
+		})
+	}
+}

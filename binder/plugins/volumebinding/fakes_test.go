@@ -1,0 +1,180 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// world is an API server in memory: reader, writer, and source of changes. As a
+// cache it is as good.
+type world struct {
+	mu      sync.Mutex
+	objects map[string]client.Object
+	reads   int
+	patches []patched
+	// fail, when it is set, may refuse a patch of the object of this name.
+	fail func(name string) error
+	// err, when it is set, is the answer to every read.
+	err error
+	hub *notify.Hub
+}
+
+// patched is a patch that reached the world.
+type patched struct{ kind, name, body string }
+
+func newWorld(objects ...client.Object) *world {
+	w := &world{objects: map[string]client.Object{}, hub: notify.NewHub()}
+	for _, o := range objects {
+		w.objects[nameOf(o, client.ObjectKeyFromObject(o))] = o
+	}
+	return w
+}
+
+func kindOf(o client.Object) string { return reflect.TypeOf(o).Elem().Name() }
+
+func nameOf(o client.Object, key client.ObjectKey) string { return kindOf(o) + " " + key.String() }
+
+func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reads++
+	if w.err != nil {
+		return w.err
+	}
+	o, ok := w.objects[nameOf(into, key)]
+	if !ok {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(into)}, key.Name)
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(o.DeepCopyObject()).Elem())
+	return nil
+}
+
+func (w *world) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	list, ok := into.(*corev1.PersistentVolumeList)
+	if !ok {
+		return fmt.Errorf("nobody should list a %T", into)
+	}
+	o := (&client.ListOptions{}).ApplyOptions(options)
+	class, ok := o.FieldSelector.RequiresExactMatch(classIndex)
+	if !ok {
+		return errors.New("volumes are listed by the index of their class only")
+	}
+	for _, o := range w.objects {
+		if pv, ok := o.(*corev1.PersistentVolume); ok && volume.GetPersistentVolumeClass(pv) == class {
+			list.Items = append(list.Items, *pv.DeepCopy())
+		}
+	}
+	return nil
+}
+
+// Patch records the patch and answers with the object and a new version. What
+// tests look at is the patch.
+func (w *world) Patch(_ context.Context, o client.Object, patch client.Patch, _ ...client.PatchOption) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	body, err := patch.Data(o)
+	if err != nil {
+		return err
+	}
+	w.patches = append(w.patches, patched{kind: kindOf(o), name: o.GetName(), body: string(body)})
+	if w.fail != nil {
+		if err := w.fail(o.GetName()); err != nil {
+			return err
+		}
+	}
+	version, err := strconv.Atoi(o.GetResourceVersion())
+	if err != nil {
+		return err
+	}
+	o.SetResourceVersion(strconv.Itoa(version + 100))
+	stored, ok := o.DeepCopyObject().(client.Object)
+	if !ok {
+		return fmt.Errorf("a %T is no object", o)
+	}
+	w.objects[nameOf(o, client.ObjectKeyFromObject(o))] = stored
+	return nil
+}
+
+// put stores an object and tells the hub.
+func (w *world) put(o client.Object) {
+	w.change(o, func(name string) { w.objects[name] = o })
+}
+
+// remove deletes an object and tells the hub.
+func (w *world) remove(o client.Object) {
+	w.change(o, func(name string) { delete(w.objects, name) })
+}
+
+func (w *world) change(o client.Object, do func(name string)) {
+	w.mu.Lock()
+	do(nameOf(o, client.ObjectKeyFromObject(o)))
+	w.mu.Unlock()
+	w.hub.Changed(notify.Key{Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()})
+}
+
+func (w *world) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.reads
+}
+
+// pluginIn returns the plugin whose cache and API server are the same world.
+func pluginIn(t *testing.T, w *world) *Plugin {
+	t.Helper()
+	return pluginBetween(t, w, w)
+}
+
+func pluginBetween(t *testing.T, cached, live *world) *Plugin {
+	t.Helper()
+	p, err := New(Options{Cached: cached, Live: live, Writer: live, Changes: cached.hub})
+	require.NoError(t, err)
+	return p
+}
+
+// The objects that most of these tests are about: the pod web uses the claim
+// data of the class local, whose volumes are found or made on node-a in zone z1.
+func thePod(options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1"), gen.UsesClaim("data")}, options...)...)
+}
+
+func theNode(options ...gen.NodeOption) *corev1.Node {
+	return gen.Node("node-a", append([]gen.NodeOption{gen.Zone("z1")}, options...)...)
+}
+
+func theClaim(options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+	return claimNamed("data", options...)
+}
+
+func claimNamed(name string, options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+	return gen.Claim(name, append([]gen.ClaimOption{gen.UID(types.UID("claim-" + name)), gen.Version("10"), gen.OfClass("local")}, options...)...)
+}
+
+func volumeNamed(name string, options ...gen.VolumeOption) *corev1.PersistentVolume {
+	return gen.Volume(name, append([]gen.VolumeOption{gen.UID(types.UID("volume-" + name)), gen.Version("20"), gen.VolumeOfClass("local")}, options...)...)
+}
+
+func contextFor(pod *corev1.Pod) *api.BindContext {
+	return &api.BindContext{Pod: pod, Node: theNode(), Binding: gen.Binding(pod, "node-a")}
+}

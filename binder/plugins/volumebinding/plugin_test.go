@@ -1,0 +1,181 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestNew(t *testing.T) {
+	w := newWorld()
+	valid := Options{Cached: w, Live: w, Writer: w, Changes: notify.NewHub()}
+	cases := map[string]func(o *Options){
+		"Cached": func(o *Options) { o.Cached = nil },
+		"Live":   func(o *Options) { o.Live = nil },
+		"Writer": func(o *Options) { o.Writer = nil },
+		"Hub":    func(o *Options) { o.Changes = nil },
+	}
+	for name, change := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := valid
+			change(&o)
+			_, err := New(o)
+			assert.Error(t, err, "all fields are required")
+		})
+	}
+	p, err := New(valid)
+	require.NoError(t, err)
+	assert.Equal(t, "volumebinding", p.Name())
+}
+
+func TestPreFlight(t *testing.T) {
+	bound := []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()))}
+	cases := map[string]struct {
+		reason       string
+		pod          *corev1.Pod
+		cached, live []client.Object
+		next         api.Next
+		want         api.Kind
+		intents      []string
+		// reads of the cache and of the API server: that they are none.
+		noReads, noLiveReads bool
+	}{
+		"NoClaims": {
+			reason: "a pod without claims costs nothing", pod: gen.Pod("web", gen.EmptyDir("tmp")),
+			next: api.Skip, noReads: true, noLiveReads: true,
+		},
+		"Bound": {
+			reason: "all claims are bound: there is nothing to do",
+			cached: bound, next: api.Skip, noLiveReads: true,
+		},
+		"BoundNotCached": {
+			reason: "the cache is behind: before it refuses, the API server is asked",
+			cached: []client.Object{theNode()}, live: append([]client.Object{theNode()}, bound...), next: api.Skip,
+		},
+		"NodeNotCachedAsItIs": {
+			reason: "the node's labels are read again before they refuse the bind",
+			cached: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1"))},
+			live: []client.Object{
+				theNode(gen.Label("rack", "r1")), theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1")),
+			},
+			next: api.Skip,
+		},
+		"Refused": {
+			reason: "the API server says the same",
+			cached: []client.Object{theNode()}, live: []client.Object{theNode()}, want: api.KindRefuse,
+		},
+		"NodeGone": {
+			reason: "a node that is gone is judged by what is known of it",
+			cached: []client.Object{theClaim(gen.SelectedNode("node-b")), local},
+			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: api.KindRefuse,
+		},
+		"Static": {
+			reason: "a write is announced", cached: []client.Object{theClaim(), local, volumeNamed("pv")}, noLiveReads: true,
+			intents: []string{"volumebinding would set the claimRef of PersistentVolume pv to the claim default/data and wait for it to be bound"},
+		},
+		"StaticWritten": {
+			reason: "a wait without a write is announced as such", noLiveReads: true,
+			cached:  []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()))},
+			intents: []string{"volumebinding would wait for the claim default/data to be bound to PersistentVolume pv"},
+		},
+		"Dynamic": {
+			reason: "a write is announced", cached: []client.Object{theClaim(), local}, noLiveReads: true,
+			intents: []string{"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume"},
+		},
+		"DynamicWritten": {
+			reason: "a wait without a write is announced as such", noLiveReads: true,
+			cached:  []client.Object{theClaim(gen.SelectedNode("node-a")), local},
+			intents: []string{"volumebinding would wait for the volume of the claim default/data, whose selected-node is node-a"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := tc.pod
+			if pod == nil {
+				pod = thePod()
+			}
+			cached, live := newWorld(tc.cached...), newWorld(tc.live...)
+			bc := contextFor(pod)
+			next, err := pluginBetween(t, cached, live).PreFlight(t.Context(), bc)
+			assert.Empty(t, live.patches, "PreFlight never writes")
+			assert.Equal(t, tc.noReads, cached.count() == 0, "reads of the cache")
+			assert.Equal(t, tc.noLiveReads, live.count() == 0, "reads of the API server")
+			if tc.want != "" {
+				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.next, next, tc.reason)
+			assert.Equal(t, tc.intents, bc.Intents())
+		})
+	}
+}
+
+func TestPreFlightFails(t *testing.T) {
+	w := newWorld()
+	w.err = errors.New("boom")
+	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
+	assert.True(t, api.IsKind(err, api.KindInternal), "%v", err)
+	assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+}
+
+// TestPreBind goes the whole way: check, write, wait, and once more after a
+// crash in between.
+func TestPreBind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(thePod(), theNode(), theClaim(), local)
+		p := pluginIn(t, w)
+		start := func() <-chan error {
+			bc := contextFor(thePod())
+			next, err := p.PreFlight(t.Context(), bc)
+			require.NoError(t, err)
+			require.Equal(t, api.Run, next)
+			result := make(chan error, 1)
+			go func() { result <- p.PreBind(t.Context(), bc) }()
+			synctest.Wait()
+			return result
+		}
+		first := start()
+		require.Len(t, w.patches, 1)
+		second := start()
+		assert.Len(t, w.patches, 1, "another replica goes on from what the API server holds")
+
+		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
+		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("200")))
+		require.NoError(t, <-first)
+		require.NoError(t, <-second)
+		next, err := p.PreFlight(t.Context(), contextFor(thePod()))
+		require.NoError(t, err)
+		assert.Equal(t, api.Skip, next, "the repeated call finds nothing to do")
+	})
+}
+
+func TestPreBindStops(t *testing.T) {
+	w := newWorld(thePod(), theNode(), theClaim(), local)
+	p := pluginIn(t, w)
+	require.Error(t, p.PreBind(t.Context(), contextFor(thePod())), "without PreFlight there is no plan")
+	assert.Empty(t, w.patches)
+
+	boom := errors.New("boom")
+	w.fail = func(string) error { return boom }
+	bc := contextFor(thePod())
+	_, err := p.PreFlight(t.Context(), bc)
+	require.NoError(t, err)
+	require.ErrorIs(t, p.PreBind(t.Context(), bc), boom, "it does not wait for what it could not write")
+
+	w.patches = nil
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
+	assert.Empty(t, w.patches, "nothing is ever undone")
+}

@@ -1,0 +1,173 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// stepCase is a state of a claim on its way, and what is to be made of it.
+type stepCase struct {
+	reason string
+	claim  *corev1.PersistentVolumeClaim
+	volume *corev1.PersistentVolume
+	// bound or want; without either it waits.
+	bound bool
+	want  api.Kind
+	about string
+	says  string
+}
+
+func (tc stepCase) check(t *testing.T, got step, err error) {
+	t.Helper()
+	if tc.want != "" {
+		require.Error(t, err, tc.reason)
+		assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+		assert.Equal(t, tc.about, api.AsError(Name, err).Object.String())
+		assert.Contains(t, err.Error(), tc.says)
+		return
+	}
+	require.NoError(t, err, tc.reason)
+	assert.Equal(t, tc.bound, got.bound, tc.reason)
+	if !tc.bound {
+		assert.Equal(t, api.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}, got.waiting.Object)
+		assert.Contains(t, got.waiting.For, tc.says)
+	}
+}
+
+func TestStaticStep(t *testing.T) {
+	ours := gen.ClaimRef(theClaim())
+	written := match{claim: theClaim(), volume: volumeNamed("pv", ours, gen.Version("20"))}
+	cases := map[string]stepCase{
+		"ClaimGone": {
+			reason: "final: there is nothing to bind", want: api.KindRefuse,
+			volume: volumeNamed("pv", ours), about: "PersistentVolumeClaim default/data", says: "deleted",
+		},
+		"VolumeGone": {
+			reason: "final: there is nothing to bind to", want: api.KindRefuse,
+			claim: theClaim(), about: "PersistentVolume pv", says: "deleted",
+		},
+		"NotYet": {
+			reason: "the PersistentVolume controller has not got to it",
+			claim:  theClaim(), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
+		},
+		"OlderVolume": {
+			reason: "the cache still has the volume from before our write, without claimRef",
+			claim:  theClaim(), volume: volumeNamed("pv", gen.Version("19")), says: "PersistentVolume pv",
+		},
+		"OlderVolumeElsewhere": {
+			reason: "nothing of an older state counts",
+			claim:  theClaim(), volume: volumeNamed("pv", gen.Version("9"), gen.OnNode("node-b")), says: "PersistentVolume pv",
+		},
+		"ClaimRefReset": {
+			reason: "final: the controller or a user took it back", want: api.KindRefuse,
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21")), about: "PersistentVolume pv", says: "taken away",
+		},
+		"ClaimRefResetAtIncomparableVersion": {
+			reason: "what cannot be compared counts as newer", want: api.KindRefuse,
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("x")), about: "PersistentVolume pv", says: "taken away",
+		},
+		"ClaimRefOfOtherUID": {
+			reason: "final: the volume went to another claim of the name", want: api.KindRefuse,
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("claim-0")))),
+			about: "PersistentVolume pv", says: "taken away",
+		},
+		"Bound": {
+			reason: "both sides agree and the controller is done",
+			claim:  theClaim(gen.BoundToVolume("pv")), volume: volumeNamed("pv", ours, gen.OnNode("node-a")), bound: true,
+		},
+		"NamedNotCompleted": {
+			reason: "the claim names the volume, but the controller has not finished",
+			claim:  theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
+		},
+		"BoundToAnother": {
+			reason: "the claim is bound, but not to the volume of the plan",
+			claim:  theClaim(gen.BoundToVolume("other")), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
+		},
+		"AffinityChanged": {
+			reason: "final: the volume cannot be used on the node any more", want: api.KindRefuse,
+			claim: theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
+			about: "PersistentVolume pv", says: "excludes the node",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := staticStep(written, observed{claim: tc.claim, volume: tc.volume}, theNode())
+			tc.check(t, got, err)
+		})
+	}
+}
+
+func TestDynamicStep(t *testing.T) {
+	written := theClaim(gen.SelectedNode("node-a"), gen.Version("110"))
+	at := func(version string, options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+		return theClaim(append(options, gen.Version(version))...)
+	}
+	here := gen.SelectedNode("node-a")
+	cases := map[string]stepCase{
+		"ClaimGone": {
+			reason: "final: nobody will make its volume", want: api.KindRefuse,
+			about: "PersistentVolumeClaim default/data", says: "deleted",
+		},
+		"NotYet": {
+			reason: "the provisioner is at it",
+			claim:  at("111", here, gen.Annotation(volume.AnnStorageProvisioner, "csi.example.com")), says: "csi.example.com",
+		},
+		"NotYetUnknownProvisioner": {
+			reason: "the message does without what is not known",
+			claim:  at("110", here), says: "node-a",
+		},
+		"OlderClaim": {
+			reason: "the cache still has the claim from before our write, without selected-node",
+			claim:  at("99"), says: "node-a",
+		},
+		"SelectedNodeRemoved": {
+			reason: "final: the provisioner asks for another node", want: api.KindRefuse,
+			claim: at("111"), about: "PersistentVolumeClaim default/data", says: "another node",
+		},
+		"SelectedNodeRemovedAtIncomparableVersion": {
+			reason: "what cannot be compared counts as newer", want: api.KindRefuse,
+			claim: at("x"), about: "PersistentVolumeClaim default/data", says: "another node",
+		},
+		"SelectedNodeChanged": {
+			reason: "final: somebody moved it", want: api.KindRefuse,
+			claim: at("111", gen.SelectedNode("node-b")), about: "PersistentVolumeClaim default/data", says: "node-b",
+		},
+		"Bound": {
+			reason: "made, bound, and usable here",
+			claim:  at("112", here, gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-a")), bound: true,
+		},
+		"BoundVolumeNotSeen": {
+			reason: "the volume's watch event is still on its way",
+			claim:  at("112", here, gen.BoundToVolume("pv")), says: "node-a",
+		},
+		"NamedNotCompleted": {
+			reason: "the controller has not finished",
+			claim:  at("112", here, gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim())), says: "node-a",
+		},
+		"VolumeOfAnother": {
+			reason: "the claimRef does not agree (yet)",
+			claim:  at("112", here, gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0")))), says: "node-a",
+		},
+		"Elsewhere": {
+			reason: "final: the provisioner made it where the node cannot reach it", want: api.KindRefuse,
+			claim: at("112", here, gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b")),
+			about: "PersistentVolume pv", says: "excludes the node",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := dynamicStep(written, observed{claim: tc.claim, volume: tc.volume}, theNode())
+			tc.check(t, got, err)
+		})
+	}
+}

@@ -1,0 +1,276 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// waiting is a wait in a bubble.
+type waiting struct {
+	*world
+	bc     *api.BindContext
+	result chan error
+}
+
+// begin starts to wait for the plan in a world where it is written, and returns
+// when there is nothing to do but wait.
+func begin(ctx context.Context, t *testing.T, w *world, pl plan) *waiting {
+	t.Helper()
+	pod := thePod()
+	w.put(pod)
+	w.put(theNode())
+	for _, m := range pl.static {
+		w.put(m.claim)
+		w.put(m.volume)
+	}
+	for _, claim := range pl.dynamic {
+		w.put(claim)
+	}
+	p := pluginIn(t, w)
+	running := &waiting{world: w, bc: contextFor(pod), result: make(chan error, 1)}
+	go func() { running.result <- p.wait(ctx, running.bc, pl) }()
+	synctest.Wait()
+	return running
+}
+
+// ended says whether the wait is over, and how, when all has been looked at.
+func (w *waiting) ended() (bool, error) {
+	synctest.Wait()
+	select {
+	case err := <-w.result:
+		return true, err
+	default:
+		return false, nil
+	}
+}
+
+func writtenStatic() plan {
+	return plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}}}
+}
+
+func writtenDynamic() plan {
+	return plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim(gen.SelectedNode("node-a"))}}
+}
+
+func TestWaitStatic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := begin(t.Context(), t, newWorld(), writtenStatic())
+		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.WaitingFor().Object.String(), "it says what it waits for")
+		assert.Contains(t, w.bc.WaitingFor().For, "pv")
+
+		reads := w.count()
+		<-time.After(time.Hour)
+		ended, _ := w.ended()
+		require.False(t, ended)
+		assert.Equal(t, reads, w.count(), "it does not look while nothing changes")
+
+		w.put(theClaim(gen.NamesVolume("pv"), gen.Version("11")))
+		ended, _ = w.ended()
+		require.False(t, ended, "named is not bound")
+		assert.Greater(t, w.count(), reads, "but it looked")
+
+		changed := time.Now()
+		w.put(theClaim(gen.BoundToVolume("pv"), gen.Version("12")))
+		ended, err := w.ended()
+		assert.True(t, ended)
+		require.NoError(t, err)
+		assert.Zero(t, time.Since(changed), "it goes on at once")
+	})
+}
+
+func TestWaitDynamic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := begin(t.Context(), t, newWorld(), writtenDynamic())
+		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("12")))
+		ended, _ := w.ended()
+		require.False(t, ended, "the volume's own event is still on its way")
+		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
+		ended, err := w.ended()
+		assert.True(t, ended, "the volume that the claim came to name wakes it as well")
+		require.NoError(t, err)
+	})
+}
+
+func TestWaitForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pl := writtenStatic()
+		pl.dynamic = []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))}
+		w := begin(t.Context(), t, newWorld(volumeNamed("made", gen.ClaimRef(claimNamed("logs")))), pl)
+		w.put(claimNamed("logs", gen.SelectedNode("node-a"), gen.BoundToVolume("made")))
+		ended, _ := w.ended()
+		require.False(t, ended, "one of two")
+		w.put(theClaim(gen.BoundToVolume("pv")))
+		ended, err := w.ended()
+		assert.True(t, ended, "both")
+		require.NoError(t, err)
+	})
+}
+
+func TestWaitFindsAllDone(t *testing.T) {
+	pl := plan{static: []match{{claim: theClaim(gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}}}
+	synctest.Test(t, func(t *testing.T) {
+		ended, err := begin(t.Context(), t, newWorld(), pl).ended()
+		assert.True(t, ended, "it looks once before it waits")
+		require.NoError(t, err)
+	})
+}
+
+func TestWaitEnds(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		plan   func() plan
+		event  func(w *waiting)
+		want   api.Kind
+		about  string
+	}{
+		"PodDeleted": {
+			reason: "there is nobody to bind for", plan: writtenStatic,
+			event: func(w *waiting) { w.remove(thePod()) },
+			want:  api.KindStale, about: "Pod default/web",
+		},
+		"PodReplaced": {
+			reason: "another pod of the name is another bind", plan: writtenStatic,
+			event: func(w *waiting) { w.put(thePod(gen.UID("pod-2"))) },
+			want:  api.KindStale, about: "Pod default/web",
+		},
+		"PodTerminating": {
+			reason: "there will be nobody to bind for", plan: writtenStatic,
+			event: func(w *waiting) { w.put(thePod(gen.Terminating())) },
+			want:  api.KindStale, about: "Pod default/web",
+		},
+		"PodBound": {
+			reason: "somebody else bound it", plan: writtenStatic,
+			event: func(w *waiting) { w.put(thePod(gen.BoundTo("node-b"))) },
+			want:  api.KindStale, about: "Pod default/web",
+		},
+		"NodeDeleted": {
+			reason: "there is nothing to bind to", plan: writtenDynamic,
+			event: func(w *waiting) { w.remove(theNode()) },
+			want:  api.KindRefuse, about: "Node node-a",
+		},
+		"ClaimDeleted": {
+			reason: "the claim is gone", plan: writtenDynamic,
+			event: func(w *waiting) { w.remove(theClaim()) },
+			want:  api.KindRefuse, about: "PersistentVolumeClaim default/data",
+		},
+		"ClaimReplaced": {
+			reason: "another claim of the name is not ours", plan: writtenDynamic,
+			event: func(w *waiting) {
+				w.put(theClaim(gen.UID("claim-2"), gen.SelectedNode("node-a"), gen.Version("50")))
+			},
+			want: api.KindRefuse, about: "PersistentVolumeClaim default/data",
+		},
+		"SelectedNodeRemoved": {
+			reason: "the provisioner asks for another node", plan: writtenDynamic,
+			event: func(w *waiting) { w.put(theClaim(gen.Version("50"))) },
+			want:  api.KindRefuse, about: "PersistentVolumeClaim default/data",
+		},
+		"VolumeDeleted": {
+			reason: "the volume is gone", plan: writtenStatic,
+			event: func(w *waiting) { w.remove(volumeNamed("pv")) },
+			want:  api.KindRefuse, about: "PersistentVolume pv",
+		},
+		"ClaimRefReset": {
+			reason: "the volume was taken away", plan: writtenStatic,
+			event: func(w *waiting) { w.put(volumeNamed("pv", gen.Version("50"))) },
+			want:  api.KindRefuse, about: "PersistentVolume pv",
+		},
+		"NodeLabelsChanged": {
+			reason: "the node is judged as it is now",
+			plan: func() plan {
+				return plan{static: []match{{
+					claim:  theClaim(gen.NamesVolume("pv")),
+					volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith(corev1.LabelTopologyZone, "z1")),
+				}}}
+			},
+			event: func(w *waiting) { w.put(theNode(gen.Zone("z2"))) },
+			want:  api.KindRefuse, about: "PersistentVolume pv",
+		},
+		"APIServerFails": {
+			reason: "what cannot be read cannot be judged", plan: writtenStatic,
+			event: func(w *waiting) {
+				w.err = errors.New("boom")
+				w.put(theClaim())
+			},
+			want: api.KindInternal, about: "Pod default/web",
+		},
+		"APIServerOverloaded": {
+			reason: "a matter of time: the next call goes on", plan: writtenStatic,
+			event: func(w *waiting) {
+				w.err = apierrors.NewServiceUnavailable("restarting")
+				w.put(theClaim())
+			},
+			want: api.KindWait, about: "Pod default/web",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := begin(t.Context(), t, newWorld(), tc.plan())
+				ended, err := w.ended()
+				require.False(t, ended, "it waits at first: %v", err)
+				tc.event(w)
+				ended, err = w.ended()
+				require.True(t, ended, tc.reason)
+				require.Error(t, err, tc.reason)
+				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.Equal(t, tc.about, api.AsError(Name, err).Object.String())
+				assert.Empty(t, w.patches, "nothing is ever undone")
+			})
+		})
+	}
+}
+
+func TestWaitEndsWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		over := errors.New("over")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		w := begin(ctx, t, newWorld(), writtenDynamic())
+		cancel(over)
+		ended, err := w.ended()
+		assert.True(t, ended)
+		require.ErrorIs(t, err, over, "the cause says why")
+	})
+}
+
+// TestWaitLooksBehindTheCache: what the cache lacks is asked of the API server
+// before it counts as gone. The cache holds pending pods only.
+func TestWaitLooksBehindTheCache(t *testing.T) {
+	boundClaim := theClaim(gen.BoundToVolume("pv"))
+	pv := volumeNamed("pv", gen.ClaimRef(theClaim()))
+	everything := []client.Object{thePod(), theNode(), boundClaim, pv}
+	cases := map[string]struct {
+		reason string
+		lacks  client.Object
+	}{
+		"Pod":    {reason: "it may just have been created", lacks: thePod()},
+		"Node":   {reason: "it may just have been created", lacks: theNode()},
+		"Claim":  {reason: "it may just have been created", lacks: boundClaim},
+		"Volume": {reason: "it may just have been created", lacks: pv},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			cached, live := newWorld(everything...), newWorld(everything...)
+			cached.remove(tc.lacks)
+			pl := plan{static: []match{{claim: theClaim(), volume: pv}}}
+			err := pluginBetween(t, cached, live).wait(t.Context(), contextFor(thePod()), pl)
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, 1, live.count(), "one live read, for what the cache lacks")
+		})
+	}
+}

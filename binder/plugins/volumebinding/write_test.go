@@ -1,0 +1,142 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestWritePatches(t *testing.T) {
+	// As a user pre-binds a volume: by the claim's name, without its UID.
+	preBound := volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))))
+	cases := map[string]struct {
+		reason string
+		plan   plan
+		want   []patched
+	}{
+		"ClaimRef": {
+			reason: "the claimRef with the claim's UID, the mark of the controller, and nothing else",
+			plan:   plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv", gen.Label("keep", "me"), gen.Annotation("keep", "me"))}}},
+			want: []patched{{kind: "PersistentVolume", name: "pv", body: `{
+				"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}, "resourceVersion": "20"},
+				"spec": {"claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "data",
+					"uid": "claim-data", "resourceVersion": "10"}}}`}},
+		},
+		"ClaimRefOfUser": {
+			reason: "a volume that a user pre-bound gets the UID, but not the mark of the controller",
+			plan:   plan{static: []match{{claim: theClaim(), volume: preBound}}},
+			want: []patched{{kind: "PersistentVolume", name: "pv", body: `{
+				"metadata": {"resourceVersion": "20"},
+				"spec": {"claimRef": {"uid": "claim-data", "resourceVersion": "10"}}}`}},
+		},
+		"SelectedNode": {
+			reason: "selected-node and nothing else",
+			plan:   plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim(gen.Annotation("keep", "me"))}},
+			want: []patched{{kind: "PersistentVolumeClaim", name: "data", body: `{
+				"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-a"}, "resourceVersion": "10"}}`}},
+		},
+		"AllRight": {
+			reason: "what is right already is not written again",
+			plan: plan{
+				static:  []match{{claim: theClaim(), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}},
+				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))},
+			},
+		},
+		"Nothing": {reason: "an empty plan writes nothing"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &tc.plan), tc.reason)
+			require.Len(t, w.patches, len(tc.want), tc.reason)
+			for i, want := range tc.want {
+				assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
+				assert.Equal(t, want.kind+" "+want.name, w.patches[i].kind+" "+w.patches[i].name)
+			}
+		})
+	}
+}
+
+// TestWriteOrder: claimRefs before selected-nodes, as kube-scheduler does, and
+// what the API server answered is what the wait compares with.
+func TestWriteOrder(t *testing.T) {
+	w := newWorld()
+	inCache := []*corev1.PersistentVolume{volumeNamed("pv1"), volumeNamed("pv2")}
+	claims := []*corev1.PersistentVolumeClaim{claimNamed("c"), claimNamed("d")}
+	before := []any{inCache[0].DeepCopy(), inCache[1].DeepCopy(), claims[0].DeepCopy(), claims[1].DeepCopy()}
+	pl := plan{
+		static:  []match{{claim: claimNamed("a"), volume: inCache[0]}, {claim: claimNamed("b"), volume: inCache[1]}},
+		dynamic: []*corev1.PersistentVolumeClaim{claims[0], claims[1]},
+	}
+	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+
+	var order []string
+	for _, p := range w.patches {
+		order = append(order, p.name)
+	}
+	assert.Equal(t, []string{"pv1", "pv2", "c", "d"}, order)
+	assert.Equal(t, "120", pl.static[1].volume.ResourceVersion)
+	assert.Equal(t, "claim-b", string(pl.static[1].volume.Spec.ClaimRef.UID))
+	assert.Equal(t, "110", pl.dynamic[1].ResourceVersion)
+	assert.Equal(t, "node-a", pl.dynamic[1].Annotations[volume.AnnSelectedNode])
+	assert.Equal(t, before, []any{inCache[0], inCache[1], claims[0], claims[1]}, "the objects of the cache did not change")
+
+	w.patches = nil
+	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	assert.Empty(t, w.patches, "written twice, it is written once")
+}
+
+func TestWriteFails(t *testing.T) {
+	claims := schema.GroupResource{Resource: "persistentvolumeclaims"}
+	cases := map[string]struct {
+		reason string
+		err    error
+		want   api.Kind
+	}{
+		"Conflict":   {reason: "another was faster: the next call decides anew", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: api.KindWait},
+		"NotFound":   {reason: "there is nothing to write to", err: apierrors.NewNotFound(claims, "pv2"), want: api.KindRefuse},
+		"Overloaded": {reason: "a matter of time", err: apierrors.NewTooManyRequestsError("slow down"), want: api.KindWait},
+		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: api.KindInternal},
+		"Unknown":    {reason: "Prebind's own failure", err: errors.New("boom"), want: api.KindInternal},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			w.fail = func(name string) error {
+				if name == "pv2" {
+					return tc.err
+				}
+				return nil
+			}
+			pl := plan{
+				static:  []match{{claim: claimNamed("a"), volume: volumeNamed("pv1")}, {claim: claimNamed("b"), volume: volumeNamed("pv2")}},
+				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("c")},
+			}
+			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
+			require.ErrorIs(t, err, tc.err)
+			assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, api.Object{Kind: "PersistentVolume", Name: "pv2"}, api.AsError(Name, err).Object)
+			assert.Len(t, w.patches, 2, "nothing is written after a failure")
+			for _, p := range w.patches {
+				var body struct {
+					Metadata struct{ ResourceVersion string }
+				}
+				require.NoError(t, json.Unmarshal([]byte(p.body), &body))
+				assert.NotEmpty(t, body.Metadata.ResourceVersion, "every write is conditional")
+			}
+		})
+	}
+}

@@ -1,0 +1,237 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// How a method of a random plugin ends.
+const (
+	succeeds = iota
+	fails
+	refuses
+	panics
+	skips
+	absent // The plugin has no PreFlight.
+)
+
+// script is how the methods of a random plugin end.
+type script struct{ preFlight, preBind, rollBack int }
+
+var errScripted = errors.New("as the script says")
+
+func end(how int, name string) error {
+	switch how {
+	case fails:
+		return errScripted
+	case refuses:
+		return fmt.Errorf("wrapped: %w", api.Refuse(api.Object{Kind: "Thing", Name: name}, "no"))
+	case panics:
+		panic("as the script says")
+	default:
+		return nil
+	}
+}
+
+// scripted makes plugins p0, p1, … that note their calls as "p0 PreBind".
+func scripted(scripts []script, happened *events) []api.PreBinder {
+	var plugins []api.PreBinder
+	for i, s := range scripts {
+		name := fmt.Sprintf("p%d", i)
+		base := &checker{
+			plugin: plugin{
+				name: name,
+				preBind: func(context.Context, *api.BindContext) error {
+					happened.add(name + " PreBind")
+					return end(s.preBind, name)
+				},
+				rollBack: func(context.Context, *api.BindContext) error {
+					happened.add(name + " PreBindRollBack")
+					return end(s.rollBack, name)
+				},
+			},
+			preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
+				happened.add(name + " PreFlight")
+				if s.preFlight == skips {
+					return api.Skip, nil
+				}
+				return api.Run, end(s.preFlight, name)
+			},
+		}
+		if s.preFlight == absent {
+			plugins = append(plugins, &base.plugin)
+		} else {
+			plugins = append(plugins, base)
+		}
+	}
+	return plugins
+}
+
+// wantFrom says what the script of the first method that does not succeed makes
+// of the bind.
+func wantFrom(how int) api.Kind {
+	switch how {
+	case refuses:
+		return api.KindRefuse
+	case fails, panics:
+		return api.KindInternal
+	default:
+		return ""
+	}
+}
+
+func kindOf(err *api.Error) api.Kind {
+	if err == nil {
+		return ""
+	}
+	return err.Kind
+}
+
+// TestRunnerProperties checks the order of calls, the first failure, and the
+// rollback, for random sets of plugins against a model of a few lines.
+func TestRunnerProperties(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // Not a secret.
+	pick := func(outcomes ...int) int { return outcomes[random.IntN(len(outcomes))] }
+	ctx := klog.NewContext(t.Context(), logr.Discard())
+
+	for round := range 2000 {
+		scripts := make([]script, random.IntN(7))
+		for i := range scripts {
+			scripts[i] = script{
+				preFlight: pick(succeeds, succeeds, succeeds, skips, absent, fails, refuses, panics),
+				preBind:   pick(succeeds, succeeds, succeeds, succeeds, fails, refuses, panics),
+				rollBack:  pick(succeeds, succeeds, fails, panics),
+			}
+		}
+		// The model.
+		var wantChecks, wantRun, wantCalls []string
+		var wantCheck, wantBind api.Kind
+		var checkedBy, boundBy string
+		var run []script
+		for i, s := range scripts {
+			name := fmt.Sprintf("p%d", i)
+			if s.preFlight != absent {
+				wantChecks = append(wantChecks, name+" PreFlight")
+			}
+			if wantCheck = wantFrom(s.preFlight); wantCheck != "" {
+				wantRun, checkedBy = nil, name
+				break
+			}
+			if s.preFlight != skips {
+				wantRun, run = append(wantRun, name), append(run, s)
+			}
+		}
+		if wantCheck == "" {
+			for i, s := range run {
+				wantCalls = append(wantCalls, wantRun[i]+" PreBind")
+				if wantBind = wantFrom(s.preBind); wantBind != "" {
+					boundBy = wantRun[i]
+					for _, name := range slices.Backward(wantRun[:i+1]) {
+						wantCalls = append(wantCalls, name+" PreBindRollBack")
+					}
+					break
+				}
+			}
+		}
+
+		checks, calls := &events{}, &events{}
+		bc := &api.BindContext{}
+		selected, err := preFlight(ctx, scripted(scripts, checks), bc)
+		note := fmt.Sprintf("round %d of seed %d: %+v", round, seed, scripts)
+		require.Equal(t, wantCheck, kindOf(err), note)
+		if err != nil {
+			require.Equal(t, checkedBy, err.Plugin, note)
+		}
+		require.Equal(t, wantRun, names(selected), note)
+		require.ElementsMatch(t, wantChecks, checks.all(), note)
+		require.True(t, slices.IsSorted(checks.all()), "%s: PreFlight runs in order", note)
+		if wantCheck != "" {
+			continue
+		}
+
+		var entered []string
+		err = preBind(ctx, scripted(scripts, calls)[:0:0], bc, nil)
+		require.Nil(t, err, note)
+		err = preBind(ctx, only(scripted(scripts, calls), wantRun), bc, func(name string) { entered = append(entered, name) })
+		require.Equal(t, wantBind, kindOf(err), note)
+		if err != nil {
+			require.Equal(t, boundBy, err.Plugin, note)
+		}
+		require.Equal(t, append([]string{}, wantCalls...), calls.all(), note)
+		for i, name := range entered {
+			require.Equal(t, name+" PreBind", calls.all()[i], "%s: the plugin at work is told first", note)
+		}
+	}
+}
+
+func names(plugins []api.PreBinder) []string {
+	var list []string
+	for _, p := range plugins {
+		list = append(list, p.Name())
+	}
+	return list
+}
+
+func only(plugins []api.PreBinder, wanted []string) []api.PreBinder {
+	return slices.DeleteFunc(plugins, func(p api.PreBinder) bool { return !slices.Contains(wanted, p.Name()) })
+}
+
+func TestRollBackContext(t *testing.T) {
+	type key struct{}
+	happened := &events{}
+	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { return errScripted }}
+	p.rollBack = func(ctx context.Context, _ *api.BindContext) error {
+		happened.add(fmt.Sprint(ctx.Err(), ctx.Value(key{})))
+		_, limited := ctx.Deadline()
+		assert.True(t, limited, "a rollback is bounded by its own timeout")
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.WithValue(klog.NewContext(t.Context(), logr.Discard()), key{}, "kept"))
+	cancel()
+
+	err := preBind(ctx, []api.PreBinder{p}, &api.BindContext{}, func(string) {})
+
+	require.ErrorIs(t, err, errScripted)
+	assert.Equal(t, []string{"<nil>kept"}, happened.all(),
+		"a rollback does not run on the context whose end may be the reason for it, but has its values")
+}
+
+func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
+	bc := &api.BindContext{}
+	p := &plugin{name: "p", preBind: func(_ context.Context, bc *api.BindContext) error {
+		bc.Waiting(api.Waiting{Object: claim, For: "something"})
+		return nil
+	}}
+	q := &plugin{name: "q", preBind: func(_ context.Context, bc *api.BindContext) error {
+		assert.Empty(t, bc.WaitingFor(), "what one plugin waited for is not what the next one waits for")
+		return nil
+	}}
+	require.Nil(t, preBind(t.Context(), []api.PreBinder{p, q}, bc, func(string) {}))
+	assert.Empty(t, bc.WaitingFor())
+}
+
+func TestPanicIsNamed(t *testing.T) {
+	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { panic("boom") }}
+	err := preBind(klog.NewContext(t.Context(), logr.Discard()), []api.PreBinder{p}, &api.BindContext{}, func(string) {})
+	require.NotNil(t, err)
+	assert.Equal(t, api.KindInternal, err.Kind)
+	assert.Contains(t, err.Error(), "boom")
+	assert.Contains(t, err.Error(), "bug")
+}

@@ -1,0 +1,103 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gen
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Image is what the containers of generated pods run, if anything runs them.
+const Image = "registry.k8s.io/pause:3.10"
+
+// PodOption is an option of Pod.
+type PodOption interface{ applyPod(pod *corev1.Pod) }
+
+type podFunc func(*corev1.Pod)
+
+func (f podFunc) applyPod(o *corev1.Pod) { f(o) }
+
+// Pod makes a pod with one container that waits for a scheduler.
+func Pod(name string, options ...PodOption) *corev1.Pod {
+	pod := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: name},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: Image}}},
+	}
+	for _, o := range options {
+		o.applyPod(pod)
+	}
+	return pod
+}
+
+// UsesClaim adds a volume, of the claim's name, that is the claim.
+func UsesClaim(claim string) PodOption {
+	return podFunc(func(pod *corev1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+	})
+}
+
+// EphemeralVolume adds a generic ephemeral volume with the claim's spec.
+func EphemeralVolume(name string, options ...ClaimOption) PodOption {
+	return podFunc(func(pod *corev1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			Ephemeral: &corev1.EphemeralVolumeSource{
+				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: Claim(name, options...).Spec},
+			},
+		}})
+	})
+}
+
+// EmptyDir adds a volume that is no claim.
+func EmptyDir(name string) PodOption {
+	return podFunc(func(pod *corev1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			EmptyDir: &corev1.EmptyDirVolumeSource{},
+		}})
+	})
+}
+
+// BoundTo is a pod that has its node.
+func BoundTo(node string) PodOption {
+	return podFunc(func(pod *corev1.Pod) { pod.Spec.NodeName = node })
+}
+
+// Gate adds a scheduling gate.
+func Gate(name string) PodOption {
+	return podFunc(func(pod *corev1.Pod) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+	})
+}
+
+// Scheduler sets the pod's scheduler.
+func Scheduler(name string) PodOption {
+	return podFunc(func(pod *corev1.Pod) { pod.Spec.SchedulerName = name })
+}
+
+// BindingOption is an option of Binding.
+type BindingOption interface{ applyBinding(b *corev1.Binding) }
+
+type bindingFunc func(*corev1.Binding)
+
+func (f bindingFunc) applyBinding(o *corev1.Binding) { f(o) }
+
+// Binding makes the Binding of the pod to the node, without a UID.
+func Binding(pod *corev1.Pod, node string, options ...BindingOption) *corev1.Binding {
+	b := &corev1.Binding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Binding"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	}
+	for _, o := range options {
+		o.applyBinding(b)
+	}
+	return b
+}
+
+// TargetKind sets the kind of the Binding's target.
+func TargetKind(kind string) BindingOption {
+	return bindingFunc(func(b *corev1.Binding) { b.Target.Kind = kind })
+}

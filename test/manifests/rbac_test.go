@@ -1,0 +1,102 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests_test
+
+import (
+	"slices"
+	"testing"
+
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+func TestRoles(t *testing.T) {
+	objects := render(t, everything)
+	read := []string{"get", "list", "watch"}
+	readAndPatch := []string{"get", "list", "patch", "watch"}
+
+	cases := map[string]struct {
+		reason string
+		want   map[string][]string
+	}{
+		"prebind": {
+			reason: "the annotations travel in the answer, so Prebind itself only reads",
+			want:   map[string][]string{"pods": read, "nodes": read},
+		},
+		"prebind-volumebinding": {
+			reason: "it marks claims and volumes for each other, and makes or deletes none",
+			want: map[string][]string{
+				"persistentvolumeclaims":        readAndPatch,
+				"persistentvolumes":             readAndPatch,
+				"storage.k8s.io/storageclasses": read,
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			role := get[*rbacv1.ClusterRole](t, objects, name)
+			assert.Nil(t, role.AggregationRule, "an aggregated role grows by what others label")
+			assert.Equal(t, tc.want, permissions(t, role.Rules), tc.reason)
+		})
+	}
+
+	roles := all[*rbacv1.ClusterRole](objects)
+	assert.Len(t, roles, len(cases), "every role is listed here: %v", names(roles))
+	assert.Empty(t, all[*rbacv1.Role](objects), "no role in a namespace is needed")
+	assert.Empty(t, all[*rbacv1.RoleBinding](objects), "no role in a namespace is needed")
+}
+
+func TestRoleBindings(t *testing.T) {
+	objects := render(t, everything)
+	bindings := all[*rbacv1.ClusterRoleBinding](objects)
+	require.NotEmpty(t, bindings)
+
+	for _, binding := range bindings {
+		t.Run(binding.Name, func(t *testing.T) {
+			assert.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding.Name}, binding.RoleRef,
+				"a binding is called like its role, and there is one for each")
+			get[*rbacv1.ClusterRole](t, objects, binding.RoleRef.Name)
+			assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "prebind", Namespace: namespace}}, binding.Subjects,
+				"nobody but Prebind holds its permissions")
+		})
+	}
+	assert.Len(t, bindings, len(all[*rbacv1.ClusterRole](objects)), "every role is bound")
+}
+
+func TestBaseAlone(t *testing.T) {
+	objects := render(t, base)
+
+	assert.Equal(t, []string{"prebind"}, names(all[*rbacv1.ClusterRole](objects)),
+		"a plugin's permissions come with its component, so that one that is off has none")
+	assert.Equal(t, []string{"prebind"}, names(all[*rbacv1.ClusterRoleBinding](objects)),
+		"a plugin's permissions come with its component, so that one that is off has none")
+	assert.Empty(t, all[*certmanagerv1.Certificate](objects), "certificates may come another way")
+	assert.Empty(t, all[*certmanagerv1.Issuer](objects), "certificates may come another way")
+}
+
+// permissions turns rules into verbs by resource, the core group without a
+// prefix. It fails on what no role here may have.
+func permissions(t *testing.T, rules []rbacv1.PolicyRule) map[string][]string {
+	t.Helper()
+
+	granted := map[string][]string{}
+	for _, rule := range rules {
+		assert.Empty(t, rule.NonResourceURLs, "no paths outside the API's resources")
+		assert.NotContains(t, slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), "*", "no wildcards")
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				if group != "" {
+					resource = group + "/" + resource
+				}
+				granted[resource] = append(granted[resource], rule.Verbs...)
+			}
+		}
+	}
+	for _, verbs := range granted {
+		slices.Sort(verbs)
+	}
+	return granted
+}

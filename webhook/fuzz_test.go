@@ -1,0 +1,160 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apijson "k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+)
+
+// goldenRequests are the bodies under testdata.
+func goldenRequests(t testing.TB) [][]byte {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join("testdata", "*.request.json"))
+	require.NoError(t, err)
+	require.NotEmpty(t, paths)
+	var bodies [][]byte
+	for _, path := range paths {
+		body, err := os.ReadFile(path) //nolint:gosec // A file of this package.
+		require.NoError(t, err)
+		bodies = append(bodies, body)
+	}
+	return bodies
+}
+
+// FuzzHandler: whatever is posted, the answer is one JSON object that the API
+// server understands, and nothing panics.
+func FuzzHandler(f *testing.F) {
+	for _, body := range goldenRequests(f) {
+		f.Add(body)
+		f.Add(body[:len(body)*2/3])
+	}
+	f.Add([]byte(""))
+	f.Add([]byte("null"))
+	f.Add([]byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1"}}`))
+	f.Add([]byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1","operation":"CREATE",` +
+		`"resource":{"version":"v1","resource":"bindings"},"kind":{"version":"v1","kind":"Binding"},"object":null}}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		// As the real engine, it looks into the Binding and panics for none.
+		h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
+			if r.Binding.Target.Name == "" {
+				return binder.Decision{PassThrough: true}
+			}
+			if len(r.Binding.Annotations)%2 == 1 {
+				return binder.Decision{Err: api.Refuse(api.Object{Kind: "Pod", Name: r.Pod.Name}, "no")}
+			}
+			return binder.Decision{Annotations: map[string]string{"a.prebind.dev/b": r.Binding.Name}, UID: "1", Warnings: []string{r.Pod.Name}}
+		})
+		w := serve(t, h, bytes.Clone(body))
+		if w.Code != http.StatusOK {
+			assert.Equal(t, http.StatusBadRequest, w.Code)
+			checkStatus(t, w, http.StatusBadRequest, "")
+			return
+		}
+		var asked, told admissionv1.AdmissionReview
+		require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
+		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
+		assert.Equal(t, reviewType, told.TypeMeta)
+		require.NotNil(t, told.Response)
+		assert.Equal(t, asked.Request.UID, told.Response.UID)
+		assert.Equal(t, told.Response.Patch != nil, told.Response.PatchType != nil, "a patch has a type")
+		if told.Response.Allowed {
+			return
+		}
+		assert.Nil(t, told.Response.Patch, "a denial patches nothing")
+		require.NotNil(t, told.Response.Result, "a denial says why")
+		assert.GreaterOrEqual(t, told.Response.Result.Code, int32(http.StatusBadRequest))
+		assert.NotEmpty(t, told.Response.Result.Message)
+		assert.NotEqual(t, metav1.StatusReasonInternalError, told.Response.Result.Reason, "no request makes it panic")
+	})
+}
+
+// FuzzPatch applies the patch as the API server does: the decision's keys are
+// set, and nothing else has changed.
+func FuzzPatch(f *testing.F) {
+	for _, body := range goldenRequests(f) {
+		var review admissionv1.AdmissionReview
+		require.NoError(f, json.Unmarshal(body, &review))
+		f.Add([]byte(review.Request.Object.Raw), "topology.prebind.dev/zone", "z1", "example.com/a~b", "0a1b2c3d")
+	}
+	f.Add([]byte(`{"metadata":{"annotations":{"":"","a/b":"1"}},"other":[1.5]}`), "a/b", "1", "", "")
+	f.Add([]byte(`{"metadata":{}}`), "~1", "<&>", "~0/", "")
+	f.Add([]byte(`{"metadata":null}`), "a", "", "a", "1")
+	f.Fuzz(func(t *testing.T, raw []byte, key, value, second, uid string) {
+		var object map[string]any
+		if json.Unmarshal(raw, &object) != nil || object == nil {
+			t.Skip("the API server sends objects only")
+		}
+		for _, s := range []string{key, value, second, uid} {
+			if !utf8.ValidString(s) {
+				t.Skip("the engine has validated what it adds")
+			}
+		}
+		// The API server has encoded what it sends: without duplicate keys.
+		raw, err := json.Marshal(object)
+		require.NoError(t, err)
+		b, reason, bad := parse(&admissionv1.AdmissionRequest{
+			Name: "web", Namespace: "shop", Operation: admissionv1.Create, SubResource: "binding",
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+			Object:   runtime.RawExtension{Raw: raw},
+		})
+		require.Empty(t, reason)
+		if bad != nil {
+			t.Skip("no Binding")
+		}
+		d := binder.Decision{Annotations: map[string]string{key: value, second: value + "!"}, UID: types.UID(uid)}
+
+		want := b.request.Binding.DeepCopy()
+		if want.Annotations == nil {
+			want.Annotations = map[string]string{}
+		}
+		maps.Copy(want.Annotations, d.Annotations)
+		if uid != "" {
+			want.UID = d.UID
+		}
+		patched := raw
+		if encoded := patchFor(b, d); encoded != nil {
+			patch, err := jsonpatch.DecodePatch(encoded)
+			require.NoError(t, err, "%s", encoded)
+			patched, err = patch.Apply(raw)
+			require.NoError(t, err, "%s of %s", encoded, raw)
+		}
+		got := &corev1.Binding{}
+		require.NoError(t, apijson.Unmarshal(patched, got), "%s", patched)
+		assert.Equal(t, want, got)
+
+		var after map[string]any
+		require.NoError(t, json.Unmarshal(patched, &after))
+		for _, o := range []map[string]any{object, after} {
+			delete(o, "metadata")
+		}
+		assert.Equal(t, object, after, "nothing but metadata changed")
+
+		again := &bind{request: binder.Request{Binding: got}}
+		require.NoError(t, json.Unmarshal(patched, &again.has))
+		d.UID = ""
+		assert.Nil(t, patchFor(again, d), "what is patched already is not patched again")
+	})
+}

@@ -1,0 +1,230 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+)
+
+var update = flag.Bool("update", false, "write the golden responses anew")
+
+// engineFunc is a scripted Engine.
+type engineFunc func(ctx context.Context, r binder.Request) binder.Decision
+
+func (f engineFunc) Bind(ctx context.Context, r binder.Request) binder.Decision { return f(ctx, r) }
+
+func ready() error { return nil }
+
+func handlerOf(t testing.TB, engine engineFunc) *Handler {
+	t.Helper()
+	h, err := NewHandler(Options{Engine: engine, Ready: ready, Log: logr.Discard()})
+	require.NoError(t, err)
+	return h
+}
+
+// serve posts the body as the API server does.
+func serve(t testing.TB, h http.Handler, body []byte, change ...func(r *http.Request)) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Path+"?timeout=10s", bytes.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	for _, c := range change {
+		c(r)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func read(t testing.TB, name string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("testdata", name))
+	require.NoError(t, err)
+	return content
+}
+
+// TestGolden answers each testdata/NAME.request.json, by an engine that decides
+// as scripted here, with NAME.response.json. In the latter the patch is not in
+// base64, so that people can read it.
+func TestGolden(t *testing.T) {
+	claim := api.Object{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data"}
+	pod := types.NamespacedName{Namespace: "shop", Name: "web"}
+	topology := map[string]string{"topology.prebind.dev/zone": "z1", "topology.prebind.dev/rack": "r7"}
+	by := func(err *api.Error, plugin string) *api.Error {
+		err.Plugin = plugin
+		return err
+	}
+	cases := map[string]struct {
+		reason   string
+		decision binder.Decision
+		// passes says that the engine is not asked.
+		passes bool
+		panics bool
+	}{
+		"allowed":                  {reason: "annotations are added to those that are there", decision: binder.Decision{Annotations: topology}},
+		"allowed-nothing-to-add":   {reason: "no patch without anything to patch", decision: binder.Decision{Annotations: map[string]string{}}},
+		"allowed-no-annotations":   {reason: "the map is made", decision: binder.Decision{Annotations: topology}},
+		"allowed-null-annotations": {reason: "null is no map", decision: binder.Decision{Annotations: topology}},
+		"allowed-no-metadata":      {reason: "whatever is missing is made", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
+		"allowed-escaped-keys": {reason: "JSON pointers escape / and ~", decision: binder.Decision{
+			Annotations: map[string]string{"example.com/a~b": "new", "topology.prebind.dev/zone": "new", "example.com/c~1d": "new"},
+		}},
+		"allowed-equal-value": {reason: "what is there already is not patched", decision: binder.Decision{Annotations: topology}},
+		"allowed-uid-pinned":  {reason: "a Binding without UID is pinned", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
+		"allowed-uid-pinned-only": {
+			reason: "also when nothing is added", decision: binder.Decision{UID: "0a1b2c3d"},
+		},
+		"legacy-bindings": {reason: "the pod's name stands in the object only", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
+		"dry-run":         {reason: "it tells what it would have done", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
+		"passed-through":  {reason: "the API server gives its own answer", decision: binder.Decision{PassThrough: true}},
+		"waiting": {reason: "client-go repeats it by itself", decision: binder.Decision{
+			Err:        by(api.Wait(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
+			RetryAfter: 4 * time.Second, Annotations: topology, UID: "0a1b2c3d", Warnings: []string{"topology: something is replaced"},
+		}},
+		"refused": {reason: "the scheduler tries elsewhere", decision: binder.Decision{
+			Err: by(api.Refuse(claim, "the claim does not exist").Advise("create it, or correct the pod"), "volumebinding"),
+		}},
+		"stale": {reason: "the scheduler drops it", decision: binder.Decision{
+			Err: by(api.Stale(api.Object{Kind: "Pod", Namespace: "shop", Name: "web"}, "the pod is being deleted").Advise("forget this bind"), "binder"),
+		}},
+		"invalid": {reason: "the scheduler's author sees which keys", decision: binder.Decision{Err: &api.Error{
+			Kind: api.KindInvalid, Plugin: "binder", Object: api.Object{Kind: "Pod", Namespace: "shop", Name: "web"},
+			Message: "not valid", Advice: "correct the Binding",
+			Fields: []api.Field{{Path: "metadata.annotations", Message: `Invalid value: "no good"`}, {Path: "metadata.labels", Message: "bad"}},
+		}}},
+		"internal": {reason: "Prebind's own failure, not to be repeated blindly", decision: binder.Decision{
+			Err: by(api.Internal(claim, errors.New("boom")), "volumebinding"),
+		}},
+		"unknown-kind": {reason: "a kind that nobody knows is a failure, and never an admission", decision: binder.Decision{
+			Err: &api.Error{Kind: "new", Plugin: "volumebinding", Message: "boom"},
+		}},
+		"engine-panics":     {reason: "a mistake costs one bind and not the process", panics: true},
+		"invalid-object":    {reason: "a Binding that cannot be read is not admitted", passes: true},
+		"invalid-no-object": {reason: "nor one that is not there", passes: true},
+		"other-resource":    {reason: "wrong rules must not stop what they match", passes: true},
+		"other-version":     {reason: "a version that it does not read passes", passes: true},
+		"other-operation":   {reason: "only the creation is a bind", passes: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			asked := 0
+			h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
+				asked++
+				if name != "allowed-no-metadata" {
+					assert.Equal(t, pod, types.NamespacedName{Namespace: r.Binding.Namespace, Name: r.Binding.Name})
+				}
+				assert.Equal(t, pod, r.Pod)
+				assert.Equal(t, "node-a", r.Binding.Target.Name)
+				assert.Equal(t, "system:kube-scheduler", r.User.Username)
+				assert.Equal(t, name == "dry-run", r.DryRun)
+				if tc.panics {
+					panic("boom")
+				}
+				return tc.decision
+			})
+			w := serve(t, h, read(t, name+".request.json"))
+
+			assert.Equal(t, !tc.passes, asked == 1, "the engine is asked once, or not at all")
+			assert.Equal(t, http.StatusOK, w.Code, "an AdmissionReview is answered with one")
+			assert.Equal(t, "application/json", w.Header().Get("Content-Type"))
+			got := readable(t, w.Body.Bytes())
+			golden := name + ".response.json"
+			if *update {
+				require.NoError(t, os.WriteFile(filepath.Join("testdata", golden), got, 0o600))
+			}
+			assert.Equal(t, string(read(t, golden)), string(got), tc.reason)
+		})
+	}
+	requests, err := filepath.Glob(filepath.Join("testdata", "*.request.json"))
+	require.NoError(t, err)
+	for _, path := range requests {
+		name := strings.TrimSuffix(filepath.Base(path), ".request.json")
+		assert.Contains(t, cases, name, "every file belongs to a case")
+	}
+}
+
+// readable indents a review and decodes its patch.
+func readable(t testing.TB, body []byte) []byte {
+	t.Helper()
+	var review map[string]any
+	require.NoError(t, json.Unmarshal(body, &review))
+	if response, ok := review["response"].(map[string]any); ok && response["patch"] != nil {
+		var patch []byte
+		encoded, err := json.Marshal(response["patch"])
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(encoded, &patch))
+		var operations []any
+		require.NoError(t, json.Unmarshal(patch, &operations))
+		response["patch"] = operations
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	require.NoError(t, encoder.Encode(review))
+	return out.Bytes()
+}
+
+func TestNewHandler(t *testing.T) {
+	engine := engineFunc(func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
+	_, err := NewHandler(Options{Ready: ready})
+	require.Error(t, err, "an engine is required")
+	_, err = NewHandler(Options{Engine: engine})
+	require.Error(t, err, "so is readiness")
+}
+
+// TestNotReady: the API server itself is asked to call again, on a new
+// connection, before anything is read.
+func TestNotReady(t *testing.T) {
+	h, err := NewHandler(Options{
+		Engine: engineFunc(func(context.Context, binder.Request) binder.Decision { panic("not while it is not ready") }),
+		Ready:  func() error { return errors.New("this replica is shutting down") },
+		Log:    logr.Discard(),
+	})
+	require.NoError(t, err)
+	for name, body := range map[string][]byte{"Review": read(t, "allowed.request.json"), "Garbage": []byte("{")} {
+		t.Run(name, func(t *testing.T) {
+			w := serve(t, h, body)
+			assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+			assert.Equal(t, "1", w.Header().Get("Retry-After"))
+			assert.Equal(t, "close", w.Header().Get("Connection"))
+			checkStatus(t, w, http.StatusServiceUnavailable, "this replica is shutting down")
+		})
+	}
+}
+
+// TestDeadline: the engine has the API server's timeout, less what the way back
+// takes.
+func TestDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var left time.Duration
+		h := handlerOf(t, func(ctx context.Context, _ binder.Request) binder.Decision {
+			deadline, ok := ctx.Deadline()
+			assert.True(t, ok)
+			left = time.Until(deadline)
+			return binder.Decision{}
+		})
+		serve(t, h, read(t, "allowed.request.json"), func(r *http.Request) { r.URL.RawQuery = "timeout=4s" })
+		assert.Equal(t, 3*time.Second, left)
+	})
+}
