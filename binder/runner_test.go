@@ -107,7 +107,7 @@ func kindOf(err *api.Error) api.Kind {
 func TestRunnerProperties(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // Not a secret.
+	random := rand.New(rand.NewPCG(seed, 0))
 	pick := func(outcomes ...int) int { return outcomes[random.IntN(len(outcomes))] }
 	ctx := klog.NewContext(t.Context(), logr.Discard())
 

@@ -36,7 +36,7 @@ func goldenRequests(t testing.TB) [][]byte {
 	require.NotEmpty(t, paths)
 	var bodies [][]byte
 	for _, path := range paths {
-		body, err := os.ReadFile(path) //nolint:gosec // A file of this package.
+		body, err := os.ReadFile(path)
 		require.NoError(t, err)
 		bodies = append(bodies, body)
 	}

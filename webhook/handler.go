@@ -114,7 +114,7 @@ func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReas
 	h.write(w, code, &metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure,
-		Code:     int32(code), //nolint:gosec // An HTTP status.
+		Code:     int32(code),
 		Reason:   reason,
 		Message:  "prebind: " + err.Error(),
 	})

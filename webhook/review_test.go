@@ -87,7 +87,7 @@ func TestBadInput(t *testing.T) {
 			}
 			w := serve(t, h, tc.body, change)
 			assert.Equal(t, tc.code, w.Code, tc.reason)
-			checkStatus(t, w, int32(tc.code), tc.says) //nolint:gosec // An HTTP status.
+			checkStatus(t, w, int32(tc.code), tc.says)
 			assert.Equal(t, tc.code == http.StatusMethodNotAllowed, w.Header().Get("Allow") == http.MethodPost)
 		})
 	}

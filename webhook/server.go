@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	maxHeader = 64 << 10
-	// readTimeout bounds the reading of a request. An answer may take longer than
-	// that, within its own deadline, so that there is no write timeout.
-	readTimeout = 10 * time.Second
+	maxHeader         = 64 << 10
+	readHeaderTimeout = 10 * time.Second
+	// readTimeout is longer than the API server waits for any answer: when it is
+	// over, a call that is held would lose its context.
+	readTimeout = 40 * time.Second
 	// idleTimeout is longer than the API server keeps an idle connection, so that
 	// it is never the server that closes one just when a review comes in.
 	idleTimeout = 3 * time.Minute
@@ -28,7 +29,7 @@ func NewServer(handler http.Handler, getCertificate func(*tls.ClientHelloInfo) (
 	return &http.Server{
 		Handler:           mux,
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: getCertificate, NextProtos: []string{"http/1.1"}},
-		ReadHeaderTimeout: readTimeout,
+		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,

@@ -4,11 +4,13 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
 // Kind tells what a failure means to the client that posted the Binding.
@@ -130,15 +132,21 @@ func Internal(object Object, cause error) *Error {
 }
 
 // FromAPI makes an answer of an API server's error on the object: one that a
-// later repetition can get over is KindWait (a conflict, an overloaded or
-// restarting API server), every other is KindInternal.
+// later repetition can get over is KindWait (a conflict, an API server that is
+// slow, overloaded or restarting), every other is KindInternal.
 func FromAPI(object Object, doing string, err error) *Error {
 	e := Internal(object, fmt.Errorf("%s: %w", doing, err))
-	if apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) ||
-		apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) {
+	if apierrors.IsConflict(err) || passing(err) {
 		e.Kind = KindWait
 	}
 	return e
+}
+
+// passing says whether the API server could not answer this time.
+func passing(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err) || errors.Is(err, context.DeadlineExceeded) ||
+		utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err)
 }
 
 // AsError returns err as an *Error that names the plugin. An error of any other

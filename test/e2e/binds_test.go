@@ -37,7 +37,7 @@ func (b *bench) bind(scheduler, node string, claims ...string) *corev1.Pod {
 	b.t.Helper()
 	b.pod(scheduler, claims...)
 	if scheduler == byHand {
-		require.NoError(b.t, b.bindByHand(b.binding(node), metav1.CreateOptions{}))
+		require.NoError(b.t, b.bindByHand(b.binding(node)))
 	}
 	pod := b.untilBound()
 	b.assertTopology(pod)
@@ -129,7 +129,7 @@ func TestBindKeepsTheBindingsAnnotations(t *testing.T) {
 	b := newBench(t, shared, nil)
 	b.pod(byHand)
 	withOwn := b.binding("node-1", gen.Annotation("example.com/chosen-by", "hand"), gen.Annotation("topology.prebind.dev/zone", "forged"))
-	require.NoError(t, b.bindByHand(withOwn, metav1.CreateOptions{}))
+	require.NoError(t, b.bindByHand(withOwn))
 	pod := b.untilBound()
 	b.assertTopology(pod)
 	assert.Equal(t, "hand", pod.Annotations["example.com/chosen-by"])
@@ -153,7 +153,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	assert.Contains(t, warned.all()[1], b.ns+"/made")
 
 	// The same Binding in earnest.
-	require.NoError(t, b.bindByHand(b.binding("node-3"), metav1.CreateOptions{}))
+	require.NoError(t, b.bindByHand(b.binding("node-3")))
 	b.assertClaimBound("local", "node-3")
 	b.assertClaimBound("made", "node-3")
 }

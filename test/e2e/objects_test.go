@@ -83,9 +83,9 @@ func (b *bench) pod(scheduler string, claims ...string) {
 	require.NoError(b.t, err)
 }
 
-// bindByHand posts a Binding of the pod, and repeats it as client-go does.
-func (b *bench) bindByHand(binding *corev1.Binding, options metav1.CreateOptions) error {
-	return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), binding, options)
+// bindByHand posts a Binding of the pod; client-go repeats it where it is told to.
+func (b *bench) bindByHand(binding *corev1.Binding) error {
+	return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), binding, metav1.CreateOptions{})
 }
 
 // binding asks for the node, for the pod "pod".

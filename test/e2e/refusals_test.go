@@ -124,7 +124,7 @@ func TestRefusals(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, shared, nil)
 			tc.prepare(b)
-			err := b.bindByHand(b.binding(tc.node, tc.options...), metav1.CreateOptions{})
+			err := b.bindByHand(b.binding(tc.node, tc.options...))
 			require.Error(t, err, tc.reason)
 			if tc.is != nil {
 				assert.True(t, tc.is(err), "%s: %v (%s)", tc.reason, err, apierrors.ReasonForError(err))

@@ -73,7 +73,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
 			err := cmd.Run()
 			var exit *exec.ExitError
-			require.True(t, errors.As(err, &exit), "%v", err)
+			require.ErrorAs(t, err, &exit)
 			assert.Equal(t, 1, exit.ExitCode())
 			assert.Empty(t, stdout.String())
 			assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "it should be one line:\n%s", &stderr)
@@ -167,9 +167,12 @@ func TestCertificateRotation(t *testing.T) {
 	b := newBench(t, shared, nil)
 	replica := b.prebind.Replicas()[0]
 	serial := func() string {
-		conn, err := tls.Dial("tcp", replica.WebhookAddress(), &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // Only to look at the certificate.
+		dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // Only to look at the certificate.
+		raw, err := dialer.DialContext(t.Context(), "tcp", replica.WebhookAddress())
 		require.NoError(t, err)
-		defer conn.Close()
+		defer raw.Close()
+		conn, ok := raw.(*tls.Conn)
+		require.True(t, ok)
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 	}
 	before := serial()
@@ -182,7 +185,7 @@ func TestCertificateRotation(t *testing.T) {
 }
 
 var insecure = &http.Client{Transport: &http.Transport{
-	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // Anybody who can reach the port.
+	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // Anybody who can reach the port.
 }}
 
 // get fails unless the URL answers with the code.

@@ -1,0 +1,242 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// Cluster is a running control plane. Its methods may be called from many
+// goroutines.
+type Cluster struct {
+	o         Options
+	assets    Assets
+	dir       string
+	temporary bool // dir is ours to remove
+
+	pki         *pki
+	reserved    *ports
+	ports       map[string]int    // by component, and etcdPeer
+	kubeconfigs map[string]string // by component
+	admin       *rest.Config
+	adminPath   string
+	egress      *egress
+	services    *Services
+	processes   map[string]*Process
+
+	stop    sync.Once
+	stopErr error
+}
+
+// Start starts a control plane and returns when it can be used: every component
+// is ready and the namespace default is there with its service account. If it
+// fails, or ctx ends, everything is stopped again; the logs stay, and the error
+// says where. After Start has returned, ctx has no effect: call [Cluster.Stop].
+func Start(ctx context.Context, o Options) (*Cluster, error) {
+	if err := o.validate(); err != nil {
+		return nil, fmt.Errorf("start a cluster: %w", err)
+	}
+	o = o.complete()
+	assets, err := o.assets(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("start a cluster: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.StartTimeout,
+		fmt.Errorf("not ready after %s, the Options.StartTimeout", o.StartTimeout))
+	defer cancel()
+	began := time.Now()
+	c := &Cluster{
+		o: o, assets: assets,
+		ports: map[string]int{}, kubeconfigs: map[string]string{}, processes: map[string]*Process{},
+	}
+	if err := c.start(ctx); err != nil {
+		c.temporary = false // for whoever looks into the failure
+		return nil, errors.Join(fmt.Errorf("start a cluster: %w\n(logs are kept in %s)", err, c.dir), c.Stop())
+	}
+	say(o.Out, "the control plane is ready after %s: KUBECONFIG=%s", time.Since(began).Round(100*time.Millisecond), c.adminPath)
+	return c, nil
+}
+
+func (o Options) assets(ctx context.Context) (Assets, error) {
+	if o.Assets != nil {
+		return *o.Assets, o.Assets.check(o.components()...)
+	}
+	assets, err := binaries(ctx, o.Out, !o.WithoutProvisioner)
+	if err != nil {
+		return Assets{}, err
+	}
+	return assets, assets.check(o.components()...)
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	if err := c.prepare(ctx); err != nil {
+		return err
+	}
+	for _, component := range c.o.components() {
+		process, err := NewProcess(ProcessOptions{
+			Name:    component,
+			Path:    c.assets.path(component),
+			Args:    c.args(component),
+			LogFile: c.file(filepath.Join("logs", component+".log")),
+			Health:  c.health(component),
+			Grace:   graces[component],
+		})
+		if err != nil {
+			return err
+		}
+		c.processes[component] = process
+	}
+	if err := c.launch(ctx, Etcd); err != nil {
+		return err
+	}
+	if err := c.launch(ctx, APIServer); err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(c.admin)
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	c.services = newServices(c.egress.listener, client)
+	if err := c.bootstrap(ctx, client); err != nil {
+		return err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, component := range c.o.components()[2:] {
+		group.Go(func() error { return c.launch(groupCtx, component) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return c.waitUsable(ctx, client)
+}
+
+// graces are shorter than the usual for components that would use all of it when
+// what they talk to does not answer. Nothing is lost by it: what they wrote is
+// with the operating system, which does not go down.
+var graces = map[string]time.Duration{Etcd: time.Second, APIServer: 5 * time.Second}
+
+// launch starts a component and waits until it is ready.
+func (c *Cluster) launch(ctx context.Context, component string) error {
+	began := time.Now()
+	process := c.processes[component]
+	if err := process.Start(); err != nil {
+		return err
+	}
+	if err := process.WaitReady(ctx); err != nil {
+		return err
+	}
+	say(c.o.Out, "%s is ready after %s", component, time.Since(began).Round(100*time.Millisecond))
+	return nil
+}
+
+// Stop stops every component, and removes the folder if it is a temporary one.
+// Calls after the first return what that one did: what went wrong, which includes
+// a component that had ended by itself.
+func (c *Cluster) Stop() error {
+	c.stop.Do(func() { c.stopErr = c.shutdown() })
+	return c.stopErr
+}
+
+func (c *Cluster) shutdown() error {
+	errs := []error{c.Err()}
+	// Clients go before the server, and the server before its storage, so that
+	// no log ends in complaints about the others.
+	var clients errgroup.Group
+	for _, component := range []string{ControllerManager, Scheduler, Provisioner} {
+		if process := c.processes[component]; process != nil {
+			clients.Go(process.Stop)
+		}
+	}
+	errs = append(errs, clients.Wait())
+	for _, component := range []string{APIServer, Etcd} {
+		if process := c.processes[component]; process != nil {
+			errs = append(errs, process.Stop())
+		}
+	}
+	if c.services != nil {
+		errs = append(errs, c.services.close())
+	}
+	if c.egress != nil {
+		errs = append(errs, c.egress.close())
+	}
+	if c.reserved != nil {
+		c.reserved.release()
+	}
+	if c.temporary && !c.o.KeepDir {
+		errs = append(errs, os.RemoveAll(c.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// Err returns an error, with the end of its log, for each component that has
+// ended though nobody stopped or killed it by its [Process]; nil is all is well.
+func (c *Cluster) Err() error {
+	var errs []error
+	for _, component := range c.o.components() {
+		if process := c.processes[component]; process != nil {
+			errs = append(errs, process.Err())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Config returns a configuration for a client that may do everything, as a member
+// of system:masters, and that does not limit its own rate in practice. The caller
+// owns it.
+func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// Kubeconfig returns the path of a kubeconfig with the rights of Config.
+func (c *Cluster) Kubeconfig() string { return c.adminPath }
+
+// Dir returns the cluster's folder. The logs are in its folder logs.
+func (c *Cluster) Dir() string { return c.dir }
+
+// Services returns what brings the API server to Services of this cluster.
+func (c *Cluster) Services() *Services { return c.services }
+
+// Process returns the component of that name, such as [APIServer], and nil if it
+// was left out.
+func (c *Cluster) Process(component string) *Process { return c.processes[component] }
+
+// URL returns the address that a component serves on, such as
+// https://127.0.0.1:20443, also for its /metrics. It stays the same over restarts
+// of the component. The serving certificates are signed by Config's CA.
+func (c *Cluster) URL(component string) string { return c.url(component) }
+
+// Kubectl returns a kubectl command with the rights of Config, which ends when
+// ctx does. It sees nothing of the user's own kubectl settings.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, c.assets.Kubectl, args...)
+	// By environment and not by flag: kubectl takes no flags before the name of
+	// a plugin.
+	cmd.Env = append(os.Environ(),
+		"KUBECONFIG="+c.adminPath,
+		"KUBECACHEDIR="+c.file("kubectl-cache"),
+		"KUBECTL_KUBERC=false",
+	)
+	return cmd
+}
+
+// DumpLogs writes the end of each component's log.
+func (c *Cluster) DumpLogs(w io.Writer) {
+	for _, component := range c.o.components() {
+		if process := c.processes[component]; process != nil {
+			say(w, "--- %s, the end of %s\n%s", component, process.LogFile(), process.Tail(tailLines))
+		}
+	}
+}
+
+func (c *Cluster) file(name string) string { return filepath.Join(c.dir, name) }

@@ -1,0 +1,142 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// serviceRange is where Services get their ClusterIP from, and apiServiceIP is
+// the first address of it, which the Service kubernetes gets.
+const (
+	serviceRange = "10.0.0.0/24"
+	apiServiceIP = "10.0.0.1"
+)
+
+// args returns a component's command line, the caller's extra arguments last so
+// that they win.
+func (c *Cluster) args(component string) []string {
+	var out []string
+	switch component {
+	case Etcd:
+		out = c.etcdArgs()
+	case APIServer:
+		out = c.apiServerArgs()
+	case ControllerManager:
+		out = c.controllerManagerArgs()
+	case Scheduler:
+		out = c.schedulerArgs()
+	case Provisioner:
+		out = c.provisionerArgs()
+	}
+	return append(out, c.o.ExtraArgs[component]...)
+}
+
+func (c *Cluster) etcdArgs() []string {
+	client, peer := c.url(Etcd), "http://"+address(c.ports[etcdPeer])
+	return []string{
+		"--name=default",
+		"--data-dir=" + c.file("etcd"),
+		"--listen-client-urls=" + client,
+		"--advertise-client-urls=" + client,
+		"--listen-peer-urls=" + peer,
+		"--initial-advertise-peer-urls=" + peer,
+		"--initial-cluster=default=" + peer,
+		// The data need not outlive the machine, only the process.
+		"--unsafe-no-fsync",
+		"--quota-backend-bytes=4294967296",
+		"--log-level=warn",
+	}
+}
+
+func (c *Cluster) apiServerArgs() []string {
+	out := []string{
+		"--etcd-servers=" + c.url(Etcd),
+		"--advertise-address=" + loopback,
+		// An endpoint on a loopback address is not valid, so none is published.
+		"--endpoint-reconciler-type=none",
+		"--authorization-mode=Node,RBAC",
+		"--client-ca-file=" + c.pki.file("ca.crt"),
+		"--service-cluster-ip-range=" + serviceRange,
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + c.pki.file("service-account.pub"),
+		"--service-account-signing-key-file=" + c.pki.file("service-account.key"),
+		"--egress-selector-config-file=" + c.file(egressConfigFile),
+		"--allow-privileged=true",
+		"--profiling=false",
+	}
+	if c.o.Audit {
+		out = append(out,
+			"--audit-policy-file="+c.file(auditPolicyFile),
+			"--audit-log-path="+c.AuditLog(),
+			"--audit-log-format=json",
+			// Written before the client has its answer, so that a test can
+			// count as soon as it has that.
+			"--audit-log-mode=blocking",
+		)
+	}
+	return append(append(out, c.servingArgs(APIServer)...), c.featureGates()...)
+}
+
+func (c *Cluster) controllerManagerArgs() []string {
+	out := []string{
+		"--leader-elect=false",
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file=" + c.pki.file("service-account.key"),
+		"--root-ca-file=" + c.pki.file("ca.crt"),
+		"--cluster-signing-cert-file=" + c.pki.file("ca.crt"),
+		"--cluster-signing-key-file=" + c.pki.file("ca.key"),
+		// No kubelet renews a lease here: nodes must stay as they were made.
+		"--node-monitor-grace-period=24h",
+		// The default pace would make tests wait for the controllers' client.
+		"--kube-api-qps=1000",
+		"--kube-api-burst=2000",
+		"--profiling=false",
+	}
+	out = append(out, "--kubeconfig="+c.kubeconfigs[ControllerManager])
+	return slices.Concat(out, c.delegationArgs(ControllerManager), c.servingArgs(ControllerManager), c.featureGates())
+}
+
+func (c *Cluster) schedulerArgs() []string {
+	out := []string{"--config=" + c.file(schedulerConfigFile)} // which names its kubeconfig
+	return slices.Concat(out, c.delegationArgs(Scheduler), c.servingArgs(Scheduler), c.featureGates())
+}
+
+func (c *Cluster) provisionerArgs() []string {
+	return []string{
+		"--kubeconfig=" + c.kubeconfigs[Provisioner],
+		"--provisioner=" + ProvisionerName,
+		"--health-bind-address=" + address(c.ports[Provisioner]),
+	}
+}
+
+// delegationArgs let a component ask the API server who calls it, and whether
+// they may: that protects its metrics.
+func (c *Cluster) delegationArgs(component string) []string {
+	path := c.kubeconfigs[component]
+	return []string{"--authentication-kubeconfig=" + path, "--authorization-kubeconfig=" + path}
+}
+
+func (c *Cluster) servingArgs(component string) []string {
+	return []string{
+		"--bind-address=" + loopback,
+		fmt.Sprintf("--secure-port=%d", c.ports[component]),
+		"--tls-cert-file=" + c.pki.file(component+".crt"),
+		"--tls-private-key-file=" + c.pki.file(component+".key"),
+	}
+}
+
+func (c *Cluster) featureGates() []string {
+	if len(c.o.FeatureGates) == 0 {
+		return nil
+	}
+	var gates []string
+	for _, name := range slices.Sorted(maps.Keys(c.o.FeatureGates)) {
+		gates = append(gates, fmt.Sprintf("%s=%t", name, c.o.FeatureGates[name]))
+	}
+	return []string{"--feature-gates=" + strings.Join(gates, ",")}
+}

@@ -1,0 +1,154 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+)
+
+// module is the nested Go module that the control plane is built from.
+type module struct {
+	dir     string // absolute
+	version string // of Kubernetes, such as v1.36.3
+	hash    string // changes with whatever can change the binaries
+}
+
+// findModule locates the nested module and fingerprints it.
+func findModule(ctx context.Context) (module, error) {
+	dir, err := moduleDir()
+	if err != nil {
+		return module{}, err
+	}
+	goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		return module{}, fmt.Errorf("read the control plane's module: %w", err)
+	}
+	version, err := kubernetesVersion(goMod)
+	if err != nil {
+		return module{}, err
+	}
+	m := module{dir: dir, version: version}
+	m.hash, err = m.fingerprint(ctx)
+	return m, err
+}
+
+// moduleDir finds test/controlplane beside this source file or, when the binary
+// was built with -trimpath and does not know, upward from the working directory.
+func moduleDir() (string, error) {
+	var starts []string
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		starts = append(starts, filepath.Dir(file))
+	}
+	if cwd, err := os.Getwd(); err == nil {
+		starts = append(starts, cwd)
+	}
+	for _, dir := range starts {
+		for {
+			candidate := filepath.Join(dir, "test", "controlplane")
+			if _, err := os.Stat(filepath.Join(candidate, "go.mod")); err == nil {
+				return candidate, nil
+			}
+			parent := filepath.Dir(dir)
+			if parent == dir {
+				break
+			}
+			dir = parent
+		}
+	}
+	return "", errors.New("find the control plane's sources: no test/controlplane/go.mod here or above: " +
+		"run from inside a checkout of the repository, or set KUBEBUILDER_ASSETS to a folder with the binaries")
+}
+
+var kubernetesRequire = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes\s+(v\d+\.\d+\.\S+)`)
+
+func kubernetesVersion(goMod []byte) (string, error) {
+	match := kubernetesRequire.FindSubmatch(goMod)
+	if match == nil {
+		return "", errors.New("find the Kubernetes version: test/controlplane/go.mod does not require k8s.io/kubernetes")
+	}
+	return string(match[1]), nil
+}
+
+// ldflags stamps the version that go.mod names, as a release build does. The
+// commit is not known to a build from modules, and a date would make every build
+// another binary.
+func (m module) ldflags() string {
+	numbers := strings.SplitN(strings.TrimPrefix(m.version, "v"), ".", 3)
+	flags := []string{"-s", "-w"}
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, stamp := range [][2]string{
+			{"gitVersion", m.version},
+			{"gitMajor", numbers[0]},
+			{"gitMinor", numbers[1]},
+			{"gitCommit", "unknown"},
+			{"gitTreeState", "clean"},
+			{"buildDate", "1970-01-01T00:00:00Z"},
+		} {
+			flags = append(flags, fmt.Sprintf("-X=%s.%s=%s", pkg, stamp[0], stamp[1]))
+		}
+	}
+	return strings.Join(flags, " ")
+}
+
+// env is the environment of every go command here: the nested module by itself,
+// without the workspace or the C compiler of whoever runs it.
+func (m module) env() []string {
+	return append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0", "PWD="+m.dir)
+}
+
+// goCommand returns a go command that runs in the nested module. When ctx ends it
+// is interrupted, so that go can tidy up after itself.
+func (m module) goCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir, cmd.Env = m.dir, m.env()
+	interruptOnCancel(cmd)
+	return cmd
+}
+
+// fingerprint hashes the sources, the toolchain, the platform and the flags.
+func (m module) fingerprint(ctx context.Context) (string, error) {
+	cmd := m.goCommand(ctx, "env", "GOVERSION", "GOOS", "GOARCH", "GOFLAGS")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	toolchain, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("ask for the Go version (is go on the PATH?): %w\n%s", err, &stderr)
+	}
+	sum := sha256.New()
+	say(sum, "%s\n%s", toolchain, m.ldflags())
+	// WalkDir goes in lexical order, so that equal trees give equal hashes.
+	err = filepath.WalkDir(m.dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !isBuildInput(entry.Name()) {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(m.dir, path)
+		say(sum, "%s %d\n%s", filepath.ToSlash(name), len(content), content)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the control plane's sources: %w", err)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:16], nil
+}
+
+func isBuildInput(name string) bool {
+	return name == "go.mod" || name == "go.sum" ||
+		strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go")
+}

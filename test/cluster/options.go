@@ -1,0 +1,103 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// startTimeout is how long a start may take, a build not included: the machines
+// that tests run on are small and busy.
+const startTimeout = 3 * time.Minute
+
+// ProvisionerName is what StorageClasses refer to the test provisioner by, and
+// the name of the CSIDriver object that comes with it. StorageClasses tell it by
+// their parameters how to behave:
+//
+//	delay: 15s             how long each call takes
+//	fail: none             how it ends: none, error (repeated, the selected node
+//	                       stays) or reschedule (the selected node is removed)
+//	failNodes: node-1,...  fail for these selected nodes only
+//	failTimes: "1"         fail the first calls for each claim only
+//	affinity: zone         where the volume is reachable from: the selected
+//	                       node's zone, its hostname, or none (everywhere); by
+//	                       default the zone if the node has one, else hostname
+const ProvisionerName = "test.prebind.dev"
+
+// Options say what [Start] starts. The zero value is a whole control plane.
+type Options struct {
+	// Dir holds data, certificates and logs. Empty is a temporary folder,
+	// which Stop removes; a folder that is given here stays.
+	Dir string
+	// KeepDir leaves the temporary folder in place at Stop.
+	KeepDir bool
+	// Out gets lines about the progress, for a human; nil is nowhere.
+	Out io.Writer
+	// Assets are the binaries to run; nil is those of [Binaries].
+	Assets *Assets
+	// SchedulerConfig is a KubeSchedulerConfiguration in YAML; nil is
+	// [DefaultSchedulerConfig]. How to reach the API server and leader election
+	// are set by this package in any case.
+	SchedulerConfig []byte
+	// ExtraArgs are added to the arguments of a component, such as
+	// {Scheduler: {"--v=4"}}, and win over those that this package gives.
+	ExtraArgs map[string][]string
+	// FeatureGates are switched on or off in kube-apiserver, kube-scheduler and
+	// kube-controller-manager.
+	FeatureGates map[string]bool
+	// Audit has the API server log each Binding, see [Cluster.AuditEvents].
+	Audit bool
+	// WithoutScheduler leaves kube-scheduler out.
+	WithoutScheduler bool
+	// WithoutControllerManager leaves kube-controller-manager out. There are no
+	// service accounts then, nodes keep their not-ready taint, and volumes never
+	// bind.
+	WithoutControllerManager bool
+	// WithoutProvisioner leaves the test provisioner out.
+	WithoutProvisioner bool
+	// StartTimeout bounds Start, a build of the binaries not included; 0 is
+	// three minutes.
+	StartTimeout time.Duration
+}
+
+// complete returns the options with their defaults.
+func (o Options) complete() Options {
+	if o.Out == nil {
+		o.Out = io.Discard
+	}
+	if o.SchedulerConfig == nil {
+		o.SchedulerConfig = DefaultSchedulerConfig()
+	}
+	if o.StartTimeout == 0 {
+		o.StartTimeout = startTimeout
+	}
+	return o
+}
+
+func (o Options) validate() error {
+	for component := range o.ExtraArgs {
+		if !slices.Contains([]string{Etcd, APIServer, ControllerManager, Scheduler, Provisioner}, component) {
+			return fmt.Errorf("extra arguments for %q: there is no such component", component)
+		}
+	}
+	return nil
+}
+
+// components are those that run, in the order to start them in.
+func (o Options) components() []string {
+	out := []string{Etcd, APIServer}
+	if !o.WithoutControllerManager {
+		out = append(out, ControllerManager)
+	}
+	if !o.WithoutScheduler {
+		out = append(out, Scheduler)
+	}
+	if !o.WithoutProvisioner {
+		out = append(out, Provisioner)
+	}
+	return out
+}

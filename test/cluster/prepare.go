@@ -1,0 +1,146 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+)
+
+// etcdPeer is the key, in Cluster.ports, of the port that a single etcd has to
+// have for its peers.
+const etcdPeer = "etcd-peer"
+
+const schedulerConfigFile = "scheduler.yaml"
+
+// prepare makes everything that the components find when they start: the folder,
+// ports, certificates, credentials and configuration files.
+func (c *Cluster) prepare(ctx context.Context) error {
+	if err := c.makeDir(); err != nil {
+		return err
+	}
+	if err := c.reservePorts(ctx); err != nil {
+		return err
+	}
+	if err := c.makeCertificates(); err != nil {
+		return err
+	}
+	if err := c.makeCredentials(); err != nil {
+		return err
+	}
+	return c.writeConfigs(ctx)
+}
+
+func (c *Cluster) makeDir() error {
+	if c.o.Dir == "" {
+		dir, err := os.MkdirTemp("", "prebind-cluster-")
+		if err != nil {
+			return fmt.Errorf("make a folder for the cluster: %w", err)
+		}
+		c.dir, c.temporary = dir, true
+		return nil
+	}
+	dir, err := filepath.Abs(c.o.Dir)
+	if err != nil {
+		return fmt.Errorf("find Options.Dir: %w", err)
+	}
+	c.dir = dir
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make Options.Dir: %w", err)
+	}
+	return nil
+}
+
+func (c *Cluster) reservePorts(ctx context.Context) error {
+	reserved, err := newPorts()
+	if err != nil {
+		return err
+	}
+	c.reserved = reserved
+	for _, name := range append(c.o.components(), etcdPeer) {
+		if c.ports[name], err = reserved.reserve(ctx); err != nil {
+			return fmt.Errorf("reserve a port for %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) makeCertificates() error {
+	var err error
+	if c.pki, err = newPKI(c.file("pki")); err != nil {
+		return err
+	}
+	err = c.pki.writeServing(APIServer, []string{
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+	}, net.ParseIP(apiServiceIP))
+	if err != nil {
+		return err
+	}
+	for _, component := range []string{ControllerManager, Scheduler} {
+		if err := c.pki.writeServing(component, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeCredentials gives the administrator and each component an identity.
+func (c *Cluster) makeCredentials() error {
+	const administrator, masters = "prebind-test-admin", "system:masters"
+	var err error
+	if c.admin, err = c.UserConfig(administrator, masters); err != nil {
+		return err
+	}
+	if c.adminPath, err = c.userKubeconfig("admin", administrator, masters); err != nil {
+		return err
+	}
+	for component, user := range map[string]string{
+		ControllerManager: "system:kube-controller-manager",
+		Scheduler:         "system:kube-scheduler",
+		Provisioner:       provisionerUser,
+	} {
+		if c.kubeconfigs[component], err = c.userKubeconfig(component, user); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) writeConfigs(ctx context.Context) error {
+	var err error
+	if c.egress, err = newEgress(ctx); err != nil {
+		return err
+	}
+	egressConfig, err := c.egress.config()
+	if err != nil {
+		return fmt.Errorf("write the egress configuration: %w", err)
+	}
+	schedulerConfig, err := withConnection(c.o.SchedulerConfig, c.kubeconfigs[Scheduler])
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{
+		egressConfigFile:    egressConfig,
+		schedulerConfigFile: schedulerConfig,
+		auditPolicyFile:     []byte(auditPolicy),
+	} {
+		if err := os.WriteFile(c.file(name), content, 0o644); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// url returns the address of a component.
+func (c *Cluster) url(component string) string {
+	switch component {
+	case Etcd, Provisioner:
+		return "http://" + address(c.ports[component])
+	default:
+		return "https://" + address(c.ports[component])
+	}
+}

@@ -1,0 +1,29 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix && !linux
+
+package cluster
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// detach puts the child into a process group of its own, so that Ctrl-C in a
+// terminal reaches this process only, which then stops its children in order.
+// Only Linux can be asked to kill a child with its parent; elsewhere our own
+// binaries end by themselves when their standard input does.
+func detach(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+}
+
+// interruptOnCancel asks the command to end when its context does.
+func interruptOnCancel(cmd *exec.Cmd) {
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = stopGrace
+}
+
+// resume continues a process that SIGSTOP has stopped.
+func resume(p *os.Process) { _ = p.Signal(syscall.SIGCONT) }

@@ -1,0 +1,276 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// stopGrace is how long a process may take to end by itself once it is told to.
+const stopGrace = 10 * time.Second
+
+// exitWithParentEnv makes our own binaries end when their standard input does.
+const exitWithParentEnv = "PREBIND_EXIT_WITH_PARENT=1"
+
+// ErrNotRunning is in the error of a [Process] method that needs it to run.
+var ErrNotRunning = errors.New("process is not running")
+
+// ProcessOptions say what a [Process] runs.
+type ProcessOptions struct {
+	// Name is for messages. Required.
+	Name string
+	// Path is the binary. Required.
+	Path string
+	// Args are its arguments, without its own name.
+	Args []string
+	// Env is added to this process's environment, as KEY=value.
+	Env []string
+	// LogFile gets standard output and error, appended over restarts. Required.
+	LogFile string
+	// Health tells whether the process is ready to serve; nil is always.
+	Health func(ctx context.Context) error
+	// Grace is how long Stop waits before it kills; 0 is 10 seconds.
+	Grace time.Duration
+}
+
+// Process is a child process that can be stopped, killed and started again. It
+// ends when this process does, however that comes about: on Linux the kernel
+// kills it; elsewhere a program that honours PREBIND_EXIT_WITH_PARENT=1, as ours
+// do, ends when its standard input closes. Its methods may be called from many
+// goroutines.
+type Process struct {
+	o ProcessOptions
+
+	mu  sync.Mutex
+	run *run // the latest; nil before the first Start
+}
+
+// run is one life of a process.
+type run struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it has ended
+	err    error         // why, once exited is closed
+	asked  bool          // guarded by Process.mu: somebody meant it to end
+}
+
+// NewProcess checks the options. It starts nothing.
+func NewProcess(o ProcessOptions) (*Process, error) {
+	switch {
+	case o.Name == "":
+		return nil, errors.New("process has no name: set ProcessOptions.Name")
+	case o.Path == "":
+		return nil, fmt.Errorf("process %s has no binary: set ProcessOptions.Path", o.Name)
+	case o.LogFile == "":
+		return nil, fmt.Errorf("process %s has nowhere to log to: set ProcessOptions.LogFile", o.Name)
+	}
+	if o.Grace == 0 {
+		o.Grace = stopGrace
+	}
+	if o.Health == nil {
+		o.Health = func(context.Context) error { return nil }
+	}
+	return &Process{o: o}, nil
+}
+
+// Name returns the name that the process was given.
+func (p *Process) Name() string { return p.o.Name }
+
+// LogFile returns the path of its log.
+func (p *Process) LogFile() string { return p.o.LogFile }
+
+// Start starts the process and returns without waiting for it to be ready. It is
+// an error if it runs already.
+func (p *Process) Start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running() {
+		return fmt.Errorf("start %s: it runs already", p.o.Name)
+	}
+	if err := os.MkdirAll(filepath.Dir(p.o.LogFile), 0o755); err != nil {
+		return fmt.Errorf("start %s: %w", p.o.Name, err)
+	}
+	log, err := os.OpenFile(p.o.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("start %s: open its log: %w", p.o.Name, err)
+	}
+	defer func() { _ = log.Close() }()         // the child has its own
+	cmd := exec.Command(p.o.Path, p.o.Args...) //nolint:noctx // it outlives the call: Stop and Kill end it
+	cmd.Env = append(append(os.Environ(), exitWithParentEnv), p.o.Env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	detach(cmd)
+	// Nothing is ever written to it: it closes when this process ends.
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return fmt.Errorf("start %s: %w", p.o.Name, err)
+	}
+	if err := startOnOneThread(cmd); err != nil {
+		return errors.Join(fmt.Errorf("start %s: %w", p.o.Name, err), stdin.Close())
+	}
+	r := &run{cmd: cmd, exited: make(chan struct{})}
+	p.run = r
+	go func() {
+		r.err = cmd.Wait()
+		_ = stdin.Close()
+		close(r.exited)
+	}()
+	return nil
+}
+
+// WaitReady returns when the process is ready, or with an error that holds the
+// end of its log as soon as it has ended or ctx has.
+func (p *Process) WaitReady(ctx context.Context) error {
+	r := p.current()
+	if r == nil {
+		return fmt.Errorf("wait for %s: %w: start it first", p.o.Name, ErrNotRunning)
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+		err := p.o.Health(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-r.exited:
+			return fmt.Errorf("wait for %s: it ended: %w; the end of its log:\n%s", p.o.Name, exitError(r.err), p.Tail(tailLines))
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w; last answer: %w; the end of its log:\n%s", p.o.Name, context.Cause(ctx), err, p.Tail(tailLines))
+		case <-tick.C:
+		}
+	}
+}
+
+// Stop asks the process to end, kills it after its grace, and returns when it is
+// gone. It is no error if it does not run.
+func (p *Process) Stop() error {
+	return p.end(syscall.SIGTERM)
+}
+
+// Kill ends the process at once, as a crash would, and returns when it is gone.
+// It is no error if it does not run.
+func (p *Process) Kill() error {
+	return p.end(os.Kill)
+}
+
+// Restart stops the process, starts it with the same arguments, and waits until
+// it is ready.
+func (p *Process) Restart(ctx context.Context) error {
+	if err := p.Stop(); err != nil {
+		return err
+	}
+	if err := p.Start(); err != nil {
+		return err
+	}
+	return p.WaitReady(ctx)
+}
+
+// Signal sends a signal, such as SIGSTOP or SIGCONT. A signal that ends the
+// process makes [Process.Err] report that; Stop and Kill do not.
+func (p *Process) Signal(sig os.Signal) error {
+	r := p.current()
+	if r == nil {
+		return fmt.Errorf("signal %s: %w", p.o.Name, ErrNotRunning)
+	}
+	if err := r.cmd.Process.Signal(sig); err != nil {
+		return fmt.Errorf("signal %s: %w", p.o.Name, err)
+	}
+	return nil
+}
+
+// PID returns the process id of the latest start, and 0 before the first.
+func (p *Process) PID() int {
+	if r := p.current(); r != nil {
+		return r.cmd.Process.Pid
+	}
+	return 0
+}
+
+// Exited returns a channel that is closed when the latest start has ended; before
+// the first start it is closed already.
+func (p *Process) Exited() <-chan struct{} {
+	if r := p.current(); r != nil {
+		return r.exited
+	}
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}
+
+// Err returns an error with the end of the log if the process has ended though
+// neither Stop nor Kill was called, and nil otherwise.
+func (p *Process) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run == nil || p.running() || p.run.asked {
+		return nil
+	}
+	return fmt.Errorf("%s ended by itself: %w; the end of its log:\n%s", p.o.Name, exitError(p.run.err), p.Tail(tailLines))
+}
+
+// Tail returns the last n lines of the log, or why it cannot be read.
+func (p *Process) Tail(n int) string { return tail(p.o.LogFile, n) }
+
+func (p *Process) current() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
+// running must be called with mu held.
+func (p *Process) running() bool {
+	if p.run == nil {
+		return false
+	}
+	select {
+	case <-p.run.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// end sends sig, waits for the grace, and then kills.
+func (p *Process) end(sig os.Signal) error {
+	p.mu.Lock()
+	r := p.run
+	if !p.running() {
+		p.mu.Unlock()
+		return nil
+	}
+	r.asked = true
+	p.mu.Unlock()
+	// A stopped process (SIGSTOP) would not see anything but a kill.
+	resume(r.cmd.Process)
+	if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		_ = r.cmd.Process.Kill() // Windows has no other signal
+	}
+	select {
+	case <-r.exited:
+		return nil
+	case <-time.After(p.o.Grace):
+	}
+	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill %s: %w", p.o.Name, err)
+	}
+	<-r.exited
+	return nil
+}
+
+// exitError gives an exit with code 0 an error, too.
+func exitError(err error) error {
+	if err == nil {
+		return errors.New("exit code 0")
+	}
+	return err
+}

@@ -1,0 +1,130 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+)
+
+// provisionerUser is the identity of the test provisioner, which may do what its
+// work needs and no more.
+const provisionerUser = "prebind-test-provisioner"
+
+// health asks a component's health endpoint.
+func (c *Cluster) health(component string) func(ctx context.Context) error {
+	path := map[string]string{
+		Etcd:              "/health",
+		APIServer:         "/readyz",
+		ControllerManager: "/healthz", // it has no other that waits for its caches
+		Scheduler:         "/readyz",
+		Provisioner:       "/readyz",
+	}[component]
+	roots := x509.NewCertPool()
+	roots.AddCert(c.pki.cert)
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		// A connection from before a restart must not answer for after it.
+		DisableKeepAlives: true,
+	}}
+	return func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url(component)+path, nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = response.Body.Close() }()
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 4<<10))
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s answers %s: %s", path, response.Status, body)
+		}
+		return nil
+	}
+}
+
+// bootstrap makes the objects that come with a driver for the test volumes.
+func (c *Cluster) bootstrap(ctx context.Context, client kubernetes.Interface) error {
+	if c.o.WithoutProvisioner {
+		return nil
+	}
+	meta := metav1.ObjectMeta{Name: provisionerUser}
+	_, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		rule("", "persistentvolumes", "get", "list", "watch", "create", "delete", "patch"),
+		rule("", "persistentvolumeclaims", "get", "list", "watch", "update"),
+		rule("", "nodes", "get"),
+		rule("", "events", "create", "patch", "update"),
+		rule("storage.k8s.io", "storageclasses", "get", "list", "watch"),
+	}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make the test provisioner's role: %w", err)
+	}
+	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: provisionerUser}},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make the test provisioner's role binding: %w", err)
+	}
+	_, err = client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: ProvisionerName},
+		// Nothing attaches volumes here, so nothing must wait for it.
+		Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make the test driver's CSIDriver: %w", err)
+	}
+	return nil
+}
+
+func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
+}
+
+// waitUsable waits for what controllers make after a start.
+func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) error {
+	exists := func(get func(context.Context) error) error {
+		return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			err := get(ctx)
+			if apierrors.IsNotFound(err) {
+				return false, nil
+			}
+			return err == nil, err
+		})
+	}
+	err := exists(func(ctx context.Context) error {
+		_, err := client.CoreV1().Namespaces().Get(ctx, corev1.NamespaceDefault, metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the namespace %s: %w", corev1.NamespaceDefault, err)
+	}
+	if c.o.WithoutControllerManager {
+		return nil
+	}
+	err = exists(func(ctx context.Context) error {
+		_, err := client.CoreV1().ServiceAccounts(corev1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the service account default/default: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,271 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Backend is a server behind a Service.
+type Backend struct {
+	// Address is where it listens, such as 127.0.0.1:9443.
+	Address string
+	// Ready tells whether it takes new connections; nil is always. It is called
+	// for each new connection, from many goroutines. See [HTTPReady].
+	Ready func(ctx context.Context) bool
+}
+
+// HTTPReady returns a [Backend]'s Ready that asks a health URL, such as
+// http://127.0.0.1:8081/readyz, and takes any answer but 200 for no.
+func HTTPReady(url string) func(ctx context.Context) bool {
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	return func(ctx context.Context) bool {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return false
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return false
+		}
+		_ = response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	}
+}
+
+// Services brings connections that the API server makes to a Service's ClusterIP
+// to processes on this machine, as kube-proxy does on a node. The Service objects
+// are ordinary ones, best without a selector: nobody reads their endpoints.
+//
+// As with kube-proxy, only new connections are balanced: one that is open stays
+// with its backend until either side closes it. The methods may be called from
+// many goroutines.
+type Services struct {
+	client kubernetes.Interface
+	server *http.Server
+
+	mu      sync.Mutex
+	routes  map[servicePort]*route
+	cut     map[string]bool
+	tunnels map[*tunnel]bool
+	closed  bool
+	active  sync.WaitGroup
+}
+
+type servicePort struct {
+	service types.NamespacedName
+	port    int32
+}
+
+type route struct {
+	backends []Backend
+	next     int
+}
+
+// newServices serves on the listener until close is called.
+func newServices(listener net.Listener, client kubernetes.Interface) *Services {
+	s := &Services{
+		client:  client,
+		routes:  map[servicePort]*route{},
+		cut:     map[string]bool{},
+		tunnels: map[*tunnel]bool{},
+	}
+	s.server = &http.Server{Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: 10 * time.Second}
+	s.active.Go(func() { _ = s.server.Serve(listener) })
+	return s
+}
+
+// Route sends new connections to this port of the Service to the backends, which
+// take turns. It replaces those of an earlier call; with none, connections are
+// refused, as those to a Service without endpoints are. The Service need not
+// exist yet.
+func (s *Services) Route(namespace, service string, port int32, backends ...Backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.routes[servicePort{types.NamespacedName{Namespace: namespace, Name: service}, port}] =
+		&route{backends: slices.Clone(backends)}
+}
+
+// Cut takes the network from the API server to the backend away, as a firewall
+// that drops packets would: open connections carry nothing any more, and new ones
+// neither open nor fail.
+func (s *Services) Cut(address string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cut[address] = true
+	for t := range s.tunnels {
+		if t.address == address {
+			t.blackholed.Store(true)
+		}
+	}
+}
+
+// Heal undoes Cut. Connections that were cut are closed: what they lost is lost.
+func (s *Services) Heal(address string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.cut, address)
+	for t := range s.tunnels {
+		if t.address == address && t.blackholed.Load() {
+			t.close()
+		}
+	}
+}
+
+// close ends all connections and waits for them.
+func (s *Services) close() error {
+	err := s.server.Close()
+	s.mu.Lock()
+	s.closed = true
+	for t := range s.tunnels {
+		t.close()
+	}
+	s.mu.Unlock()
+	s.active.Wait()
+	return err
+}
+
+// serve answers one CONNECT of the API server.
+func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodConnect {
+		http.Error(w, "only CONNECT is served here", http.StatusMethodNotAllowed)
+		return
+	}
+	backend, err := s.pick(r.Context(), r.URL.Host)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	t := &tunnel{address: backend}
+	if !s.isCut(backend) {
+		t.backend, err = (&net.Dialer{Timeout: 5 * time.Second}).DialContext(r.Context(), "tcp", backend)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+	}
+	t.client, _, err = http.NewResponseController(w).Hijack()
+	if err != nil {
+		t.close()
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	if !s.add(t) {
+		t.close()
+		return
+	}
+	defer s.remove(t)
+	t.pipe()
+}
+
+// add registers the tunnel, unless Services has been closed.
+func (s *Services) add(t *tunnel) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.active.Add(1)
+	s.tunnels[t] = true
+	if s.cut[t.address] || t.backend == nil {
+		t.blackholed.Store(true)
+	}
+	return true
+}
+
+func (s *Services) remove(t *tunnel) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.close()
+	delete(s.tunnels, t)
+	s.active.Done()
+}
+
+func (s *Services) isCut(address string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cut[address]
+}
+
+// pick chooses a backend for a connection to ClusterIP:port.
+func (s *Services) pick(ctx context.Context, target string) (string, error) {
+	host, portText, err := net.SplitHostPort(target)
+	if err != nil {
+		return "", fmt.Errorf("connect to %q: %w", target, err)
+	}
+	port, err := strconv.ParseInt(portText, 10, 32)
+	if err != nil {
+		return "", fmt.Errorf("connect to %q: %w", target, err)
+	}
+	key, err := s.resolve(ctx, host, int32(port))
+	if err != nil {
+		return "", err
+	}
+	for _, backend := range s.inTurn(key) {
+		if backend.Ready == nil || backend.Ready(ctx) {
+			return backend.Address, nil
+		}
+	}
+	return "", fmt.Errorf("service %s has no ready backend for port %d", key.service, port)
+}
+
+// inTurn returns the backends, beginning with the one whose turn it is.
+func (s *Services) inTurn(key servicePort) []Backend {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.routes[key]
+	if r == nil || len(r.backends) == 0 {
+		return nil
+	}
+	first := r.next % len(r.backends)
+	r.next++
+	return slices.Concat(r.backends[first:], r.backends[:first])
+}
+
+// resolve finds the routed Service that has the ClusterIP. It asks each time:
+// connections are few, and an address may go from one Service to another.
+func (s *Services) resolve(ctx context.Context, ip string, port int32) (servicePort, error) {
+	var failures []error
+	for _, key := range s.routed(port) {
+		service, err := s.client.CoreV1().Services(key.service.Namespace).Get(ctx, key.service.Name, metav1.GetOptions{})
+		switch {
+		case err == nil && hasClusterIP(service, ip):
+			return key, nil
+		case err != nil && !apierrors.IsNotFound(err):
+			failures = append(failures, err)
+		}
+	}
+	failures = append(failures, fmt.Errorf("no service with the address %s and port %d is routed: call Services.Route for it", ip, port))
+	return servicePort{}, errors.Join(failures...)
+}
+
+func (s *Services) routed(port int32) []servicePort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []servicePort
+	for key := range s.routes {
+		if key.port == port {
+			out = append(out, key)
+		}
+	}
+	return out
+}
+
+func hasClusterIP(service *corev1.Service, ip string) bool {
+	return service.Spec.ClusterIP == ip || slices.Contains(service.Spec.ClusterIPs, ip)
+}

@@ -1,0 +1,104 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Tests and benchmarks measure the server, so their clients must not wait for
+// themselves.
+const (
+	clientQPS   = 5000
+	clientBurst = 10000
+)
+
+// tokenLife is how long the tokens in [Cluster.ServiceAccountKubeconfig]'s files
+// last, in seconds.
+const tokenLife = 24 * 60 * 60
+
+// UserConfig returns a configuration whose client certificate makes its bearer
+// the named user, in the named groups. The user can do what RBAC grants it; the
+// group system:masters can do everything. The caller owns the configuration.
+func (c *Cluster) UserConfig(name string, groups ...string) (*rest.Config, error) {
+	client, err := c.pki.client(name, groups...)
+	if err != nil {
+		return nil, err
+	}
+	return &rest.Config{
+		Host: c.url(APIServer),
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData:   c.pki.pem,
+			CertData: client.cert,
+			KeyData:  client.key,
+		},
+		QPS:   clientQPS,
+		Burst: clientBurst,
+	}, nil
+}
+
+// ServiceAccountKubeconfig makes a token for the service account, as the API
+// server gives it to a pod, and returns the path of a kubeconfig that reads it
+// from a file. The service account must exist. The token lasts for 24 hours; the
+// files are the cluster's and go with its folder.
+func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
+	client, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return "", fmt.Errorf("make a client: %w", err)
+	}
+	life := int64(tokenLife)
+	token, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &life}}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("make a token for service account %s/%s (does it exist?): %w", namespace, name, err)
+	}
+	tokenFile := filepath.Join(c.dir, "users", namespace+"."+name+".token")
+	if err := os.MkdirAll(filepath.Dir(tokenFile), 0o700); err != nil {
+		return "", fmt.Errorf("write the token: %w", err)
+	}
+	if err := os.WriteFile(tokenFile, []byte(token.Status.Token), 0o600); err != nil {
+		return "", fmt.Errorf("write the token: %w", err)
+	}
+	path := strings.TrimSuffix(tokenFile, ".token") + ".kubeconfig"
+	return path, c.writeKubeconfig(path, name, &clientcmdapi.AuthInfo{TokenFile: tokenFile}, namespace)
+}
+
+// userKubeconfig writes a kubeconfig with a client certificate and returns its path.
+func (c *Cluster) userKubeconfig(file, user string, groups ...string) (string, error) {
+	client, err := c.pki.client(user, groups...)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(c.dir, "users", file+".kubeconfig")
+	return path, c.writeKubeconfig(path, user, &clientcmdapi.AuthInfo{
+		ClientCertificateData: client.cert,
+		ClientKeyData:         client.key,
+	}, metav1.NamespaceDefault)
+}
+
+func (c *Cluster) writeKubeconfig(path, user string, auth *clientcmdapi.AuthInfo, namespace string) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["prebind-test"] = &clientcmdapi.Cluster{
+		Server:               c.url(APIServer),
+		CertificateAuthority: c.pki.file("ca.crt"),
+	}
+	config.AuthInfos[user] = auth
+	config.Contexts["prebind-test"] = &clientcmdapi.Context{Cluster: "prebind-test", AuthInfo: user, Namespace: namespace}
+	config.CurrentContext = "prebind-test"
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return fmt.Errorf("write the kubeconfig of %s: %w", user, err)
+	}
+	return nil
+}
