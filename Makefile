@@ -23,6 +23,7 @@ test: test-unit test-e2e ## Run all tests
 .PHONY: test-unit
 test-unit: kustomize ## Run the unit tests, with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(cluster|e2e)(/|$$)')
+	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 
 # One package at a time: each starts a control plane, and go test shows what one package does while it does it.
 .PHONY: test-e2e

@@ -56,10 +56,10 @@ func TestHoldEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
-		for _, want := range []time.Duration{1, 2, 4, 8, 15, 15} {
+		for _, want := range []int{1, 2, 4, 8, 15, 15} {
 			d, took := timed(t.Context(), e, theRequest())
 			require.Equal(t, api.KindWait, kindOf(d.Err))
-			assert.Equal(t, want*time.Second, d.RetryAfter, "it grows, so that a client's ten repeats reach far")
+			assert.Equal(t, time.Duration(want)*time.Second, d.RetryAfter, "it grows, so that a client's ten repeats reach far")
 			assert.Equal(t, testHold, took, "a call is held for the hold")
 			assert.Equal(t, "waiter", d.Err.Plugin)
 			assert.Equal(t, claim, d.Err.Object)

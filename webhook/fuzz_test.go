@@ -96,7 +96,7 @@ func FuzzPatch(f *testing.F) {
 	for _, body := range goldenRequests(f) {
 		var review admissionv1.AdmissionReview
 		require.NoError(f, json.Unmarshal(body, &review))
-		f.Add([]byte(review.Request.Object.Raw), "topology.prebind.dev/zone", "z1", "example.com/a~b", "0a1b2c3d")
+		f.Add(review.Request.Object.Raw, "topology.prebind.dev/zone", "z1", "example.com/a~b", "0a1b2c3d")
 	}
 	f.Add([]byte(`{"metadata":{"annotations":{"":"","a/b":"1"}},"other":[1.5]}`), "a/b", "1", "", "")
 	f.Add([]byte(`{"metadata":{}}`), "~1", "<&>", "~0/", "")

@@ -131,7 +131,7 @@ func TestGolden(t *testing.T) {
 			h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
 				asked++
 				if name != "allowed-no-metadata" {
-					assert.Equal(t, pod, types.NamespacedName{Namespace: r.Binding.Namespace, Name: r.Binding.Name})
+					assert.Equal(t, types.NamespacedName{Namespace: r.Binding.Namespace, Name: r.Binding.Name}, pod)
 				}
 				assert.Equal(t, pod, r.Pod)
 				assert.Equal(t, "node-a", r.Binding.Target.Name)

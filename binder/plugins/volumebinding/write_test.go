@@ -92,7 +92,8 @@ func TestWriteOrder(t *testing.T) {
 	assert.Equal(t, "claim-b", string(pl.static[1].volume.Spec.ClaimRef.UID))
 	assert.Equal(t, "110", pl.dynamic[1].ResourceVersion)
 	assert.Equal(t, "node-a", pl.dynamic[1].Annotations[volume.AnnSelectedNode])
-	assert.Equal(t, before, []any{inCache[0], inCache[1], claims[0], claims[1]}, "the objects of the cache did not change")
+	after := []any{inCache[0], inCache[1], claims[0], claims[1]}
+	assert.Equal(t, before, after, "the objects of the cache did not change")
 
 	w.patches = nil
 	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))

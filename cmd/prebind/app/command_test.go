@@ -1,0 +1,130 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func visit(t *testing.T, known map[string]bool) func(f *pflag.Flag) {
+	t.Helper()
+	return func(f *pflag.Flag) {
+		known[f.Name] = true
+		assert.NotEmpty(t, f.Usage, "--%s", f.Name)
+	}
+}
+
+// run runs the program and returns what it printed.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestCommandFails(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		args   []string
+		says   string
+	}{
+		"UnknownVerb":    {reason: "a verb that there is not", args: []string{"frobnicate"}, says: `"frobnicate"`},
+		"UnknownFlag":    {reason: "a flag that there is not", args: []string{"serve", "--frobnicate"}, says: "--frobnicate"},
+		"ServeArgument":  {reason: "serve takes flags only", args: []string{"serve", "now"}, says: `"now"`},
+		"PluginsArg":     {reason: "plugins takes nothing", args: []string{"plugins", "all"}, says: `"all"`},
+		"BadDuration":    {reason: "a duration has a unit", args: []string{"serve", "--hold=5"}, says: "--hold"},
+		"BadNumber":      {reason: "a number is needed", args: []string{"serve", "--max-holds=many"}, says: "--max-holds"},
+		"NegativeHold":   {reason: "flags are validated before anything is started", args: []string{"serve", "--hold=-1s"}, says: "--hold"},
+		"UnknownPlugin":  {reason: "the known ones are listed", args: []string{"serve", "--prebind-plugins=volumes"}, says: "volumebinding"},
+		"BadLogFormat":   {reason: "so are those of the library", args: []string{"serve", "--logging-format=xml"}, says: "xml"},
+		"NoCertificate":  {reason: "the certificate is read before anything is started", args: []string{"serve", "--cert-dir=testdata/no-such-folder"}, says: "--cert-dir"},
+		"SeveralAtATime": {reason: "all is told at once", args: []string{"serve", "--hold=-1s", "--max-holds=0"}, says: "--max-holds"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			out, err := run(t, tc.args...)
+			require.ErrorContains(t, err, tc.says, tc.reason)
+			assert.NotContains(t, err.Error(), "\n", "an error is one line")
+			assert.Empty(t, out, "main prints the error, and nobody prints the usage")
+		})
+	}
+}
+
+func TestUnderscoresInFlags(t *testing.T) {
+	_, err := run(t, "serve", "--max_holds=0")
+	assert.ErrorContains(t, err, "--max-holds", "as in every Kubernetes program, _ is as good as -")
+}
+
+func TestVersion(t *testing.T) {
+	out, err := run(t, "version")
+	require.NoError(t, err)
+	assert.Equal(t, version+"\n", out)
+}
+
+func TestPlugins(t *testing.T) {
+	out, err := run(t, "plugins")
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	require.Len(t, lines, 1+len(registeredMutators())+len(registeredPlugins()), "a line for each, and the header")
+	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
+		assert.Equal(t, word, strings.Fields(lines[0])[i])
+	}
+	rest := lines[1:]
+	for _, s := range registeredMutators() {
+		assert.Equal(t, []string{s.name, "mutator", onOff(s.on), s.name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
+		rest = rest[1:]
+	}
+	for _, s := range registeredPlugins() {
+		assert.Equal(t, []string{s.name, "PreBind", onOff(s.on)}, strings.Fields(rest[0])[:3])
+		assert.Contains(t, rest[0], s.description)
+		rest = rest[1:]
+	}
+}
+
+func TestHelp(t *testing.T) {
+	out, err := run(t, "serve", "--help")
+	require.NoError(t, err)
+	for _, section := range []string{"Serving flags", "Mutators and plugins flags", "Waiting flags", "Logging flags"} {
+		assert.Contains(t, out, section)
+	}
+	assert.NotContains(t, out, "[Alpha]", "what may vanish is not shown")
+}
+
+// TestRegistry: names are unique and complete, and everything that is on by
+// default can be built.
+func TestRegistry(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range registeredMutators() {
+		assert.False(t, seen["mutator "+s.name], s.name)
+		seen["mutator "+s.name] = true
+		assert.NotEmpty(t, s.description)
+		m, err := s.build(defaultServeOptions())
+		require.NoError(t, err)
+		assert.Equal(t, s.name, m.Name())
+	}
+	for _, s := range registeredPlugins() {
+		assert.False(t, seen["plugin "+s.name], s.name)
+		seen["plugin "+s.name] = true
+		assert.NotEmpty(t, s.description)
+		assert.NotNil(t, s.build)
+		assert.NotNil(t, s.index)
+		for kind, o := range s.watches() {
+			assert.NotEmpty(t, kind)
+			assert.NotNil(t, o)
+		}
+	}
+	chain, err := buildMutators(defaultServeOptions())
+	require.NoError(t, err)
+	assert.Equal(t, 1, chain.Len())
+}

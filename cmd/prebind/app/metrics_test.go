@@ -1,0 +1,73 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// steps is an engine that takes a second for each decision.
+type steps struct {
+	clock     *clocktesting.FakePassiveClock
+	decisions []binder.Decision
+}
+
+func (s *steps) Bind(context.Context, binder.Request) binder.Decision {
+	s.clock.SetTime(s.clock.Now().Add(time.Second))
+	d := s.decisions[0]
+	s.decisions = s.decisions[1:]
+	return d
+}
+
+func TestMeasured(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	registry := prometheus.NewRegistry()
+	refusal := api.Refuse(api.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
+	refusal.Plugin = "volumebinding"
+	decisions := []binder.Decision{{}, {PassThrough: true}, {Err: refusal}, {Err: refusal, Warnings: []string{"node-a"}}}
+	m, err := newMeasured(&steps{clock: clock, decisions: decisions}, clock, registry)
+	require.NoError(t, err)
+	pod := gen.Pod("web-7f", gen.InNamespace("shop"))
+	for _, want := range decisions {
+		assert.Equal(t, want, m.Bind(t.Context(), binder.Request{Binding: gen.Binding(pod, "node-a")}), "the decision passes unchanged")
+	}
+
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	counts, times := map[string]float64{}, map[string]float64{}
+	for _, family := range families {
+		assert.Contains(t, family.GetName(), "prebind_")
+		assert.NotEmpty(t, family.GetHelp())
+		for _, metric := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range metric.GetLabel() {
+				assert.Contains(t, []string{"decision", "plugin"}, l.GetName(), "no pod, node or namespace is a label")
+				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
+				labels[l.GetName()] = l.GetValue()
+			}
+			switch family.GetName() {
+			case "prebind_decisions_total":
+				counts[labels["decision"]+"/"+labels["plugin"]] = metric.GetCounter().GetValue()
+			case "prebind_decision_duration_seconds":
+				times[labels["decision"]] = metric.GetHistogram().GetSampleSum()
+			}
+		}
+	}
+	assert.Equal(t, map[string]float64{"allowed/": 1, "passed-through/": 1, "refused/volumebinding": 2}, counts)
+	assert.Equal(t, map[string]float64{"allowed": 1, "passed-through": 1, "refused": 2}, times, "in seconds")
+
+	_, err = newMeasured(&steps{}, clock, registry)
+	assert.Error(t, err, "a second registration is an error, not a panic")
+}
