@@ -59,8 +59,11 @@ func (d Decision) Kind() string {
 	}
 }
 
-func denied(err *api.Error) Decision {
-	d := Decision{Err: err}
+func denied(err *api.Error) Decision { return Decision{}.deny(err) }
+
+// deny makes the decision a denial; warnings stay.
+func (d Decision) deny(err *api.Error) Decision {
+	d = Decision{Err: err, Warnings: d.Warnings}
 	if err.Kind == api.KindWait {
 		d.RetryAfter = time.Second
 	}

@@ -19,10 +19,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -49,21 +52,34 @@ type Options struct {
 	// MaxHolds is how many calls are kept waiting at a time; a call over that is
 	// told at once to call again. Each one holds a seat of the API server.
 	MaxHolds int
-	// PreBindTimeout bounds one attempt over all its calls.
+	// PreBindTimeout bounds one attempt over all its calls. The annotation
+	// binder.<domain>/timeout of the Binding, or else of the pod, sets another.
 	PreBindTimeout time.Duration
-	Clock          clock.WithDelayedExecution
+	// MaxPreBindTimeout is the most that the annotation can ask for.
+	MaxPreBindTimeout time.Duration
+	// Domain of the binder's own annotations.
+	Domain string
+	// Changes tells of changes of pods.
+	Changes *notify.Hub
+	// Events tells the pod what its bind waits for, and why it is refused.
+	Events events.EventRecorder
+	Clock  clock.WithDelayedExecution
 }
 
 func (o Options) validate() error {
 	switch {
-	case o.Cached == nil || o.Live == nil || o.Mutators == nil || o.Clock == nil:
-		return errors.New("engine: Cached, Live, Mutators and Clock are required")
+	case o.Cached == nil || o.Live == nil || o.Mutators == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
+		return errors.New("engine: Cached, Live, Mutators, Changes, Events and Clock are required")
+	case o.Domain == "":
+		return errors.New("engine: Domain is required")
 	case o.Hold <= 0:
 		return fmt.Errorf("engine: Hold is %s, it must be positive", o.Hold)
 	case o.MaxHolds <= 0:
 		return fmt.Errorf("engine: MaxHolds is %d, it must be positive", o.MaxHolds)
 	case o.PreBindTimeout <= 0:
 		return fmt.Errorf("engine: PreBindTimeout is %s, it must be positive", o.PreBindTimeout)
+	case o.MaxPreBindTimeout < o.PreBindTimeout:
+		return fmt.Errorf("engine: MaxPreBindTimeout is %s, it must not be less than PreBindTimeout, %s", o.MaxPreBindTimeout, o.PreBindTimeout)
 	}
 	seen := map[string]bool{}
 	for _, p := range o.Plugins {
@@ -92,8 +108,11 @@ func New(o Options) (*Engine, error) {
 	}
 	draining := make(chan struct{})
 	return &Engine{
-		o:        o,
-		attempts: &attempts{clock: o.Clock, budget: o.PreBindTimeout, byKey: map[attemptKey]*attempt{}},
+		o: o,
+		attempts: &attempts{
+			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events,
+			attemptKey: attemptAnnotation(o.Domain), byKey: map[attemptKey]*attempt{},
+		},
 		holds:    make(chan struct{}, o.MaxHolds),
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
@@ -104,11 +123,15 @@ func New(o Options) (*Engine, error) {
 // every later one. It cannot be undone.
 func (e *Engine) Drain() { e.drain() }
 
-// Stop drains, ends the attempts where they are, and waits for them. Call it when
-// no Bind is under way any more.
-func (e *Engine) Stop() {
+// Settle waits until every bind that was allowed has come to its outcome, or the
+// context ends. Call it between Drain and Stop, while the caches still follow.
+func (e *Engine) Settle(ctx context.Context) { e.attempts.settle(ctx) }
+
+// Stop drains, ends the attempts where they are, and waits for them until the
+// context ends. Nothing is undone: the repeated calls reach another replica.
+func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
-	e.attempts.stop()
+	return e.attempts.stop(ctx)
 }
 
 // Bind decides on one Binding. It returns within the hold and before the
@@ -124,11 +147,24 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	case pod == nil:
 		return Decision{PassThrough: true}
 	}
+	d := e.bind(ctx, r, pod)
+	if !r.DryRun {
+		e.tell(pod, d)
+	}
+	return d
+}
+
+// bind decides on a Binding for a pod that can be bound.
+func (e *Engine) bind(ctx context.Context, r Request, pod *corev1.Pod) Decision {
 	if e.idle() {
 		if err := guardMerged(pod, r.Binding, nil); err != nil {
 			return denied(err)
 		}
 		return Decision{PassThrough: true}
+	}
+	budget, err := e.budget(r.Binding, pod)
+	if err != nil {
+		return denied(err)
 	}
 	node, err := e.node(ctx, r.Binding.Target.Name)
 	if err != nil {
@@ -140,78 +176,21 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	if r.Binding.UID == "" {
 		d.UID = pod.UID
 	}
-	if err := guardMerged(pod, r.Binding, added.Annotations); err != nil {
-		return denied(err)
+	for _, f := range added.Failures {
+		klog.FromContext(ctx).Error(f.Err, "A mutator failed, its annotations are left out", "mutator", f.Mutator, "stack", f.Stack)
 	}
-	bc := &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, DryRun: r.DryRun}
-	return e.prepare(ctx, bc, d)
+	if err := guardMerged(pod, r.Binding, added.Annotations); err != nil {
+		return d.deny(err)
+	}
+	bc := &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, Attempt: newAttemptID(), DryRun: r.DryRun}
+	if r.DryRun {
+		return e.rehearse(ctx, bc, d)
+	}
+	return e.prepare(ctx, bc, d, budget)
 }
 
 // idle says that nothing is switched on, so that Bindings pass unchanged.
 func (e *Engine) idle() bool { return e.o.Mutators.Len() == 0 && len(e.o.Plugins) == 0 }
-
-// prepare runs the plugins: it joins the attempt that is under way, or checks
-// by PreFlight and begins one.
-func (e *Engine) prepare(ctx context.Context, bc *api.BindContext, d Decision) Decision {
-	key := attemptKey{pod: bc.Pod.UID, node: bc.Node.Name}
-	var a *attempt
-	if !bc.DryRun {
-		a = e.attempts.join(key)
-	}
-	if a == nil {
-		run, err := preFlight(ctx, e.o.Plugins, bc)
-		switch {
-		case err != nil:
-			return denied(err)
-		case bc.DryRun:
-			for _, intent := range bc.Intents() {
-				d.Warnings = append(d.Warnings, "dry run: "+intent)
-			}
-			return d
-		case len(run) == 0:
-			return d
-		}
-		a = e.attempts.start(ctx, key, run, bc)
-	}
-	if !e.hold(ctx, a) {
-		d.Err, d.RetryAfter = a.waiting(e.o.Clock.Now()), e.attempts.retryAfter(a)
-		return d
-	}
-	if d.Err = a.err; d.Err != nil {
-		if d.Err.Kind == api.KindWait {
-			d.RetryAfter = e.attempts.retryAfter(a)
-		}
-		e.attempts.forget(a)
-	}
-	return d
-}
-
-// hold waits for the end of the attempt and says whether it came.
-func (e *Engine) hold(ctx context.Context, a *attempt) bool {
-	ended := func() bool {
-		select {
-		case <-a.done:
-			return true
-		default:
-			return false
-		}
-	}
-	select {
-	case e.holds <- struct{}{}:
-		defer func() { <-e.holds }()
-	default:
-		return ended()
-	}
-	timer := e.o.Clock.NewTimer(e.o.Hold)
-	defer timer.Stop()
-	select {
-	case <-a.done:
-	case <-timer.C():
-	case <-ctx.Done():
-	case <-e.draining:
-	}
-	return ended()
-}
 
 // pod returns the pod to be bound. It returns nil when it is gone or bound: the
 // API server then gives its own answer.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -25,7 +26,8 @@ import (
 func TestOptions(t *testing.T) {
 	valid := Options{
 		Cached: holding(), Live: holding(), Mutators: chain(t), Clock: clock.RealClock{},
-		Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second,
+		Changes: notify.NewHub(), Events: &recorder{}, Domain: "prebind.dev",
+		Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
 	}
 	cases := map[string]struct {
 		reason string
@@ -40,6 +42,10 @@ func TestOptions(t *testing.T) {
 		"NoHold":           {reason: "must be positive", change: func(o *Options) { o.Hold = 0 }},
 		"NegativeMaxHolds": {reason: "must be positive", change: func(o *Options) { o.MaxHolds = -1 }},
 		"NoTimeout":        {reason: "must be positive", change: func(o *Options) { o.PreBindTimeout = 0 }},
+		"NoChanges":        {reason: "required", change: func(o *Options) { o.Changes = nil }},
+		"NoEvents":         {reason: "required", change: func(o *Options) { o.Events = nil }},
+		"NoDomain":         {reason: "required", change: func(o *Options) { o.Domain = "" }},
+		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.MaxPreBindTimeout = 1 }},
 		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
 		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
 	}
@@ -157,14 +163,18 @@ func TestBindReadsPod(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := &plugin{name: "p"}
+			checks := 0
+			p := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
+				checks++
+				return api.Skip, nil
+			}}
 			e := newTestEngine(t, func(o *Options) {
 				o.Cached, o.Live, o.Plugins = tc.cached, tc.live, []api.PreBinder{p}
 			})
 			d := e.Bind(t.Context(), theRequest())
 			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
 			assert.Equal(t, tc.liveReads, tc.live.reads.Load(), "live reads")
-			assert.Equal(t, tc.want == "", p.preBinds.Load() == 1, "PreBind runs when the pod is fine")
+			assert.Equal(t, tc.want == "", checks == 1, "PreFlight runs when the pod is fine")
 			if tc.want == "" {
 				return
 			}

@@ -5,26 +5,31 @@ package binder
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // store is a Getter of pods and nodes that counts its reads.
 type store struct {
+	mu      sync.Mutex
 	objects []client.Object
 	// err, when it is set, is the answer to every read.
 	err   error
@@ -33,8 +38,24 @@ type store struct {
 
 func holding(objects ...client.Object) *store { return &store{objects: objects} }
 
+// set replaces what the store holds.
+func (s *store) set(objects ...client.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.objects = objects
+}
+
+// fail makes every read fail, until it is called with nil.
+func (s *store) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
 func (s *store) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
 	s.reads.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.err != nil {
 		return s.err
 	}
@@ -157,20 +178,24 @@ const testHold = 5 * time.Second
 func newTestEngine(t *testing.T, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
-		Cached:         holding(thePod, theNode),
-		Live:           holding(),
-		Mutators:       chain(t),
-		Hold:           testHold,
-		MaxHolds:       32,
-		PreBindTimeout: 10 * time.Minute,
-		Clock:          clock.RealClock{},
+		Cached:            holding(thePod, theNode),
+		Live:              holding(),
+		Mutators:          chain(t),
+		Hold:              testHold,
+		MaxHolds:          32,
+		PreBindTimeout:    10 * time.Minute,
+		MaxPreBindTimeout: 20 * time.Minute,
+		Domain:            "prebind.dev",
+		Changes:           notify.NewHub(),
+		Events:            &recorder{},
+		Clock:             clock.RealClock{},
 	}
 	if change != nil {
 		change(&o)
 	}
 	e, err := New(o)
 	require.NoError(t, err)
-	t.Cleanup(e.Stop)
+	t.Cleanup(func() { assert.NoError(t, e.Stop(context.WithoutCancel(t.Context()))) })
 	return e
 }
 
@@ -180,20 +205,31 @@ func engineWith(t *testing.T, plugins ...api.PreBinder) *Engine {
 	return newTestEngine(t, func(o *Options) { o.Plugins = plugins })
 }
 
-// events is a list of what happened, in order.
-type events struct {
+// journal is a list of what happened, in order.
+type journal struct {
 	mu   sync.Mutex
 	list []string
 }
 
-func (e *events) add(event string) {
+func (e *journal) add(event string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.list = append(e.list, event)
 }
 
-func (e *events) all() []string {
+func (e *journal) all() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return append([]string{}, e.list...)
+}
+
+// recorder keeps events as "pod type reason: note".
+type recorder struct{ journal }
+
+func (r *recorder) Eventf(regarding, _ runtime.Object, eventType, reason, _, note string, args ...any) {
+	name := ""
+	if pod, ok := regarding.(*corev1.Pod); ok {
+		name = pod.Name
+	}
+	r.add(name + " " + eventType + " " + reason + ": " + fmt.Sprintf(note, args...))
 }

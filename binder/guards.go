@@ -5,6 +5,7 @@ package binder
 
 import (
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -64,11 +65,21 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *a
 		Kind:    api.KindInvalid,
 		Plugin:  guardName,
 		Object:  api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-		Message: "the pod's and the Binding's metadata together are not valid: " + problems.ToAggregate().Error(),
+		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
 		Advice:  "bound like this, the pod could never be updated again; correct the Binding",
 	}
 	for _, p := range problems {
-		err.Fields = append(err.Fields, api.Field{Path: p.Field, Message: p.ErrorBody()})
+		err.Fields = append(err.Fields, api.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
 	}
 	return err
+}
+
+// maxEcho is how much of somebody's invalid input is shown to them again.
+const maxEcho = 500
+
+func short(text string) string {
+	if len(text) <= maxEcho {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxEcho], "") + "…"
 }

@@ -5,23 +5,25 @@ package binder
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
-	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/api"
 )
 
-// rollBackTimeout bounds one plugin's PreBindRollBack.
-const rollBackTimeout = 30 * time.Second
-
-// preFlight runs the PreFlight of every plugin, in order, and returns those
-// whose PreBind has to run. The first error ends it.
+// preFlight fills the extensions, then runs the PreFlight of every plugin, in
+// order, and returns those whose PreBind has to run. The first error ends it.
 func preFlight(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) ([]api.PreBinder, *api.Error) {
+	for _, p := range plugins {
+		if extender, ok := p.(api.BindContextExtender); ok {
+			err := contained(ctx, func() error { return extender.SetupBindContextExtension(ctx, bc) })
+			if err != nil {
+				return nil, api.AsError(p.Name(), err)
+			}
+		}
+	}
 	var run []api.PreBinder
 	for _, p := range plugins {
 		checker, ok := p.(api.PreFlighter)
@@ -44,42 +46,21 @@ func preFlight(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext
 	return run, nil
 }
 
-// preBind runs the PreBind of the plugins in order; entering is told each name
-// before. When one fails, those that were started are rolled back in reverse
-// order, the failing one first, and its error is returned.
-func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, entering func(plugin string)) *api.Error {
-	for i, p := range plugins {
-		entering(p.Name())
-		err := contained(ctx, func() error { return p.PreBind(ctx, bc) })
-		if err == nil {
-			bc.Waiting(api.Waiting{})
-			continue
+// preBind runs the PreBind of the plugins in order and returns the first error;
+// entering is told each plugin before.
+func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, entering func(api.PreBinder)) *api.Error {
+	for _, p := range plugins {
+		entering(p)
+		if err := contained(ctx, func() error { return p.PreBind(ctx, bc) }); err != nil {
+			return api.AsError(p.Name(), err)
 		}
-		if !errors.Is(context.Cause(ctx), errStopped) {
-			rollBack(ctx, plugins[:i+1], bc)
-		}
-		return api.AsError(p.Name(), err)
+		bc.Waiting(api.Waiting{})
 	}
 	return nil
 }
 
-// rollBack undoes the started plugins in reverse order. One that fails is
-// logged and does not keep the others from being undone.
-func rollBack(ctx context.Context, started []api.PreBinder, bc *api.BindContext) {
-	log := klog.FromContext(ctx)
-	for _, p := range slices.Backward(started) {
-		// The attempt's own context may be the very reason for the failure.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackTimeout)
-		err := contained(ctx, func() error { return p.PreBindRollBack(ctx, bc) })
-		cancel()
-		if err != nil {
-			log.Error(err, "Rolling back a PreBind failed", "plugin", p.Name())
-		}
-	}
-}
-
 // contained calls f and makes an error of its panic, so that a plugin's mistake
-// costs one bind and not the process.
+// costs one bind and not the process. A nil *api.Error in an error is nil.
 func contained(ctx context.Context, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -87,5 +68,9 @@ func contained(ctx context.Context, f func() error) (err error) {
 			err = fmt.Errorf("the plugin panicked (%v): this is a bug, Prebind's log has the stack", r)
 		}
 	}()
-	return f()
+	err = f()
+	if e, ok := err.(*api.Error); ok && e == nil { //nolint:errorlint // It is this very type, not one that wraps it.
+		return nil
+	}
+	return err
 }

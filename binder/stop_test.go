@@ -30,17 +30,17 @@ func TestStop(t *testing.T) {
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		begin := time.Now()
-		e.Stop()
+		require.NoError(t, e.Stop(t.Context()))
 		assert.Equal(t, 3*time.Second, time.Since(begin), "it waits for the attempts")
 		require.ErrorIs(t, cause, errStopped)
 		assert.Zero(t, p.rollBacks.Load(), "nothing is undone")
 		assert.Equal(t, api.KindWait, kindOf((<-held).Err), "a call that is held is told to call again")
-		e.Stop()
+		require.NoError(t, e.Stop(t.Context()))
 	})
 }
 
 func TestStopWithoutAttempts(t *testing.T) {
 	e := engineWith(t)
-	e.Stop()
+	require.NoError(t, e.Stop(t.Context()))
 	e.Drain()
 }

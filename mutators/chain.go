@@ -6,11 +6,15 @@ package mutators
 import (
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 )
+
+// reserved is the name under which the binder itself writes annotations.
+const reserved = "binder"
 
 // Chain runs mutators in their configured order and owns their keys. It is safe
 // for concurrent use.
@@ -35,6 +39,9 @@ func NewChain(domain string, list ...Mutator) (*Chain, error) {
 			return nil, fmt.Errorf("mutator %q is registered twice", name)
 		}
 		seen[name] = true
+		if name == reserved {
+			return nil, fmt.Errorf("mutator %q: the name is the binder's own", name)
+		}
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 			return nil, fmt.Errorf("mutator %q: its name is no DNS label: %s", name, strings.Join(problems, "; "))
 		}
@@ -74,6 +81,8 @@ type Replaced struct {
 type Failure struct {
 	Mutator string
 	Err     error
+	// Stack is that of a panic.
+	Stack string
 }
 
 // Mutate runs the chain. A mutator that fails, panics or returns a key that is
@@ -81,9 +90,9 @@ type Failure struct {
 func (c *Chain) Mutate(in Input) Result {
 	result := Result{Annotations: map[string]string{}}
 	for _, l := range c.links {
-		out, err := l.run(in)
+		out, stack, err := l.run(in)
 		if err != nil {
-			result.Failures = append(result.Failures, Failure{Mutator: l.mutator.Name(), Err: err})
+			result.Failures = append(result.Failures, Failure{Mutator: l.mutator.Name(), Err: err, Stack: stack})
 			continue
 		}
 		for _, short := range slices.Sorted(maps.Keys(out.Annotations)) {
@@ -108,19 +117,20 @@ func held(in Input, key, value string) (source string, differs bool) {
 	return "pod", ok && had != value
 }
 
-func (l link) run(in Input) (out Output, err error) {
+func (l link) run(in Input) (out Output, stack string, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			out, err = Output{}, fmt.Errorf("it panicked: %v", r)
+			out, stack, err = Output{}, string(debug.Stack()), fmt.Errorf("it panicked: %v", r)
 		}
 	}()
 	if out, err = l.mutator.Mutate(in); err != nil {
-		return Output{}, err
+		return Output{}, "", err
 	}
 	for short := range out.Annotations {
-		if problems := validation.IsQualifiedName(l.prefix + short); len(problems) > 0 || strings.Contains(short, "/") {
-			return Output{}, fmt.Errorf("it returned %q, which is no annotation key of its own", short)
+		// A slash in the key would be the second one, which is not valid.
+		if problems := validation.IsQualifiedName(l.prefix + short); len(problems) > 0 {
+			return Output{}, "", fmt.Errorf("it returned %q, which is no annotation key of its own", short)
 		}
 	}
-	return out, nil
+	return out, "", nil
 }

@@ -5,7 +5,9 @@ package webhook
 
 import (
 	"net/http"
+	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -75,7 +77,7 @@ func deny(err *api.Error, retryAfter time.Duration) *admissionv1.AdmissionRespon
 	}
 	return &admissionv1.AdmissionResponse{
 		Result: &metav1.Status{
-			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: err.Error(), Details: details,
+			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: printable(err.Error()), Details: details,
 		},
 		AuditAnnotations: map[string]string{"decision": string(err.Kind), "plugin": err.Plugin},
 	}
@@ -86,11 +88,22 @@ func warnings(all []string) []string {
 	left := maxWarningRunes
 	var kept []string
 	for _, w := range all {
-		w = "prebind: " + w
+		w = printable("prebind: " + w)
 		if left -= utf8.RuneCountInString(w); left < 0 {
 			break
 		}
 		kept = append(kept, w)
 	}
 	return kept
+}
+
+// printable keeps a text to one line without control characters: the API server
+// drops a warning that has one.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "\ufffd"))
 }

@@ -117,11 +117,16 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *api.Error) {
 	}
 	b := &bind{request: binder.Request{User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false)}}
 	binding := &corev1.Binding{}
-	if err := errors.Join(json.Unmarshal(r.Object.Raw, binding), json.Unmarshal(r.Object.Raw, &b.has)); err != nil {
+	err := json.Unmarshal(r.Object.Raw, binding)
+	if err == nil {
+		err = json.Unmarshal(r.Object.Raw, &b.has)
+	}
+	if err != nil {
 		return nil, "", &api.Error{
 			Kind:    api.KindInvalid,
 			Object:  api.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
 			Message: fmt.Sprintf("the object of the review cannot be read: %v", err),
+			Advice:  "post a v1 Binding",
 		}
 	}
 	b.request.Binding = binding

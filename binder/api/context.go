@@ -26,6 +26,10 @@ type BindContext struct {
 	Binding *corev1.Binding
 	// User posted the Binding.
 	User authenticationv1.UserInfo
+	// Attempt identifies this bind's PreBind in this replica. What a plugin writes
+	// carries it, so that it can be told whose write it is, also after a crash. The
+	// pod carries it as the annotation binder.<domain>/attempt once it is bound.
+	Attempt string
 	// DryRun says that nothing may be written. Only PreFlight ever sees it true.
 	DryRun bool
 

@@ -156,10 +156,13 @@ func AsError(plugin string, err error) *Error {
 		return nil
 	}
 	var e *Error
-	if !errors.As(err, &e) {
+	if !errors.As(err, &e) || e == nil {
 		e = Internal(Object{}, err)
 	}
 	named := *e
+	if named.Kind == "" {
+		named.Kind = KindInternal
+	}
 	if named.Plugin == "" {
 		named.Plugin = plugin
 	}
@@ -169,5 +172,5 @@ func AsError(plugin string, err error) *Error {
 // IsKind says whether err is, or wraps, an *Error of this kind.
 func IsKind(err error, kind Kind) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Kind == kind
+	return errors.As(err, &e) && e != nil && e.Kind == kind
 }

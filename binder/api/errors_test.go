@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -77,6 +80,10 @@ func TestFromAPI(t *testing.T) {
 		"NotFound":      {reason: "whoever cares has looked for it before", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
 		"Internal":      {reason: "the API server's own mistake", err: apierrors.NewInternalError(errRaw), want: KindInternal},
 		"Unknown":       {reason: "no answer of the API server at all", err: errRaw, want: KindInternal},
+		"Deadline":      {reason: "it was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
+		"Refused":       {reason: "it is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
+		"Reset":         {reason: "it is restarting", err: &net.OpError{Op: "read", Err: syscall.ECONNRESET}, want: KindWait},
+		"EOF":           {reason: "it went away in the middle of an answer", err: io.ErrUnexpectedEOF, want: KindWait},
 		"Context":       {reason: "the caller has gone", err: context.Canceled, want: KindInternal},
 	}
 	for name, tc := range cases {

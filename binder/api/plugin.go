@@ -8,8 +8,10 @@ import "context"
 // PreBinder is a PreBind plugin: it makes a bind safe before the API server
 // carries it out.
 //
-// One instance serves all binds, concurrently. For one (pod UID, node) the
-// engine never runs two of these methods at the same time.
+// One instance serves all binds, concurrently. For one (pod UID, node) a replica
+// never runs two of the writing methods at the same time; another replica may be
+// working on the same bind, so that what is written has to say who wrote it: see
+// BindContext.Attempt.
 type PreBinder interface {
 	// Name is the plugin's name in kebab-case: the one that flags, annotation
 	// prefixes, messages and metrics show. It never changes.
@@ -18,7 +20,8 @@ type PreBinder interface {
 	// PreBind writes what the pod needs on the node and waits until it is so.
 	//
 	// It must be idempotent: after a crash, or on another replica, it is called
-	// again for the same bind and goes on from what the API server holds. The
+	// again for the same bind and goes on from what the API server holds; so it
+	// is when a scheduler repeats a bind that something else refused. The
 	// context outlives the scheduler's call and ends when the budget for the
 	// whole attempt is spent; while it waits it tells by BindContext.Waiting
 	// what for. It returns nil only when the bind may go ahead as far as this
@@ -28,8 +31,10 @@ type PreBinder interface {
 	// PreBindRollBack undoes what PreBind wrote for this bind, and nothing else.
 	//
 	// The engine calls it for every plugin whose PreBind was started, the failing
-	// one included, in reverse order, on a context of its own. PreBind may have
-	// got anywhere: not a single write may have happened. It must be idempotent.
+	// one included, in reverse order, on a context of its own, and repeats it when
+	// it fails. PreBind may have got anywhere: not a single write may have
+	// happened. It must be idempotent, and leave alone what another attempt has
+	// written since. The live pod was seen not to be bound to the node.
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }
 
@@ -41,6 +46,21 @@ type PreFlighter interface {
 	// the writes it would make as BindContext.Intend. An error ends the bind
 	// before any plugin wrote anything.
 	PreFlight(ctx context.Context, bc *BindContext) (Next, error)
+}
+
+// PostBinder is a PreBinder that wants to hear when a bind has come about.
+type PostBinder interface {
+	// PostBind is called after the pod was seen bound to the node by this attempt,
+	// for plugins whose PreBind ran, in the order of PreBind. It is a courtesy:
+	// when the process ends before, nobody calls it.
+	PostBind(ctx context.Context, bc *BindContext)
+}
+
+// BindContextExtender is a PreBinder that fills its extensions first of all.
+type BindContextExtender interface {
+	// SetupBindContextExtension is called before the first PreFlight of any
+	// plugin. It only reads. An error ends the bind.
+	SetupBindContextExtension(ctx context.Context, bc *BindContext) error
 }
 
 // Next is what a PreFlight without an error asks for.

@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Key names an object that somebody waits for.
@@ -43,11 +42,9 @@ type Informer interface {
 // store already holds the change when they wake.
 func (h *Hub) Attach(kind string, informer Informer) error {
 	changed := func(object any) {
-		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = gone.Obj
-		}
-		if o, ok := object.(client.Object); ok {
-			h.Changed(Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()})
+		name, err := cache.DeletionHandlingObjectToName(object)
+		if err == nil {
+			h.Changed(Key{Kind: kind, Namespace: name.Namespace, Name: name.Name})
 		}
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{

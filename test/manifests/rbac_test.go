@@ -23,8 +23,8 @@ func TestRoles(t *testing.T) {
 		want   map[string][]string
 	}{
 		"prebind": {
-			reason: "the annotations travel in the answer, so Prebind itself only reads",
-			want:   map[string][]string{"pods": read, "nodes": read},
+			reason: "the annotations travel in the answer, so Prebind itself only reads, and makes events",
+			want:   map[string][]string{"pods": read, "nodes": read, "events.k8s.io/events": {"create", "patch"}},
 		},
 		"prebind-volumebinding": {
 			reason: "it marks claims and volumes for each other, and makes or deletes none",

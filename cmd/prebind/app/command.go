@@ -26,9 +26,10 @@ func NewCommand() *cobra.Command {
 It is a mutating admission webhook for Bindings: mutators tell the pod where it
 lands, and PreBind plugins prepare what the pod needs on its node and wait for
 it, before the bind may go ahead. Schedulers need not know of it.`,
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		SilenceUsage:       true,
+		SilenceErrors:      true,
+		DisableSuggestions: true, // They would be further lines.
+		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
 	root.AddCommand(newServeCommand(), newPluginsCommand(), newVersionCommand())

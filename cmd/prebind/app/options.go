@@ -36,6 +36,8 @@ type serveOptions struct {
 	hold            time.Duration
 	maxHolds        int
 	preBindTimeout  time.Duration
+	preBindMax      time.Duration
+	shutdownDelay   time.Duration
 	shutdownTimeout time.Duration
 	logging         *logsapi.LoggingConfiguration
 }
@@ -53,6 +55,8 @@ func defaultServeOptions() *serveOptions {
 		hold:            5 * time.Second,
 		maxHolds:        32,
 		preBindTimeout:  10 * time.Minute,
+		preBindMax:      30 * time.Minute,
+		shutdownDelay:   5 * time.Second,
 		shutdownTimeout: 15 * time.Second,
 		logging:         logsapi.NewLoggingConfiguration(),
 	}
@@ -68,7 +72,8 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.StringVar(&o.certDir, "cert-dir", o.certDir, "Folder with the webhook's certificate, tls.crt, and its key, tls.key. They are read again when they change.")
 	fs.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, "Address and port of /metrics (HTTP). 0 switches it off.")
 	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
-	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "How long the calls under way may take to end after SIGTERM.")
+	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "How long after SIGTERM new calls are still answered, with HTTP 503, so that the API server turns to another replica. It should be longer than the cluster takes to take a pod out of a Service.")
+	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "How long the calls under way may take to end then.")
 
 	fs = sets.FlagSet("Mutators and plugins")
 	fs.StringSliceVar(&o.mutators, "mutators", o.mutators,
@@ -81,7 +86,8 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs = sets.FlagSet("Waiting")
 	fs.DurationVar(&o.hold, "hold", o.hold, "How long a call is kept waiting at most; then the client is told to call again. It ends before the API server's own timeout in any case.")
 	fs.IntVar(&o.maxHolds, "max-holds", o.maxHolds, "How many calls are kept waiting at a time. Each holds a concurrency seat of the API server; a call over that is told at once to call again.")
-	fs.DurationVar(&o.preBindTimeout, "prebind-timeout", o.preBindTimeout, "How long the PreBind of one pod on one node may take, over all its calls.")
+	fs.DurationVar(&o.preBindTimeout, "prebind-timeout", o.preBindTimeout, "How long the PreBind of one pod on one node may take, over all its calls. The annotation binder.<domain>/timeout of the Binding or the pod sets another.")
+	fs.DurationVar(&o.preBindMax, "max-prebind-timeout", o.preBindMax, "The most that the annotation binder.<domain>/timeout can ask for.")
 
 	fs = sets.FlagSet("Logging")
 	logsapi.AddFlags(o.logging, fs)
@@ -113,6 +119,8 @@ func (o *serveOptions) validate() error {
 	check(o.hold > 0, "--hold: %s is not positive", o.hold)
 	check(o.maxHolds > 0, "--max-holds: %d is not positive", o.maxHolds)
 	check(o.preBindTimeout > 0, "--prebind-timeout: %s is not positive", o.preBindTimeout)
+	check(o.preBindMax >= o.preBindTimeout, "--max-prebind-timeout: %s is less than --prebind-timeout, %s", o.preBindMax, o.preBindTimeout)
+	check(o.shutdownDelay >= 0, "--shutdown-delay: %s is negative", o.shutdownDelay)
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
 	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
 		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
@@ -146,5 +154,9 @@ func oneLine(problems []error) error {
 	if err == nil {
 		return nil
 	}
-	return errors.New(strings.Trim(strings.ReplaceAll(err.Error(), "\n", " "), "[]"))
+	var texts []string
+	for _, e := range err.Errors() {
+		texts = append(texts, strings.ReplaceAll(e.Error(), "\n", " "))
+	}
+	return errors.New(strings.Join(texts, "; "))
 }

@@ -9,3 +9,7 @@ package app
 // Pods and nodes are only read: the annotations travel in the answer to the API server, which writes them with the bind.
 //
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch
+//
+// A pod is told by events what its bind waits for and why it is refused.
+//
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch

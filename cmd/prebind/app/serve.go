@@ -92,7 +92,9 @@ func serve(ctx context.Context, o *serveOptions) error {
 
 	// Only from here on libraries may log: what is wrong before is said in one line.
 	ctrl.SetLogger(klog.Background())
-	mgr, err := newManager(ctx, config, o)
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	mgr, err := newManager(running, config, o)
 	if err != nil {
 		return err
 	}
@@ -125,16 +127,37 @@ func serve(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 
-	stopDraining := context.AfterFunc(ctx, func() {
-		// Calls under way are told to call again, and new ones go to another
-		// replica, before the manager takes everything down.
-		ready.drain()
-		engine.Drain()
-	})
-	defer stopDraining()
-	defer engine.Stop()
+	defer context.AfterFunc(ctx, func() {
+		defer stop()
+		shutDown(running, o.shutdownDelay, ready, engine)
+	})()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.shutdownTimeout)
+		defer cancel()
+		if err := engine.Stop(ctx); err != nil {
+			klog.ErrorS(err, "Left attempts behind")
+		}
+	}()
 	klog.InfoS("Starting Prebind", "version", version, "webhook", listener.Addr().String())
-	return mgr.Start(ctx)
+	return mgr.Start(running)
+}
+
+// shutDown returns when the manager may take everything down. Calls under way are
+// told to call again, and new ones are sent to another replica, for as long as it
+// takes until none leads here any more; meanwhile the binds that were allowed come
+// to their outcome.
+func shutDown(ctx context.Context, delay time.Duration, ready *readiness, engine *binder.Engine) {
+	wasReady := ready.check() == nil
+	ready.drain()
+	engine.Drain()
+	if !wasReady {
+		return
+	}
+	klog.InfoS("Shutting down: calls are sent to another replica", "for", delay)
+	ctx, cancel := context.WithTimeout(ctx, delay)
+	defer cancel()
+	engine.Settle(ctx)
+	<-ctx.Done()
 }
 
 func listen(ctx context.Context, flag, address string) (net.Listener, error) {
@@ -184,14 +207,18 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, ready 
 		plugins = append(plugins, p)
 	}
 	return binder.New(binder.Options{
-		Cached:         mgr.GetCache(),
-		Live:           mgr.GetAPIReader(),
-		Mutators:       chain,
-		Plugins:        plugins,
-		Hold:           o.hold,
-		MaxHolds:       o.maxHolds,
-		PreBindTimeout: o.preBindTimeout,
-		Clock:          clock.RealClock{},
+		Cached:            mgr.GetCache(),
+		Live:              mgr.GetAPIReader(),
+		Mutators:          chain,
+		Plugins:           plugins,
+		Hold:              o.hold,
+		MaxHolds:          o.maxHolds,
+		PreBindTimeout:    o.preBindTimeout,
+		MaxPreBindTimeout: o.preBindMax,
+		Domain:            o.domain,
+		Changes:           changes,
+		Events:            mgr.GetEventRecorder("prebind"),
+		Clock:             clock.RealClock{},
 	})
 }
 

@@ -1,0 +1,64 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// TestBudgetDoesNotHideAFailure: what went wrong before the time was over is
+// what the client is told, however long the rollback takes.
+func TestBudgetDoesNotHideAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{
+			name:     "p",
+			preBind:  func(context.Context, *api.BindContext) error { return api.Refuse(claim, "no").Because(errScripted) },
+			rollBack: func(context.Context, *api.BindContext) error { pass(20 * time.Second); return nil },
+		}
+		e := newTestEngine(t, func(o *Options) {
+			o.Plugins, o.PreBindTimeout, o.Hold = []api.PreBinder{p}, 10*time.Second, time.Minute
+		})
+		d := e.Bind(t.Context(), theRequest())
+		assert.ErrorIs(t, d.Err, errScripted)
+	})
+}
+
+// TestTypedNilIsSuccess: a plugin with a *api.Error variable that stays nil
+// means success, and must not end the process.
+func TestTypedNilIsSuccess(t *testing.T) {
+	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error {
+		var err *api.Error
+		return err
+	}}
+	e := engineWith(t, p)
+	d := e.Bind(t.Context(), theRequest())
+	assert.Nil(t, d.Err)
+}
+
+// TestWarningsSurviveADenial: a client is shown them whatever the answer.
+func TestWarningsSurviveADenial(t *testing.T) {
+	p := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
+		return api.Run, api.Refuse(claim, "no")
+	}}
+	e := newTestEngine(t, func(o *Options) {
+		o.Plugins = []api.PreBinder{p}
+		o.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) {
+			return mutators.Output{}, errors.New("no idea")
+		}))
+	})
+	d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a")))
+	require.Equal(t, api.KindRefuse, kindOf(d.Err))
+	assert.Len(t, d.Warnings, 1)
+}

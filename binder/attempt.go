@@ -1,0 +1,129 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// attemptKey is what makes two calls the same bind. The request's own UID does
+// not: the API server gives every call, and every reinvocation, another.
+type attemptKey struct {
+	pod  types.UID
+	node string
+}
+
+// phase is how far an attempt is.
+//
+//	preparing ─▶ prepared ─▶ over               the pod is bound
+//	    │  ▲        │  ╰──────▶ undoing ─▶ over   it is not
+//	    │  ╰────────╯ the scheduler binds again, and something is to be done
+//	    ╰▶ failed ─▶ undoing ─▶ over
+type phase int
+
+const (
+	// preparing runs PreBind; calls wait for the end of the round.
+	preparing phase = iota
+	// prepared has allowed the bind and follows it to its outcome.
+	prepared
+	// failed has an error that no call was told yet; it is being undone already.
+	failed
+	// undoing rolls back; calls wait until it is over and begin anew.
+	undoing
+	// over is forgotten.
+	over
+)
+
+// attempt is the work for one bind, from the first PreBind to the outcome. It
+// outlives the calls that wait for it.
+type attempt struct {
+	key attemptKey
+	// id marks what plugins write.
+	id      string
+	started time.Time
+	cancel  context.CancelCauseFunc
+	// idle ends an attempt that no call has asked for in a while.
+	idle clock.Timer
+	// over is closed when the attempt is forgotten.
+	over chan struct{}
+	// poke wakes the follower: the bind was allowed once more, or a new round is
+	// to be run.
+	poke chan struct{}
+	// plugin is the name of the one at work.
+	plugin atomic.Pointer[string]
+
+	// The rest is guarded by attempts.mu.
+
+	phase     phase
+	round     *round
+	calls     int
+	allowedAt time.Time
+	undone    bool
+	// ran are the plugins whose PreBind was started, each once, in order, with the
+	// context of its last PreBind.
+	ran []ran
+}
+
+// round is one pass through PreBind.
+type round struct {
+	bc      *api.BindContext
+	plugins []api.PreBinder
+	// done is closed when the pass is over; err may be read then.
+	done chan struct{}
+	err  *api.Error
+}
+
+// ran is a plugin whose PreBind was started.
+type ran struct {
+	plugin api.PreBinder
+	bc     *api.BindContext
+}
+
+func newRound(bc *api.BindContext, plugins []api.PreBinder) *round {
+	return &round{bc: bc, plugins: plugins, done: make(chan struct{})}
+}
+
+func podOf(r *round) types.NamespacedName {
+	return types.NamespacedName{Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+}
+
+// waiting is the answer to a call that could not wait for the end.
+func (a *attempt) waiting(r *round, now time.Time) *api.Error {
+	w := r.bc.WaitingFor()
+	if w.For == "" {
+		w.For = "the plugin's work on this bind"
+	}
+	err := api.Wait(w.Object, "waiting for %s (%s so far)", w.For, now.Sub(a.started).Round(time.Second)).
+		Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
+	err.Plugin = a.pluginName()
+	return err
+}
+
+// tooLong is the error of an attempt that has spent its budget.
+func (a *attempt) tooLong(r *round, budget time.Duration) *api.Error {
+	w := r.bc.WaitingFor()
+	message := "the bind took longer than its budget of %s"
+	args := []any{budget}
+	if w.For != "" {
+		message, args = message+", waiting for %s", append(args, w.For)
+	}
+	err := api.Refuse(w.Object, message, args...).Because(errBudgetSpent).
+		Advise("see why that does not happen, or raise --prebind-timeout")
+	err.Plugin = a.pluginName()
+	return err
+}
+
+func (a *attempt) pluginName() string {
+	if name := a.plugin.Load(); name != nil {
+		return *name
+	}
+	return guardName
+}

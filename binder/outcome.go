@@ -1,0 +1,131 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/notify"
+)
+
+const (
+	// bindTakes is longer than the API server's own limit for a request, 34 s: a
+	// pod that is pending by then was not bound by the call that was allowed.
+	bindTakes = 40 * time.Second
+	// readAgain is the pause after a read of the API server that failed.
+	readAgain = 2 * time.Second
+)
+
+// outcome is what became of a bind that was allowed.
+type outcome string
+
+const (
+	// outcomePending: it may still come about.
+	outcomePending outcome = "pending"
+	// outcomeBound: the pod is bound to the node by this attempt.
+	outcomeBound outcome = "bound"
+	// outcomeBoundByOther: it is bound to the node, by another attempt. What was
+	// written for it is in use, and nothing of it is this attempt's any more.
+	outcomeBoundByOther outcome = "bound by another attempt"
+	// outcomeNotBound: it will not come about.
+	outcomeNotBound outcome = "not bound"
+	// outcomeAgain: the scheduler posts the Binding again, with something to do.
+	outcomeAgain outcome = "again"
+	// outcomeLeft: the process ends.
+	outcomeLeft outcome = "left"
+)
+
+// bindOf is what an attempt knows of its bind.
+type bindOf struct {
+	pod       types.UID
+	node      string
+	attempt   string
+	allowedAt time.Time
+}
+
+// judge decides on the outcome by the live pod, which is nil when it is gone. It
+// is pure. attemptKey is the annotation that holds the attempt.
+func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome {
+	switch {
+	case live == nil || live.UID != b.pod:
+		return outcomeNotBound
+	case live.Spec.NodeName == b.node && live.Annotations[attemptKey] == b.attempt:
+		return outcomeBound
+	case live.Spec.NodeName == b.node:
+		return outcomeBoundByOther
+	case live.Spec.NodeName != "" || live.DeletionTimestamp != nil:
+		return outcomeNotBound
+	case now.Sub(b.allowedAt) > bindTakes:
+		return outcomeNotBound
+	default:
+		return outcomePending
+	}
+}
+
+// follow watches a bind that was allowed until its outcome is known. It reads
+// the API server when the pod has left the cache of pending pods, and before it
+// gives up.
+func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
+	pod := podOf(s.present(a))
+	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name})
+	defer changed.Close()
+	for {
+		bind, again := s.bindOf(a)
+		if again {
+			return outcomeAgain
+		}
+		now := s.clock.Now()
+		pause := bind.allowedAt.Add(bindTakes).Sub(now) + time.Millisecond
+		if pause <= 0 || !s.stillPending(ctx, pod, bind.pod) {
+			live, err := s.read(ctx, pod)
+			if err != nil {
+				klog.FromContext(ctx).V(2).Info("Cannot see yet what became of a bind", "attempt", a.id, "reason", err.Error())
+				pause = readAgain
+			} else if o := judge(bind, live, s.attemptKey, now); o != outcomePending {
+				klog.FromContext(ctx).V(2).Info("A bind came to its outcome", "attempt", a.id, "outcome", o)
+				return o
+			}
+		}
+		timer := s.clock.NewTimer(pause)
+		select {
+		case <-changed.C():
+		case <-a.poke:
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+			return outcomeLeft
+		}
+		timer.Stop()
+	}
+}
+
+// bindOf returns what judge needs, or that another round is to be run.
+func (s *attempts) bindOf(a *attempt) (bindOf, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bindOf{pod: a.key.pod, node: a.key.node, attempt: a.id, allowedAt: a.allowedAt}, a.phase == preparing
+}
+
+// stillPending says whether the cache holds the pod as one that can be bound.
+func (s *attempts) stillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
+	pod := &corev1.Pod{}
+	err := s.cached.Get(ctx, name, pod)
+	return err == nil && pod.UID == uid && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil
+}
+
+// read returns the live pod, or nil when there is none.
+func (s *attempts) read(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	err := s.live.Get(ctx, name, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return pod, err
+}

@@ -1,0 +1,357 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const attemptKeyOfTests = "binder.prebind.dev/attempt"
+
+func TestJudge(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	bind := bindOf{pod: "pod-1", node: "node-a", attempt: "mine", allowedAt: now}
+	pod := func(options ...gen.PodOption) *corev1.Pod {
+		return gen.Pod("pod", append([]gen.PodOption{gen.UID("pod-1")}, options...)...)
+	}
+	tests := map[string]struct {
+		reason string
+		live   *corev1.Pod
+		after  time.Duration
+		want   outcome
+	}{
+		"Gone":      {reason: "nothing will ever use what was prepared", live: nil, want: outcomeNotBound},
+		"Recreated": {reason: "the pod of that name is another one", live: gen.Pod("pod", gen.UID("pod-2")), want: outcomeNotBound},
+		"RecreatedAndBound": {
+			reason: "another pod on the node is no reason to keep it",
+			live:   gen.Pod("pod", gen.UID("pod-2"), gen.BoundTo("node-a")), want: outcomeNotBound,
+		},
+		"Bound":          {reason: "by us", live: pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "mine")), want: outcomeBound},
+		"BoundByOther":   {reason: "another replica's attempt owns it now", live: pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "other")), want: outcomeBoundByOther},
+		"BoundWithout":   {reason: "by a Binding that did not come this way; still in use", live: pod(gen.BoundTo("node-a")), want: outcomeBoundByOther},
+		"BoundElsewhere": {reason: "the node was not the one", live: pod(gen.BoundTo("node-b"), gen.Annotation(attemptKeyOfTests, "mine")), want: outcomeNotBound},
+		"Pending":        {reason: "the API server may be at it", live: pod(), after: bindTakes, want: outcomePending},
+		"PendingTooLong": {reason: "the API server has given up by now", live: pod(), after: bindTakes + 1, want: outcomeNotBound},
+		"Terminating":    {reason: "the API server binds no terminating pod", live: pod(gen.Terminating()), want: outcomeNotBound},
+		"BoundAndTerminating": {
+			reason: "it was bound first; the kubelet may be using it",
+			live:   pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "mine"), gen.Terminating()), want: outcomeBound,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, judge(bind, tc.live, attemptKeyOfTests, now.Add(tc.after)), tc.reason)
+		})
+	}
+}
+
+// scene is an engine whose API server the test plays.
+type scene struct {
+	*Engine
+	cached, live *store
+	changes      *notify.Hub
+	events       *recorder
+	calls        *journal
+}
+
+// newScene has plugins that write down their calls.
+func newScene(t *testing.T, plugins ...api.PreBinder) *scene {
+	s := &scene{cached: holding(thePod, theNode), live: holding(thePod, theNode), changes: notify.NewHub(), events: &recorder{}}
+	s.Engine = newTestEngine(t, func(o *Options) {
+		o.Cached, o.Live, o.Changes, o.Events, o.Plugins = s.cached, s.live, s.changes, s.events, plugins
+	})
+	return s
+}
+
+// bound plays the API server that binds the pod by this attempt.
+func (s *scene) bound(node, attempt string) {
+	pod := thePod.DeepCopy()
+	pod.Spec.NodeName = node
+	pod.Annotations = map[string]string{attemptKeyOfTests: attempt}
+	s.podIs(pod)
+}
+
+// podIs plays a change of the pod; nil is its deletion.
+func (s *scene) podIs(pod *corev1.Pod) {
+	s.cached.set(theNode)
+	s.live.set(theNode)
+	if pod != nil {
+		s.live.set(theNode, pod)
+		if pod.Spec.NodeName == "" {
+			s.cached.set(theNode, pod)
+		}
+	}
+	s.changes.Changed(notify.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
+}
+
+// writer is a plugin that writes down its calls.
+type writer struct {
+	*plugin
+	calls *journal
+}
+
+func (w *writer) PostBind(context.Context, *api.BindContext) { w.calls.add(w.name + " PostBind") }
+
+func newWriter(name string, calls *journal) *writer {
+	return &writer{calls: calls, plugin: &plugin{
+		name:     name,
+		preBind:  func(context.Context, *api.BindContext) error { calls.add(name + " PreBind"); return nil },
+		rollBack: func(context.Context, *api.BindContext) error { calls.add(name + " PreBindRollBack"); return nil },
+	}}
+}
+
+func TestOutcome(t *testing.T) {
+	other := thePod.DeepCopy()
+	other.UID = "another"
+	terminating := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.Terminating())
+	done := []string{"a PreBind", "b PreBind"}
+	committed := append(slices.Clone(done), "a PostBind", "b PostBind")
+	undone := append(slices.Clone(done), "b PreBindRollBack", "a PreBindRollBack")
+	tests := map[string]struct {
+		reason string
+		// play is what happens after the bind was allowed.
+		play func(s *scene, attempt string)
+		want []string
+		// within is how soon it has to be over.
+		within time.Duration
+	}{
+		"Bound": {
+			reason: "the plugins hear of it",
+			play:   func(s *scene, attempt string) { s.bound("node-a", attempt) },
+			want:   committed,
+		},
+		"BoundByAnotherAttempt": {
+			reason: "what was written is in use, and not this attempt's to commit",
+			play:   func(s *scene, _ string) { s.bound("node-a", "other") },
+			want:   done,
+		},
+		"BoundElsewhere": {
+			reason: "another scheduler was faster",
+			play:   func(s *scene, attempt string) { s.bound("node-b", attempt) },
+			want:   undone,
+		},
+		"Deleted":     {reason: "the pod is gone", play: func(s *scene, _ string) { s.podIs(nil) }, want: undone},
+		"Recreated":   {reason: "the pod of that name is another", play: func(s *scene, _ string) { s.podIs(other) }, want: undone},
+		"Terminating": {reason: "it will not be bound", play: func(s *scene, _ string) { s.podIs(terminating) }, want: undone},
+		"RefusedAfterUs": {
+			reason: "another webhook refused it, or the client went away: nobody tells, so that time has to",
+			play:   func(*scene, string) {},
+			want:   undone,
+			within: bindTakes + time.Second,
+		},
+		"SeenLate": {
+			reason: "the watch is behind, but the API server knows before anything is undone",
+			play: func(s *scene, attempt string) {
+				pod := thePod.DeepCopy()
+				pod.Spec.NodeName, pod.Annotations = "node-a", map[string]string{attemptKeyOfTests: attempt}
+				s.live.set(theNode, pod)
+			},
+			want:   committed,
+			within: bindTakes + time.Second,
+		},
+		"APIServerDown": {
+			reason: "nothing is undone while it is not known what became of the bind",
+			play: func(s *scene, attempt string) {
+				s.live.fail(errors.New("connection refused"))
+				s.cached.set(theNode)
+				s.changes.Changed(notify.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
+				pass(3 * time.Minute)
+				s.live.fail(nil)
+				s.bound("node-a", attempt)
+			},
+			want:   committed,
+			within: 4 * time.Minute,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := &journal{}
+				s := newScene(t, newWriter("a", calls), newWriter("b", calls))
+				d := s.Bind(quiet(t), theRequest())
+				require.Nil(t, d.Err)
+				attempt := d.Annotations[attemptKeyOfTests]
+				require.NotEmpty(t, attempt, "the pod has to tell which attempt bound it")
+				tc.play(s, attempt)
+				pass(tc.within)
+				synctest.Wait()
+				assert.Equal(t, tc.want, calls.all(), tc.reason)
+				assert.Empty(t, s.attempts.byKey, "nothing is kept")
+			})
+		})
+	}
+}
+
+// A scheduler that posts the Binding again gets its answer, and the time begins
+// anew.
+func TestAllowedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		s := newScene(t, newWriter("a", calls))
+		first := s.Bind(quiet(t), theRequest())
+		require.Nil(t, first.Err)
+		pass(bindTakes - time.Second)
+		second := s.Bind(quiet(t), theRequest())
+		require.Nil(t, second.Err)
+		assert.Equal(t, first.Annotations, second.Annotations, "it is the same attempt")
+		pass(bindTakes - time.Second)
+		assert.NotContains(t, calls.all(), "a PreBindRollBack")
+		pass(2 * time.Second)
+		assert.Equal(t, []string{"a PreBind", "a PreBind", "a PreBindRollBack"}, calls.all(),
+			"a plugin without PreFlight looks again with each Binding, and is undone once")
+	})
+}
+
+// A call that comes while an attempt is undone waits for that, and begins anew.
+func TestBindDuringRollBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		w := newWriter("a", calls)
+		release := make(chan struct{})
+		w.rollBack = func(context.Context, *api.BindContext) error {
+			<-release
+			calls.add("a PreBindRollBack")
+			return nil
+		}
+		s := newScene(t, w)
+		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
+		s.podIs(terminatingCopy())
+		synctest.Wait()
+		s.podIs(thePod)
+		d := s.Bind(quiet(t), theRequest())
+		assert.Equal(t, api.KindWait, kindOf(d.Err), "it waits for the hold")
+		answer := later(quiet(t), s.Engine, theRequest())
+		synctest.Wait()
+		close(release)
+		require.Nil(t, (<-answer).Err)
+		assert.Equal(t, []string{"a PreBind", "a PreBindRollBack", "a PreBind"}, calls.all())
+	})
+}
+
+func terminatingCopy() *corev1.Pod {
+	return gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.Terminating())
+}
+
+// An attempt that nobody asks for any more is undone.
+func TestAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		s := newScene(t, w)
+		require.Equal(t, api.KindWait, kindOf(s.Bind(quiet(t), theRequest()).Err))
+		pass(abandonAfter - testHold - time.Second)
+		assert.Zero(t, w.rollBacks.Load())
+		require.Equal(t, api.KindWait, kindOf(s.Bind(quiet(t), theRequest()).Err), "it goes on with the call that comes in time")
+		pass(abandonAfter)
+		synctest.Wait()
+		assert.EqualValues(t, 1, w.rollBacks.Load())
+		assert.Empty(t, s.attempts.byKey)
+	})
+}
+
+// The scheduler's newer choice ends the older attempt, unless that was allowed.
+func TestSuperseded(t *testing.T) {
+	nodeB := gen.Node("node-b")
+	requestB := requestFor(gen.Binding(thePod, "node-b", gen.UID("pod-1")))
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		s := newScene(t, w)
+		s.cached.set(thePod, theNode, nodeB)
+		older := later(quiet(t), s.Engine, theRequest())
+		synctest.Wait()
+		newer := later(quiet(t), s.Engine, requestB)
+		d := <-older
+		assert.Equal(t, api.KindStale, kindOf(d.Err), "the older call is told at once")
+		synctest.Wait()
+		assert.EqualValues(t, 1, w.rollBacks.Load(), "what the older attempt did is undone")
+		w.release <- nil
+		require.Nil(t, (<-newer).Err)
+	})
+}
+
+// While the live pod is bound to the node, a failed attempt undoes nothing.
+func TestNeverUndoneWhileBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		s := newScene(t, w)
+		answer := later(quiet(t), s.Engine, theRequest())
+		synctest.Wait()
+		s.bound("node-a", "of another replica")
+		w.release <- errScripted
+		assert.Equal(t, api.KindInternal, kindOf((<-answer).Err))
+		pass(time.Minute)
+		assert.Zero(t, w.rollBacks.Load())
+	})
+}
+
+// TestRollBackProperties: for random plugins, failures, panics and outcomes, the
+// undone set is exactly the started set, reversed, each once.
+func TestRollBackProperties(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	pick := func(outcomes ...int) int { return outcomes[random.IntN(len(outcomes))] }
+	for round := range 300 {
+		scripts := make([]script, 1+random.IntN(6))
+		for i := range scripts {
+			scripts[i] = script{preFlight: pick(succeeds, succeeds, skips, absent), preBind: pick(succeeds, succeeds, succeeds, succeeds, fails, refuses, panics), rollBack: pick(succeeds, succeeds, failsOnce, panicsOnce)}
+		}
+		bound := random.IntN(2) == 0
+		note := fmt.Sprintf("round %d of seed %d: bound %v, %+v", round, seed, bound, scripts)
+		// The model: what was started, and whether all of it succeeded.
+		var started []string
+		failedAt := false
+		for i, s := range scripts {
+			if s.preFlight == skips {
+				continue
+			}
+			started = append(started, fmt.Sprintf("p%d", i))
+			if wantFrom(s.preBind) != "" {
+				failedAt = true
+				break
+			}
+		}
+		var want []string
+		if failedAt || !bound {
+			for _, name := range slices.Backward(started) {
+				want = append(want, name+" PreBindRollBack")
+			}
+		}
+		synctest.Test(t, func(t *testing.T) {
+			calls := &journal{}
+			s := newScene(t, scripted(scripts, calls)...)
+			d := s.Bind(quiet(t), theRequest())
+			require.Equal(t, failedAt, d.Err != nil, note)
+			if bound && !failedAt {
+				s.bound("node-a", d.Annotations[attemptKeyOfTests])
+			}
+			pass(2 * time.Minute)
+			synctest.Wait()
+			got := slices.DeleteFunc(calls.all(), func(c string) bool {
+				return len(c) < 15 || c[len(c)-15:] != "PreBindRollBack"
+			})
+			require.Equal(t, append([]string{}, want...), append([]string{}, got...), note)
+			require.Empty(t, s.attempts.byKey, note)
+		})
+	}
+}
+
+// quiet is a context whose logger is silent.
+func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
