@@ -4,6 +4,8 @@
 package gen
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -192,4 +194,107 @@ func Parameter(key, value string) ClassOption {
 		}
 		class.Parameters[key] = value
 	})
+}
+
+// AccessModes sets the claim's access modes.
+func AccessModes(modes ...corev1.PersistentVolumeAccessMode) ClaimOption {
+	return claimFunc(func(claim *corev1.PersistentVolumeClaim) { claim.Spec.AccessModes = modes })
+}
+
+// BlockMode is a claim for a raw block device.
+func BlockMode() ClaimOption {
+	return claimFunc(func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
+}
+
+// Selects adds a label that the claim's volume has to have.
+func Selects(label, value string) ClaimOption {
+	return claimFunc(func(claim *corev1.PersistentVolumeClaim) {
+		if claim.Spec.Selector == nil {
+			claim.Spec.Selector = &metav1.LabelSelector{}
+		}
+		metav1.AddLabelToSelector(claim.Spec.Selector, label, value)
+	})
+}
+
+// AttributesClass sets the claim's VolumeAttributesClass.
+func AttributesClass(name string) ClaimOption {
+	return claimFunc(func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeAttributesClassName = &name })
+}
+
+// VolumeAccessModes sets the volume's access modes.
+func VolumeAccessModes(modes ...corev1.PersistentVolumeAccessMode) VolumeOption {
+	return volumeFunc(func(pv *corev1.PersistentVolume) { pv.Spec.AccessModes = modes })
+}
+
+// VolumeBlockMode is a volume that is a raw block device.
+func VolumeBlockMode() VolumeOption {
+	return volumeFunc(func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
+}
+
+// VolumeAttributesClass sets the volume's VolumeAttributesClass.
+func VolumeAttributesClass(name string) VolumeOption {
+	return volumeFunc(func(pv *corev1.PersistentVolume) { pv.Spec.VolumeAttributesClassName = &name })
+}
+
+// VolumeSource makes the volume one of this source.
+func VolumeSource(source corev1.PersistentVolumeSource) VolumeOption {
+	return volumeFunc(func(pv *corev1.PersistentVolume) { pv.Spec.PersistentVolumeSource = source })
+}
+
+// CSIDriver makes a driver that does, or does not, want its capacity looked at.
+func CSIDriver(name string, capacity bool) *storagev1.CSIDriver {
+	return &storagev1.CSIDriver{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSIDriver"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       storagev1.CSIDriverSpec{StorageCapacity: &capacity},
+	}
+}
+
+// CSINode makes the CSINode of a node that has handed these in-tree plugins over
+// to CSI drivers.
+func CSINode(node string, migrated ...string) *storagev1.CSINode {
+	csiNode := &storagev1.CSINode{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSINode"},
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+	}
+	metav1.SetMetaDataAnnotation(&csiNode.ObjectMeta, corev1.MigratedPluginsAnnotationKey, strings.Join(migrated, ","))
+	return csiNode
+}
+
+// CapacityOption is an option of CSIStorageCapacity.
+type CapacityOption func(c *storagev1.CSIStorageCapacity)
+
+// CSIStorageCapacity makes a capacity of the class that every node can reach. It
+// has no amount yet.
+func CSIStorageCapacity(name, class string, options ...CapacityOption) *storagev1.CSIStorageCapacity {
+	c := &storagev1.CSIStorageCapacity{
+		TypeMeta:         metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSIStorageCapacity"},
+		ObjectMeta:       metav1.ObjectMeta{Namespace: DefaultNamespace, Name: name},
+		StorageClassName: class,
+		NodeTopology:     &metav1.LabelSelector{},
+	}
+	for _, o := range options {
+		o(c)
+	}
+	return c
+}
+
+// Amount is how much is left.
+func Amount(quantity string) CapacityOption {
+	return func(c *storagev1.CSIStorageCapacity) { c.Capacity = new(resource.MustParse(quantity)) }
+}
+
+// LargestVolume is how large a volume may be.
+func LargestVolume(quantity string) CapacityOption {
+	return func(c *storagev1.CSIStorageCapacity) { c.MaximumVolumeSize = new(resource.MustParse(quantity)) }
+}
+
+// ReachableWith limits the capacity to nodes with the label.
+func ReachableWith(label, value string) CapacityOption {
+	return func(c *storagev1.CSIStorageCapacity) { metav1.AddLabelToSelector(c.NodeTopology, label, value) }
+}
+
+// Unreachable is a capacity without a topology, which no node can use.
+func Unreachable() CapacityOption {
+	return func(c *storagev1.CSIStorageCapacity) { c.NodeTopology = nil }
 }

@@ -29,9 +29,12 @@ func TestRoles(t *testing.T) {
 		"prebind-volumebinding": {
 			reason: "it marks claims and volumes for each other, and makes or deletes none",
 			want: map[string][]string{
-				"persistentvolumeclaims":        readAndPatch,
-				"persistentvolumes":             readAndPatch,
-				"storage.k8s.io/storageclasses": read,
+				"persistentvolumeclaims":              readAndPatch,
+				"persistentvolumes":                   readAndPatch,
+				"storage.k8s.io/storageclasses":       read,
+				"storage.k8s.io/csidrivers":           read,
+				"storage.k8s.io/csistoragecapacities": read,
+				"storage.k8s.io/csinodes":             {"get"},
 			},
 		},
 	}

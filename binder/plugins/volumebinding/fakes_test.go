@@ -5,19 +5,25 @@ package volumebinding
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -31,7 +37,11 @@ type world struct {
 	mu      sync.Mutex
 	objects map[string]client.Object
 	reads   int
+	// patches are those that came, applied is how many of them had an effect.
 	patches []patched
+	applied int
+	// podLists is how often pods were listed.
+	podLists int
 	// fail, when it is set, may refuse a patch of the object of this name.
 	fail func(name string) error
 	// err, when it is set, is the answer to every read.
@@ -69,28 +79,57 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	return nil
 }
 
+// List lists by an index of the plugin, as a cache does, or the pods of a
+// namespace, as an API server does: in pages of two.
 func (w *world) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	list, ok := into.(*corev1.PersistentVolumeList)
-	if !ok {
-		return fmt.Errorf("nobody should list a %T", into)
+	if w.err != nil {
+		return w.err
 	}
 	o := (&client.ListOptions{}).ApplyOptions(options)
-	class, ok := o.FieldSelector.RequiresExactMatch(classIndex)
-	if !ok {
-		return errors.New("volumes are listed by the index of their class only")
+	if pods, ok := into.(*corev1.PodList); ok {
+		return w.listPods(pods, o)
 	}
-	for _, o := range w.objects {
-		if pv, ok := o.(*corev1.PersistentVolume); ok && volume.GetPersistentVolumeClass(pv) == class {
-			list.Items = append(list.Items, *pv.DeepCopy())
+	requirements := o.FieldSelector.Requirements()
+	for _, index := range indexes() {
+		if len(requirements) != 1 || requirements[0].Field != index.field {
+			continue
 		}
+		var found []runtime.Object
+		for _, object := range w.objects {
+			if slices.Contains(index.keys(object), requirements[0].Value) {
+				found = append(found, object.DeepCopyObject())
+			}
+		}
+		return meta.SetList(into, found)
+	}
+	return fmt.Errorf("%T is listed by an index only", into)
+}
+
+func (w *world) listPods(into *corev1.PodList, o *client.ListOptions) error {
+	w.podLists++
+	if o.Limit == 0 {
+		return errors.New("pods are listed in pages")
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.objects)) {
+		pod, ok := w.objects[name].(*corev1.Pod)
+		if !ok || pod.Namespace != o.Namespace || name <= o.Continue ||
+			!o.FieldSelector.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}) {
+			continue
+		}
+		if len(into.Items) == 2 {
+			into.Continue = nameOf(pod, client.ObjectKeyFromObject(&into.Items[1]))
+			break
+		}
+		into.Items = append(into.Items, *pod.DeepCopy())
 	}
 	return nil
 }
 
-// Patch records the patch and answers with the object and a new version. What
-// tests look at is the patch.
+// Patch does what an API server does with a merge patch that has a
+// resourceVersion: it is applied to the version that it names, and to no other.
+// Where the world has no such object, the one that is sent counts as it.
 func (w *world) Patch(_ context.Context, o client.Object, patch client.Patch, _ ...client.PatchOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,16 +143,37 @@ func (w *world) Patch(_ context.Context, o client.Object, patch client.Patch, _ 
 			return err
 		}
 	}
+	name := nameOf(o, client.ObjectKeyFromObject(o))
+	stored := w.objects[name]
+	if stored == nil {
+		stored = o
+	}
+	if stored.GetResourceVersion() != o.GetResourceVersion() {
+		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, o.GetName(), errors.New("it was changed"))
+	}
+	before, err := json.Marshal(stored)
+	if err != nil {
+		return err
+	}
+	after, err := jsonpatch.MergePatch(before, body)
+	if err != nil {
+		return err
+	}
+	reflect.ValueOf(o).Elem().SetZero()
+	if err := json.Unmarshal(after, o); err != nil {
+		return err
+	}
 	version, err := strconv.Atoi(o.GetResourceVersion())
 	if err != nil {
 		return err
 	}
 	o.SetResourceVersion(strconv.Itoa(version + 100))
+	w.applied++
 	stored, ok := o.DeepCopyObject().(client.Object)
 	if !ok {
 		return fmt.Errorf("a %T is no object", o)
 	}
-	w.objects[nameOf(o, client.ObjectKeyFromObject(o))] = stored
+	w.objects[name] = stored
 	return nil
 }
 

@@ -21,13 +21,10 @@ import (
 // snap makes the snapshot of these objects: the pod web, unless there is one
 // among them, on node-a in zone z1.
 func snap(objects ...client.Object) snapshot {
-	s := snapshot{
-		pod:        thePod(),
-		node:       theNode(),
-		claims:     map[string]*corev1.PersistentVolumeClaim{},
-		volumes:    map[string]*corev1.PersistentVolume{},
-		classes:    map[string]*storagev1.StorageClass{},
-		candidates: map[string][]*corev1.PersistentVolume{},
+	s := newSnapshot(thePod(), theNode())
+	byIndex := map[string]client.IndexerFunc{}
+	for _, i := range indexes() {
+		byIndex[i.field] = i.keys
 	}
 	for _, o := range objects {
 		switch o := o.(type) {
@@ -37,10 +34,22 @@ func snap(objects ...client.Object) snapshot {
 			s.claims[o.Name] = o
 		case *corev1.PersistentVolume:
 			s.volumes[o.Name] = o
-			class := volume.GetPersistentVolumeClass(o)
-			s.candidates[class] = append(s.candidates[class], o)
+			for _, class := range byIndex[freeIndex](o) {
+				s.free[class] = append(s.free[class], o)
+			}
+			if ref := o.Spec.ClaimRef; ref != nil {
+				s.reserved[ref.Name] = append(s.reserved[ref.Name], o)
+			}
 		case *storagev1.StorageClass:
 			s.classes[o.Name] = o
+		case *corev1.Node:
+			s.node = o
+		case *storagev1.CSINode:
+			s.csiNode = o
+		case *storagev1.CSIDriver:
+			s.drivers[o.Name] = o
+		case *storagev1.CSIStorageCapacity:
+			s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
 		}
 	}
 	return s
@@ -53,103 +62,49 @@ var (
 	eager  = gen.StorageClass("eager", "csi.example.com", gen.Immediate())
 )
 
-func TestDecide(t *testing.T) {
-	ephemeralPod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp", gen.OfClass("local")))
-	ofPod := gen.OwnedBy("Pod", "web", "pod-1")
+// decideCase is a snapshot, and what is to be decided on it.
+type decideCase struct {
+	reason  string
+	objects []client.Object
+	// static is claim=volume, in order; dynamic is claims, in order.
+	static, dynamic []string
+	want            api.Kind
+	about           string
+	says            string
+}
+
+func (tc decideCase) check(t *testing.T) {
+	t.Helper()
+	pl, err := decide(snap(tc.objects...))
+	if tc.want != "" {
+		require.Error(t, err, tc.reason)
+		assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+		told := api.AsError(Name, err)
+		assert.Equal(t, tc.about, told.Object.String())
+		assert.Contains(t, told.Error(), tc.says)
+		if tc.want == api.KindRefuse {
+			assert.NotEmpty(t, told.Advice, "a refusal says what to do")
+		}
+		return
+	}
+	require.NoError(t, err, tc.reason)
+	var static, dynamic []string
+	for _, m := range pl.static {
+		static = append(static, m.claim.Name+"="+m.volume.Name)
+	}
+	for _, claim := range pl.dynamic {
+		dynamic = append(dynamic, claim.Name)
+	}
+	assert.Equal(t, tc.static, static, tc.reason)
+	assert.Equal(t, tc.dynamic, dynamic, tc.reason)
+	assert.Equal(t, len(tc.static)+len(tc.dynamic) == 0, pl.done())
+}
+
+func TestDecideOnVolumes(t *testing.T) {
 	twoClaims := thePod(gen.UsesClaim("logs"))
 	ofStatic := gen.OfClass("static")
 	inStatic := gen.VolumeOfClass("static")
-
-	cases := map[string]struct {
-		reason  string
-		objects []client.Object
-		// static is claim=volume, in order; dynamic is claims, in order.
-		static, dynamic []string
-		want            api.Kind
-		about           string
-		says            string
-	}{
-		"NoClaims": {
-			reason:  "other volumes are none of this plugin's business",
-			objects: []client.Object{gen.Pod("web", gen.EmptyDir("tmp"))},
-		},
-		"Missing": {
-			reason: "a claim that does not exist is refused", want: api.KindRefuse,
-			about: "PersistentVolumeClaim default/data", says: "does not exist",
-		},
-		"Terminating": {
-			reason: "the kubelet would not start the pod", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.Terminating()), volumeNamed("pv", gen.ClaimRef(theClaim()))},
-			about:   "PersistentVolumeClaim default/data", says: "being deleted",
-		},
-		"Lost": {
-			reason: "its volume is gone", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost))},
-			about:   "PersistentVolumeClaim default/data", says: `lost its PersistentVolume "pv"`,
-		},
-		"EphemeralOwned": {
-			reason:  "a claim that was made for this pod is its own",
-			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", ofPod), local},
-			dynamic: []string{"web-tmp"},
-		},
-		"EphemeralOfAnother": {
-			reason: "a claim that only has the name is somebody else's", want: api.KindRefuse,
-			objects: []client.Object{ephemeralPod, claimNamed("web-tmp"), local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: "not made for this pod",
-		},
-		"EphemeralOfEarlierPod": {
-			reason: "the owner is compared by UID", want: api.KindRefuse,
-			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0")), local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: "not made for this pod",
-		},
-		"EphemeralNotYet": {
-			reason: "the controller will make it soon", want: api.KindWait,
-			objects: []client.Object{ephemeralPod, local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: `"tmp"`,
-		},
-		"Bound": {
-			reason:  "nothing is to be done",
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-a"))},
-		},
-		"BoundWithPhasePending": {
-			reason:  "the phase may lag behind; the annotation counts",
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimPending)), volumeNamed("pv", gen.ClaimRef(theClaim()))},
-		},
-		"BoundElsewhere": {
-			reason: "the volume cannot be reached from the node", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
-			about:   "PersistentVolume pv", says: "excludes the node node-a",
-		},
-		"BoundVolumeMissing": {
-			reason: "the claim is as good as lost", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv"))},
-			about:   "PersistentVolumeClaim default/data", says: "pv does not exist",
-		},
-		"BoundVolumeOfAnother": {
-			reason: "the volume is for another claim", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},
-			about:   "PersistentVolumeClaim default/data", says: "another claim",
-		},
-		"BoundVolumeOfEarlierClaim": {
-			reason: "the claimRef is compared by UID", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
-			about:   "PersistentVolumeClaim default/data", says: "another claim",
-		},
-		"Immediate": {
-			reason: "it is bound without a pod, so the scheduler should have waited for it", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.OfClass("eager")), eager, volumeNamed("pv", gen.VolumeOfClass("eager"))},
-			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
-		},
-		"NoClass": {
-			reason: "no class means Immediate", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.OfClass("")), volumeNamed("pv", gen.VolumeOfClass(""))},
-			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
-		},
-		"PreBoundClaim": {
-			reason: "a claim that names its volume waits for nobody's node", want: api.KindRefuse,
-			objects: []client.Object{theClaim(gen.NamesVolume("pv")), local, volumeNamed("pv")},
-			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
-		},
+	cases := map[string]decideCase{
 		"Static": {
 			reason:  "a volume that exists goes before one that is made",
 			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.OnNode("node-a"))},
@@ -161,6 +116,62 @@ func TestDecide(t *testing.T) {
 				theClaim(), local, volumeNamed("small"), volumeNamed("own", gen.Capacity("9Gi"), gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeBound)),
 			},
 			static: []string{"data=own"},
+		},
+		"StaticReservedElsewhere": {
+			reason: "the claim will get the volume that names it, so another volume, or a new one, is for nothing", want: api.KindRefuse,
+			objects: []client.Object{theClaim(), local, volumeNamed("own", gen.ClaimRef(theClaim()), gen.OnNode("node-b")), volumeNamed("free")},
+			about:   "PersistentVolume own", says: "excludes the node node-a",
+		},
+		"StaticReservedOfAnotherClass": {
+			reason:  "the PersistentVolume controller does not mind the class of a volume that names the claim",
+			objects: []client.Object{theClaim(), local, volumeNamed("own", inStatic, gen.ClaimRef(theClaim()))},
+			static:  []string{"data=own"},
+		},
+		"StaticReservedTooSmall": {
+			reason:  "a volume that names the claim but cannot be bound to it is left alone",
+			objects: []client.Object{theClaim(gen.Requests("2Gi")), local, volumeNamed("own", gen.ClaimRef(theClaim())), volumeNamed("fits", gen.Capacity("2Gi"))},
+			static:  []string{"data=fits"},
+		},
+		"StaticReservedForEarlierClaim": {
+			reason:  "the claimRef is compared by UID",
+			objects: []client.Object{theClaim(), local, volumeNamed("old", gen.ClaimRef(theClaim(gen.UID("claim-0")))), volumeNamed("pv")},
+			static:  []string{"data=pv"},
+		},
+		"StaticEqual": {
+			reason:  "of equals the first is taken, so that all who look choose the same",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv1"), volumeNamed("pv2"), volumeNamed("pv3")},
+			static:  []string{"data=pv1"},
+		},
+		"StaticVolumeMode": {
+			reason:  "a file system is no block device",
+			objects: []client.Object{theClaim(gen.BlockMode()), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeBlockMode())},
+			static:  []string{"data=pv2"},
+		},
+		"StaticAccessModes": {
+			reason: "the volume must have all modes of the claim",
+			objects: []client.Object{
+				theClaim(gen.AccessModes(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), local,
+				volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeAccessModes(corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce)),
+			},
+			static: []string{"data=pv2"},
+		},
+		"StaticSelector": {
+			reason:  "the claim chooses by labels",
+			objects: []client.Object{theClaim(gen.Selects("disk", "ssd")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.Label("disk", "ssd"))},
+			static:  []string{"data=pv2"},
+		},
+		"StaticAttributesClass": {
+			reason: "the VolumeAttributesClasses must be the same",
+			objects: []client.Object{
+				theClaim(gen.AttributesClass("fast")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeAttributesClass("slow")),
+				volumeNamed("pv3", gen.VolumeAttributesClass("fast")),
+			},
+			static: []string{"data=pv3"},
+		},
+		"StaticAttributesClassOfVolumeOnly": {
+			reason:  "a claim without one does not get a volume with one",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumeAttributesClass("fast"))},
+			dynamic: []string{"data"},
 		},
 		"StaticSmallestVolume": {
 			reason: "the smallest that fits is taken",
@@ -259,63 +270,6 @@ func TestDecide(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			pl, err := decide(snap(tc.objects...))
-			if tc.want != "" {
-				require.Error(t, err, tc.reason)
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-				told := api.AsError(Name, err)
-				assert.Equal(t, tc.about, told.Object.String())
-				assert.Contains(t, told.Error(), tc.says)
-				if tc.want == api.KindRefuse {
-					assert.NotEmpty(t, told.Advice, "a refusal says what to do")
-				}
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			var static, dynamic []string
-			for _, m := range pl.static {
-				static = append(static, m.claim.Name+"="+m.volume.Name)
-			}
-			for _, claim := range pl.dynamic {
-				dynamic = append(dynamic, claim.Name)
-			}
-			assert.Equal(t, tc.static, static, tc.reason)
-			assert.Equal(t, tc.dynamic, dynamic, tc.reason)
-			assert.Equal(t, len(tc.static)+len(tc.dynamic) == 0, pl.done())
-		})
-	}
-}
-
-func TestAdmitsTopology(t *testing.T) {
-	one := func(key string, values ...string) corev1.TopologySelectorLabelRequirement {
-		return corev1.TopologySelectorLabelRequirement{Key: key, Values: values}
-	}
-	term := func(expressions ...corev1.TopologySelectorLabelRequirement) corev1.TopologySelectorTerm {
-		return corev1.TopologySelectorTerm{MatchLabelExpressions: expressions}
-	}
-	node := map[string]string{"zone": "z1", "rack": "r1", "empty": ""}
-	cases := map[string]struct {
-		reason string
-		terms  []corev1.TopologySelectorTerm
-		want   bool
-	}{
-		"None":          {reason: "no terms admit every node", want: true},
-		"EmptyTerm":     {reason: "a term without expressions admits none", terms: []corev1.TopologySelectorTerm{term()}},
-		"Match":         {reason: "one of the values", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0", "z1"))}, want: true},
-		"NoMatch":       {reason: "none of the values", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0"))}},
-		"NoLabel":       {reason: "the node lacks the label", terms: []corev1.TopologySelectorTerm{term(one("row", "1"))}},
-		"NoLabelEmpty":  {reason: "a missing label is not an empty one", terms: []corev1.TopologySelectorTerm{term(one("row", ""))}},
-		"EmptyLabel":    {reason: "an empty label matches an empty value", terms: []corev1.TopologySelectorTerm{term(one("empty", ""))}, want: true},
-		"AllKeys":       {reason: "every key of a term has to match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r1"))}, want: true},
-		"NotAllKeys":    {reason: "every key of a term has to match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r2"))}},
-		"SecondTerm":    {reason: "one term is enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r1"))}, want: true},
-		"EmptyThenGood": {reason: "an empty term does not spoil the others", terms: []corev1.TopologySelectorTerm{term(), term(one("zone", "z1"))}, want: true},
-		"NoTermMatches": {reason: "none is not enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r2"))}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, admitsTopology(tc.terms, node), tc.reason)
-		})
+		t.Run(name, tc.check)
 	}
 }

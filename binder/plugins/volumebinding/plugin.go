@@ -6,16 +6,17 @@
 // does in its PreBind, for every scheduler, and finds everything in place when
 // the scheduler has done it already.
 //
-// It decides on what it read by pure functions (plan.go, progress.go), and
-// nothing is ever undone: a volume may be in the making, and taking back
-// selected-node or a claimRef would leak it. The next attempt goes on from what
-// the API server holds.
+// It decides on what it read by pure functions (plan.go, claims.go,
+// provision.go, target.go, progress.go), and nothing is ever undone: a volume
+// may be in the making, and taking back selected-node or a claimRef would leak
+// it. The next attempt goes on from what the API server holds.
 package volumebinding
 
 import (
 	"context"
 	"errors"
 
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -25,18 +26,21 @@ import (
 // Name of the plugin.
 const Name = "volumebinding"
 
-// Options of the plugin. All fields are required.
+// Options of the plugin. All fields but Clock are required.
 type Options struct {
-	// Cached reads from a cache with the index of SetupIndexes. It holds what
+	// Cached reads from a cache with the indexes of SetupIndexes. It holds what
 	// Watches lists, besides pods that are not bound yet, and nodes.
 	Cached client.Reader
-	// Live reads single objects from the API server, before anything is refused
-	// or found missing by what the cache says.
-	Live Getter
+	// Live reads from the API server, before anything is refused or found missing
+	// by what the cache says, and what the cache does not hold.
+	Live client.Reader
 	// Writer patches claims and volumes.
 	Writer Patcher
 	// Changes wakes the plugin when an object of the cache changes.
 	Changes *notify.Hub
+	// Clock times the reservations of ReadWriteOncePod claims. It is the real one
+	// by default.
+	Clock clock.PassiveClock
 }
 
 // Getter reads one object by its key; client.Reader is one.
@@ -51,10 +55,11 @@ type Patcher interface {
 
 // Plugin binds volumes; see New.
 type Plugin struct {
-	cached  client.Reader
-	live    Getter
-	writer  Patcher
-	changes *notify.Hub
+	cached       client.Reader
+	live         client.Reader
+	writer       Patcher
+	changes      *notify.Hub
+	reservations *reservations
 }
 
 var (
@@ -67,7 +72,10 @@ func New(o Options) (*Plugin, error) {
 	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil {
 		return nil, errors.New(Name + ": Cached, Live, Writer and Changes are required")
 	}
-	return &Plugin{cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes}, nil
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return &Plugin{cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, reservations: newReservations(o.Clock)}, nil
 }
 
 // Name implements api.PreBinder.
@@ -77,17 +85,25 @@ func (*Plugin) Name() string { return Name }
 var planned = api.NewExtensionKey[plan](Name + "/plan")
 
 // PreFlight finds out what is to be written for the pod's claims. It refuses
-// what kube-scheduler's VolumeBinding refuses in its Filter.
+// what kube-scheduler's VolumeBinding refuses in its Filter, and the use of a
+// ReadWriteOncePod claim by a second pod, as its VolumeRestrictions does.
 func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
 	if len(claimRefs(bc.Pod)) == 0 {
 		return api.Skip, nil
 	}
-	pl, err := p.plan(ctx, bc, p.cached)
-	if api.IsKind(err, api.KindRefuse) {
+	pl, err := p.plan(ctx, bc, false)
+	if api.IsKind(err, api.KindRefuse) || api.IsKind(err, api.KindWait) {
 		// The cache may be behind what the scheduler saw: ask the API server.
-		pl, err = p.plan(ctx, bc, p.live)
+		pl, err = p.plan(ctx, bc, true)
 	}
 	if err != nil {
+		return api.Run, err
+	}
+	if !pl.done() || bc.DryRun {
+		if err := p.checkExclusive(ctx, bc.Pod, pl.exclusive); err != nil {
+			return api.Run, err
+		}
+	} else if err := p.reserveExclusive(ctx, bc, pl.exclusive); err != nil {
 		return api.Run, err
 	}
 	if pl.done() {
@@ -96,6 +112,15 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	pl.tell(bc)
 	planned.Set(bc, pl)
 	return api.Run, nil
+}
+
+// plan reads and decides.
+func (p *Plugin) plan(ctx context.Context, bc *api.BindContext, live bool) (plan, error) {
+	s, err := p.snapshot(ctx, bc, live)
+	if err != nil {
+		return plan{}, err
+	}
+	return decide(s)
 }
 
 // PreBind writes the claimRef of each volume that was matched, then
@@ -109,8 +134,15 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	if err := p.write(ctx, bc.Node.Name, &pl); err != nil {
 		return err
 	}
-	return p.wait(ctx, bc, pl)
+	if err := p.wait(ctx, bc, pl); err != nil {
+		return err
+	}
+	return p.reserveExclusive(ctx, bc, pl.exclusive)
 }
 
-// PreBindRollBack leaves everything as it is; see the package's comment.
-func (*Plugin) PreBindRollBack(context.Context, *api.BindContext) error { return nil }
+// PreBindRollBack leaves claims and volumes as they are; see the package's
+// comment. Another pod may have the ReadWriteOncePod claims now.
+func (p *Plugin) PreBindRollBack(_ context.Context, bc *api.BindContext) error {
+	p.reservations.release(holder{pod: bc.Pod.UID, node: bc.Node.Name})
+	return nil
+}

@@ -42,6 +42,9 @@ func TestNew(t *testing.T) {
 
 func TestPreFlight(t *testing.T) {
 	bound := []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()))}
+	driver := gen.CSIDriver("csi.example.com", true)
+	ephemeralPod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp", gen.OfClass("local")))
+	ephemeralClaim := claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-1"))
 	cases := map[string]struct {
 		reason       string
 		pod          *corev1.Pod
@@ -80,6 +83,37 @@ func TestPreFlight(t *testing.T) {
 			reason: "a node that is gone is judged by what is known of it",
 			cached: []client.Object{theClaim(gen.SelectedNode("node-b")), local},
 			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: api.KindRefuse,
+		},
+		"EphemeralNotCached": {
+			reason: "the claim was made a moment ago", pod: ephemeralPod,
+			cached: []client.Object{local}, live: []client.Object{theNode(), ephemeralClaim, local},
+			intents: []string{"volumebinding would set selected-node of the claim default/web-tmp to node-a and wait for its volume"},
+		},
+		"CapacityNotCachedAsItIs": {
+			reason: "amounts change all the time: they are read again before they refuse the bind",
+			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
+			live:   []client.Object{theNode(), theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
+			intents: []string{
+				"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume",
+			},
+		},
+		"CapacityGone": {
+			reason: "it was read again, and there is none", want: api.KindRefuse,
+			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
+			live:   []client.Object{theNode(), theClaim(), local, driver},
+		},
+		"ReservedNotCachedAsItIs": {
+			reason: "the volume does not name the claim any more",
+			cached: []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
+			live:   []client.Object{theNode(), theClaim(), local, volumeNamed("pv", gen.OnNode("node-b"))},
+			intents: []string{
+				"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume",
+			},
+		},
+		"CapacityEnough": {
+			reason: "nothing is refused, so nobody is asked", noLiveReads: true,
+			cached:  []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
+			intents: []string{"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume"},
 		},
 		"Static": {
 			reason: "a write is announced", cached: []client.Object{theClaim(), local, volumeNamed("pv")}, noLiveReads: true,

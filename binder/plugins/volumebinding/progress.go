@@ -21,6 +21,29 @@ type observed struct {
 	volume *corev1.PersistentVolume
 }
 
+// judge judges what was seen of the plan's claims, first the static ones and then
+// the dynamic ones, on the target. It returns what to wait for, or nil when all
+// are bound. An error ends the wait.
+func (p plan) judge(seen []observed, at target) (*api.Waiting, error) {
+	var first *api.Waiting
+	for i, now := range seen {
+		var got step
+		var err error
+		if i < len(p.static) {
+			got, err = staticStep(p.static[i], now, at)
+		} else {
+			got, err = dynamicStep(p.dynamic[i-len(p.static)], now, at)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !got.bound && first == nil {
+			first = &got.waiting
+		}
+	}
+	return first, nil
+}
+
 // step says where a claim is on its way.
 type step struct {
 	bound bool
@@ -30,12 +53,17 @@ type step struct {
 
 // staticStep judges a claim that was matched with a volume. An error is final.
 // It follows checkBindings of kube-scheduler's VolumeBinding.
-func staticStep(m match, now observed, node *corev1.Node) (step, error) {
-	if now.claim == nil {
-		return step{}, api.Refuse(object(m.claim), "the claim was deleted while its volume was being bound")
+func staticStep(m match, now observed, at target) (step, error) {
+	if err := now.claimUsable(m.claim); err != nil {
+		return step{}, err
+	}
+	if isBound(now.claim) && now.claim.Spec.VolumeName != m.volume.Name {
+		return step{}, api.Wait(object(m.claim), "the claim was bound to PersistentVolume %s meanwhile, not to %s", now.claim.Spec.VolumeName, m.volume.Name).
+			Advise("repeat the Binding: it is decided anew")
 	}
 	if now.volume == nil {
-		return step{}, api.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim))
+		return step{}, api.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim)).
+			Advise("schedule the pod again")
 	}
 	waiting := step{waiting: api.Waiting{
 		Object: object(m.claim),
@@ -48,46 +76,63 @@ func staticStep(m match, now observed, node *corev1.Node) (step, error) {
 		return step{}, api.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
 			Advise("schedule the pod again")
 	}
-	return reached(waiting, now, node)
+	if err := at.checkAffinity(now.volume); err != nil {
+		return step{}, err
+	}
+	return reached(waiting, now), nil
 }
 
 // dynamicStep judges a claim whose volume is being made. An error is final.
-func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, node *corev1.Node) (step, error) {
-	if now.claim == nil {
-		return step{}, api.Refuse(object(planned), "the claim was deleted while its volume was being made")
+func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, at target) (step, error) {
+	if err := now.claimUsable(planned); err != nil {
+		return step{}, err
 	}
 	waiting := step{waiting: api.Waiting{
 		Object: object(planned),
-		For:    "a volume to be made on the node " + node.Name + by(now.claim),
+		For:    "a volume to be made on the node " + at.node.Name + by(now.claim),
 	}}
 	if older(now.claim, planned) {
 		return waiting, nil
 	}
 	switch chosen := now.claim.Annotations[volume.AnnSelectedNode]; chosen {
-	case node.Name:
+	case at.node.Name:
 	case "":
-		return step{}, api.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", node.Name).
+		return step{}, api.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", at.node.Name).
 			Advise("schedule the pod again; the claim's events say what was wrong")
 	default:
 		return step{}, api.Refuse(object(planned), "its selected-node was changed to %s", chosen).
 			Advise("bind the pod to %s", chosen)
 	}
-	return reached(waiting, now, node)
-}
-
-// reached judges what both ways have in common: the claim is bound, its volume
-// is its own and can be used on the node.
-func reached(waiting step, now observed, node *corev1.Node) (step, error) {
-	if now.volume != nil && now.claim.Spec.VolumeName == now.volume.Name {
-		if err := checkAffinity(now.volume, node); err != nil {
+	if now.volume != nil {
+		if err := at.checkAffinity(now.volume); err != nil {
 			return step{}, err
 		}
 	}
+	return reached(waiting, now), nil
+}
+
+// claimUsable checks that the claim of the plan is still there to be bound.
+func (o observed) claimUsable(planned *corev1.PersistentVolumeClaim) error {
+	switch {
+	case o.claim == nil:
+		return api.Refuse(object(planned), "the claim was deleted while its volume was being bound").
+			Advise("create it, or correct the pod")
+	case o.claim.DeletionTimestamp != nil:
+		return api.Refuse(object(planned), "the claim is being deleted").Advise("create it anew once it is gone")
+	case o.claim.Status.Phase == corev1.ClaimLost:
+		return lost(o.claim)
+	}
+	return nil
+}
+
+// reached judges what both ways have in common: the claim is bound, and its
+// volume is its own.
+func reached(waiting step, now observed) step {
 	if !isBound(now.claim) || now.volume == nil || now.claim.Spec.VolumeName != now.volume.Name ||
 		!volume.IsVolumeBoundToClaim(now.volume, now.claim) {
-		return waiting, nil
+		return waiting
 	}
-	return step{bound: true}, nil
+	return step{bound: true}
 }
 
 // by names who makes the claim's volume, as far as it is known.

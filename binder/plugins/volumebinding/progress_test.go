@@ -90,8 +90,31 @@ func TestStaticStep(t *testing.T) {
 			claim:  theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
 		},
 		"BoundToAnother": {
-			reason: "the claim is bound, but not to the volume of the plan",
-			claim:  theClaim(gen.BoundToVolume("other")), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
+			reason: "another pod with the claim chose another volume: the next call looks at that one", want: api.KindWait,
+			claim: theClaim(gen.BoundToVolume("other")), volume: volumeNamed("pv", ours),
+			about: "PersistentVolumeClaim default/data", says: "PersistentVolume other",
+		},
+		"BoundToAnotherVolumeGone": {
+			reason: "the volume of the plan does not matter any more", want: api.KindWait,
+			claim: theClaim(gen.BoundToVolume("other")), about: "PersistentVolumeClaim default/data", says: "PersistentVolume other",
+		},
+		"ClaimTerminating": {
+			reason: "final: the kubelet would not start the pod", want: api.KindRefuse,
+			claim: theClaim(gen.Terminating()), volume: volumeNamed("pv", ours), about: "PersistentVolumeClaim default/data", says: "being deleted",
+		},
+		"ClaimLost": {
+			reason: "final: the volume vanished after it was bound", want: api.KindRefuse,
+			claim: theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost)), about: "PersistentVolumeClaim default/data", says: "lost",
+			volume: volumeNamed("pv", ours),
+		},
+		"ClaimRefWithoutUID": {
+			reason: "final: the controller took back what was written", want: api.KindRefuse,
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("")))), about: "PersistentVolume pv", says: "taken away",
+		},
+		"AffinityChangedBeforeTheClaimNamesIt": {
+			reason: "final: whatever the claim does, the volume is of no use here", want: api.KindRefuse,
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
+			about: "PersistentVolume pv", says: "excludes the node",
 		},
 		"AffinityChanged": {
 			reason: "final: the volume cannot be used on the node any more", want: api.KindRefuse,
@@ -101,7 +124,7 @@ func TestStaticStep(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := staticStep(written, observed{claim: tc.claim, volume: tc.volume}, theNode())
+			got, err := staticStep(written, observed{claim: tc.claim, volume: tc.volume}, target{node: theNode()})
 			tc.check(t, got, err)
 		})
 	}
@@ -129,6 +152,14 @@ func TestDynamicStep(t *testing.T) {
 		"OlderClaim": {
 			reason: "the cache still has the claim from before our write, without selected-node",
 			claim:  at("99"), says: "node-a",
+		},
+		"ClaimTerminating": {
+			reason: "final: the kubelet would not start the pod", want: api.KindRefuse,
+			claim: at("111", here, gen.Terminating()), about: "PersistentVolumeClaim default/data", says: "being deleted",
+		},
+		"ClaimLost": {
+			reason: "final: the volume that was made is gone", want: api.KindRefuse,
+			claim: at("111", here, gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost)), about: "PersistentVolumeClaim default/data", says: "lost",
 		},
 		"SelectedNodeRemoved": {
 			reason: "final: the provisioner asks for another node", want: api.KindRefuse,
@@ -166,7 +197,7 @@ func TestDynamicStep(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := dynamicStep(written, observed{claim: tc.claim, volume: tc.volume}, theNode())
+			got, err := dynamicStep(written, observed{claim: tc.claim, volume: tc.volume}, target{node: theNode()})
 			tc.check(t, got, err)
 		})
 	}

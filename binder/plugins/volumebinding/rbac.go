@@ -10,6 +10,12 @@ package volumebinding
 //
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims;persistentvolumes,verbs=get;list;watch;patch
 //
-// The class tells whether a claim can be provided on a node at all.
+// The class tells whether a claim can be provided on a node at all; the driver and its capacities, whether there is room for it.
 //
-// +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get;list;watch
+// +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses;csidrivers;csistoragecapacities,verbs=get;list;watch
+//
+// The node's CSINode tells which in-tree volumes it leaves to CSI drivers. It is read only where there are such volumes.
+//
+// +kubebuilder:rbac:groups=storage.k8s.io,resources=csinodes,verbs=get
+//
+// For a ReadWriteOncePod claim the pods of its namespace are listed. The ClusterRole "prebind" grants that.

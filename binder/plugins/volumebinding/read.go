@@ -4,7 +4,9 @@
 package volumebinding
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -13,48 +15,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
 )
 
-// classIndex finds the volumes of a class in the cache.
-const classIndex = "volumebinding/class"
-
-// Watches are the kinds that Options.Cached has to hold for this plugin.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{
-		"PersistentVolumeClaim": &corev1.PersistentVolumeClaim{},
-		"PersistentVolume":      &corev1.PersistentVolume{},
-		"StorageClass":          &storagev1.StorageClass{},
-	}
-}
-
-// SetupIndexes adds the index that the plugin needs to the cache that Options.Cached
-// reads. Call it before the cache is started.
-func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	return indexer.IndexField(ctx, &corev1.PersistentVolume{}, classIndex, func(o client.Object) []string {
-		pv, ok := o.(*corev1.PersistentVolume)
-		if !ok {
-			return nil
-		}
-		return []string{volume.GetPersistentVolumeClass(pv)}
-	})
-}
-
-// plan reads what the decision needs, single objects from the given source and
-// the volumes to choose from always from the cache, and decides.
-func (p *Plugin) plan(ctx context.Context, bc *api.BindContext, from Getter) (plan, error) {
-	s := snapshot{
-		pod:        bc.Pod,
-		node:       bc.Node,
-		claims:     map[string]*corev1.PersistentVolumeClaim{},
-		volumes:    map[string]*corev1.PersistentVolume{},
-		classes:    map[string]*storagev1.StorageClass{},
-		candidates: map[string][]*corev1.PersistentVolume{},
-	}
-	if from != Getter(p.cached) {
+// snapshot reads what the decision needs: from the cache, or, when live is set,
+// from the API server. What there is to choose from is listed from the cache in
+// any case; of that, live reads anew what the decision can depend on.
+func (p *Plugin) snapshot(ctx context.Context, bc *api.BindContext, live bool) (snapshot, error) {
+	s := newSnapshot(bc.Pod, bc.Node)
+	var from Getter = p.cached
+	if live {
+		from = p.live
 		node := &corev1.Node{}
 		if found, err := get(ctx, from, "Node", "", bc.Node.Name, node); err != nil {
-			return plan{}, err
+			return s, err
 		} else if found {
 			s.node = node
 		}
@@ -63,21 +36,38 @@ func (p *Plugin) plan(ctx context.Context, bc *api.BindContext, from Getter) (pl
 		claim := &corev1.PersistentVolumeClaim{}
 		found, err := get(ctx, from, "PersistentVolumeClaim", bc.Pod.Namespace, ref.name, claim)
 		if err != nil {
-			return plan{}, err
+			return s, err
 		}
 		if !found {
 			continue
 		}
 		s.claims[ref.name] = claim
 		if err := p.readBehind(ctx, claim, from, s); err != nil {
-			return plan{}, err
+			return s, err
 		}
 	}
-	return decide(s)
+	var err error
+	s.csiNode, err = p.readCSINode(ctx, s.node.Name, s.everyVolume())
+	return s, err
 }
 
-// readBehind reads what stands behind a claim: its volume, or its class and the
-// volumes it could get.
+// everyVolume lists the volumes that may come to be checked.
+func (s snapshot) everyVolume() []*corev1.PersistentVolume {
+	var all []*corev1.PersistentVolume
+	for _, pv := range s.volumes {
+		all = append(all, pv)
+	}
+	for _, some := range s.reserved {
+		all = append(all, some...)
+	}
+	for _, some := range s.free {
+		all = append(all, some...)
+	}
+	return all
+}
+
+// readBehind reads what stands behind a claim: its volume, or the volumes that
+// it could get and its class.
 func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeClaim, from Getter, s snapshot) error {
 	if name := claim.Spec.VolumeName; name != "" {
 		pv := &corev1.PersistentVolume{}
@@ -85,6 +75,13 @@ func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeC
 		if found {
 			s.volumes[name] = pv
 		}
+		return err
+	}
+	reserved, err := p.listVolumes(ctx, claimRefIndex, claim.Namespace+"/"+claim.Name)
+	if err != nil {
+		return err
+	}
+	if s.reserved[claim.Name], err = p.refresh(ctx, reserved, claim, from); err != nil {
 		return err
 	}
 	name := volume.GetPersistentVolumeClaimClass(claim)
@@ -97,14 +94,94 @@ func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeC
 		return err
 	}
 	s.classes[name] = class
+	if s.free[name], err = p.listVolumes(ctx, freeIndex, name); err != nil {
+		return err
+	}
+	return p.readCapacity(ctx, class, from, s)
+}
+
+// listVolumes lists volumes by an index, in the order of their names, so that
+// two pods that use one claim choose the same volume for it.
+func (p *Plugin) listVolumes(ctx context.Context, index, value string) ([]*corev1.PersistentVolume, error) {
 	var list corev1.PersistentVolumeList
-	if err := p.cached.List(ctx, &list, client.MatchingFields{classIndex: name}, client.UnsafeDisableDeepCopy); err != nil {
-		return api.FromAPI(api.Object{Kind: "StorageClass", Name: name}, "listing its volumes", err)
+	if err := p.cached.List(ctx, &list, client.MatchingFields{index: value}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, api.FromAPI(api.Object{Kind: "PersistentVolume"}, "listing volumes", err)
+	}
+	var volumes []*corev1.PersistentVolume
+	for i := range list.Items {
+		volumes = append(volumes, &list.Items[i])
+	}
+	slices.SortFunc(volumes, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
+	return volumes, nil
+}
+
+// refresh reads the volumes that name the claim, which are few, from the source.
+func (p *Plugin) refresh(ctx context.Context, reserved []*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, from Getter) ([]*corev1.PersistentVolume, error) {
+	if from == Getter(p.cached) {
+		return reserved, nil
+	}
+	var now []*corev1.PersistentVolume
+	for _, cached := range reserved {
+		pv := &corev1.PersistentVolume{}
+		found, err := get(ctx, from, "PersistentVolume", "", cached.Name, pv)
+		if err != nil {
+			return nil, err
+		}
+		if found && volume.IsVolumeBoundToClaim(pv, claim) {
+			now = append(now, pv)
+		}
+	}
+	return now, nil
+}
+
+// readCapacity reads the driver of the class and, where it publishes any, the
+// capacity that it has for the class.
+func (p *Plugin) readCapacity(ctx context.Context, class *storagev1.StorageClass, from Getter, s snapshot) error {
+	driver := &storagev1.CSIDriver{}
+	found, err := get(ctx, from, "CSIDriver", "", class.Provisioner, driver)
+	if err != nil || !found {
+		return err
+	}
+	s.drivers[driver.Name] = driver
+	if !publishesCapacity(driver) {
+		return nil
+	}
+	var list storagev1.CSIStorageCapacityList
+	if err := p.cached.List(ctx, &list, client.MatchingFields{capacityIndex: class.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return api.FromAPI(api.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
 	}
 	for i := range list.Items {
-		s.candidates[name] = append(s.candidates[name], &list.Items[i])
+		c := &list.Items[i]
+		if !reachableFrom(c, s.node.Labels) {
+			continue
+		}
+		if from != Getter(p.cached) {
+			// Amounts change all the time, objects seldom: the amount is read anew.
+			key := client.ObjectKeyFromObject(c)
+			c = &storagev1.CSIStorageCapacity{}
+			if found, err := get(ctx, from, "CSIStorageCapacity", key.Namespace, key.Name, c); err != nil {
+				return err
+			} else if !found {
+				continue
+			}
+		}
+		s.capacities[class.Name] = append(s.capacities[class.Name], c)
 	}
 	return nil
+}
+
+// readCSINode reads the node's CSINode if one of the volumes makes it count. It
+// is not cached: few clusters have such volumes left.
+func (p *Plugin) readCSINode(ctx context.Context, node string, volumes []*corev1.PersistentVolume) (*storagev1.CSINode, error) {
+	if !slices.ContainsFunc(volumes, migratable) {
+		return nil, nil
+	}
+	csiNode := &storagev1.CSINode{}
+	found, err := get(ctx, p.live, "CSINode", "", node, csiNode)
+	if !found {
+		return nil, err
+	}
+	return csiNode, nil
 }
 
 // get reads one object and says whether it exists.
@@ -119,8 +196,11 @@ func get(ctx context.Context, from Getter, kind, namespace, name string, into cl
 	return true, nil
 }
 
-// read reads one object from the cache and, when the cache lacks it, from the
-// API server. It says whether the object exists.
+// reader reads one object and says whether it exists.
+type reader func(ctx context.Context, kind, namespace, name string, into client.Object) (bool, error)
+
+// read is the reader of the cache. What the cache lacks is asked of the API
+// server; bound pods are never in it.
 func (p *Plugin) read(ctx context.Context, kind, namespace, name string, into client.Object) (bool, error) {
 	if found, err := get(ctx, p.cached, kind, namespace, name, into); found || err != nil {
 		return found, err
@@ -128,8 +208,7 @@ func (p *Plugin) read(ctx context.Context, kind, namespace, name string, into cl
 	return get(ctx, p.live, kind, namespace, name, into)
 }
 
-func claimKey(claim *corev1.PersistentVolumeClaim) notify.Key {
-	return notify.Key{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name}
+// readLive is the reader of the API server.
+func (p *Plugin) readLive(ctx context.Context, kind, namespace, name string, into client.Object) (bool, error) {
+	return get(ctx, p.live, kind, namespace, name, into)
 }
-
-func volumeKey(name string) notify.Key { return notify.Key{Kind: "PersistentVolume", Name: name} }

@@ -21,16 +21,17 @@ func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, pl plan) error {
 	)
 	defer changes.Close()
 	for _, m := range pl.static {
-		changes.Add(claimKey(m.claim), volumeKey(m.volume.Name))
+		changes.Add(claimKey(m.claim.Namespace, m.claim.Name), volumeKey(m.volume.Name))
 	}
 	for _, claim := range pl.dynamic {
-		changes.Add(claimKey(claim))
+		changes.Add(claimKey(claim.Namespace, claim.Name))
 	}
 	for {
-		done, err := p.look(ctx, bc, pl, changes)
-		if err != nil || done {
+		waiting, err := p.look(ctx, bc, pl, changes)
+		if err != nil || waiting == nil {
 			return err
 		}
+		bc.Waiting(*waiting)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -39,45 +40,59 @@ func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, pl plan) error {
 	}
 }
 
-// look judges the present state once.
-func (p *Plugin) look(ctx context.Context, bc *api.BindContext, pl plan, changes *notify.Subscription) (bool, error) {
-	if err := p.podStillPending(ctx, bc.Pod); err != nil {
-		return false, err
+// look judges the present state once: it returns what to wait for, nil when
+// nothing, or the error that ends the wait. The cache alone ends nothing, for it
+// may be behind: the API server is asked then.
+func (p *Plugin) look(ctx context.Context, bc *api.BindContext, pl plan, changes *notify.Subscription) (*api.Waiting, error) {
+	waiting, err := p.lookBy(ctx, bc, pl, changes, p.read)
+	if api.IsKind(err, api.KindRefuse) || api.IsKind(err, api.KindStale) || api.IsKind(err, api.KindWait) {
+		return p.lookBy(ctx, bc, pl, changes, p.readLive)
 	}
-	node, err := p.nodeNow(ctx, bc.Node.Name)
+	return waiting, err
+}
+
+// lookBy reads everything by the given reader and judges it. All claims are
+// looked at, so that what is final for one of them ends the wait for the others.
+func (p *Plugin) lookBy(ctx context.Context, bc *api.BindContext, pl plan, changes *notify.Subscription, read reader) (*api.Waiting, error) {
+	if err := podStillPending(ctx, bc.Pod, read); err != nil {
+		return nil, err
+	}
+	node, err := nodeNow(ctx, bc.Node.Name, read)
 	if err != nil {
-		return false, err
+		return nil, err
+	}
+	var seen []observed
+	var volumes []*corev1.PersistentVolume
+	see := func(claim *corev1.PersistentVolumeClaim, volume string) error {
+		now, err := observe(ctx, claim, volume, changes, read)
+		seen = append(seen, now)
+		if now.volume != nil {
+			volumes = append(volumes, now.volume)
+		}
+		return err
 	}
 	for _, m := range pl.static {
-		now, err := p.observe(ctx, m.claim, m.volume.Name, changes)
-		if err != nil {
-			return false, err
-		}
-		at, err := staticStep(m, now, node)
-		if err != nil || !at.bound {
-			bc.Waiting(at.waiting)
-			return false, err
+		if err := see(m.claim, m.volume.Name); err != nil {
+			return nil, err
 		}
 	}
 	for _, claim := range pl.dynamic {
-		now, err := p.observe(ctx, claim, "", changes)
-		if err != nil {
-			return false, err
-		}
-		at, err := dynamicStep(claim, now, node)
-		if err != nil || !at.bound {
-			bc.Waiting(at.waiting)
-			return false, err
+		if err := see(claim, ""); err != nil {
+			return nil, err
 		}
 	}
-	return true, nil
+	csiNode, err := p.readCSINode(ctx, node.Name, volumes)
+	if err != nil {
+		return nil, err
+	}
+	return pl.judge(seen, target{node: node, csiNode: csiNode})
 }
 
 // observe reads a claim, and the volume of this name or else the one that the
 // claim names.
-func (p *Plugin) observe(ctx context.Context, claim *corev1.PersistentVolumeClaim, name string, changes *notify.Subscription) (observed, error) {
+func observe(ctx context.Context, claim *corev1.PersistentVolumeClaim, name string, changes *notify.Subscription, read reader) (observed, error) {
 	now := observed{claim: &corev1.PersistentVolumeClaim{}}
-	found, err := p.read(ctx, "PersistentVolumeClaim", claim.Namespace, claim.Name, now.claim)
+	found, err := read(ctx, "PersistentVolumeClaim", claim.Namespace, claim.Name, now.claim)
 	if err != nil {
 		return observed{}, err
 	}
@@ -92,19 +107,18 @@ func (p *Plugin) observe(ctx context.Context, claim *corev1.PersistentVolumeClai
 	}
 	changes.Add(volumeKey(name))
 	pv := &corev1.PersistentVolume{}
-	found, err = p.read(ctx, "PersistentVolume", "", name, pv)
+	found, err = read(ctx, "PersistentVolume", "", name, pv)
 	if found {
 		now.volume = pv
 	}
 	return now, err
 }
 
-// podStillPending ends the wait when the pod is gone, replaced or bound. The
-// cache holds pending pods only, so what it lacks is asked of the API server.
-func (p *Plugin) podStillPending(ctx context.Context, pod *corev1.Pod) error {
+// podStillPending ends the wait when the pod is gone, replaced or bound.
+func podStillPending(ctx context.Context, pod *corev1.Pod, read reader) error {
 	about := api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 	now := &corev1.Pod{}
-	found, err := p.read(ctx, "Pod", pod.Namespace, pod.Name, now)
+	found, err := read(ctx, "Pod", pod.Namespace, pod.Name, now)
 	switch {
 	case err != nil:
 		return err
@@ -119,9 +133,9 @@ func (p *Plugin) podStillPending(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // nodeNow returns the node as it is now, for its labels may have changed.
-func (p *Plugin) nodeNow(ctx context.Context, name string) (*corev1.Node, error) {
+func nodeNow(ctx context.Context, name string, read reader) (*corev1.Node, error) {
 	node := &corev1.Node{}
-	found, err := p.read(ctx, "Node", "", name, node)
+	found, err := read(ctx, "Node", "", name, node)
 	if err == nil && !found {
 		err = api.Refuse(api.Object{Kind: "Node", Name: name}, "the node was deleted while volumes were being bound for it").
 			Advise("choose another")

@@ -201,6 +201,16 @@ func TestWaitEnds(t *testing.T) {
 			event: func(w *waiting) { w.put(theNode(gen.Zone("z2"))) },
 			want:  api.KindRefuse, about: "PersistentVolume pv",
 		},
+		"SecondClaimIsFinal": {
+			reason: "what is final for one claim ends the wait, although another still waits",
+			plan: func() plan {
+				pl := writtenStatic()
+				pl.dynamic = []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))}
+				return pl
+			},
+			event: func(w *waiting) { w.put(claimNamed("logs", gen.Version("50"))) },
+			want:  api.KindRefuse, about: "PersistentVolumeClaim default/logs",
+		},
 		"APIServerFails": {
 			reason: "what cannot be read cannot be judged", plan: writtenStatic,
 			event: func(w *waiting) {
@@ -271,6 +281,31 @@ func TestWaitLooksBehindTheCache(t *testing.T) {
 			err := pluginBetween(t, cached, live).wait(t.Context(), contextFor(thePod()), pl)
 			require.NoError(t, err, tc.reason)
 			assert.Equal(t, 1, live.count(), "one live read, for what the cache lacks")
+		})
+	}
+}
+
+// TestWaitAsksBeforeItEnds: the cache may be behind, so it alone ends no wait.
+func TestWaitAsksBeforeItEnds(t *testing.T) {
+	bound := theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("pv"), gen.Version("30"))
+	pv := volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
+	everything := []client.Object{thePod(), theNode(), bound, pv}
+	cases := map[string]struct {
+		reason string
+		stale  client.Object
+	}{
+		"Node":         {reason: "it has got the label since", stale: theNode(gen.Zone(""))},
+		"Volume":       {reason: "it was made usable here since", stale: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
+		"SelectedNode": {reason: "another pod has chosen the node again since", stale: theClaim(gen.Version("20"))},
+		"Claim":        {reason: "it was made anew", stale: theClaim(gen.UID("claim-0"))},
+		"Pod":          {reason: "it was made anew", stale: thePod(gen.UID("pod-0"))},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			cached, live := newWorld(everything...), newWorld(everything...)
+			cached.put(tc.stale)
+			pl := plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim(gen.SelectedNode("node-a"))}}
+			require.NoError(t, pluginBetween(t, cached, live).wait(t.Context(), contextFor(thePod()), pl), tc.reason)
 		})
 	}
 }

@@ -6,6 +6,7 @@ package volumebinding
 import (
 	"context"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
@@ -20,7 +21,9 @@ import (
 // API server answered them, so that wait can tell an older state from a newer.
 //
 // Each write carries the resourceVersion that the decision was based on. Where
-// another was faster, the attempt ends, and the next call decides anew.
+// another was faster and wrote the very same, as another pod with the same claim
+// does, its write counts. Where it wrote anything else the attempt ends, and the
+// next call decides anew.
 func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 	for i, m := range pl.static {
 		bound, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim)
@@ -30,7 +33,14 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 		if !changed {
 			continue
 		}
-		if err := p.patch(ctx, bound, m.volume, "binding it to "+describe(m.claim)); err != nil {
+		if err := p.stillUnbound(ctx, m.claim); err != nil {
+			return err
+		}
+		err = p.patch(ctx, bound, m.volume, "binding it to "+describe(m.claim))
+		if now := (&corev1.PersistentVolume{}); apierrors.IsConflict(err) && p.reread(ctx, bound, now) && claimedBy(now, m.claim) {
+			bound, err = now, nil
+		}
+		if err != nil {
 			return err
 		}
 		pl.static[i].volume = bound
@@ -41,12 +51,48 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 		}
 		selected := claim.DeepCopy()
 		metav1.SetMetaDataAnnotation(&selected.ObjectMeta, volume.AnnSelectedNode, node)
-		if err := p.patch(ctx, selected, claim, "setting its selected-node to "+node); err != nil {
+		err := p.patch(ctx, selected, claim, "setting its selected-node to "+node)
+		if now := (&corev1.PersistentVolumeClaim{}); apierrors.IsConflict(err) && p.reread(ctx, selected, now) && selectedFor(now, claim, node) {
+			selected, err = now, nil
+		}
+		if err != nil {
 			return err
 		}
 		pl.dynamic[i] = selected
 	}
 	return nil
+}
+
+// stillUnbound reads the claim before a volume is bound to it, since the write to
+// the volume has no condition on the claim: a volume whose claimRef names a claim
+// that is gone would be released, and could be deleted.
+func (p *Plugin) stillUnbound(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	now := &corev1.PersistentVolumeClaim{}
+	found, err := get(ctx, p.live, "PersistentVolumeClaim", claim.Namespace, claim.Name, now)
+	if err != nil {
+		return err
+	}
+	_, selected := now.Annotations[volume.AnnSelectedNode]
+	if !found || now.UID != claim.UID || now.DeletionTimestamp != nil || now.Spec.VolumeName != "" || selected {
+		return api.Wait(object(claim), "the claim changed while a volume was being chosen for it").
+			Advise("repeat the Binding: it is decided anew")
+	}
+	return nil
+}
+
+// claimedBy says whether the claimRef is what we would have written.
+func claimedBy(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	return pv.DeletionTimestamp == nil && volume.IsVolumeBoundToClaim(pv, claim) && pv.Spec.ClaimRef.UID == claim.UID
+}
+
+// selectedFor says whether selected-node is what we would have written.
+func selectedFor(now, claim *corev1.PersistentVolumeClaim, node string) bool {
+	return now.UID == claim.UID && now.DeletionTimestamp == nil && now.Annotations[volume.AnnSelectedNode] == node
+}
+
+// reread reads the object from the API server and says whether that went well.
+func (p *Plugin) reread(ctx context.Context, o, into client.Object) bool {
+	return p.live.Get(ctx, client.ObjectKeyFromObject(o), into) == nil
 }
 
 // patch writes the difference between two states of an object, and nothing
@@ -59,9 +105,11 @@ func (p *Plugin) patch(ctx context.Context, changed, old client.Object, doing st
 	case err == nil:
 		return nil
 	case apierrors.IsConflict(err):
-		return api.Wait(object(old), "%s: somebody else changed it at the same time", doing).Because(err)
+		return api.Wait(object(old), "%s: somebody else changed it at the same time", doing).Because(err).
+			Advise("repeat the Binding: it is decided anew")
 	case apierrors.IsNotFound(err):
-		return api.Refuse(object(old), "%s: it was deleted", doing).Because(err)
+		return api.Refuse(object(old), "%s: it was deleted", doing).Because(err).
+			Advise("schedule the pod again")
 	default:
 		return api.FromAPI(object(old), doing, err)
 	}

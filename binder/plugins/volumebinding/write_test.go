@@ -59,7 +59,7 @@ func TestWritePatches(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld()
+			w := newWorld(theClaim())
 			require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &tc.plan), tc.reason)
 			require.Len(t, w.patches, len(tc.want), tc.reason)
 			for i, want := range tc.want {
@@ -73,7 +73,7 @@ func TestWritePatches(t *testing.T) {
 // TestWriteOrder: claimRefs before selected-nodes, as kube-scheduler does, and
 // what the API server answered is what the wait compares with.
 func TestWriteOrder(t *testing.T) {
-	w := newWorld()
+	w := newWorld(claimNamed("a"), claimNamed("b"))
 	inCache := []*corev1.PersistentVolume{volumeNamed("pv1"), volumeNamed("pv2")}
 	claims := []*corev1.PersistentVolumeClaim{claimNamed("c"), claimNamed("d")}
 	before := []any{inCache[0].DeepCopy(), inCache[1].DeepCopy(), claims[0].DeepCopy(), claims[1].DeepCopy()}
@@ -115,7 +115,7 @@ func TestWriteFails(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld()
+			w := newWorld(claimNamed("a"), claimNamed("b"))
 			w.fail = func(name string) error {
 				if name == "pv2" {
 					return tc.err

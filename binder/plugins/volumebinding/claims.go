@@ -1,0 +1,129 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// claimRef is a volume of the pod that stands for a PersistentVolumeClaim.
+type claimRef struct {
+	name string
+	// ephemeral is the pod's volume when the claim is a generic ephemeral one.
+	ephemeral *corev1.Volume
+}
+
+// claimRefs lists the claims of the pod, each once, in the pod's order.
+func claimRefs(pod *corev1.Pod) []claimRef {
+	var refs []claimRef
+	seen := map[string]bool{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		ref := claimRef{}
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			ref.name = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			ref.name, ref.ephemeral = ephemeral.VolumeClaimName(pod, v), v
+		default:
+			continue
+		}
+		if !seen[ref.name] {
+			seen[ref.name] = true
+			refs = append(refs, ref)
+		}
+	}
+	return refs
+}
+
+// usable returns the claim if a pod may use it at all.
+func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
+	about := api.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.name}
+	claim, ok := s.claims[ref.name]
+	switch {
+	case !ok && ref.ephemeral != nil:
+		return nil, api.Wait(about, "waiting for the ephemeral volume controller to make the claim of the volume %q", ref.ephemeral.Name).
+			Advise("repeat the Binding")
+	case !ok:
+		return nil, api.Refuse(about, "the claim does not exist").Advise("create it, or correct the pod")
+	case ref.ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
+		return nil, api.Refuse(about, "the claim has the name of the pod's ephemeral volume %q but was not made for this pod", ref.ephemeral.Name).
+			Advise("delete or rename whichever is wrong")
+	case claim.DeletionTimestamp != nil:
+		return nil, api.Refuse(about, "the claim is being deleted").Advise("create it anew once it is gone")
+	case claim.Status.Phase == corev1.ClaimLost:
+		return nil, lost(claim)
+	}
+	return claim, nil
+}
+
+func lost(claim *corev1.PersistentVolumeClaim) error {
+	return api.Refuse(object(claim), "the claim has lost its PersistentVolume %q", claim.Spec.VolumeName).
+		Advise("restore the volume, or delete the claim")
+}
+
+// checkBound checks that a bound claim's volume is its own and can be used on
+// the node.
+func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
+	pv, ok := s.volumes[claim.Spec.VolumeName]
+	if !ok {
+		return api.Refuse(object(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
+			Advise("restore the volume, or delete the claim")
+	}
+	if !volume.IsVolumeBoundToClaim(pv, claim) {
+		return api.Refuse(object(claim), "the claimRef of its PersistentVolume %s is not for it", pv.Name).
+			Advise("correct the claimRef of the volume, or delete the claim")
+	}
+	return s.checkAffinity(pv)
+}
+
+// checkDelayed checks that an unbound claim is one that is bound only for a
+// node, and that none or this one was chosen for it.
+func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
+	name := volume.GetPersistentVolumeClaimClass(claim)
+	class := s.classes[name]
+	switch {
+	case claim.Spec.VolumeName != "":
+		return api.Refuse(object(claim), "the claim asks for PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
+			Advise("bind the pod when the claim is bound; the claim's events say what is in the way")
+	case name != "" && class == nil:
+		return api.Refuse(object(claim), "the claim is not bound, and its StorageClass %s does not exist", name).
+			Advise("create the class, or correct the claim")
+	case class == nil || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer:
+		return api.Refuse(object(claim), "the claim is not bound yet, and its binding does not depend on a node").
+			Advise("bind the pod when the claim is bound; the claim's events say what is in the way")
+	}
+	if chosen, ok := claim.Annotations[volume.AnnSelectedNode]; ok && chosen != s.node.Name {
+		return api.Refuse(object(claim), "its volume is being made for the node %s", chosen).
+			Advise("bind the pod to %s, or delete the claim to begin anew", chosen)
+	}
+	return nil
+}
+
+// isBound is isPVCFullyBound of kube-scheduler: the phase may lag behind.
+func isBound(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeName != "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
+}
+
+// object names a claim or a volume in errors.
+func object(o metav1.Object) api.Object {
+	kind := "PersistentVolume"
+	if _, ok := o.(*corev1.PersistentVolumeClaim); ok {
+		kind = "PersistentVolumeClaim"
+	}
+	return api.Object{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// describe is for messages that name a claim in the middle of a sentence.
+func describe(claim *corev1.PersistentVolumeClaim) string {
+	return fmt.Sprintf("the claim %s/%s", claim.Namespace, claim.Name)
+}

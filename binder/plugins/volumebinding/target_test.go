@@ -1,0 +1,145 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	gcePlugin = "kubernetes.io/gce-pd"
+	gceZone   = "topology.gke.io/zone"
+)
+
+// gceDisk is a volume of an in-tree plugin in the zone, which says so by its
+// labels as old volumes do.
+func gceDisk(zone string, options ...gen.VolumeOption) *corev1.PersistentVolume {
+	return volumeNamed("disk", append([]gen.VolumeOption{
+		gen.Label(corev1.LabelFailureDomainBetaZone, zone),
+		gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}),
+	}, options...)...)
+}
+
+func TestCheckAffinity(t *testing.T) {
+	migrated := gen.CSINode("node-a", "kubernetes.io/aws-ebs", gcePlugin)
+	inZone := func(zone string) *corev1.Node { return theNode(gen.Label(gceZone, zone)) }
+	cases := map[string]struct {
+		reason  string
+		volume  *corev1.PersistentVolume
+		node    *corev1.Node
+		csiNode *storagev1.CSINode
+		want    api.Kind
+		says    string
+	}{
+		"NoAffinity": {reason: "every node will do", volume: volumeNamed("pv"), node: theNode()},
+		"Admitted":   {reason: "the node has the label", volume: volumeNamed("pv", gen.OnNode("node-a")), node: theNode()},
+		"Excluded": {
+			reason: "the node does not have the label", want: api.KindRefuse, says: "node-a",
+			volume: volumeNamed("pv", gen.OnNode("node-b")), node: theNode(),
+		},
+		"MigratedSameZone": {reason: "the affinity comes from the translation", volume: gceDisk("z1"), node: inZone("z1"), csiNode: migrated},
+		"MigratedOtherZone": {
+			reason: "the affinity comes from the translation", want: api.KindRefuse, says: "excludes",
+			volume: gceDisk("z1"), node: inZone("z2"), csiNode: migrated,
+		},
+		"MigratedNodeWithoutLabel": {
+			reason: "the driver does not run on the node", want: api.KindRefuse, says: "excludes",
+			volume: gceDisk("z1"), node: theNode(), csiNode: migrated,
+		},
+		"MigratedOldAffinity": {
+			reason: "an affinity in the old terms is put in the driver's",
+			volume: gceDisk("z1", gen.OnNodesWith(corev1.LabelTopologyZone, "z1")), node: gen.Node("node-a", gen.Label(gceZone, "z1")), csiNode: migrated,
+		},
+		"NotMigrated":     {reason: "the node still runs the in-tree plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "")},
+		"OtherMigrated":   {reason: "of another plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "kubernetes.io/gce-pd2")},
+		"NoCSINode":       {reason: "nothing is known", volume: gceDisk("z1"), node: inZone("z2")},
+		"NoAnnotation":    {reason: "nothing is known", volume: gceDisk("z1"), node: inZone("z2"), csiNode: &storagev1.CSINode{}},
+		"CSIIsAsItIs":     {reason: "there is nothing to translate", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
+		"NeverTranslated": {reason: "kube-scheduler does not translate this plugin", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{AzureFile: &corev1.AzureFilePersistentVolumeSource{}})), node: theNode(), csiNode: gen.CSINode("node-a", "kubernetes.io/azure-file")},
+		"Untranslatable": {
+			reason: "two zones of two regions make no sense to the driver", want: api.KindRefuse, says: "cannot be translated",
+			volume: gceDisk("us-east1-a__europe-west1-b"), node: inZone("z1"), csiNode: migrated,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			before := tc.volume.DeepCopy()
+			err := target{node: tc.node, csiNode: tc.csiNode}.checkAffinity(tc.volume)
+			assert.Equal(t, before, tc.volume, "the volume, which may be shared with a cache, is not changed")
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, "PersistentVolume "+tc.volume.Name, api.AsError(Name, err).Object.String())
+			assert.ErrorContains(t, err, tc.says)
+		})
+	}
+}
+
+// TestDecideMigrated: a volume is matched by what it is on the node, so that none
+// is bound to a claim only to be found unusable.
+func TestDecideMigrated(t *testing.T) {
+	migrated := gen.CSINode("node-a", gcePlugin)
+	node := theNode(gen.Label(gceZone, "z1"))
+	inTree := gceDisk("z2", gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
+	inTree.Spec.NodeAffinity = nil
+	pl, err := decide(snap(theClaim(), local, node, migrated, inTree))
+	require.NoError(t, err)
+	assert.Empty(t, pl.static, "it is in another zone")
+	assert.Len(t, pl.dynamic, 1)
+
+	disk := gceDisk("z1")
+	pl, err = decide(snap(theClaim(), local, node, migrated, disk))
+	require.NoError(t, err)
+	require.Len(t, pl.static, 1)
+	assert.Same(t, disk, pl.static[0].volume, "what is written to is the volume, not its translation")
+}
+
+// TestCSINodeIsReadWhereItCounts: few clusters have in-tree volumes left.
+func TestCSINodeIsReadWhereItCounts(t *testing.T) {
+	node := theNode(gen.Label(gceZone, "z2"))
+	cases := map[string]struct {
+		reason string
+		volume *corev1.PersistentVolume
+		live   []client.Object
+		want   api.Kind
+		reads  bool
+	}{
+		"Other":      {reason: "no live read at all", volume: volumeNamed("disk", gen.ClaimRef(theClaim()))},
+		"InTree":     {reason: "read live, and it says that the disk is elsewhere", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: api.KindRefuse, reads: true},
+		"NoCSINode":  {reason: "a node without CSINode has migrated nothing", volume: gceDisk("z1", gen.ClaimRef(theClaim())), reads: true},
+		"SameInWait": {reason: "read in the wait as well", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: api.KindRefuse, reads: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			claim := theClaim(gen.BoundToVolume("disk"))
+			cached := []client.Object{thePod(), node, claim, tc.volume}
+			w, live := newWorld(cached...), newWorld(append(tc.live, cached...)...)
+			bc := contextFor(thePod())
+			bc.Node = node
+			var err error
+			if name == "SameInWait" {
+				err = pluginBetween(t, w, live).wait(t.Context(), bc, plan{static: []match{{claim: theClaim(), volume: tc.volume}}})
+			} else {
+				_, err = pluginBetween(t, w, live).PreFlight(t.Context(), bc)
+			}
+			if tc.want != "" {
+				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			} else {
+				require.NoError(t, err, tc.reason)
+			}
+			assert.Equal(t, tc.reads, live.count() > 0, tc.reason)
+		})
+	}
+}

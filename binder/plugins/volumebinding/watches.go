@@ -1,0 +1,88 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/notify"
+)
+
+// Watches are the kinds that Options.Cached has to hold for this plugin.
+func Watches() map[string]client.Object {
+	return map[string]client.Object{
+		"PersistentVolumeClaim": &corev1.PersistentVolumeClaim{},
+		"PersistentVolume":      &corev1.PersistentVolume{},
+		"StorageClass":          &storagev1.StorageClass{},
+		"CSIDriver":             &storagev1.CSIDriver{},
+		"CSIStorageCapacity":    &storagev1.CSIStorageCapacity{},
+	}
+}
+
+// The indexes of the cache. A list by one of them finds few objects, however
+// many volumes there are.
+const (
+	// freeIndex finds the volumes of a class that are available and name no claim.
+	freeIndex = "volumebinding/free"
+	// claimRefIndex finds the volumes that name a claim, namespace/name.
+	claimRefIndex = "volumebinding/claimRef"
+	// capacityIndex finds the capacities of a class.
+	capacityIndex = "volumebinding/capacity"
+)
+
+// index is one of them, and the kind that it is about.
+type index struct {
+	field string
+	of    client.Object
+	keys  client.IndexerFunc
+}
+
+func indexes() []index {
+	return []index{
+		{field: freeIndex, of: &corev1.PersistentVolume{}, keys: func(o client.Object) []string {
+			pv, ok := o.(*corev1.PersistentVolume)
+			if !ok || pv.Spec.ClaimRef != nil || pv.Status.Phase != corev1.VolumeAvailable {
+				return nil
+			}
+			return []string{volume.GetPersistentVolumeClass(pv)}
+		}},
+		{field: claimRefIndex, of: &corev1.PersistentVolume{}, keys: func(o client.Object) []string {
+			pv, ok := o.(*corev1.PersistentVolume)
+			if !ok || pv.Spec.ClaimRef == nil {
+				return nil
+			}
+			return []string{pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name}
+		}},
+		{field: capacityIndex, of: &storagev1.CSIStorageCapacity{}, keys: func(o client.Object) []string {
+			c, ok := o.(*storagev1.CSIStorageCapacity)
+			if !ok {
+				return nil
+			}
+			return []string{c.StorageClassName}
+		}},
+	}
+}
+
+// SetupIndexes adds the indexes that the plugin needs to the cache that
+// Options.Cached reads. Call it before the cache is started.
+func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+	for _, i := range indexes() {
+		if err := indexer.IndexField(ctx, i.of, i.field, i.keys); err != nil {
+			return fmt.Errorf("index %s: %w", i.field, err)
+		}
+	}
+	return nil
+}
+
+func claimKey(namespace, name string) notify.Key {
+	return notify.Key{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name}
+}
+
+func volumeKey(name string) notify.Key { return notify.Key{Kind: "PersistentVolume", Name: name} }
