@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,6 +58,8 @@ type Options struct {
 	PreBindTimeout time.Duration
 	// MaxPreBindTimeout is the most that the annotation can ask for.
 	MaxPreBindTimeout time.Duration
+	// Replica identifies this process among the others, by letters and digits.
+	Replica string
 	// Domain of the binder's own annotations.
 	Domain string
 	// Changes tells of changes of pods.
@@ -70,8 +73,8 @@ func (o Options) validate() error {
 	switch {
 	case o.Cached == nil || o.Live == nil || o.Mutators == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
 		return errors.New("engine: Cached, Live, Mutators, Changes, Events and Clock are required")
-	case o.Domain == "":
-		return errors.New("engine: Domain is required")
+	case o.Domain == "" || o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
+		return fmt.Errorf("engine: Domain and Replica are required, and Replica has no %q", attemptSeparator)
 	case o.Hold <= 0:
 		return fmt.Errorf("engine: Hold is %s, it must be positive", o.Hold)
 	case o.MaxHolds <= 0:
@@ -182,7 +185,7 @@ func (e *Engine) bind(ctx context.Context, r Request, pod *corev1.Pod) Decision 
 	if err := guardMerged(pod, r.Binding, added.Annotations); err != nil {
 		return d.deny(err)
 	}
-	bc := &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, Attempt: newAttemptID(), DryRun: r.DryRun}
+	bc := &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, Attempt: e.newAttemptID(), DryRun: r.DryRun}
 	if r.DryRun {
 		return e.rehearse(ctx, bc, d)
 	}

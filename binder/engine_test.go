@@ -26,7 +26,7 @@ import (
 func TestOptions(t *testing.T) {
 	valid := Options{
 		Cached: holding(), Live: holding(), Mutators: chain(t), Clock: clock.RealClock{},
-		Changes: notify.NewHub(), Events: &recorder{}, Domain: "prebind.dev",
+		Changes: notify.NewHub(), Events: &recorder{}, Domain: "prebind.dev", Replica: "here",
 		Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
 	}
 	cases := map[string]struct {
@@ -45,6 +45,8 @@ func TestOptions(t *testing.T) {
 		"NoChanges":        {reason: "required", change: func(o *Options) { o.Changes = nil }},
 		"NoEvents":         {reason: "required", change: func(o *Options) { o.Events = nil }},
 		"NoDomain":         {reason: "required", change: func(o *Options) { o.Domain = "" }},
+		"NoReplica":        {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
+		"ReplicaWithDash":  {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
 		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.MaxPreBindTimeout = 1 }},
 		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
 		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},

@@ -185,6 +185,7 @@ func newTestEngine(t *testing.T, change func(o *Options)) *Engine {
 		MaxHolds:          32,
 		PreBindTimeout:    10 * time.Minute,
 		MaxPreBindTimeout: 20 * time.Minute,
+		Replica:           "here",
 		Domain:            "prebind.dev",
 		Changes:           notify.NewHub(),
 		Events:            &recorder{},

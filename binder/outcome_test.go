@@ -69,7 +69,6 @@ type scene struct {
 	cached, live *store
 	changes      *notify.Hub
 	events       *recorder
-	calls        *journal
 }
 
 // newScene has plugins that write down their calls.

@@ -30,6 +30,10 @@ type BindContext struct {
 	// carries it, so that it can be told whose write it is, also after a crash. The
 	// pod carries it as the annotation binder.<domain>/attempt once it is bound.
 	Attempt string
+	// Recovered says that this context was made from a Mark, after the process that
+	// made the write had ended: Pod has its name and UID only, Node its name, and
+	// there are no extensions. Only PostBind and PreBindRollBack ever see it true.
+	Recovered bool
 	// DryRun says that nothing may be written. Only PreFlight ever sees it true.
 	DryRun bool
 

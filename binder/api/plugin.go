@@ -3,7 +3,11 @@
 
 package api
 
-import "context"
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // PreBinder is a PreBind plugin: it makes a bind safe before the API server
 // carries it out.
@@ -52,8 +56,32 @@ type PreFlighter interface {
 type PostBinder interface {
 	// PostBind is called after the pod was seen bound to the node by this attempt,
 	// for plugins whose PreBind ran, in the order of PreBind. It is a courtesy:
-	// when the process ends before, nobody calls it.
+	// when the process ends before, nobody calls it, unless the plugin is a
+	// Recoverer.
 	PostBind(ctx context.Context, bc *BindContext)
+}
+
+// Recoverer is a PreBinder whose writes say themselves who made them, so that
+// what a crash leaves behind can be found and brought to an end. Every PreBinder
+// with something to undo should be one.
+type Recoverer interface {
+	// Marks lists, from the cache, the attempts whose writes stand and were not
+	// confirmed by PostBind. One replica at a time asks for it, every few seconds.
+	// For each mark whose replica is gone, PostBind or PreBindRollBack is called,
+	// with a recovered BindContext; both have to cope with marks that have changed
+	// since, and with being called more than once.
+	Marks(ctx context.Context) ([]Mark, error)
+}
+
+// Mark is what a write says of the attempt that made it.
+type Mark struct {
+	// Pod is the pod that the write was made for, by UID.
+	Pod    types.NamespacedName
+	PodUID types.UID
+	// Node is the one that it was to be bound to.
+	Node string
+	// Attempt is BindContext.Attempt.
+	Attempt string
 }
 
 // BindContextExtender is a PreBinder that fills its extensions first of all.

@@ -48,8 +48,21 @@ func TestRoles(t *testing.T) {
 
 	roles := all[*rbacv1.ClusterRole](objects)
 	assert.Len(t, roles, len(cases), "every role is listed here: %v", names(roles))
-	assert.Empty(t, all[*rbacv1.Role](objects), "no role in a namespace is needed")
-	assert.Empty(t, all[*rbacv1.RoleBinding](objects), "no role in a namespace is needed")
+}
+
+func TestRoleInOwnNamespace(t *testing.T) {
+	objects := render(t, everything)
+	roles := all[*rbacv1.Role](objects)
+	require.Len(t, roles, 1)
+	assert.Equal(t, namespace, roles[0].Namespace)
+	assert.Equal(t, map[string][]string{"coordination.k8s.io/leases": {"create", "delete", "get", "list", "update"}},
+		permissions(t, roles[0].Rules), "replicas know of each other by leases, and of nothing else")
+
+	bindings := all[*rbacv1.RoleBinding](objects)
+	require.Len(t, bindings, 1)
+	assert.Equal(t, namespace, bindings[0].Namespace)
+	assert.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roles[0].Name}, bindings[0].RoleRef)
+	assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "prebind", Namespace: namespace}}, bindings[0].Subjects)
 }
 
 func TestRoleBindings(t *testing.T) {

@@ -15,9 +15,14 @@ import (
 // version is set by the linker; see the Makefile.
 var version = "unknown"
 
-// NewCommand returns the program. Its errors are one line each, for main to
-// print; it never exits by itself.
-func NewCommand() *cobra.Command {
+// NewCommand returns the program, with what the options add to it: this is how a
+// program of a few lines brings its own plugins. Its errors are one line each,
+// for main to print; it never exits by itself.
+func NewCommand(options ...Option) *cobra.Command {
+	o := defaultServeOptions()
+	for _, option := range options {
+		option(o)
+	}
 	root := &cobra.Command{
 		Use:   "prebind",
 		Short: "Mutators and PreBind plugins for every Kubernetes scheduler, at the admission of the Binding",
@@ -29,10 +34,11 @@ it, before the bind may go ahead. Schedulers need not know of it.`,
 		SilenceUsage:       true,
 		SilenceErrors:      true,
 		DisableSuggestions: true, // They would be further lines.
+		PersistentPreRunE:  func(*cobra.Command, []string) error { return o.checkLists() },
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
-	root.AddCommand(newServeCommand(), newPluginsCommand(), newVersionCommand())
+	root.AddCommand(newServeCommand(o), newPluginsCommand(o), newVersionCommand())
 	return root
 }
 

@@ -76,18 +76,18 @@ func TestPlugins(t *testing.T) {
 	out, err := run(t, "plugins")
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 1+len(registeredMutators())+len(registeredPlugins()), "a line for each, and the header")
+	require.Len(t, lines, 1+len(registeredMutators(defaultServeOptions()))+len(registeredPlugins()), "a line for each, and the header")
 	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
 	rest := lines[1:]
-	for _, s := range registeredMutators() {
-		assert.Equal(t, []string{s.name, "mutator", onOff(s.on), s.name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
+	for _, s := range registeredMutators(defaultServeOptions()) {
+		assert.Equal(t, []string{s.Name, "mutator", onOff(s.On), s.Name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
 		rest = rest[1:]
 	}
 	for _, s := range registeredPlugins() {
-		assert.Equal(t, []string{s.name, "PreBind", onOff(s.on)}, strings.Fields(rest[0])[:3])
-		assert.Contains(t, rest[0], s.description)
+		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
+		assert.Contains(t, rest[0], s.Description)
 		rest = rest[1:]
 	}
 }
@@ -105,21 +105,21 @@ func TestHelp(t *testing.T) {
 // default can be built.
 func TestRegistry(t *testing.T) {
 	seen := map[string]bool{}
-	for _, s := range registeredMutators() {
-		assert.False(t, seen["mutator "+s.name], s.name)
-		seen["mutator "+s.name] = true
-		assert.NotEmpty(t, s.description)
-		m, err := s.build(defaultServeOptions())
+	for _, s := range registeredMutators(defaultServeOptions()) {
+		assert.False(t, seen["mutator "+s.Name], s.Name)
+		seen["mutator "+s.Name] = true
+		assert.NotEmpty(t, s.Description)
+		m, err := s.Build()
 		require.NoError(t, err)
-		assert.Equal(t, s.name, m.Name())
+		assert.Equal(t, s.Name, m.Name())
 	}
 	for _, s := range registeredPlugins() {
-		assert.False(t, seen["plugin "+s.name], s.name)
-		seen["plugin "+s.name] = true
-		assert.NotEmpty(t, s.description)
-		assert.NotNil(t, s.build)
-		assert.NotNil(t, s.index)
-		for kind, o := range s.watches() {
+		assert.False(t, seen["plugin "+s.Name], s.Name)
+		seen["plugin "+s.Name] = true
+		assert.NotEmpty(t, s.Description)
+		assert.NotNil(t, s.Build)
+		assert.NotNil(t, s.Index)
+		for kind, o := range s.Watches {
 			assert.NotEmpty(t, kind)
 			assert.NotNil(t, o)
 		}

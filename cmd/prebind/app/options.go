@@ -24,6 +24,10 @@ const defaultDomain = "prebind.dev"
 
 // serveOptions are the flags of prebind serve.
 type serveOptions struct {
+	// mutatorList and pluginList are all that is compiled in.
+	mutatorList []Mutator
+	pluginList  []Plugin
+
 	kubeconfig      string
 	webhookAddress  string
 	certDir         string
@@ -32,6 +36,8 @@ type serveOptions struct {
 	mutators        []string
 	plugins         []string
 	domain          string
+	namespace       string
+	leaderElect     bool
 	topologyLabels  []string
 	hold            time.Duration
 	maxHolds        int
@@ -43,7 +49,7 @@ type serveOptions struct {
 }
 
 func defaultServeOptions() *serveOptions {
-	return &serveOptions{
+	o := &serveOptions{
 		webhookAddress:  ":9443",
 		certDir:         "/etc/prebind/tls",
 		metricsAddress:  ":8080",
@@ -51,6 +57,8 @@ func defaultServeOptions() *serveOptions {
 		mutators:        []string{"*"},
 		plugins:         []string{"*"},
 		domain:          defaultDomain,
+		namespace:       "prebind-system",
+		leaderElect:     true,
 		topologyLabels:  topology.DefaultLabels(),
 		hold:            5 * time.Second,
 		maxHolds:        32,
@@ -60,6 +68,8 @@ func defaultServeOptions() *serveOptions {
 		shutdownTimeout: 15 * time.Second,
 		logging:         logsapi.NewLoggingConfiguration(),
 	}
+	o.mutatorList, o.pluginList = registeredMutators(o), registeredPlugins()
+	return o
 }
 
 // flags returns the flags by section, bound to the options.
@@ -74,6 +84,10 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "How long after SIGTERM new calls are still answered, with HTTP 503, so that the API server turns to another replica. It should be longer than the cluster takes to take a pod out of a Service.")
 	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "How long the calls under way may take to end then.")
+
+	fs = sets.FlagSet("Replicas")
+	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects: the leases by which replicas know of each other.")
+	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Let one replica at a time bring to an end what replicas that are gone left behind. Without it, every replica does so.")
 
 	fs = sets.FlagSet("Mutators and plugins")
 	fs.StringSliceVar(&o.mutators, "mutators", o.mutators,
@@ -122,6 +136,9 @@ func (o *serveOptions) validate() error {
 	check(o.preBindMax >= o.preBindTimeout, "--max-prebind-timeout: %s is less than --prebind-timeout, %s", o.preBindMax, o.preBindTimeout)
 	check(o.shutdownDelay >= 0, "--shutdown-delay: %s is negative", o.shutdownDelay)
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
+	if wrong := validation.IsDNS1123Label(o.namespace); len(wrong) > 0 {
+		check(false, "--namespace: %q is no namespace: %s", o.namespace, strings.Join(wrong, "; "))
+	}
 	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
 		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
 	}
@@ -137,12 +154,12 @@ func (o *serveOptions) validate() error {
 	return oneLine(problems)
 }
 
-func (o *serveOptions) selectedMutators() ([]mutatorSpec, error) {
-	return selected(registeredMutators(), "mutator", o.mutators)
+func (o *serveOptions) selectedMutators() ([]Mutator, error) {
+	return selected(o.mutatorList, "mutator", o.mutators)
 }
 
-func (o *serveOptions) selectedPlugins() ([]pluginSpec, error) {
-	return selected(registeredPlugins(), "PreBind plugin", o.plugins)
+func (o *serveOptions) selectedPlugins() ([]Plugin, error) {
+	return selected(o.pluginList, "PreBind plugin", o.plugins)
 }
 
 func (o *serveOptions) certFile() string { return filepath.Join(o.certDir, "tls.crt") }

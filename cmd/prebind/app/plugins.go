@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func newPluginsCommand() *cobra.Command {
+func newPluginsCommand(o *serveOptions) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plugins",
 		Short: "List the mutators and PreBind plugins that are compiled in, in the order in which they run",
@@ -18,11 +18,11 @@ func newPluginsCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tDESCRIPTION")
-			for _, s := range registeredMutators() {
-				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\n", s.name, onOff(s.on), s.name, defaultDomain, s.description)
+			for _, s := range o.mutatorList {
+				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\n", s.Name, onOff(s.On), s.Name, defaultDomain, s.Description)
 			}
-			for _, s := range registeredPlugins() {
-				fmt.Fprintf(w, "%s\tPreBind\t%s\t-\t%s\n", s.name, onOff(s.on), s.description)
+			for _, s := range o.pluginList {
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t-\t%s\n", s.Name, onOff(s.On), s.Description)
 			}
 			return w.Flush()
 		},

@@ -13,3 +13,7 @@ package app
 // A pod is told by events what its bind waits for and why it is refused.
 //
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+//
+// Replicas know of each other by leases, and elect a leader, in Prebind's own namespace.
+//
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;delete

@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,13 +18,13 @@ import (
 
 // registeredMutators is every mutator that is compiled in, in the order in which
 // they run.
-func registeredMutators() []mutatorSpec {
-	return []mutatorSpec{
+func registeredMutators(o *serveOptions) []Mutator {
+	return []Mutator{
 		{
-			name:        topology.Name,
-			on:          true,
-			description: "labels of the node (zone, region, hostname; --topology-labels)",
-			build: func(o *serveOptions) (mutators.Mutator, error) {
+			Name:        topology.Name,
+			On:          true,
+			Description: "labels of the node (zone, region, hostname; --topology-labels)",
+			Build: func() (mutators.Mutator, error) {
 				return topology.New(topology.Options{Labels: o.topologyLabels})
 			},
 		},
@@ -32,51 +33,108 @@ func registeredMutators() []mutatorSpec {
 
 // registeredPlugins is every PreBind plugin that is compiled in, in the order in
 // which they run.
-func registeredPlugins() []pluginSpec {
-	return []pluginSpec{
+func registeredPlugins() []Plugin {
+	return []Plugin{
 		{
-			name:        volumebinding.Name,
-			on:          true,
-			description: "binds and waits for the pod's PersistentVolumeClaims",
-			watches:     volumebinding.Watches,
-			index:       volumebinding.SetupIndexes,
-			build: func(d pluginDeps) (api.PreBinder, error) {
-				return volumebinding.New(volumebinding.Options{Cached: d.cached, Live: d.live, Writer: d.writer, Changes: d.changes})
+			Name:        volumebinding.Name,
+			On:          true,
+			Description: "binds and waits for the pod's PersistentVolumeClaims",
+			Watches:     volumebinding.Watches(),
+			Index:       volumebinding.SetupIndexes,
+			Build: func(d Deps) (api.PreBinder, error) {
+				return volumebinding.New(volumebinding.Options{Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes})
 			},
 		},
 	}
 }
 
-// mutatorSpec is an entry of the list of mutators.
-type mutatorSpec struct {
-	name string
-	// on says that '*' includes it.
-	on          bool
-	description string
-	build       func(o *serveOptions) (mutators.Mutator, error)
+// Mutator is an entry of the list of mutators. Name, Description and Build are
+// required.
+type Mutator struct {
+	// Name in kebab-case: that of the mutator that Build returns.
+	Name string
+	// Description is a line for 'prebind plugins'.
+	Description string
+	// On says that '*' of --mutators includes it.
+	On bool
+	// Build is called once, at the start.
+	Build func() (mutators.Mutator, error)
 }
 
-// pluginSpec is an entry of the list of PreBind plugins.
-type pluginSpec struct {
-	name string
-	// on says that '*' includes it.
-	on          bool
-	description string
-	// watches lists the objects, by kind, that the cache has to hold while the
-	// plugin is on.
-	watches func() map[string]client.Object
-	// index adds the plugin's indexes to the cache.
-	index func(ctx context.Context, indexer client.FieldIndexer) error
-	build func(d pluginDeps) (api.PreBinder, error)
+// Plugin is an entry of the list of PreBind plugins. Name, Description and Build
+// are required.
+type Plugin struct {
+	// Name in kebab-case: that of the plugin that Build returns.
+	Name string
+	// Description is a line for 'prebind plugins'.
+	Description string
+	// On says that '*' of --prebind-plugins includes it.
+	On bool
+	// Watches lists the objects, by kind, that the cache holds, and whose changes
+	// the hub tells of, while the plugin is on. Prebind needs the permission to
+	// list and watch them. Pods that are not bound and nodes are there always.
+	Watches map[string]client.Object
+	// Index adds the plugin's indexes to the cache.
+	Index func(ctx context.Context, indexer client.FieldIndexer) error
+	// Build is called once, at the start, if the plugin is on.
+	Build func(d Deps) (api.PreBinder, error)
 }
 
-// pluginDeps is what plugins are built from.
-type pluginDeps struct {
-	cached  client.Reader
-	live    client.Reader
-	writer  client.Writer
-	changes *notify.Hub
+// Deps is what plugins are built from.
+type Deps struct {
+	// Cached reads what is watched; other kinds are an error. What it returns is
+	// shared and must not be changed.
+	Cached client.Reader
+	// Live reads from the API server.
+	Live client.Reader
+	// Writer writes to the API server, with Prebind's permissions.
+	Writer client.Writer
+	// Changes tells when an object that is watched changes.
+	Changes *notify.Hub
+	// Domain is that of all annotations.
+	Domain string
 }
 
-func (s mutatorSpec) entry() entry { return entry{name: s.name, on: s.on} }
-func (s pluginSpec) entry() entry  { return entry{name: s.name, on: s.on} }
+// Option adds to the program; see NewCommand.
+type Option func(*serveOptions)
+
+// WithMutator compiles a mutator in, to run after those that Prebind brings.
+func WithMutator(m Mutator) Option {
+	return func(o *serveOptions) { o.mutatorList = append(o.mutatorList, m) }
+}
+
+// WithPlugin compiles a PreBind plugin in, to run after those that Prebind
+// brings. It is the WithPlugin of kube-scheduler's command.
+func WithPlugin(p Plugin) Option {
+	return func(o *serveOptions) { o.pluginList = append(o.pluginList, p) }
+}
+
+// checkLists returns an error for two entries of one name or one that is not
+// complete: a mistake of whoever built the program.
+func (o *serveOptions) checkLists() error {
+	seen := map[string]bool{}
+	check := func(what, name string, complete bool) error {
+		if !complete {
+			return fmt.Errorf("%s %q is registered without a name, a description, or a way to build it", what, name)
+		}
+		if seen[what+name] {
+			return fmt.Errorf("%s %q is registered twice", what, name)
+		}
+		seen[what+name] = true
+		return nil
+	}
+	for _, m := range o.mutatorList {
+		if err := check("mutator", m.Name, m.Name != "" && m.Description != "" && m.Build != nil); err != nil {
+			return err
+		}
+	}
+	for _, p := range o.pluginList {
+		if err := check("PreBind plugin", p.Name, p.Name != "" && p.Description != "" && p.Build != nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m Mutator) entry() entry { return entry{name: m.Name, on: m.On} }
+func (p Plugin) entry() entry  { return entry{name: p.Name, on: p.On} }

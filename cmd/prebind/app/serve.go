@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -28,6 +29,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/webhook"
 )
@@ -35,8 +37,7 @@ import (
 // firstContact is how long the API server may take to answer at the start.
 const firstContact = 10 * time.Second
 
-func newServeCommand() *cobra.Command {
-	o := defaultServeOptions()
+func newServeCommand(o *serveOptions) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the webhook",
@@ -99,7 +100,16 @@ func serve(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 	ready := &readiness{}
-	engine, err := newEngine(ctx, mgr, o, ready)
+	id := replica.NewID()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	replicas, err := replica.New(replica.Options{ID: id, Client: client, Namespace: o.namespace, Clock: clock.RealClock{}})
+	if err != nil {
+		return err
+	}
+	engine, err := newEngine(ctx, mgr, o, id, ready)
 	if err != nil {
 		return err
 	}
@@ -112,7 +122,7 @@ func serve(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 	server := webhook.NewServer(handler, certificate.GetCertificate)
-	err = addAll(mgr, certificate, &manager.Server{
+	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), &manager.Server{
 		Name:            "webhook",
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
@@ -138,7 +148,7 @@ func serve(ctx context.Context, o *serveOptions) error {
 			klog.ErrorS(err, "Left attempts behind")
 		}
 	}()
-	klog.InfoS("Starting Prebind", "version", version, "webhook", listener.Addr().String())
+	klog.InfoS("Starting Prebind", "version", version, "replica", id, "webhook", listener.Addr().String())
 	return mgr.Start(running)
 }
 
@@ -179,7 +189,7 @@ func addAll(mgr manager.Manager, runnables ...manager.Runnable) error {
 
 // newEngine builds what the flags switch on and makes the cache hold what it
 // needs, and nothing else.
-func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness) (*binder.Engine, error) {
+func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id string, ready *readiness) (*binder.Engine, error) {
 	changes := notify.NewHub()
 	if err := watch(ctx, mgr, ready, changes, coreWatches()); err != nil {
 		return nil, err
@@ -194,15 +204,9 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, ready 
 	}
 	var plugins []api.PreBinder
 	for _, s := range specs {
-		if err := s.index(ctx, mgr.GetFieldIndexer()); err != nil {
-			return nil, fmt.Errorf("plugin %s: indexing the cache: %w", s.name, err)
-		}
-		if err := watch(ctx, mgr, ready, changes, s.watches()); err != nil {
-			return nil, fmt.Errorf("plugin %s: %w", s.name, err)
-		}
-		p, err := s.build(pluginDeps{cached: mgr.GetCache(), live: mgr.GetAPIReader(), writer: mgr.GetClient(), changes: changes})
+		p, err := buildPlugin(ctx, mgr, o, ready, changes, s)
 		if err != nil {
-			return nil, fmt.Errorf("plugin %s: %w", s.name, err)
+			return nil, fmt.Errorf("plugin %s: %w", s.Name, err)
 		}
 		plugins = append(plugins, p)
 	}
@@ -215,11 +219,29 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, ready 
 		MaxHolds:          o.maxHolds,
 		PreBindTimeout:    o.preBindTimeout,
 		MaxPreBindTimeout: o.preBindMax,
+		Replica:           id,
 		Domain:            o.domain,
 		Changes:           changes,
 		Events:            mgr.GetEventRecorder("prebind"),
 		Clock:             clock.RealClock{},
 	})
+}
+
+// buildPlugin makes the cache hold what the plugin needs, and builds it.
+func buildPlugin(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness, changes *notify.Hub, s Plugin) (api.PreBinder, error) {
+	if s.Index != nil {
+		if err := s.Index(ctx, mgr.GetFieldIndexer()); err != nil {
+			return nil, fmt.Errorf("indexing the cache: %w", err)
+		}
+	}
+	if err := watch(ctx, mgr, ready, changes, s.Watches); err != nil {
+		return nil, err
+	}
+	p, err := s.Build(Deps{Cached: mgr.GetCache(), Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Changes: changes, Domain: o.domain})
+	if err == nil && p.Name() != s.Name {
+		err = fmt.Errorf("it is registered as %q and calls itself %q", s.Name, p.Name())
+	}
+	return p, err
 }
 
 func buildMutators(o *serveOptions) (*mutators.Chain, error) {
@@ -229,9 +251,9 @@ func buildMutators(o *serveOptions) (*mutators.Chain, error) {
 	}
 	var list []mutators.Mutator
 	for _, s := range specs {
-		m, err := s.build(o)
+		m, err := s.Build()
 		if err != nil {
-			return nil, fmt.Errorf("mutator %s: %w", s.name, err)
+			return nil, fmt.Errorf("mutator %s: %w", s.Name, err)
 		}
 		list = append(list, m)
 	}

@@ -1,0 +1,121 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replica lets the replicas of Prebind know of each other: each keeps a
+// Lease, by which the others see that it lives.
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/apimachinery/lease"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// duration is how long a replica is taken for living without a renewal.
+	duration = 30 * time.Second
+	// renewal is how often it renews.
+	renewal = 10 * time.Second
+	// label marks the leases of replicas.
+	label = "prebind.dev/replica"
+	// prefix begins their names.
+	prefix = "prebind-replica-"
+)
+
+// NewID returns an identifier for this process that no other has.
+func NewID() string { return rand.String(8) }
+
+// Options of the replicas. All fields are required.
+type Options struct {
+	// ID of this process; see NewID.
+	ID     string
+	Client kubernetes.Interface
+	// Namespace of the leases.
+	Namespace string
+	Clock     clock.Clock
+}
+
+// Replicas keeps this process's lease and sees those of the others. Living is for
+// one goroutine at a time.
+type Replicas struct {
+	o Options
+	// seen is when, by this process's own clock, each lease was last seen to change:
+	// the clocks of others may differ.
+	seen map[string]observation
+}
+
+type observation struct {
+	version string
+	at      time.Time
+}
+
+// New checks the options. It starts nothing.
+func New(o Options) (*Replicas, error) {
+	if o.ID == "" || o.Client == nil || o.Namespace == "" || o.Clock == nil {
+		return nil, errors.New("replica: ID, Client, Namespace and Clock are required")
+	}
+	return &Replicas{o: o, seen: map[string]observation{}}, nil
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica
+// keeps its own lease.
+func (*Replicas) NeedLeaderElection() bool { return false }
+
+// Start keeps the lease until the context ends, and then gives it back.
+func (r *Replicas) Start(ctx context.Context) error {
+	mark := func(l *coordinationv1.Lease) error {
+		metav1.SetMetaDataLabel(&l.ObjectMeta, label, r.o.ID)
+		return nil
+	}
+	keeper := lease.NewController(r.o.Clock, r.o.Client, r.o.ID, int32(duration/time.Second), nil, renewal,
+		prefix+r.o.ID, r.o.Namespace, mark)
+	keeper.Run(ctx)
+	keeper.Stop()
+	return nil
+}
+
+// Living returns the replicas whose lease is kept. It removes leases that are not
+// kept any more. A lease that is seen for the first time counts as kept.
+func (r *Replicas) Living(ctx context.Context) (map[string]bool, error) {
+	leases := r.o.Client.CoordinationV1().Leases(r.o.Namespace)
+	list, err := leases.List(ctx, metav1.ListOptions{LabelSelector: label})
+	if err != nil {
+		return nil, fmt.Errorf("listing the leases of replicas in %s: %w", r.o.Namespace, err)
+	}
+	now := r.o.Clock.Now()
+	living := map[string]bool{}
+	seen := map[string]observation{}
+	for i := range list.Items {
+		l := &list.Items[i]
+		last, known := r.seen[l.Name]
+		if !known || last.version != l.ResourceVersion {
+			last = observation{version: l.ResourceVersion, at: now}
+		}
+		if now.Sub(last.at) > duration {
+			// Only if nobody has renewed it since.
+			err := leases.Delete(ctx, l.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion}})
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+				klog.FromContext(ctx).Error(err, "Could not remove the lease of an ended replica", "lease", klog.KObj(l))
+			}
+			if err == nil || apierrors.IsNotFound(err) {
+				continue
+			}
+		}
+		seen[l.Name] = last
+		if now.Sub(last.at) <= duration {
+			living[l.Labels[label]] = true
+		}
+	}
+	r.seen = seen
+	return living, nil
+}
