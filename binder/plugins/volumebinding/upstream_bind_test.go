@@ -1,0 +1,219 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// updateCase is a plan, what the API server holds, and what it holds then.
+type updateCase struct {
+	upstream
+	static  []match
+	dynamic claimList
+	// volumes of the API server; its claims are those of the plan, and these.
+	volumes volumeList
+	claims  claimList
+	// claimed is the claim of each volume, and chosen the node of each claim.
+	claimed, chosen map[string]string
+	// patches is how many writes were tried.
+	patches int
+}
+
+func (tc updateCase) run(t *testing.T) {
+	t.Helper()
+	w := worldOf()
+	for _, m := range tc.static {
+		w.put(m.claim)
+	}
+	for _, o := range append(append(list(tc.volumes...), list(tc.dynamic...)...), list(tc.claims...)...) {
+		w.put(o)
+	}
+	err := pluginIn(t, w).write(t.Context(), "node1", &plan{static: tc.static, dynamic: tc.dynamic})
+	tc.check(t, err)
+	assert.Len(t, w.patches, tc.patches)
+	claimed, chosen := map[string]string{}, map[string]string{}
+	for _, o := range w.objects {
+		switch o := o.(type) {
+		case *corev1.PersistentVolume:
+			if ref := o.Spec.ClaimRef; ref != nil {
+				claimed[o.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
+			}
+		case *corev1.PersistentVolumeClaim:
+			if node := o.Annotations[volume.AnnSelectedNode]; node != "" {
+				chosen[o.Name] = node
+			}
+		}
+	}
+	if tc.claimed == nil {
+		tc.claimed = map[string]string{}
+	}
+	if tc.chosen == nil {
+		tc.chosen = map[string]string{}
+	}
+	assert.Equal(t, tc.claimed, claimed)
+	assert.Equal(t, tc.chosen, chosen)
+}
+
+func TestUpstreamBindAPIUpdate(t *testing.T) {
+	a := match{claim: unboundPVC, volume: pvNode1a}
+	b := match{claim: unboundPVC2, volume: pvNode1b}
+	const forA, forB = "default/unbound-pvc uid-unbound-pvc", "default/unbound-pvc2 uid-unbound-pvc2"
+	newer2 := upClaim("provisioned-pvc2", "1Gi", provisionerClass, at("2"))
+	conflict := upstream{want: api.KindWait, says: "somebody else changed it"}
+	cases := map[string]updateCase{
+		"nothing-to-bind-empty": {},
+		"one-binding":           {static: []match{a}, volumes: volumeList{pvNode1a}, claimed: map[string]string{"pv-node1a": forA}, patches: 1},
+		"two-bindings": {
+			static: []match{a, b}, volumes: volumeList{pvNode1a, pvNode1b}, patches: 2,
+			claimed: map[string]string{"pv-node1a": forA, "pv-node1b": forB},
+		},
+		"api-already-updated": {
+			static: []match{{claim: unboundPVC, volume: pvNode1aBound}}, volumes: volumeList{pvNode1aBound},
+			claimed: map[string]string{"pv-node1a": forA},
+		},
+		"api-update-failed": {
+			static: []match{a, b}, patches: 2,
+			volumes: volumeList{pvNode1a, upVolume("pv-node1b", "node1", "10G", waitClass, at("2"), ownedBy(unboundPVC2))},
+			claimed: map[string]string{"pv-node1a": forA, "pv-node1b": forB},
+			upstream: upstream{
+				differs: "the other write was the very same one, as of another pod with the claim: it counts, where kube-scheduler begins anew",
+			},
+		},
+		"one-provisioned-pvc": {dynamic: claimList{provisionedPVC}, chosen: map[string]string{"provisioned-pvc": "node1"}, patches: 1},
+		"provision-api-update-failed": {
+			dynamic: claimList{provisionedPVC, provisionedPVC2}, claims: claimList{newer2}, upstream: conflict, patches: 2,
+			chosen: map[string]string{"provisioned-pvc": "node1"},
+		},
+		"binding-succeed, provision-api-update-failed": {
+			static: []match{a}, volumes: volumeList{pvNode1a}, claimed: map[string]string{"pv-node1a": forA},
+			dynamic: claimList{provisionedPVC, provisionedPVC2}, claims: claimList{newer2}, upstream: conflict, patches: 3,
+			chosen: map[string]string{"provisioned-pvc": "node1"},
+		},
+	}
+	checkTable(t, cases,
+		"nothing-to-bind-nil", "nothing-to-bind-bindings-nil", "nothing-to-bind-provisionings-nil", "nothing-to-bind-empty", "one-binding",
+		"two-bindings", "api-already-updated", "api-update-failed", "one-provisioned-pvc", "provision-api-update-failed",
+		"binding-succeed, provision-api-update-failed")
+
+	// Upstream's fact, on a volume that went to another claim.
+	cases["api-update-failed, another claim"] = updateCase{
+		static: []match{a, b}, patches: 2, upstream: conflict,
+		volumes: volumeList{pvNode1a, upVolume("pv-node1b", "node1", "10G", waitClass, at("2"), ownedBy(unboundPVC))},
+		claimed: map[string]string{"pv-node1a": forA, "pv-node1b": forA},
+	}
+	for name, tc := range cases {
+		t.Run(name, tc.run)
+	}
+}
+
+// bindPodCase is a whole PreBind.
+type bindPodCase struct {
+	upstream
+	// noPlan leaves out PreFlight.
+	noPlan  bool
+	static  []match
+	dynamic claimList
+	volumes volumeList
+	claims  claimList
+	node    *corev1.Node
+	// later happens once the writes are made.
+	later func(w *world)
+}
+
+func (tc bindPodCase) run(t *testing.T) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		pod, node := testPod(), tc.node
+		if node == nil {
+			node = node1
+		}
+		w := worldOf(pod, node, node2)
+		for _, o := range append(list(tc.volumes...), list(tc.claims...)...) {
+			w.put(o)
+		}
+		bc := onNode(pod, node)
+		if !tc.noPlan {
+			planned.Set(bc, plan{static: tc.static, dynamic: tc.dynamic})
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		result := make(chan error, 1)
+		p := pluginIn(t, w)
+		go func() { result <- p.PreBind(ctx, bc) }()
+		synctest.Wait()
+		if tc.later != nil {
+			require.Empty(t, result, "it waits")
+			tc.later(w)
+		}
+		tc.check(t, <-result)
+	})
+}
+
+func TestUpstreamBindPodVolumes(t *testing.T) {
+	a := match{claim: unboundPVC, volume: pvNode1a}
+	aBound := match{claim: unboundPVC, volume: pvNode1aBound}
+	bothUnbound := bindPodCase{static: []match{a}, volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}}
+	after := func(u upstream, later func(w *world)) bindPodCase {
+		tc := bothUnbound
+		tc.upstream, tc.later = u, later
+		return tc
+	}
+	overtime := upstream{want: api.KindInternal, says: context.DeadlineExceeded.Error()}
+	cases := map[string]bindPodCase{
+		"nothing-to-bind-nil":   {noPlan: true, upstream: upstream{want: api.KindInternal, says: "volumebinding/plan"}},
+		"nothing-to-bind-empty": {},
+		"already-bound":         {static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}},
+		"binding-static-pv-succeeds-after-time": after(upstream{}, func(w *world) {
+			w.put(upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("300")))
+		}),
+		"binding-dynamic-pv-succeeds-after-time": {
+			dynamic: claimList{provisionedPVC}, claims: claimList{provisionedPVC},
+			later: func(w *world) {
+				w.put(upVolume("dynamic-pv", "node1", "1G", waitClass, ownedBy(provisionedPVC)))
+				w.put(upClaim("provisioned-pvc", "1Gi", provisionerClass, selected, gen.BoundToVolume("dynamic-pv"), at("300")))
+			},
+		},
+		"bound-by-pv-controller-before-bind": {
+			static: []match{a}, claims: claimList{upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("2"))},
+			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(unboundPVC))},
+			upstream: upstream{want: api.KindWait, says: "the claim changed"},
+		},
+		"pod-deleted-after-time": after(upstream{want: api.KindStale, says: "the pod was deleted"}, func(w *world) { w.remove(testPod()) }),
+		"binding-times-out":      after(overtime, nil),
+		"binding-fails": {
+			static: []match{{claim: unboundPVC2, volume: pvNode1b}}, volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime,
+		},
+		"check-fails": after(refused("the claim was deleted"), func(w *world) { w.remove(unboundPVC) }),
+		"node-affinity-fails": {
+			static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}, node: gen.Node("node1"),
+			upstream: refused("excludes the node node1"),
+		},
+		"node-affinity-fails-dynamic-provisioning": {
+			dynamic: claimList{selectedNodePVC}, volumes: volumeList{pvNode1a, pvNode2}, claims: claimList{selectedNodePVC},
+			upstream: refused("PersistentVolume pv-node2: its node affinity excludes"),
+			later: func(w *world) {
+				w.put(upClaim("provisioned-pvc", "1Gi", provisionerClass, selected, gen.BoundToVolume("pv-node2"), at("300")))
+			},
+		},
+	}
+	checkTable(t, cases,
+		"nothing-to-bind-nil", "nothing-to-bind-empty", "already-bound", "binding-static-pv-succeeds-after-time",
+		"binding-dynamic-pv-succeeds-after-time", "bound-by-pv-controller-before-bind", "pod-deleted-after-time", "binding-times-out",
+		"binding-fails", "check-fails", "node-affinity-fails", "node-affinity-fails-dynamic-provisioning")
+	for name, tc := range cases {
+		t.Run(name, tc.run)
+	}
+}

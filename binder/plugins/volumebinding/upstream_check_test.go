@@ -1,0 +1,149 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// checkCase is a state after the writes, at which is looked once.
+type checkCase struct {
+	upstream
+	static  []match
+	dynamic claimList
+	// The state.
+	volumes volumeList
+	claims  claimList
+	node    *corev1.Node
+	csiNode *storagev1.CSINode
+	// bound says that all is well; without it, and without an error, it waits.
+	bound bool
+}
+
+func (tc checkCase) run(t *testing.T) {
+	t.Helper()
+	pod, node := testPod(), tc.node
+	if node == nil {
+		node = node1
+	}
+	w := worldOf(pod, node)
+	for _, o := range append(list(tc.volumes...), list(tc.claims...)...) {
+		w.put(o)
+	}
+	if tc.csiNode != nil {
+		w.put(tc.csiNode)
+	}
+	changes := w.hub.Subscribe()
+	defer changes.Close()
+	waiting, err := pluginIn(t, w).look(t.Context(), onNode(pod, node), plan{static: tc.static, dynamic: tc.dynamic}, changes)
+	tc.check(t, err)
+	if err == nil {
+		assert.Equal(t, tc.bound, waiting == nil, "waits for %v", waiting)
+	}
+}
+
+const ownVolume = "a volume is the claim's own only when its claimRef says so, and here it names another claim; kube-scheduler does not look"
+
+func TestUpstreamCheckBindings(t *testing.T) {
+	a := match{claim: unboundPVC, volume: pvNode1aBound}
+	b := match{claim: unboundPVC2, volume: pvNode1bBound}
+	ofMade := upVolume("pv-bound", "node1", "1G", waitClass, ownedBy(provisionedPVC))
+	cases := map[string]checkCase{
+		"nothing-to-bind":        {bound: true},
+		"binding-bound":          {static: []match{a}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}, bound: true},
+		"binding-prebound":       {static: []match{a}, volumes: volumeList{pvNode1aBound}, claims: claimList{preboundPVCNode1a}},
+		"binding-unbound":        {static: []match{a}, volumes: volumeList{pvNode1aBound}, claims: claimList{unboundPVC}},
+		"binding-pvc-not-exists": {static: []match{a}, volumes: volumeList{pvNode1aBound}, upstream: refused("the claim was deleted")},
+		"binding-pv-not-exists":  {static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("the volume was deleted")},
+		"binding-claimref-nil": {
+			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("taken away"),
+			volumes: volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"))},
+		},
+		"binding-claimref-uid-empty": {
+			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("taken away"),
+			volumes: volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(upClaim("unbound-pvc", "1G", waitClass, gen.UID(""))))},
+		},
+		"binding-one-bound,one-unbound": {
+			static: []match{a, b}, volumes: volumeList{pvNode1aBound, pvNode1bBound}, claims: claimList{boundPVCNode1a, unboundPVC2},
+		},
+		"provisioning-pvc-bound": {
+			dynamic: claimList{selectedNodePVC}, volumes: volumeList{pvBound}, claims: claimList{provisionedPVCBound},
+			upstream: upstream{differs: ownVolume},
+		},
+		"provisioning-pvc-unbound":    {dynamic: claimList{selectedNodePVC}, claims: claimList{selectedNodePVC}},
+		"provisioning-pvc-not-exists": {dynamic: claimList{selectedNodePVC}, upstream: refused("the claim was deleted")},
+		"provisioning-pvc-annotations-nil": {
+			dynamic: claimList{selectedNodePVC}, upstream: refused("asks for another node"),
+			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"))},
+		},
+		"provisioning-pvc-selected-node-dropped": {
+			dynamic: claimList{selectedNodePVC}, upstream: refused("asks for another node"),
+			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"), gen.Annotation("another", "one"))},
+		},
+		"provisioning-pvc-selected-node-wrong-node": {
+			dynamic: claimList{selectedNodePVC}, upstream: refused("changed to wrong-node"),
+			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"), gen.SelectedNode("wrong-node"))},
+		},
+		"binding-bound-provisioning-unbound": {
+			static: []match{a}, dynamic: claimList{selectedNodePVC},
+			volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a, selectedNodePVC},
+		},
+		"tolerate-provisioning-pvc-bound-pv-not-found": {dynamic: claimList{selectedNodePVC}, claims: claimList{provisionedPVCBound}},
+	}
+	checkTable(t, cases,
+		"nothing-to-bind-nil", "nothing-to-bind-bindings-nil", "nothing-to-bind-provisionings-nil", "nothing-to-bind", "binding-bound",
+		"binding-prebound", "binding-unbound", "binding-pvc-not-exists", "binding-pv-not-exists", "binding-claimref-nil",
+		"binding-claimref-uid-empty", "binding-one-bound,one-unbound", "provisioning-pvc-bound", "provisioning-pvc-unbound",
+		"provisioning-pvc-not-exists", "provisioning-pvc-annotations-nil", "provisioning-pvc-selected-node-dropped",
+		"provisioning-pvc-selected-node-wrong-node", "binding-bound-provisioning-unbound", "tolerate-provisioning-pvc-bound-pv-not-found")
+
+	// Upstream's fact, on a volume that is the claim's own.
+	cases["provisioning-pvc-bound, claimRef agrees"] = checkCase{
+		dynamic: claimList{selectedNodePVC}, volumes: volumeList{ofMade}, claims: claimList{provisionedPVCBound}, bound: true,
+	}
+	for name, tc := range cases {
+		t.Run(name, tc.run)
+	}
+}
+
+func TestUpstreamCheckBindingsWithCSIMigration(t *testing.T) {
+	toUnbound := migrationPV(gceSource, unboundPVC)
+	notMigrated := migrationPV(rbdSource, unboundPVC)
+	static := []match{{claim: unboundPVC, volume: toUnbound}}
+	claims, volumes := claimList{unboundPVC}, volumeList{toUnbound}
+	cases := map[string]checkCase{
+		"provisioning-pvc-bound": {
+			dynamic: claimList{provMigrationPVC}, volumes: volumeList{migrationPV(gceSource, boundMigrationPVC)}, claims: claimList{provMigrationPVC},
+			node: node1Zone1, csiNode: csiNode1Migrated, upstream: upstream{differs: ownVolume},
+		},
+		"binding-node-pv-same-zone":   {static: static, volumes: volumes, claims: claims, node: node1Zone1, csiNode: csiNode1Migrated},
+		"binding-without-csinode":     {static: static, volumes: volumes, claims: claims, node: node1Zone1},
+		"binding-non-migrated-plugin": {static: static, volumes: volumes, claims: claims, node: node1Zone1, csiNode: csiNode1Not},
+		"binding-node-pv-in-different-zones": {
+			static: static, volumes: volumes, claims: claims, node: node1Zone2, csiNode: csiNode1Migrated, upstream: refused("excludes the node node1"),
+		},
+		"binding-node-pv-different-zones-migration-off": {
+			static: []match{{claim: unboundPVC, volume: notMigrated}}, volumes: volumeList{notMigrated}, claims: claims,
+			node: node1Zone2, csiNode: csiNode1Migrated,
+		},
+	}
+	checkTable(t, cases,
+		"provisioning-pvc-bound", "binding-node-pv-same-zone", "binding-without-csinode", "binding-non-migrated-plugin",
+		"binding-node-pv-in-different-zones", "binding-node-pv-different-zones-migration-off")
+
+	// Upstream's fact, on a volume that is the claim's own.
+	cases["provisioning-pvc-bound, claimRef agrees"] = checkCase{
+		dynamic: claimList{provMigrationPVC}, volumes: volumeList{migrationPV(gceSource, provMigrationPVC)}, claims: claimList{provMigrationPVC},
+		node: node1Zone1, csiNode: csiNode1Migrated, bound: true,
+	}
+	for name, tc := range cases {
+		t.Run(name, tc.run)
+	}
+}

@@ -1,0 +1,201 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// The upstream_*_test.go files hold kube-scheduler's VolumeBinding (Kubernetes
+// v1.36.3, pkg/scheduler/framework/plugins/volumebinding, binder_test.go) against
+// this plugin: each case has the name that it has there, and the same objects, and
+// what this plugin makes of them. Where that is something else on purpose, the
+// case says why, and so does docs/volumebinding.md.
+
+// upstream is what every case has.
+type upstream struct {
+	// want is the kind of the error; none means that all is well, or that it waits.
+	want api.Kind
+	// says is a part of the error.
+	says string
+	// differs says why this is not what kube-scheduler does.
+	differs string
+}
+
+func (u upstream) differences() string { return u.differs }
+
+func (u upstream) check(t *testing.T, err error) {
+	t.Helper()
+	if u.want == "" {
+		require.NoError(t, err, u.differs)
+		return
+	}
+	require.Error(t, err, u.differs)
+	assert.Equal(t, u.want, api.AsError(Name, err).Kind, "%v", err)
+	assert.ErrorContains(t, err, u.says)
+}
+
+// cannotApply are the cases of the tables that have no counterpart here.
+var cannotApply = map[string]string{
+	"nothing-to-bind-nil":               "a plan is a value: there is no telling none from an empty one",
+	"nothing-to-bind-bindings-nil":      "a plan is a value: there is no telling none from an empty one",
+	"nothing-to-bind-provisionings-nil": "a plan is a value: there is no telling none from an empty one",
+}
+
+// checkTable makes sure that no case of a table is left out or misspelt, and that
+// the documentation lists each that differs or cannot apply.
+func checkTable[T interface{ differences() string }](t *testing.T, cases map[string]T, names ...string) {
+	t.Helper()
+	page, err := os.ReadFile("../../../docs/volumebinding.md")
+	require.NoError(t, err)
+	var here []string
+	for name, tc := range cases {
+		here = append(here, name)
+		if tc.differences() != "" {
+			assert.Contains(t, string(page), "`"+name+"`", "a difference is listed")
+		}
+	}
+	for name := range maps.Keys(cannotApply) {
+		assert.Contains(t, string(page), "`"+name+"`", "a case that cannot apply is listed")
+		if slices.Contains(names, name) && !slices.Contains(here, name) {
+			here = append(here, name)
+		}
+	}
+	assert.ElementsMatch(t, names, here, "every case of upstream's table is here")
+}
+
+// The names and sizes of upstream's objects.
+const (
+	waitClass        = "waitClass"
+	immediateClass   = "immediateClass"
+	provisionerClass = "waitClassWithProvisioner"
+	topoClass        = "topoMismatchClass"
+	nodeKey          = "nodeKey"
+	testProvisioner  = "test-provisioner"
+)
+
+func upstreamClasses() []client.Object {
+	return []client.Object{
+		gen.StorageClass(provisionerClass, testProvisioner, gen.AllowedTopology(nodeKey, "node1", "reference-value")),
+		gen.StorageClass(immediateClass, "", gen.Immediate()),
+		gen.StorageClass(waitClass, volume.NotSupportedProvisioner),
+		gen.StorageClass(topoClass, testProvisioner, gen.AllowedTopology(nodeKey, "reference-value")),
+	}
+}
+
+func upClaim(name, size, class string, options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+	return gen.Claim(name, append([]gen.ClaimOption{
+		gen.UID(types.UID("uid-" + name)), gen.Version("1"), gen.Requests(size), gen.OfClass(class),
+	}, options...)...)
+}
+
+func upVolume(name, node, size, class string, options ...gen.VolumeOption) *corev1.PersistentVolume {
+	return gen.Volume(name, append([]gen.VolumeOption{
+		gen.Version("1"), gen.OnNodesWith(nodeKey, node), gen.Capacity(size), gen.VolumeOfClass(class),
+	}, options...)...)
+}
+
+// ownedBy is a volume that was claimed for the claim.
+func ownedBy(claim *corev1.PersistentVolumeClaim) gen.VolumeOption { return gen.ClaimRef(claim) }
+
+func at(version string) gen.Meta { return gen.Version(version) }
+
+var (
+	node1    = gen.Node("node1", gen.Label(nodeKey, "node1"))
+	node2    = gen.Node("node2", gen.Label(nodeKey, "node2"))
+	selected = gen.SelectedNode("node1")
+
+	unboundPVC        = upClaim("unbound-pvc", "1G", waitClass)
+	unboundPVC2       = upClaim("unbound-pvc2", "5G", waitClass)
+	preboundPVC       = upClaim("prebound-pvc", "1G", waitClass, gen.NamesVolume("pv-node1a"))
+	preboundPVCNode1a = upClaim("unbound-pvc", "1G", waitClass, gen.NamesVolume("pv-node1a"))
+	boundPVC          = upClaim("bound-pvc", "1G", waitClass, gen.BoundToVolume("pv-bound"))
+	boundPVCNode1a    = upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"))
+	immediateUnbound  = upClaim("immediate-unbound-pvc", "1G", immediateClass)
+	immediateBound    = upClaim("immediate-bound-pvc", "1G", immediateClass, gen.BoundToVolume("pv-bound-immediate"))
+
+	provisionedPVC      = upClaim("provisioned-pvc", "1Gi", provisionerClass)
+	provisionedPVC2     = upClaim("provisioned-pvc2", "1Gi", provisionerClass)
+	selectedNodePVC     = upClaim("provisioned-pvc", "1Gi", provisionerClass, selected)
+	provisionedPVCBound = upClaim("provisioned-pvc", "1Gi", provisionerClass, selected, gen.BoundToVolume("pv-bound"))
+	noProvisionerPVC    = upClaim("no-provisioner-pvc", "1Gi", waitClass)
+	topoMismatchPVC     = upClaim("topo-mismatch-pvc", "1Gi", topoClass)
+
+	pvNode1a         = upVolume("pv-node1a", "node1", "5G", waitClass)
+	pvNode1b         = upVolume("pv-node1b", "node1", "10G", waitClass)
+	pvNode1c         = upVolume("pv-node1b", "node1", "5G", waitClass)
+	pvNode2          = upVolume("pv-node2", "node2", "1G", waitClass)
+	pvBound          = upVolume("pv-bound", "node1", "1G", waitClass, ownedBy(boundPVC))
+	pvNode1aBound    = upVolume("pv-node1a", "node1", "5G", waitClass, ownedBy(unboundPVC))
+	pvNode1bBound    = upVolume("pv-node1b", "node1", "10G", waitClass, ownedBy(unboundPVC2))
+	pvBoundImmediate = upVolume("pv-bound-immediate", "node1", "1G", immediateClass, ownedBy(immediateBound))
+	pvImmediateNode2 = upVolume("pv-bound-immediate", "node2", "1G", immediateClass, ownedBy(immediateBound))
+)
+
+// For CSI migration.
+var (
+	boundMigrationPVC = upClaim("pvc-migration-bound", "1G", waitClass, gen.BoundToVolume("pv-migration-bound"))
+	provMigrationPVC  = upClaim("pvc-migration-provisioned", "1Gi", provisionerClass, selected, gen.BoundToVolume("pv-migration-bound"))
+	node1Zone1        = gen.Node("node1", gen.Label(gceZone, "us-east-1"))
+	node1Zone2        = gen.Node("node1", gen.Label(gceZone, "us-east-2"))
+	csiNode1Migrated  = gen.CSINode("node1", gcePlugin)
+	csiNode1Not       = gen.CSINode("node1", "")
+	gceSource         = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "test-disk", FSType: "ext4"}}
+	rbdSource         = corev1.PersistentVolumeSource{RBD: &corev1.RBDPersistentVolumeSource{RBDImage: "test-disk"}}
+)
+
+func migrationPV(source corev1.PersistentVolumeSource, claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolume {
+	return gen.Volume("pv-migration-bound", gen.Version("1"), gen.Capacity("1G"), gen.VolumeOfClass(waitClass), ownedBy(claim), gen.VolumeSource(source),
+		gen.Label(corev1.LabelFailureDomainBetaZone, "us-east-1"), gen.Label(corev1.LabelFailureDomainBetaRegion, "us-east-1a"))
+}
+
+// testPod is upstream's pod with these claims.
+func testPod(claims ...*corev1.PersistentVolumeClaim) *corev1.Pod {
+	options := []gen.PodOption{gen.UID("test-pod")}
+	for _, claim := range claims {
+		options = append(options, gen.UsesClaim(claim.Name))
+	}
+	return gen.Pod("test-pod", options...)
+}
+
+// worldOf is a world with these objects, and upstream's classes.
+func worldOf(objects ...client.Object) *world {
+	return newWorld(append(objects, upstreamClasses()...)...)
+}
+
+func list[T client.Object](some ...T) []client.Object {
+	var objects []client.Object
+	for _, o := range some {
+		objects = append(objects, o)
+	}
+	return objects
+}
+
+// onNode is the bind of the pod to the node.
+func onNode(pod *corev1.Pod, node *corev1.Node) *api.BindContext {
+	return &api.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name)}
+}
+
+// drivers are the three that upstream's tables are run with.
+func drivers() map[string]*storagev1.CSIDriver {
+	return map[string]*storagev1.CSIDriver{
+		"no CSIDriver":                        nil,
+		"CSIDriver with capacity tracking":    gen.CSIDriver(testProvisioner, true),
+		"CSIDriver without capacity tracking": gen.CSIDriver(testProvisioner, false),
+	}
+}
