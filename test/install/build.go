@@ -14,6 +14,8 @@ import (
 
 // BuildOptions say how to build the program.
 type BuildOptions struct {
+	// Package is the program's; ./cmd/prebind if it is empty.
+	Package string
 	// Race has the race detector in it; it needs a C compiler.
 	Race bool
 	// Dir gets the binary, bin/prebind.
@@ -32,7 +34,11 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if o.Race {
 		args = append(args, "-race")
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/prebind")...)
+	pkg := o.Package
+	if pkg == "" {
+		pkg = "./cmd/prebind"
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)

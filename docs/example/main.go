@@ -1,0 +1,23 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command example is Prebind with one more plugin: this is all it takes.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/docs/example/nodelock"
+)
+
+func main() {
+	command := app.NewCommand(app.WithPlugin(nodelock.Plugin()))
+	if err := command.ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,169 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/docs/example/nodelock"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// TestPluginFromOutside runs the program of docs/example, whose plugin writes
+// something that has to be undone: a lock on the node.
+func TestPluginFromOutside(t *testing.T) {
+	t.Parallel()
+	c := clustertest.Start(t, cluster.Options{Audit: true})
+	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: c.Dir(), Race: true, Package: "./docs/example"})
+	require.NoError(t, err)
+	w, err := newWorld(t.Context(), c, binary, 0)
+	require.NoError(t, err)
+	mayPatchNodes(t, w)
+	for range 2 {
+		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s")
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		for _, r := range w.prebind.Replicas() {
+			assert.NoError(t, r.Kill())
+			if t.Failed() {
+				t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(60))
+			}
+		}
+	})
+
+	t.Run("a bind takes the lock and releases it", func(t *testing.T) {
+		b := newBench(t, w, nil)
+		b.pod(byHand)
+		require.NoError(t, b.bindByHand(b.binding("node-1")))
+		pod := b.untilBound()
+		assert.NotEmpty(t, pod.Annotations["binder.prebind.dev/attempt"])
+		b.untilUnlocked("node-1")
+	})
+
+	t.Run("twenty binds to one node take turns", func(t *testing.T) {
+		b := newBench(t, w, nil)
+		results := make(chan error)
+		for range 20 {
+			pod := gen.Pod("", gen.InNamespace(b.ns), gen.Scheduler(byHand))
+			pod.GenerateName = "pod-"
+			pod, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, metav1.CreateOptions{})
+			require.NoError(t, err)
+			go func() {
+				results <- b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(pod, "node-2"), metav1.CreateOptions{})
+			}()
+		}
+		for range 20 {
+			assert.NoError(t, <-results)
+		}
+		b.untilUnlocked("node-2")
+	})
+
+	t.Run("a bind that is refused after us is rolled back", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		b.pod(byHand)
+		b.refusedAfterUs("node-3")
+		require.NotEmpty(t, b.lock("node-3"), "the bind may still be on its way")
+		b.untilUnlocked("node-3")
+		require.EventuallyWithT(t, func(e *assert.CollectT) {
+			assert.Contains(e, b.events(), "PreBindRolledBack: the bind to node-3 did not come about: what was prepared for it was rolled back")
+		}, patience, 100*time.Millisecond)
+	})
+
+	t.Run("what a killed replica left behind is swept", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		b.pod(byHand)
+		b.refusedAfterUs("node-4")
+		killed := b.replicaOf(b.lock("node-4"))
+		require.NoError(t, killed.Kill())
+		require.NotEmpty(t, b.lock("node-4"))
+		b.untilUnlocked("node-4")
+		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+		// It comes back, and everything goes on.
+		require.NoError(t, killed.Restart(t.Context()))
+		require.NoError(t, b.bindByHand(b.binding("node-4")))
+		b.untilBound()
+		b.untilUnlocked("node-4")
+	})
+}
+
+// mayPatchNodes grants what the plugin's documentation asks for.
+func mayPatchNodes(t *testing.T, w *world) {
+	t.Helper()
+	_, err := w.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "prebind-nodelock"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"patch"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = w.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "prebind-nodelock"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "prebind-nodelock"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: install.Namespace, Name: "prebind"}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+// refusedAfterUs posts a Binding that the API server refuses after the webhook
+// has allowed it: its resourceVersion is a precondition that does not hold.
+func (b *bench) refusedAfterUs(node string) {
+	b.t.Helper()
+	binding := b.binding(node)
+	binding.ResourceVersion = "1"
+	err := b.bindByHand(binding)
+	require.Error(b.t, err)
+	require.True(b.t, apierrors.IsConflict(err), "%v", err)
+	require.Equal(b.t, []string{"allowed"}, b.decisions())
+}
+
+// lock is who holds the node's lock.
+func (b *bench) lock(node string) string {
+	b.t.Helper()
+	n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	return n.Annotations[nodelock.Annotation]
+}
+
+func (b *bench) untilUnlocked(node string) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.NotContains(c, n.Annotations, nodelock.Annotation)
+	}, 2*patience, 200*time.Millisecond, "the lock of %s should be released", node)
+}
+
+// replicaOf finds the replica whose attempt holds the lock.
+func (b *bench) replicaOf(lock string) *install.Replica {
+	b.t.Helper()
+	var held struct{ Attempt string }
+	require.NoError(b.t, json.Unmarshal([]byte(lock), &held))
+	id, _, _ := strings.Cut(held.Attempt, "-")
+	for _, r := range b.prebind.Replicas() {
+		log, err := os.ReadFile(r.LogFile())
+		require.NoError(b.t, err)
+		if strings.Contains(string(log), `replica="`+id+`"`) {
+			return r
+		}
+	}
+	require.Fail(b.t, "no replica has the attempt", lock)
+	return nil
+}
+
+func notBound(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" }
