@@ -354,3 +354,28 @@ func TestRollBackProperties(t *testing.T) {
 
 // quiet is a context whose logger is silent.
 func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
+
+// The pod is told what was undone, and nothing when nothing was.
+func TestRollBackIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		silent, speaking := newWriter("silent", calls), newWriter("speaking", calls)
+		tries := 0
+		speaking.rollBack = func(_ context.Context, bc *api.BindContext) error {
+			bc.Undid("gave back the %s", "thing")
+			if tries++; tries == 1 {
+				return errScripted
+			}
+			return nil
+		}
+		s := newScene(t, silent, speaking)
+		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
+		pass(bindTakes + time.Minute)
+		assert.Equal(t, []string{"web Normal PreBindRolledBack: the bind to node-a did not come about: speaking gave back the thing"}, s.events.all())
+
+		only := newScene(t, silent)
+		require.Nil(t, only.Bind(quiet(t), theRequest()).Err)
+		pass(bindTakes + time.Minute)
+		assert.Empty(t, only.events.all())
+	})
+}

@@ -40,6 +40,7 @@ type BindContext struct {
 	mu         sync.Mutex
 	extensions map[string]any
 	intents    []string
+	undone     []string
 	waiting    Waiting
 }
 
@@ -79,6 +80,21 @@ func (bc *BindContext) Intents() []string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]string(nil), bc.intents...)
+}
+
+// Undid records, in PreBindRollBack, what was undone, as in "released the lock".
+// The pod's event shows it.
+func (bc *BindContext) Undid(format string, args ...any) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.undone = append(bc.undone, fmt.Sprintf(format, args...))
+}
+
+// Undone returns what was recorded by Undid, in order; the caller owns the slice.
+func (bc *BindContext) Undone() []string {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return append([]string(nil), bc.undone...)
 }
 
 // ExtensionKey names a value of type T that a plugin keeps in a BindContext

@@ -38,7 +38,8 @@ type PreBinder interface {
 	// one included, in reverse order, on a context of its own, and repeats it when
 	// it fails. PreBind may have got anywhere: not a single write may have
 	// happened. It must be idempotent, and leave alone what another attempt has
-	// written since. The live pod was seen not to be bound to the node.
+	// written since. The live pod was seen not to be bound to the node. What it
+	// undoes it tells by BindContext.Undid.
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }
 

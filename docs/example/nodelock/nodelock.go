@@ -105,13 +105,17 @@ func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 
 // PreBindRollBack releases the lock if it is this attempt's.
 func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
-	return p.release(ctx, bc)
+	released, err := p.release(ctx, bc)
+	if released {
+		bc.Undid("released the lock of the node")
+	}
+	return err
 }
 
 // PostBind releases the lock: the pod is bound. Where that fails, the sweep does
 // it, for the mark stays.
 func (p *plugin) PostBind(ctx context.Context, bc *api.BindContext) {
-	if err := p.release(ctx, bc); err != nil {
+	if _, err := p.release(ctx, bc); err != nil {
 		klog.FromContext(ctx).Error(err, "The node stays locked", "node", bc.Node.Name)
 	}
 }
@@ -135,17 +139,18 @@ func (p *plugin) Marks(ctx context.Context) ([]api.Mark, error) {
 	return marks, nil
 }
 
-func (p *plugin) release(ctx context.Context, bc *api.BindContext) error {
+// release says whether there was something to release.
+func (p *plugin) release(ctx context.Context, bc *api.BindContext) (bool, error) {
 	for {
 		node, held, err := p.read(ctx, bc.Node.Name)
 		if apierrors.IsNotFound(err) || err == nil && held != holderFor(bc) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		if err := p.write(ctx, node, holder{}); !apierrors.IsConflict(err) {
-			return err
+			return err == nil, err
 		}
 	}
 }
