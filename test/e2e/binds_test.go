@@ -46,6 +46,7 @@ func (b *bench) bind(scheduler, node string, claims ...string) *corev1.Pod {
 }
 
 func TestBind(t *testing.T) {
+	t.Parallel()
 	for name, by := range binders {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,12 +7,14 @@ package e2e
 
 import (
 	"context"
-	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -28,45 +30,80 @@ type world struct {
 	cluster *cluster.Cluster
 	prebind *install.Prebind
 	client  kubernetes.Interface
+	// args are those of the replicas besides those that are shipped.
+	args []string
 }
 
 func TestMain(m *testing.M) {
+	waitTogether()
 	os.Exit(clustertest.RunMain(m, cluster.Options{Out: os.Stderr, Audit: true}, func(c *cluster.Cluster) error {
-		var err error
-		shared, err = newWorld(context.Background(), c)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+		defer cancel()
+		fmt.Fprintln(os.Stderr, "building prebind with the race detector")
+		binary, err := install.Build(ctx, install.BuildOptions{Dir: c.Dir(), Race: true})
+		if err != nil {
+			return err
+		}
+		shared, err = newWorld(ctx, c, binary, 2)
 		return err
 	}))
 }
 
-// newWorld fills a control plane with nodes and installs Prebind on it.
-func newWorld(ctx context.Context, c *cluster.Cluster) (*world, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
-	defer cancel()
+// waitTogether lets more tests run at a time than there are processors, unless
+// -parallel says how many: nearly all of their time they wait.
+func waitTogether() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", "64")
+	}
+}
+
+// newWorld fills a control plane with nodes, installs Prebind on it and starts
+// the replicas, with these arguments besides those that are shipped.
+func newWorld(ctx context.Context, c *cluster.Cluster, binary string, replicas int, args ...string) (*world, error) {
 	client, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return nil, err
 	}
-	w := &world{cluster: c, client: client}
+	// The rack is copied as well.
+	args = append([]string{"--topology-labels=topology.kubernetes.io/zone,topology.kubernetes.io/region,kubernetes.io/hostname," + cluster.RackLabel}, args...)
+	w := &world{cluster: c, client: client, args: args}
 	if err := cluster.CreateNodes(ctx, client, cluster.Nodes("node", 6)...); err != nil {
-		return nil, err
-	}
-	fmt.Fprintln(os.Stderr, "building prebind with the race detector")
-	binary, err := install.Build(ctx, install.BuildOptions{Dir: c.Dir(), Race: true})
-	if err != nil {
 		return nil, err
 	}
 	if w.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary}); err != nil {
 		return nil, err
 	}
-	return w, w.start(ctx, 2)
+	for range replicas {
+		if _, err := w.start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
 }
 
-// start starts replicas that copy the rack as well.
-func (w *world) start(ctx context.Context, replicas int) error {
-	var errs []error
-	for range replicas {
-		_, err := w.prebind.Start(ctx, "--topology-labels=topology.kubernetes.io/zone,topology.kubernetes.io/region,kubernetes.io/hostname,"+cluster.RackLabel)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+// start starts one more replica.
+func (w *world) start(ctx context.Context) (*install.Replica, error) {
+	return w.prebind.Start(ctx, w.args...)
+}
+
+// ownWorld is a control plane and an installation for one test, which may disturb
+// both.
+func ownWorld(t *testing.T, replicas int, args ...string) *world {
+	t.Helper()
+	c := clustertest.Start(t, cluster.Options{Audit: true})
+	w, err := newWorld(t.Context(), c, shared.prebind.Binary(), replicas, args...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for _, r := range w.prebind.Replicas() {
+			assert.NoError(t, r.Err())
+			assert.NoError(t, r.Kill())
+			if t.Failed() {
+				t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(100))
+			}
+		}
+	})
+	return w
 }

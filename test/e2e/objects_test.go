@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -64,23 +63,42 @@ func (b *bench) static(node string, sizes ...string) (class string, volumes []st
 
 func (b *bench) claim(name, class string) {
 	b.t.Helper()
+	require.NoError(b.t, b.createClaim(name, class))
+}
+
+// createClaim may be called from any goroutine.
+func (b *bench) createClaim(name, class string) error {
 	claim := gen.Claim(name, gen.InNamespace(b.ns), gen.OfClass(class))
 	_, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
-	require.NoError(b.t, err)
+	return err
 }
 
 // pod makes the pod "pod" with the claims for the scheduler of that name.
 func (b *bench) pod(scheduler string, claims ...string) {
 	b.t.Helper()
-	options := []gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(scheduler)}
+	b.podWith(scheduler, usesClaims(claims)...)
+}
+
+// podWith makes the pod "pod" with the options.
+func (b *bench) podWith(scheduler string, options ...gen.PodOption) *corev1.Pod {
+	b.t.Helper()
+	pod, err := b.createPod("pod", scheduler, options...)
+	require.NoError(b.t, err)
+	return pod
+}
+
+// createPod may be called from any goroutine.
+func (b *bench) createPod(name, scheduler string, options ...gen.PodOption) (*corev1.Pod, error) {
+	options = append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce()}, options...)
+	return b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), gen.Pod(name, options...), metav1.CreateOptions{})
+}
+
+func usesClaims(claims []string) []gen.PodOption {
+	var options []gen.PodOption
 	for _, claim := range claims {
 		options = append(options, gen.UsesClaim(claim))
 	}
-	pod := gen.Pod("pod", options...)
-	// There is no kubelet that would end it.
-	pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](0)
-	_, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
-	require.NoError(b.t, err)
+	return options
 }
 
 // bindByHand posts a Binding of the pod; client-go repeats it where it is told to.

@@ -5,6 +5,8 @@ package e2e
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -23,7 +25,7 @@ import (
 )
 
 // patience is far more than anything here takes on a busy machine.
-const patience = 2 * time.Minute
+const patience = 3 * time.Minute
 
 // until watches the pod until the condition holds, and returns it.
 func (b *bench) until(what string, condition func(*corev1.Pod) bool) *corev1.Pod {
@@ -58,9 +60,14 @@ func (b *bench) untilBound() *corev1.Pod {
 
 // events returns "reason: message" of the pod's events.
 func (b *bench) events() []string {
-	list, err := b.client.CoreV1().Events(b.ns).List(context.WithoutCancel(b.t.Context()), metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("involvedObject.name", "pod").String(),
-	})
+	return b.listEvents(fields.OneTermEqualSelector("involvedObject.name", "pod").String())
+}
+
+// allEvents returns those of all objects of the test.
+func (b *bench) allEvents() []string { return b.listEvents("") }
+
+func (b *bench) listEvents(selector string) []string {
+	list, err := b.client.CoreV1().Events(b.ns).List(context.WithoutCancel(b.t.Context()), metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return []string{"cannot be read: " + err.Error()}
 	}
@@ -137,4 +144,32 @@ func (b *bench) assertNeverFailed() {
 	for _, e := range b.events() {
 		assert.NotContains(b.t, e, "FailedScheduling")
 	}
+}
+
+// assertUnbound checks that the claim has no volume yet.
+func (b *bench) assertUnbound(name, reason string) {
+	b.t.Helper()
+	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	assert.Empty(b.t, claim.Spec.VolumeName, reason)
+}
+
+// says is whether one of the events has all of the words.
+func says(events []string, words ...string) bool {
+	return slices.ContainsFunc(events, func(e string) bool {
+		return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(e, w) })
+	})
+}
+
+// assertFewEvents checks that what is said again and again is one event: one for
+// each replica at most, for each of them counts by itself.
+func (b *bench) assertFewEvents(reason string) {
+	b.t.Helper()
+	n := 0
+	for _, e := range b.events() {
+		if strings.HasPrefix(e, reason+": ") {
+			n++
+		}
+	}
+	assert.LessOrEqual(b.t, n, len(b.prebind.Replicas()), "%q", b.events())
 }

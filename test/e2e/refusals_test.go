@@ -24,6 +24,7 @@ import (
 
 // What a scheduler gets to hear, through the real API server.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		reason string
 		// prepare makes the pod "pod" and what belongs to it.

@@ -77,6 +77,29 @@ func Scheduler(name string) PodOption {
 	return podFunc(func(pod *corev1.Pod) { pod.Spec.SchedulerName = name })
 }
 
+// NodeSelector limits the pod to nodes with the label.
+func NodeSelector(label, value string) PodOption {
+	return podFunc(func(pod *corev1.Pod) {
+		if pod.Spec.NodeSelector == nil {
+			pod.Spec.NodeSelector = map[string]string{}
+		}
+		pod.Spec.NodeSelector[label] = value
+	})
+}
+
+// Tolerates lets the pod go to nodes with a taint of this key.
+func Tolerates(key string) PodOption {
+	return podFunc(func(pod *corev1.Pod) {
+		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
+	})
+}
+
+// EndsAtOnce is a pod whose deletion waits for nobody: without a kubelet, no one
+// would end it.
+func EndsAtOnce() PodOption {
+	return podFunc(func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(0)) })
+}
+
 // BindingOption is an option of Binding.
 type BindingOption interface{ applyBinding(b *corev1.Binding) }
 

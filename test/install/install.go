@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -49,8 +50,10 @@ type Prebind struct {
 	o      Options
 	root   string
 	client client.Client
-	// args is the command line that the shipped Deployment has.
+	// args is the command line that the shipped Deployment has, and grace how long
+	// its pods may take to end.
 	args       []string
+	grace      time.Duration
 	kubeconfig string
 	replicas   []*Replica
 }
@@ -126,7 +129,7 @@ func (p *Prebind) Register(ctx context.Context) error {
 // LogDir is where the replicas log to.
 func (p *Prebind) LogDir() string { return p.file("") }
 
-// readDeployment takes over the command line that the shipped Deployment has.
+// readDeployment takes over what the shipped Deployment says of its pods.
 func (p *Prebind) readDeployment(ctx context.Context) error {
 	var d appsv1.Deployment
 	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: deployment}, &d); err != nil {
@@ -136,6 +139,9 @@ func (p *Prebind) readDeployment(ctx context.Context) error {
 		return fmt.Errorf("the Deployment has %d containers, this package runs one", n)
 	}
 	p.args = slices.Clone(d.Spec.Template.Spec.Containers[0].Args)
+	if seconds := d.Spec.Template.Spec.TerminationGracePeriodSeconds; seconds != nil {
+		p.grace = time.Duration(*seconds) * time.Second
+	}
 	return nil
 }
 

@@ -47,6 +47,7 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 		}, extraArgs),
 		LogFile: p.file(name + ".log"),
 		Health:  r.ready,
+		Grace:   p.grace,
 	})
 	if err != nil {
 		return nil, err
@@ -77,9 +78,13 @@ func (p *Prebind) Stop() error {
 
 // route makes the Service lead to the replicas, as the endpoints of their pods
 // do: a connection is made to one that is ready.
-func (p *Prebind) route() {
+func (p *Prebind) route() { p.RouteTo(p.replicas...) }
+
+// RouteTo makes the Service lead to these replicas only, until another one is
+// started: new connections, that is, for those that are open stay where they are.
+func (p *Prebind) RouteTo(replicas ...*Replica) {
 	var backends []cluster.Backend
-	for _, r := range p.replicas {
+	for _, r := range replicas {
 		backends = append(backends, cluster.Backend{
 			Address: r.webhook,
 			Ready:   cluster.HTTPReady("http://" + r.health + "/readyz"),

@@ -1,0 +1,148 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// attemptKey is the annotation by which a pod tells which attempt bound it.
+const attemptKey = "binder.prebind.dev/attempt"
+
+// notTheFirst refuses the first Binding of each pod. It tells pods apart by the
+// UID that the Binding is for, which Prebind sets where the scheduler does not.
+type notTheFirst struct {
+	t    *testing.T
+	mu   sync.Mutex
+	seen map[types.UID]bool
+}
+
+func (n *notTheFirst) judge(_ context.Context, r *admissionv1.AdmissionRequest) error {
+	var binding corev1.Binding
+	if err := json.Unmarshal(r.Object.Raw, &binding); err != nil {
+		return err
+	}
+	assert.NotEmpty(n.t, binding.UID, "every Binding should be pinned to its pod by then")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.seen[binding.UID] {
+		return nil
+	}
+	n.seen[binding.UID] = true
+	return errors.New("never at first")
+}
+
+// A webhook that is asked after Prebind refuses what Prebind has allowed: the
+// second bind finds everything in place. There is one replica here, so that it
+// is the one that began who sees it through.
+func testRefusedAfterwards(t *testing.T, w *world) {
+	hook := &notTheFirst{t: t, seen: map[types.UID]bool{}}
+	newHook(t, w, on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create}, "pods/binding"), hook.judge, func() error {
+		return w.client.CoreV1().Pods(metav1.NamespaceDefault).Bind(t.Context(),
+			gen.Binding(gen.Pod(canary), "node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	})
+	t.Run("with", func(t *testing.T) {
+		for name, by := range binders {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, w, nil)
+				b.claim("data", b.dynamic("3s"))
+				b.allow("node-1") // Both times the same node.
+				b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
+				if by.scheduler == byHand {
+					assert.ErrorContains(t, b.bindByHand(b.binding("node-1")), "never at first")
+					assert.NoError(t, b.bindByHand(b.binding("node-1")), "the second time")
+				} else {
+					b.untilEvent("FailedScheduling", "never at first")
+				}
+				pod := b.untilBound()
+				b.assertTopology(pod)
+				b.assertClaimBound("data", pod.Spec.NodeName)
+
+				said := b.decisions()
+				require.GreaterOrEqual(t, len(said), 2)
+				assert.Equal(t, []string{"allowed", "allowed"}, said[len(said)-2:], "the second bind should not wait again")
+				assert.False(t, says(b.events(), "BindRefused"), "Prebind has refused nothing: %q", b.events())
+				assert.False(t, says(b.events(), "PreBindRolledBack"), "the bind has come about: %q", b.events())
+				if by.volumesByPrebind {
+					b.untilEvent("WaitingForPreBind", b.ns+"/data")
+					assert.NotEmpty(t, pod.Annotations[attemptKey], "the attempt is the first bind's")
+				} else {
+					assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+				}
+			})
+		}
+	})
+}
+
+// A bound pod tells its attempt exactly when there was one. There is one replica
+// here: with more of them, the call that finds the volume bound may reach one
+// that had no part in it.
+func testAttemptAnnotation(t *testing.T, w *world) {
+	tests := map[string]struct {
+		reason string
+		claims func(b *bench) []string
+		// attempted says that somebody has to make the claims ready at bind.
+		attempted bool
+	}{
+		"no claims": {
+			reason: "there is nothing to do",
+			claims: func(*bench) []string { return nil },
+		},
+		"a claim that is bound": {
+			reason: "there is nothing left to do",
+			claims: func(b *bench) []string {
+				b.claim("data", b.class(cluster.ProvisionerName, gen.Immediate()))
+				b.untilClaimBound("data")
+				return []string{"data"}
+			},
+		},
+		"a claim whose volume is to be made": {
+			reason: "the attempt writes selected-node",
+			claims: func(b *bench) []string {
+				b.claim("data", b.dynamic("1s"))
+				return []string{"data"}
+			},
+			attempted: true,
+		},
+		"a claim that a volume fits": {
+			reason: "the attempt writes claimRef",
+			claims: func(b *bench) []string {
+				class, _ := b.static("node-2", "1Gi")
+				b.claim("data", class)
+				return []string{"data"}
+			},
+			attempted: true,
+		},
+	}
+	for name, tc := range tests {
+		for how, by := range binders {
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, w, nil)
+				pod := b.bind(by.scheduler, "node-2", tc.claims(b)...)
+				if tc.attempted && by.volumesByPrebind {
+					assert.NotEmpty(t, pod.Annotations[attemptKey], tc.reason)
+				} else {
+					assert.NotContains(t, pod.Annotations, attemptKey, tc.reason)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,323 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// stages are how far a bind is when its replica is killed. The write is held in
+// the API server, by a webhook, until then.
+var stages = map[string]struct {
+	reason string
+	held   bool
+	// stored says what becomes of the write that is held.
+	stored bool
+}{
+	"before the write": {reason: "the other replica has to begin from nothing", held: true},
+	"during the write": {reason: "nobody knows whether it was stored", held: true, stored: true},
+	"after the write":  {reason: "the other replica has to go on from what is stored"},
+}
+
+// writes are what the plugin writes.
+var writes = map[string]struct {
+	reason string
+	// class makes what the claim is to be bound by.
+	class func(b *bench) string
+	// written says whether it is there.
+	written func(ctx context.Context, b *bench) (bool, error)
+}{
+	"selected-node": {
+		reason: "a volume is made only once it is there",
+		class:  func(b *bench) string { return b.dynamic("3s") },
+		written: func(ctx context.Context, b *bench) (bool, error) {
+			claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(ctx, "data", metav1.GetOptions{})
+			return err == nil && claim.Annotations[volume.AnnSelectedNode] != "", err
+		},
+	},
+	"claimRef": {
+		reason: "a second volume must not be taken",
+		class: func(b *bench) string {
+			class, _ := b.static("node-1", "1Gi", "1Gi")
+			return class
+		},
+		written: func(ctx context.Context, b *bench) (bool, error) {
+			taken, err := b.taken(ctx)
+			return taken > 0, err
+		},
+	},
+}
+
+// taken counts the volumes that the test's claim has.
+func (b *bench) taken(ctx context.Context) (int, error) {
+	list, err := b.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, pv := range list.Items {
+		if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == b.ns {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// gates hold the first writes of Prebind to the objects of tests until they are
+// opened.
+type gates struct {
+	mu sync.Mutex
+	// of tells by the class whose gate it is.
+	of   map[string]*gate
+	open chan struct{}
+}
+
+type gate struct {
+	stored  bool
+	arrived chan struct{}
+	once    sync.Once
+}
+
+func (g *gates) add(class string, stored bool) *gate {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.of[class] = &gate{stored: stored, arrived: make(chan struct{})}
+	return g.of[class]
+}
+
+// judge lets everybody but Prebind pass, and what comes when the gates are open.
+func (g *gates) judge(ctx context.Context, r *admissionv1.AdmissionRequest) error {
+	if r.UserInfo.Username != "system:serviceaccount:"+install.Namespace+":prebind" {
+		return nil
+	}
+	class, err := classOf(r)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	held := g.of[class]
+	g.mu.Unlock()
+	select {
+	case <-g.open:
+		return nil
+	default:
+	}
+	if held == nil {
+		return nil
+	}
+	held.once.Do(func() { close(held.arrived) })
+	select {
+	case <-g.open:
+	case <-ctx.Done():
+	}
+	if !held.stored {
+		return errors.New("the writer is dead")
+	}
+	return nil
+}
+
+// victim is a pod whose replica is killed.
+type victim struct {
+	*bench
+	by string
+	// reached returns when the bind is as far as it should be.
+	reached func()
+	// bound gets the errors that a client had until the pod was bound, nil for a
+	// kube-scheduler.
+	bound chan []error
+}
+
+// begin makes the pod and, where no scheduler does, binds it.
+func (v *victim) begin() {
+	v.pod(v.by, "data")
+	if v.by == byHand {
+		v.bound = make(chan []error, 1)
+		ctx, binding := v.t.Context(), v.binding("node-1")
+		go func() { v.bound <- v.insist(ctx, binding) }()
+	}
+}
+
+// end checks that the bind has come about.
+func (v *victim) end() []error {
+	var errs []error
+	if v.bound != nil {
+		errs = <-v.bound
+	}
+	pod := v.untilBound()
+	v.assertTopology(pod)
+	v.assertClaimBound("data", pod.Spec.NodeName)
+	taken, err := v.taken(v.t.Context())
+	require.NoError(v.t, err)
+	assert.Equal(v.t, 1, taken, "the claim should have one volume")
+	return errs
+}
+
+// victims makes a pod for each way to bind, write and stage. kube-scheduler as it
+// comes is not among them: it writes all by itself, and Prebind nothing.
+func victims(t *testing.T, w *world, g *gates) map[string]*victim {
+	t.Helper()
+	out := map[string]*victim{}
+	for how, by := range binders {
+		if !by.volumesByPrebind {
+			continue
+		}
+		for what, write := range writes {
+			for when, stage := range stages {
+				b := newBench(t, w, nil)
+				v := &victim{bench: b, by: by.scheduler}
+				class := write.class(b)
+				b.claim("data", class)
+				if stage.held {
+					arrived := g.add(class, stage.stored).arrived
+					v.reached = func() {
+						select {
+						case <-arrived:
+						case <-t.Context().Done():
+						}
+					}
+				} else {
+					v.reached = func() {
+						require.EventuallyWithT(t, func(c *assert.CollectT) {
+							written, err := write.written(t.Context(), b)
+							require.NoError(c, err)
+							assert.True(c, written)
+						}, patience, again/10, "%s should be written", what)
+					}
+				}
+				out[when+" of "+what+", "+how] = v
+			}
+		}
+	}
+	return out
+}
+
+// idlers are pods whose clients are between two calls when the replica is killed:
+// where another one is there, they never notice.
+func idlers(t *testing.T, w *world) map[string]*victim {
+	t.Helper()
+	out := map[string]*victim{}
+	for how, by := range binders {
+		if !by.volumesByPrebind {
+			continue
+		}
+		b := newBench(t, w, nil)
+		b.claim("data", b.dynamic("15s"))
+		out["between two calls, "+how] = &victim{bench: b, by: by.scheduler, reached: func() {
+			// The pauses are 1, 2 and 4 seconds: this is the begin of the third.
+			require.EventuallyWithT(t, func(c *assert.CollectT) {
+				assert.Len(c, b.decisions(), 3)
+			}, patience, again/10, "the client should have been told to wait")
+		}}
+	}
+	return out
+}
+
+// testKill kills the replica that does all of the work, and lets next bring
+// another one.
+func testKill(t *testing.T, w *world, working *install.Replica, next func(), nobodyNotices bool) {
+	g := &gates{of: map[string]*gate{}, open: make(chan struct{})}
+	pods := victims(t, w, g)
+	idle := map[string]*victim{}
+	if nobodyNotices {
+		idle = idlers(t, w)
+	}
+	newGateHook(t, w, g)
+
+	// Nobody but Prebind touches the claims and volumes meanwhile.
+	controllers := w.cluster.Process(cluster.ControllerManager)
+	require.NoError(t, controllers.Signal(syscall.SIGSTOP))
+	t.Cleanup(func() { _ = controllers.Signal(syscall.SIGCONT) })
+	for _, v := range pods {
+		v.begin()
+	}
+	for _, v := range pods {
+		v.reached()
+	}
+	for _, v := range idle {
+		v.begin()
+	}
+	for _, v := range idle {
+		v.reached()
+	}
+	close(g.open)
+	require.NoError(t, working.Kill())
+	next()
+	require.NoError(t, controllers.Signal(syscall.SIGCONT))
+
+	t.Run("the others", func(t *testing.T) {
+		for name, v := range pods {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				v.t = t
+				v.end()
+			})
+		}
+		for name, v := range idle {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				v.t = t
+				for _, err := range v.end() {
+					assert.NoError(t, err, "client-go's own repeats should suffice")
+				}
+				v.assertNeverFailed()
+			})
+		}
+	})
+}
+
+// testKills kills the replica that does the work twice.
+func testKills(t *testing.T, w *world) {
+	first := w.prebind.Replicas()[0]
+	second, err := w.start(t.Context())
+	require.NoError(t, err)
+	w.prebind.RouteTo(first)
+	t.Run("another one is there", func(t *testing.T) {
+		testKill(t, w, first, func() { w.prebind.RouteTo(first, second) }, true)
+	})
+	t.Run("it is started again", func(t *testing.T) {
+		testKill(t, w, second, func() {
+			require.NoError(t, second.Start())
+			require.NoError(t, second.WaitReady(t.Context()))
+		}, false)
+	})
+}
+
+// newGateHook registers the hook that holds Prebind's writes.
+func newGateHook(t *testing.T, w *world, g *gates) {
+	t.Helper()
+	rules := on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create, admissionregistrationv1.Update},
+		"persistentvolumeclaims", "persistentvolumes")
+	newHook(t, w, rules, g.judge, func() error {
+		_, err := w.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).Create(t.Context(), gen.Claim(canary),
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	})
+}
+
+// classOf is the class of the claim or the volume that is written.
+func classOf(r *admissionv1.AdmissionRequest) (string, error) {
+	var o struct {
+		Spec struct {
+			StorageClassName string `json:"storageClassName"`
+		} `json:"spec"`
+	}
+	err := json.Unmarshal(r.Object.Raw, &o)
+	return o.Spec.StorageClassName, err
+}

@@ -1,0 +1,21 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import "testing"
+
+// What is about one replica, and about its death, has an installation of its own.
+func TestOneReplica(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 1, "--hold=1s") // Short calls, so that there are more of them.
+	t.Run("undisturbed", func(t *testing.T) {
+		testAttemptAnnotation(t, w)
+	})
+	t.Run("refused afterwards", func(t *testing.T) {
+		testRefusedAfterwards(t, w)
+	})
+	t.Run("killed", func(t *testing.T) {
+		testKills(t, w)
+	})
+}

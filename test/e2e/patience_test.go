@@ -1,0 +1,144 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// timeoutKey is the annotation by which a pod asks for another budget.
+const timeoutKey = "binder.prebind.dev/timeout"
+
+// A scheduler that has little patience tries another node while the volume is
+// being made for the first: it hears which node that is, and that one works. Only
+// a client by hand does so: kube-scheduler has no such limit, and having chosen
+// again it would see by the claim that there is one node only.
+func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.claim("data", b.dynamic("15s"))
+	b.pod(byHand, "data")
+
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	post := b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("pods").Name("pod").SubResource("binding")
+	err := post.Body(b.binding("node-1")).MaxRetries(0).Do(ctx).Error()
+	assert.True(t, apierrors.IsTooManyRequests(err) || ctx.Err() != nil, "it should not be bound within 5 s: %v", err)
+
+	err = b.bindByHand(b.binding("node-2"))
+	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	for _, words := range []string{b.ns + "/data", "made for the node node-1", "bind the pod to node-1"} {
+		assert.ErrorContains(t, err, words)
+	}
+
+	require.NoError(t, b.bindByHand(b.binding("node-1")))
+	pod := b.untilBound()
+	assert.Equal(t, "node-1", pod.Spec.NodeName)
+	b.assertTopology(pod)
+	b.assertClaimBound("data", "node-1")
+}
+
+// A pod tells by its events what its bind waits for, and why it was refused, so
+// that nobody has to read the scheduler's log, which may have none.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	for name, by := range binders {
+		if !by.volumesByPrebind {
+			continue // It never waits in Prebind, and says itself what is wrong with volumes.
+		}
+		t.Run(name+", waiting", func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.claim("data", b.dynamic("12s"))
+			pod := b.bind(by.scheduler, "node-6", "data")
+			b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "a volume to be made", pod.Spec.NodeName)
+			b.assertFewEvents("WaitingForPreBind")
+			assert.False(t, says(b.events(), "BindRefused"), "nothing was refused: %q", b.events())
+		})
+		t.Run(name+", refused", func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.claim("data", b.class(cluster.ProvisionerName, gen.Parameter("fail", "reschedule"), gen.Parameter("failNodes", "node-6")))
+			b.allow("node-6")
+			b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
+			if by.scheduler == byHand {
+				assert.True(t, apierrors.IsForbidden(b.bindByHand(b.binding("node-6"))))
+			}
+			b.untilEvent("BindRefused", "PersistentVolumeClaim "+b.ns+"/data", "node-6", "asks for another node")
+		})
+	}
+}
+
+// A pod can ask for a budget of its own.
+func TestTimeoutAnnotation(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		reason string
+		value  string
+		// always says that it concerns pods with nothing to wait for as well, and so
+		// those whose volumes kube-scheduler has seen to.
+		always bool
+		is     func(error) bool
+		says   []string
+	}{
+		"a short time": {
+			reason: "the claim's volume is never there, and the pod would rather be elsewhere than wait",
+			value:  "2s",
+			is:     apierrors.IsForbidden,
+			says:   []string{"budget of 2s", "/data", "waiting for a volume to be made"},
+		},
+		"no time": {
+			reason: "the pod's author should see it, rather than wait for ten minutes",
+			value:  "soon",
+			always: true,
+			is:     apierrors.IsInvalid,
+			says:   []string{timeoutKey, "is no time"},
+		},
+		"a negative time": {
+			reason: "it cannot be meant",
+			value:  "-5s",
+			always: true,
+			is:     apierrors.IsInvalid,
+			says:   []string{timeoutKey, "is no time"},
+		},
+	}
+	for name, tc := range tests {
+		for how, by := range binders {
+			if !by.volumesByPrebind && !tc.always {
+				continue // kube-scheduler waits itself, and knows nothing of the annotation.
+			}
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, shared, nil)
+				options := []gen.PodOption{gen.Annotation(timeoutKey, tc.value)}
+				if by.volumesByPrebind {
+					b.claim("data", b.dynamic("10m"))
+					options = append(options, gen.UsesClaim("data"))
+				}
+				b.podWith(by.scheduler, options...)
+				if by.scheduler == byHand {
+					began := time.Now()
+					err := b.bindByHand(b.binding("node-1"))
+					assert.True(t, tc.is(err), "%s: %v", tc.reason, err)
+					assert.Less(t, time.Since(began), 30*time.Second, "far less than the operator's ten minutes")
+					for _, words := range tc.says {
+						assert.ErrorContains(t, err, words)
+					}
+				} else {
+					b.untilEvent(append(tc.says, "FailedScheduling")...)
+				}
+				b.untilEvent(append(tc.says, "BindRefused")...)
+			})
+		}
+	}
+}

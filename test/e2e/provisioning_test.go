@@ -1,0 +1,148 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// The provisioner cannot make the volume on the node and removes selected-node:
+// the pod goes to another node.
+func TestProvisionerAsksForAnotherNode(t *testing.T) {
+	t.Parallel()
+	const full, free = "node-1", "node-2"
+	for name, by := range binders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.claim("data", b.class(cluster.ProvisionerName, gen.Parameter("delay", "2s"),
+				gen.Parameter("fail", "reschedule"), gen.Parameter("failNodes", full)))
+			b.allow(full)
+			b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
+			if by.scheduler == byHand {
+				err := b.bindByHand(b.binding(full))
+				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				for _, words := range []string{b.ns + "/data", full, "asks for another node"} {
+					assert.ErrorContains(t, err, words)
+				}
+				require.NoError(t, b.bindByHand(b.binding(free)))
+			} else {
+				if by.volumesByPrebind {
+					b.untilEvent("FailedScheduling", b.ns+"/data", full, "asks for another node")
+				} else {
+					b.untilEvent("FailedScheduling")
+				}
+				b.allow(free)
+				b.forbid(full)
+			}
+			pod := b.untilBound()
+			assert.Equal(t, free, pod.Spec.NodeName)
+			b.assertTopology(pod)
+			b.assertClaimBound("data", free)
+		})
+	}
+}
+
+// A volume that takes far longer than a call may: the scheduler's client comes
+// back until it is there, and the scheduler never notices.
+func TestSlowProvisioning(t *testing.T) {
+	t.Parallel()
+	for name, by := range binders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.claim("data", b.dynamic("90s"))
+			pod := b.bind(by.scheduler, "node-3", "data")
+			b.assertClaimBound("data", pod.Spec.NodeName)
+			if by.volumesByPrebind {
+				assert.LessOrEqual(t, len(b.decisions()), 11, "client-go repeats a call ten times and no more")
+			}
+		})
+	}
+}
+
+// Nothing is left of a bind whose pod is deleted: a pod of the same name, with
+// the same claim, is bound as if the other had never been.
+func TestPodDeletedWhileWaiting(t *testing.T) {
+	t.Parallel()
+	for name, by := range binders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.claim("data", b.dynamic("30s"))
+			b.pod(by.scheduler, "data")
+			var first <-chan error
+			if by.scheduler == byHand {
+				first = b.beginBind("node-4")
+			}
+			node := b.untilSelected("data")
+			b.deletePod()
+			if by.scheduler == byHand {
+				err := b.end(first)
+				assert.True(t, apierrors.IsConflict(err) || apierrors.IsNotFound(err), "the pod is gone: %v", err)
+				b.assertUnbound("data", "the bind should end because of the pod, not when the volume is there")
+			}
+
+			b.pod(by.scheduler, "data")
+			if by.scheduler == byHand {
+				require.NoError(t, b.bindByHand(b.binding(node)))
+			}
+			pod := b.untilBound()
+			assert.Equal(t, node, pod.Spec.NodeName, "where the volume was being made already")
+			b.assertTopology(pod)
+			b.assertClaimBound("data", node)
+		})
+	}
+}
+
+// A volume in the making for a node that goes away is waited for no longer.
+func TestNodeDeletedWhileWaiting(t *testing.T) {
+	t.Parallel()
+	const other = "node-5"
+	for name, by := range binders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			doomed, toleration := b.ownNode("doomed")
+			b.claim("data", b.dynamic("12s"))
+			b.podWith(by.scheduler, gen.UsesClaim("data"), toleration, b.steered())
+			var first <-chan error
+			if by.scheduler == byHand {
+				first = b.beginBind(doomed)
+			}
+			require.Equal(t, doomed, b.untilSelected("data"))
+			require.NoError(t, b.client.CoreV1().Nodes().Delete(t.Context(), doomed, metav1.DeleteOptions{}))
+			switch {
+			case by.scheduler == byHand:
+				err := b.end(first)
+				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.ErrorContains(t, err, "Node "+doomed)
+				b.assertUnbound("data", "the bind should end because of the node, not when the provisioner sees it")
+				// Until the provisioner has seen it, the claim is the node's.
+				errs := b.insist(t.Context(), b.binding(other))
+				for _, err := range errs[:len(errs)-1] {
+					assert.ErrorContains(t, err, "bind the pod to "+doomed)
+				}
+			case by.volumesByPrebind:
+				b.untilEvent("FailedScheduling", "Node "+doomed)
+				b.allow(other)
+			default:
+				b.untilEvent("FailedScheduling")
+				b.allow(other)
+			}
+			pod := b.untilBound()
+			assert.Equal(t, other, pod.Spec.NodeName)
+			b.assertTopology(pod)
+			b.assertClaimBound("data", other)
+		})
+	}
+}

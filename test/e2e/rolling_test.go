@@ -1,0 +1,164 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	// interval makes a stream of 20 binds a second.
+	interval = 50 * time.Millisecond
+	// atLeast is twenty seconds of the stream.
+	atLeast = 400
+	// withClaims is how many of ten pods have a claim, whose bind waits: one for
+	// each of the two kube-schedulers, and one that is bound by hand.
+	withClaims = 3
+)
+
+// stream posts Bindings at a steady pace, each by a plain client and once: only
+// client-go's own repeats are allowed for.
+type stream struct {
+	*bench
+	class string
+
+	mu       sync.Mutex
+	posted   int
+	failures []string
+}
+
+// run posts until stop is closed and enough are posted, and returns when all have
+// an answer.
+func (s *stream) run(stop <-chan struct{}) {
+	var posts sync.WaitGroup
+	defer posts.Wait()
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-s.t.Context().Done():
+			return
+		case <-tick.C:
+		}
+		select {
+		case <-stop:
+			if n >= atLeast {
+				return
+			}
+		default:
+		}
+		posts.Go(func() { s.note(n, s.bindOne(n)) })
+	}
+}
+
+func (s *stream) note(n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.posted++
+	if err != nil {
+		s.failures = append(s.failures, fmt.Sprintf("bind %d: %v", n, err))
+	}
+}
+
+// bindOne makes the n-th pod and binds it. Some are for the kube-schedulers, which
+// do the same.
+func (s *stream) bindOne(n int) error {
+	name := fmt.Sprintf("pod-%d", n)
+	var options []gen.PodOption
+	if n%10 < withClaims {
+		if err := s.createClaim(name, s.class); err != nil {
+			return err
+		}
+		options = append(options, gen.UsesClaim(name))
+	}
+	pod, err := s.createPod(name, s.schedulerOf(n), append(options, s.steered())...)
+	if err != nil || pod.Spec.SchedulerName != byHand {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	return s.client.CoreV1().Pods(s.ns).Bind(ctx, gen.Binding(pod, fmt.Sprintf("node-%d", n%6+1)), metav1.CreateOptions{})
+}
+
+// schedulerOf gives two of the ten pods to kube-schedulers.
+func (*stream) schedulerOf(n int) string {
+	switch n % 10 {
+	case 0:
+		return cluster.NoPreBindScheduler
+	case 1:
+		return cluster.DefaultScheduler
+	default:
+		return byHand
+	}
+}
+
+// unbound are the pods without a node.
+func (s *stream) unbound(ctx context.Context) ([]string, error) {
+	list, err := s.client.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, pod := range list.Items {
+		names = append(names, pod.Name)
+	}
+	return names, nil
+}
+
+// Two replicas are replaced one after the other, as a rollout does, under a
+// steady stream of binds: nobody notices.
+func TestRollingRestart(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 2)
+	s := &stream{bench: newBench(t, w, nil)}
+	s.class = s.dynamic("3s")
+	// The kube-schedulers get a node with room for all that comes.
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Node("wide",
+		cluster.WithLabels(map[string]string{s.label(): "yes"}),
+		cluster.WithResources(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10k")}))))
+
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		s.run(stop)
+	}()
+	for _, r := range w.prebind.Replicas() {
+		began := time.Now()
+		require.NoError(t, r.Process.Stop())
+		t.Logf("%s has ended after %s", r.Name(), time.Since(began).Round(time.Millisecond))
+		require.NoError(t, r.Process.Start())
+		require.NoError(t, r.WaitReady(t.Context()))
+	}
+	close(stop)
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("not all binds have an answer")
+	}
+
+	assert.Empty(t, s.failures)
+	assert.GreaterOrEqual(t, s.posted, atLeast)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		left, err := s.unbound(t.Context())
+		require.NoError(c, err)
+		assert.Empty(c, left)
+	}, patience, again, "all pods should be bound")
+	assert.Empty(t, slices.DeleteFunc(s.allEvents(), func(e string) bool { return !strings.HasPrefix(e, "FailedScheduling") }))
+	t.Logf("%d binds, %d failures", s.posted, len(s.failures))
+}
