@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -70,6 +71,9 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	w.reads++
 	if w.err != nil {
 		return w.err
+	}
+	if invalid := content.IsPathSegmentName(key.Name); key.Name == "" || len(invalid) > 0 {
+		return fmt.Errorf("no client sends the name %q: %v", key.Name, invalid)
 	}
 	o, ok := w.objects[nameOf(into, key)]
 	if !ok {

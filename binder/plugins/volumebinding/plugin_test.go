@@ -110,6 +110,21 @@ func TestPreFlight(t *testing.T) {
 				"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume",
 			},
 		},
+		"ProvisionerIsNoDriver": {
+			reason: "its name is none that a driver can have", want: api.KindRefuse,
+			cached: []client.Object{theClaim(gen.OfClass("static")), static},
+			live:   []client.Object{theNode(), theClaim(gen.OfClass("static")), static},
+		},
+		"NoProvisioner": {
+			reason: "there is no driver without a name", want: api.KindRefuse,
+			cached: []client.Object{theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
+			live:   []client.Object{theNode(), theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
+		},
+		"ImpossibleClass": {
+			reason: "nobody checks the class of the old annotation", want: api.KindRefuse,
+			cached: []client.Object{theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
+			live:   []client.Object{theNode(), theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
+		},
 		"CapacityEnough": {
 			reason: "nothing is refused, so nobody is asked", noLiveReads: true,
 			cached:  []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -184,8 +185,13 @@ func (p *Plugin) readCSINode(ctx context.Context, node string, volumes []*corev1
 	return csiNode, nil
 }
 
-// get reads one object and says whether it exists.
+// get reads one object and says whether it exists. A name that no object can have
+// (the provisioner kubernetes.io/no-provisioner is no CSIDriver) names none; a
+// client would fail on it.
 func get(ctx context.Context, from Getter, kind, namespace, name string, into client.Object) (bool, error) {
+	if name == "" || len(content.IsPathSegmentName(name)) > 0 {
+		return false, nil
+	}
 	err := from.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into)
 	switch {
 	case apierrors.IsNotFound(err):

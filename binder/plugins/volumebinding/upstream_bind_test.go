@@ -165,11 +165,8 @@ func (tc bindPodCase) run(t *testing.T) {
 func TestUpstreamBindPodVolumes(t *testing.T) {
 	a := match{claim: unboundPVC, volume: pvNode1a}
 	aBound := match{claim: unboundPVC, volume: pvNode1aBound}
-	bothUnbound := bindPodCase{static: []match{a}, volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}}
 	after := func(u upstream, later func(w *world)) bindPodCase {
-		tc := bothUnbound
-		tc.upstream, tc.later = u, later
-		return tc
+		return bindPodCase{static: []match{a}, volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}, upstream: u, later: later}
 	}
 	overtime := upstream{want: api.KindInternal, says: context.DeadlineExceeded.Error()}
 	cases := map[string]bindPodCase{
