@@ -90,13 +90,17 @@ func (s *scene) bound(node, attempt string) {
 
 // podIs plays a change of the pod; nil is its deletion.
 func (s *scene) podIs(pod *corev1.Pod) {
-	s.cached.set(theNode)
-	s.live.set(theNode)
-	if pod != nil {
+	// The API server first, and each at one stroke: somebody may be reading.
+	switch {
+	case pod == nil:
+		s.live.set(theNode)
+		s.cached.set(theNode)
+	case pod.Spec.NodeName == "":
 		s.live.set(theNode, pod)
-		if pod.Spec.NodeName == "" {
-			s.cached.set(theNode, pod)
-		}
+		s.cached.set(theNode, pod)
+	default:
+		s.live.set(theNode, pod)
+		s.cached.set(theNode)
 	}
 	s.changes.Changed(notify.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
 }
@@ -173,8 +177,8 @@ func TestOutcome(t *testing.T) {
 				s.cached.set(theNode)
 				s.changes.Changed(notify.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
 				pass(3 * time.Minute)
-				s.live.fail(nil)
 				s.bound("node-a", attempt)
+				s.live.fail(nil)
 			},
 			want:   committed,
 			within: 4 * time.Minute,
