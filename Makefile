@@ -22,7 +22,7 @@ test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
 test-unit: kustomize ## Run the unit tests, with the race detector
-	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(cluster|e2e)(/|$$)')
+	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(bench|cluster|e2e)(/|$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 
 # One package at a time: each starts a control plane, and go test shows what one package does while it does it.
@@ -30,6 +30,14 @@ test-unit: kustomize ## Run the unit tests, with the race detector
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 20m -v ./test/cluster
 	go test -race -count=1 -timeout 30m -v ./test/e2e
+	go test -count=1 -timeout 10m -v ./test/bench
+
+# A batch is ten claims.
+BENCHTIME ?= 5x
+
+.PHONY: bench
+bench: control-plane ## Measure from claim bound to pod bound, beside kube-scheduler itself (BENCHTIME=20x for more claims)
+	go test -run '^$$' -bench . -benchtime=$(BENCHTIME) -timeout 30m -v ./test/bench
 
 # The tests would build these by themselves, but go test shows nothing meanwhile. The control plane takes minutes once, then
 # comes from the cache; where KUBEBUILDER_ASSETS is set it is taken from there.

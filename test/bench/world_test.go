@@ -1,0 +1,148 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// ways are those in which a pod waits for its volumes. The first is what the
+// others are compared with.
+var ways = []struct{ name, scheduler, who string }{
+	{"kube-scheduler", cluster.DefaultScheduler, "kube-scheduler's VolumeBinding"},
+	{"prebind", cluster.NoPreBindScheduler, "Prebind"},
+}
+
+// patience bounds the wait for a batch.
+const patience = 2 * time.Minute
+
+// delay is how long the volume of the n-th claim of a batch takes to make.
+// kube-scheduler looks once a second, and it is luck how soon it sees that a claim
+// is bound: over a batch it has all kinds of luck. With delays of whole seconds it
+// would never have any.
+func delay(n int) time.Duration { return time.Second + time.Duration(n)*time.Second/batch }
+
+// world is a control plane with Prebind, as it is shipped.
+type world struct {
+	client  kubernetes.Interface
+	classes []string
+}
+
+func newWorld(tb testing.TB) *world {
+	tb.Helper()
+	c := clustertest.Start(tb, cluster.Options{})
+	client, err := kubernetes.NewForConfig(c.Config())
+	require.NoError(tb, err)
+	require.NoError(tb, cluster.CreateNodes(tb.Context(), client, cluster.Nodes("node", 6)...))
+	binary, err := install.Build(tb.Context(), install.BuildOptions{Dir: c.Dir()})
+	require.NoError(tb, err)
+	prebind, err := install.New(tb.Context(), install.Options{Cluster: c, Binary: binary})
+	require.NoError(tb, err)
+	for range 2 {
+		replica, err := prebind.Start(tb.Context())
+		require.NoError(tb, err)
+		tb.Cleanup(func() {
+			if err := errors.Join(replica.Err(), replica.Kill()); err != nil {
+				tb.Error(err)
+			}
+		})
+	}
+	w := &world{client: client}
+	for i := range batch {
+		class := gen.StorageClass(fmt.Sprintf("slow-%d", i), cluster.ProvisionerName, gen.Parameter("delay", delay(i).String()))
+		_, err := client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})
+		require.NoError(tb, err)
+		w.classes = append(w.classes, class.Name)
+	}
+	return w
+}
+
+// measure makes n pods with a claim each for the scheduler, and returns for each
+// of them the time from the claim bound to the pod bound.
+func (w *world) measure(ctx context.Context, scheduler string, n int) ([]time.Duration, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the pods of %s are not bound after %s", scheduler, patience))
+	defer cancel()
+	ns, err := w.client.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	claims, err := w.client.CoreV1().PersistentVolumeClaims(ns.Name).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	defer claims.Stop()
+	pods, err := w.client.CoreV1().Pods(ns.Name).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	defer pods.Stop()
+	for i := range n {
+		if err := w.create(ctx, ns.Name, fmt.Sprintf("pod-%d", i), scheduler, w.classes[i%len(w.classes)]); err != nil {
+			return nil, err
+		}
+	}
+	return follow(ctx, n, claims.ResultChan(), pods.ResultChan())
+}
+
+func (w *world) create(ctx context.Context, namespace, name, scheduler, class string) error {
+	claim := gen.Claim(name, gen.InNamespace(namespace), gen.OfClass(class))
+	if _, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	pod := gen.Pod(name, gen.InNamespace(namespace), gen.Scheduler(scheduler), gen.UsesClaim(name))
+	_, err := w.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+	return err
+}
+
+// follow notes when each claim and the pod of its name are seen bound, and
+// returns when n of both are.
+func follow(ctx context.Context, n int, claims, pods <-chan watch.Event) ([]time.Duration, error) {
+	claimBound, podBound := map[string]time.Time{}, map[string]time.Time{}
+	note := func(seen map[string]time.Time, name string, bound bool) {
+		if _, known := seen[name]; bound && !known {
+			seen[name] = time.Now()
+		}
+	}
+	for len(claimBound) < n || len(podBound) < n {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case event, ok := <-claims:
+			claim, right := event.Object.(*corev1.PersistentVolumeClaim)
+			if !ok || !right {
+				return nil, fmt.Errorf("the watch of claims has ended: %v", event.Object)
+			}
+			_, bound := claim.Annotations[volume.AnnBindCompleted]
+			note(claimBound, claim.Name, bound && claim.Spec.VolumeName != "")
+		case event, ok := <-pods:
+			pod, right := event.Object.(*corev1.Pod)
+			if !ok || !right {
+				return nil, fmt.Errorf("the watch of pods has ended: %v", event.Object)
+			}
+			note(podBound, pod.Name, pod.Spec.NodeName != "")
+		}
+	}
+	var took []time.Duration
+	for name, at := range podBound {
+		took = append(took, at.Sub(claimBound[name]))
+	}
+	return took, nil
+}
