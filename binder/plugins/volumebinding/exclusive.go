@@ -91,19 +91,44 @@ func checkUser(other, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) e
 // claims for the pod, so that none of the binds under way in this replica can get
 // in between, and then checks that no other pod uses them.
 func (p *Plugin) reserveExclusive(ctx context.Context, bc *api.BindContext, claims []*corev1.PersistentVolumeClaim) error {
-	by := holder{pod: bc.Pod.UID, node: bc.Node.Name}
+	err := p.reserveAll(ctx, bc, claims)
+	if err == nil {
+		err = p.checkExclusive(ctx, bc.Pod, claims)
+	}
+	if err != nil {
+		p.reservations.release(holderOf(bc))
+	}
+	return err
+}
+
+func (p *Plugin) reserveAll(ctx context.Context, bc *api.BindContext, claims []*corev1.PersistentVolumeClaim) error {
 	for _, claim := range claims {
-		if !p.reservations.reserve(claim.UID, by) {
-			p.reservations.release(by)
-			return api.Wait(object(claim), "another pod that uses the claim is being bound, and only one pod may at a time (ReadWriteOncePod)").
+		held, ok := p.reservations.reserve(claim.UID, holderOf(bc))
+		if ok {
+			continue
+		}
+		undecided, err := p.undecided(ctx, bc.Pod.Namespace, held)
+		if err != nil {
+			return err
+		}
+		if !undecided {
+			p.reservations.release(held)
+			_, ok = p.reservations.reserve(claim.UID, holderOf(bc))
+		}
+		if !ok {
+			return api.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", held.name).
 				Advise("repeat the Binding; it is refused if the other pod has got the claim")
 		}
 	}
-	err := p.checkExclusive(ctx, bc.Pod, claims)
-	if err != nil {
-		p.reservations.release(by)
-	}
-	return err
+	return nil
+}
+
+// undecided says whether the holder's bind may still come about. When it has, the
+// list of pods says so.
+func (p *Plugin) undecided(ctx context.Context, namespace string, held holder) (bool, error) {
+	pod := &corev1.Pod{}
+	found, err := p.readLive(ctx, "Pod", namespace, held.name, pod)
+	return found && pod.UID == held.pod && pod.DeletionTimestamp == nil && pod.Spec.NodeName == "", err
 }
 
 // reservations are the claims of pods that are being bound. It is safe for
@@ -118,7 +143,12 @@ type reservations struct {
 // holder is a bind. A pod's later bind to another node takes over.
 type holder struct {
 	pod  types.UID
+	name string
 	node string
+}
+
+func holderOf(bc *api.BindContext) holder {
+	return holder{pod: bc.Pod.UID, name: bc.Pod.Name, node: bc.Node.Name}
 }
 
 // reservation is by a bind until a time.
@@ -131,8 +161,9 @@ func newReservations(c clock.PassiveClock) *reservations {
 	return &reservations{clock: c, byClaim: map[types.UID]reservation{}}
 }
 
-// reserve says whether the claim is the holder's from now on, for reservedFor.
-func (r *reservations) reserve(claim types.UID, by holder) bool {
+// reserve says whether the claim is the holder's from now on, for reservedFor, and
+// if not, whose it is.
+func (r *reservations) reserve(claim types.UID, by holder) (holder, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock.Now()
@@ -142,10 +173,10 @@ func (r *reservations) reserve(claim types.UID, by holder) bool {
 		}
 	}
 	if held, ok := r.byClaim[claim]; ok && held.by.pod != by.pod {
-		return false
+		return held.by, false
 	}
 	r.byClaim[claim] = reservation{by: by, until: now.Add(reservedFor)}
-	return true
+	return by, true
 }
 
 // release ends all reservations of the holder.

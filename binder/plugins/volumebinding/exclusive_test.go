@@ -126,8 +126,13 @@ func TestExclusiveRace(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	p, err := New(Options{Cached: w, Live: w, Writer: w, Changes: w.hub, Clock: clock})
 	require.NoError(t, err)
+	pod := func(name string, options ...gen.PodOption) *corev1.Pod {
+		return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
+	}
+	w.put(pod("first"))
+	w.put(pod("second"))
 	bind := func(name string) error {
-		_, err := p.PreFlight(t.Context(), contextFor(thePod(gen.UID(types.UID(name)))))
+		_, err := p.PreFlight(t.Context(), contextFor(pod(name)))
 		return err
 	}
 
@@ -135,7 +140,7 @@ func TestExclusiveRace(t *testing.T) {
 	assert.True(t, api.IsKind(bind("second"), api.KindWait), "the first may be bound at any moment")
 	require.NoError(t, bind("first"), "a repeated call has the claim already")
 
-	dry := contextFor(thePod(gen.UID("dry")))
+	dry := contextFor(pod("dry"))
 	dry.DryRun = true
 	_, err = p.PreFlight(t.Context(), dry)
 	require.NoError(t, err, "a dry run reserves nothing, and looks at pods only")
@@ -146,13 +151,24 @@ func TestExclusiveRace(t *testing.T) {
 	require.NoError(t, bind("second"), "the bind of the first came to nothing, or a list would show it")
 	assert.True(t, api.IsKind(bind("first"), api.KindWait), "now it is the other way round")
 
-	elsewhere := contextFor(thePod(gen.UID("second")))
+	elsewhere := contextFor(pod("second"))
 	elsewhere.Node = gen.Node("node-b")
 	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
 	assert.True(t, api.IsKind(bind("first"), api.KindWait), "what an earlier bind of the pod undoes is not this one's")
-	require.NoError(t, p.PreBindRollBack(t.Context(), contextFor(thePod(gen.UID("second")))))
+	require.NoError(t, p.PreBindRollBack(t.Context(), contextFor(pod("second"))))
 	require.NoError(t, bind("first"), "a bind that is rolled back needs no claim")
 	assert.Len(t, p.reservations.byClaim, 1, "nothing is kept longer than needed")
+
+	w.put(pod("first", gen.BoundTo("node-a")))
+	assert.True(t, api.IsKind(bind("second"), api.KindRefuse), "the first has it, which is known at once")
+	w.remove(pod("first"))
+	require.NoError(t, bind("second"), "and when it is gone, that is known at once as well")
+	w.put(pod("second", gen.Terminating()))
+	w.put(pod("first"))
+	require.NoError(t, bind("first"), "a pod that is being deleted is not bound any more")
+	w.put(pod("first", gen.UID("first-2")))
+	w.put(pod("second"))
+	require.NoError(t, bind("second"), "a pod of the same name is another one")
 }
 
 // TestExclusiveFailure: a pod that was refused holds nothing.
@@ -166,7 +182,9 @@ func TestExclusiveFailure(t *testing.T) {
 	assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
 	assert.Empty(t, p.reservations.byClaim)
 
-	require.True(t, p.reservations.reserve(logs.UID, holder{pod: "b"}))
+	w.put(gen.Pod("b", gen.UID("b")))
+	_, ok := p.reservations.reserve(logs.UID, holder{pod: "b", name: "b"})
+	require.True(t, ok)
 	_, err = p.PreFlight(t.Context(), contextFor(twoClaims))
 	assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
 	assert.Len(t, p.reservations.byClaim, 1, "all or none")

@@ -143,6 +143,6 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 // PreBindRollBack leaves claims and volumes as they are; see the package's
 // comment. Another pod may have the ReadWriteOncePod claims now.
 func (p *Plugin) PreBindRollBack(_ context.Context, bc *api.BindContext) error {
-	p.reservations.release(holder{pod: bc.Pod.UID, node: bc.Node.Name})
+	p.reservations.release(holderOf(bc))
 	return nil
 }
