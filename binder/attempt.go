@@ -49,8 +49,10 @@ type attempt struct {
 	// id marks what plugins write.
 	id      string
 	started time.Time
-	cancel  context.CancelCauseFunc
-	// idle ends an attempt that no call has asked for in a while.
+	budget  time.Duration
+	// cancel ends the attempt with the process; what ends a round is in the round.
+	cancel context.CancelCauseFunc
+	// idle gives up a round that no call has asked for in a while.
 	idle clock.Timer
 	// over is closed when the attempt is forgotten.
 	over chan struct{}
@@ -62,11 +64,15 @@ type attempt struct {
 
 	// The rest is guarded by attempts.mu.
 
-	phase     phase
-	round     *round
-	calls     int
-	allowedAt time.Time
-	undone    bool
+	phase phase
+	round *round
+	// told says that a call was told to go ahead: a bind may be on its way.
+	told bool
+	// since is when that was last, or when the attempt was prepared.
+	since time.Time
+	// failedAt and undone belong to the phase failed.
+	failedAt time.Time
+	undone   bool
 	// ran are the plugins whose PreBind was started, each once, in order, with the
 	// context of its last PreBind.
 	ran []ran
@@ -76,6 +82,10 @@ type attempt struct {
 type round struct {
 	bc      *api.BindContext
 	plugins []api.PreBinder
+	// ctx ends when the round is given up; see attempts.giveUp.
+	ctx     context.Context //nolint:containedctx // A round is an operation under way, and this is how it is ended.
+	cancel  context.CancelCauseFunc
+	givenUp bool // Guarded by attempts.mu.
 	// done is closed when the pass is over; err may be read then.
 	done chan struct{}
 	err  *api.Error
@@ -89,6 +99,16 @@ type ran struct {
 
 func newRound(bc *api.BindContext, plugins []api.PreBinder) *round {
 	return &round{bc: bc, plugins: plugins, done: make(chan struct{})}
+}
+
+// close ends the round, once.
+func (r *round) close(err *api.Error) {
+	select {
+	case <-r.done:
+	default:
+		r.err = err
+		close(r.done)
+	}
 }
 
 func podOf(r *round) types.NamespacedName {
@@ -108,10 +128,10 @@ func (a *attempt) waiting(r *round, now time.Time) *api.Error {
 }
 
 // tooLong is the error of an attempt that has spent its budget.
-func (a *attempt) tooLong(r *round, budget time.Duration) *api.Error {
+func (a *attempt) tooLong(r *round) *api.Error {
 	w := r.bc.WaitingFor()
 	message := "the bind took longer than its budget of %s"
-	args := []any{budget}
+	args := []any{a.budget}
 	if w.For != "" {
 		message, args = message+", waiting for %s", append(args, w.For)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/api"
@@ -24,16 +25,9 @@ const (
 	keepFailure = time.Minute
 	// abandonAfter is how long an attempt goes on without any call.
 	abandonAfter = time.Minute
-	// maxRetryAfter and maxBacklog keep the ten repeats of client-go to a few
-	// minutes.
-	maxRetryAfter = 15 * time.Second
-	maxBacklog    = 15 * time.Second
-	// backlogUnit is how many attempts under way make a client wait for another
-	// second.
-	backlogUnit = 50
 )
 
-// Why an attempt is ended before its time.
+// Why a round is given up, or an attempt ended, before its time.
 var (
 	// errBudgetSpent: it took longer than its budget.
 	errBudgetSpent = errors.New("the time for this bind is over")
@@ -64,78 +58,97 @@ type attempts struct {
 }
 
 // join returns the attempt for the key with its present round and phase, or nil
-// when there is none. Each join counts as a call.
+// when there is none.
 func (s *attempts) join(key attemptKey) (*attempt, *round, phase) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.byKey[key]
-	if a == nil {
+	switch {
+	case a == nil:
 		return nil, nil, over
+	case a.phase == preparing && a.round.givenUp:
+		// Its end is none of this call's business.
+		return a, a.round, undoing
+	case a.phase == preparing:
+		a.idle.Reset(abandonAfter)
+	case a.phase == failed && s.clock.Since(a.failedAt) > keepFailure:
+		return a, a.round, undoing
 	}
-	s.called(a)
 	return a, a.round, a.phase
 }
 
-// called must be called with mu held.
-func (s *attempts) called(a *attempt) {
-	a.calls++
-	if a.phase == preparing {
-		a.idle.Reset(abandonAfter)
-	}
-}
-
-// start begins an attempt, unless another call has begun one meanwhile: then it
-// returns false. The attempt keeps the values of the call's context, but does not
-// end with it. Attempts to bind the same pod to other nodes that are not allowed
-// yet are ended: the scheduler has changed its mind.
-func (s *attempts) start(ctx context.Context, key attemptKey, r *round, budget time.Duration) (*attempt, bool) {
+// start begins an attempt, unless another call has begun one meanwhile, or the
+// process ends: then it returns nil. The attempt keeps the values of the call's
+// context, but does not end with it. Rounds for the same pod on other nodes that
+// are not allowed yet are given up: the scheduler has changed its mind.
+func (s *attempts) start(ctx context.Context, key attemptKey, r *round, budget time.Duration) *attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byKey[key] != nil {
-		return nil, false
+	if s.byKey[key] != nil || s.stopped {
+		return nil
 	}
 	for other, a := range s.byKey {
-		if other.pod == key.pod && a.phase == preparing {
-			a.cancel(errSuperseded)
+		if other.pod == key.pod {
+			s.giveUp(a, a.round, errSuperseded)
 		}
 	}
 	a := &attempt{
-		key: key, id: r.bc.Attempt, started: s.clock.Now(), round: r, calls: 1,
+		key: key, id: r.bc.Attempt, started: s.clock.Now(), budget: budget,
 		over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
 	ctx, a.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	if s.stopped {
-		a.cancel(errStopped)
-	}
-	a.idle = s.clock.AfterFunc(abandonAfter, func() { a.cancel(errAbandoned) })
 	s.byKey[key] = a
-	s.running.Go(func() { s.run(ctx, a, budget) })
-	return a, true
+	s.begin(ctx, a, r)
+	s.running.Go(func() { s.run(ctx, a) })
+	return a
+}
+
+// begin makes r the attempt's round. It must be called with mu held.
+func (s *attempts) begin(ctx context.Context, a *attempt, r *round) {
+	a.phase, a.round = preparing, r
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	if a.idle != nil {
+		a.idle.Stop()
+	}
+	a.idle = s.clock.AfterFunc(abandonAfter, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.giveUp(a, r, errAbandoned)
+	})
+}
+
+// giveUp ends the round, if it is still being prepared. It must be called with mu
+// held.
+func (s *attempts) giveUp(a *attempt, r *round, cause error) {
+	if a.round != r || a.phase != preparing || r.givenUp {
+		return
+	}
+	r.givenUp = true
+	r.cancel(cause)
 }
 
 // again begins another round of a prepared attempt. It returns false when the
 // attempt is not prepared any more.
-func (s *attempts) again(a *attempt, r *round) bool {
+func (s *attempts) again(ctx context.Context, a *attempt, r *round) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.phase != prepared {
+	if a.phase != prepared || s.stopped {
 		return false
 	}
-	a.phase, a.round = preparing, r
-	a.idle.Reset(abandonAfter)
+	s.begin(context.WithoutCancel(ctx), a, r)
 	s.wake(a)
 	return true
 }
 
-// allowed notes that a call was told that the bind may go ahead. It returns
-// false when the attempt is not prepared any more: then it may not.
+// allowed notes that a call is told that the bind may go ahead. It returns false
+// when the attempt is not prepared any more: then it may not.
 func (s *attempts) allowed(a *attempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a.phase != prepared {
 		return false
 	}
-	a.allowedAt = s.clock.Now()
+	a.told, a.since = true, s.clock.Now()
 	s.wake(a)
 	return true
 }
@@ -147,9 +160,9 @@ func (s *attempts) wake(a *attempt) {
 	}
 }
 
-// told notes that a call was told the attempt's error: the next one may begin
-// anew.
-func (s *attempts) told(a *attempt) {
+// toldError notes that a call was told the attempt's error: the next one may
+// begin anew.
+func (s *attempts) toldError(a *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a.phase != failed {
@@ -168,19 +181,29 @@ func (s *attempts) forget(a *attempt) {
 	}
 	a.phase = over
 	a.idle.Stop()
+	a.round.cancel(nil)
 	a.cancel(nil)
 	delete(s.byKey, a.key)
 	close(a.over)
 }
 
-// retryAfter grows with every call, so that the repeats of a client, which are
-// limited in number, reach far; and with the backlog, so that many clients
-// together do not come too often.
-func (s *attempts) retryAfter(a *attempt) time.Duration {
+// working says whether this attempt is under way in this replica.
+func (s *attempts) working(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	backlog := time.Duration(len(s.byKey)/backlogUnit) * time.Second
-	return min(time.Second<<min(a.calls-1, 10), maxRetryAfter) + min(backlog, maxBacklog)
+	for _, a := range s.byKey {
+		if a.id == id {
+			return true
+		}
+	}
+	return false
+}
+
+// backlog is how many attempts are under way.
+func (s *attempts) backlog() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byKey)
 }
 
 // settle waits until every bind that was allowed has come to its outcome, or the
@@ -204,12 +227,13 @@ func (s *attempts) settle(ctx context.Context) {
 }
 
 // stop ends all attempts where they are, keeps new ones from beginning, and waits
-// for them until the context ends.
+// for them until the context ends. It may be called again.
 func (s *attempts) stop(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopped = true
 	for _, a := range s.byKey {
 		a.cancel(errStopped)
+		a.round.cancel(errStopped)
 	}
 	s.mu.Unlock()
 	gone := make(chan struct{})
@@ -236,4 +260,22 @@ func (s *attempts) enter(a *attempt, bc *api.BindContext, p api.PreBinder) {
 		return
 	}
 	a.ran = append(a.ran, ran{plugin: p, bc: bc})
+}
+
+// spend gives a round up when the attempt's budget is over. The budget is for all
+// rounds together that come before a call is told to go ahead.
+func (s *attempts) spend(ctx context.Context, a *attempt, r *round) (stop func() bool) {
+	left := a.budget
+	s.mu.Lock()
+	if !a.told {
+		left -= s.clock.Since(a.started)
+	}
+	s.mu.Unlock()
+	timer := s.clock.AfterFunc(max(left, 0), func() {
+		klog.FromContext(ctx).Info("An attempt has spent its budget", "attempt", a.id, "plugin", a.pluginName(), "budget", a.budget)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.giveUp(a, r, errBudgetSpent)
+	})
+	return timer.Stop
 }

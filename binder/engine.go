@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -98,7 +100,9 @@ func (o Options) validate() error {
 type Engine struct {
 	o        Options
 	attempts *attempts
-	holds    chan struct{}
+	// waits counts, by attemptKey, the calls that had to wait.
+	waits *utilcache.LRUExpireCache
+	holds chan struct{}
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -116,6 +120,7 @@ func New(o Options) (*Engine, error) {
 			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events,
 			attemptKey: attemptAnnotation(o.Domain), byKey: map[attemptKey]*attempt{},
 		},
+		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		holds:    make(chan struct{}, o.MaxHolds),
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
@@ -144,14 +149,16 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 		return Decision{PassThrough: true}
 	}
 	pod, err := e.pod(ctx, r)
-	switch {
-	case err != nil:
-		return denied(err)
-	case pod == nil:
+	if pod == nil && err == nil {
 		return Decision{PassThrough: true}
 	}
-	d := e.bind(ctx, r, pod)
-	if !r.DryRun {
+	var d Decision
+	if err != nil {
+		d = e.later(attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}, d, err)
+	} else {
+		d = e.bind(ctx, r, pod)
+	}
+	if pod != nil && !r.DryRun {
 		e.tell(pod, d)
 	}
 	return d
@@ -169,9 +176,10 @@ func (e *Engine) bind(ctx context.Context, r Request, pod *corev1.Pod) Decision 
 	if err != nil {
 		return denied(err)
 	}
+	key := attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
 	node, err := e.node(ctx, r.Binding.Target.Name)
 	if err != nil {
-		return denied(err)
+		return e.later(key, Decision{}, err)
 	}
 
 	added := e.o.Mutators.Mutate(mutators.Input{Pod: pod, Node: node, Binding: r.Binding})
@@ -182,21 +190,35 @@ func (e *Engine) bind(ctx context.Context, r Request, pod *corev1.Pod) Decision 
 	for _, f := range added.Failures {
 		klog.FromContext(ctx).Error(f.Err, "A mutator failed, its annotations are left out", "mutator", f.Mutator, "stack", f.Stack)
 	}
-	if err := guardMerged(pod, r.Binding, added.Annotations); err != nil {
+	if err := guardMerged(pod, r.Binding, e.withAttempt(added.Annotations)); err != nil {
 		return d.deny(err)
 	}
-	bc := &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, Attempt: e.newAttemptID(), DryRun: r.DryRun}
-	if r.DryRun {
-		return e.rehearse(ctx, bc, d)
+	contextFor := func(attempt string) *api.BindContext {
+		return &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, Attempt: attempt, DryRun: r.DryRun}
 	}
-	return e.prepare(ctx, bc, d, budget)
+	if r.DryRun {
+		return e.rehearse(ctx, contextFor(e.newAttemptID()), d)
+	}
+	return e.prepare(ctx, key, contextFor, d, budget)
+}
+
+// withAttempt is what the Binding may get at most: an attempt adds its own
+// annotation, and all of them are of one length.
+func (e *Engine) withAttempt(added map[string]string) map[string]string {
+	if len(e.o.Plugins) == 0 {
+		return added
+	}
+	all := maps.Clone(added)
+	all[attemptAnnotation(e.o.Domain)] = e.newAttemptID()
+	return all
 }
 
 // idle says that nothing is switched on, so that Bindings pass unchanged.
 func (e *Engine) idle() bool { return e.o.Mutators.Len() == 0 && len(e.o.Plugins) == 0 }
 
 // pod returns the pod to be bound. It returns nil when it is gone or bound: the
-// API server then gives its own answer.
+// API server then gives its own answer. The pod comes with the error that is about
+// it.
 func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
 	pod := &corev1.Pod{}
 	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil && pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {

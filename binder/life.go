@@ -6,7 +6,6 @@ package binder
 import (
 	"context"
 	"errors"
-	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,33 +13,38 @@ import (
 )
 
 // run is the life of an attempt.
-func (s *attempts) run(ctx context.Context, a *attempt, budget time.Duration) {
+func (s *attempts) run(ctx context.Context, a *attempt) {
 	for {
 		r := s.present(a)
-		err := s.prepare(ctx, a, r, budget)
+		err := s.prepare(ctx, a, r)
 		switch {
 		case errors.Is(context.Cause(ctx), errStopped):
-			s.end(a, r, stoppedAt(r))
+			s.end(a, stoppedAt(r))
 			return
 		case err != nil:
 			s.fail(ctx, a, r, err)
 			return
 		}
 		s.prepared(a, r)
-		switch s.follow(ctx, a) {
-		case outcomeAgain:
+		o := s.follow(ctx, a)
+		if o == outcomeAgain {
 			continue
-		case outcomeBound:
-			s.commit(ctx, a)
-			s.end(a, r, nil)
-		case outcomeBoundByOther, outcomeLeft:
-			s.end(a, r, nil)
-		default:
-			s.mark(a, undoing)
-			s.undo(ctx, a)
-			s.end(a, r, nil)
 		}
+		s.conclude(ctx, a, o)
+		s.end(a, nil)
 		return
+	}
+}
+
+// conclude does what the outcome asks for.
+func (s *attempts) conclude(ctx context.Context, a *attempt, o outcome) {
+	switch o {
+	case outcomeBound, outcomeBoundByOther:
+		// Whichever attempt bound it: what was written is in use.
+		s.commit(ctx, a)
+	case outcomeNotBound:
+		s.undo(ctx, a)
+	case outcomeLeft, outcomePending, outcomeAgain:
 	}
 }
 
@@ -50,18 +54,19 @@ func (s *attempts) present(a *attempt) *round {
 	return a.round
 }
 
-// prepare runs one round within the budget.
-func (s *attempts) prepare(ctx context.Context, a *attempt, r *round, budget time.Duration) *api.Error {
-	timer := s.clock.AfterFunc(budget, func() { a.cancel(errBudgetSpent) })
-	defer timer.Stop()
-	err := preBind(ctx, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
+// prepare runs one round within the budget. A round that succeeds has succeeded,
+// even if it was given up meanwhile: it is followed like every other.
+func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) *api.Error {
+	stop := s.spend(ctx, a, r)
+	defer stop()
+	err := preBind(r.ctx, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
 	if err == nil || !ended(err) {
 		return err
 	}
 	about := api.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
-	switch cause := context.Cause(ctx); {
+	switch cause := context.Cause(r.ctx); {
 	case errors.Is(cause, errBudgetSpent):
-		err = a.tooLong(r, budget)
+		err = a.tooLong(r)
 	case errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned):
 		err = api.Stale(about, "the bind to %s was given up: %v", a.key.node, cause).Because(cause)
 	}
@@ -92,56 +97,51 @@ func (s *attempts) prepared(a *attempt, r *round) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.idle.Stop()
-	a.phase, a.allowedAt = prepared, s.clock.Now()
-	close(r.done)
+	a.phase, a.since = prepared, s.clock.Now()
+	r.close(nil)
 }
 
-// fail tells the calls that wait, and undoes what was done. An error that nobody
-// was told is kept for a client that is between two calls.
+// fail tells the calls that wait, and undoes what was done: at once, or, when an
+// earlier round has let a call go ahead, once it is known that no bind came of it.
+// An error that nobody was told is kept for a client that is between two calls.
 func (s *attempts) fail(ctx context.Context, a *attempt, r *round, err *api.Error) {
 	s.mu.Lock()
 	a.idle.Stop()
-	a.phase, r.err = failed, err
-	if errors.Is(err, errAbandoned) || errors.Is(err, errSuperseded) {
-		// Nobody will come to be told.
+	told := a.told
+	a.phase, a.failedAt = failed, s.clock.Now()
+	if told || r.givenUp && !errors.Is(err, errBudgetSpent) || err.Kind == api.KindWait {
+		// Nobody will come to be told, or a call had better begin anew.
 		a.phase = undoing
 	}
-	close(r.done)
+	r.close(err)
 	s.mu.Unlock()
 
-	s.undo(ctx, a)
+	if told {
+		s.conclude(ctx, a, s.follow(ctx, a))
+	} else {
+		s.undo(ctx, a)
+	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.undone = true
-	if a.phase == undoing {
+	if a.phase == undoing || s.clock.Since(a.failedAt) > keepFailure {
 		s.forget(a)
 		return
 	}
-	s.clock.AfterFunc(keepFailure, func() {
+	s.clock.AfterFunc(keepFailure-s.clock.Since(a.failedAt), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.forget(a)
 	})
 }
 
-// end forgets the attempt; calls that still wait for the round get the error.
-func (s *attempts) end(a *attempt, r *round, err *api.Error) {
+// end forgets the attempt; calls that still wait for a round get the error.
+func (s *attempts) end(a *attempt, err *api.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case <-r.done:
-	default:
-		r.err = err
-		close(r.done)
-	}
+	a.round.close(err)
 	s.forget(a)
-}
-
-func (s *attempts) mark(a *attempt, p phase) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.phase = p
 }
 
 // commit tells the plugins that the bind has come about.

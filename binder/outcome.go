@@ -19,8 +19,10 @@ const (
 	// bindTakes is longer than the API server's own limit for a request, 34 s: a
 	// pod that is pending by then was not bound by the call that was allowed.
 	bindTakes = 40 * time.Second
-	// readAgain is the pause after a read of the API server that failed.
+	// readAgain is the pause after a read of the API server that failed, and
+	// readTakes what a read may take.
 	readAgain = 2 * time.Second
+	readTakes = 10 * time.Second
 )
 
 // outcome is what became of a bind that was allowed.
@@ -44,10 +46,11 @@ const (
 
 // bindOf is what an attempt knows of its bind.
 type bindOf struct {
-	pod       types.UID
-	node      string
-	attempt   string
-	allowedAt time.Time
+	pod     types.UID
+	node    string
+	attempt string
+	// since is when a call was last told to go ahead.
+	since time.Time
 }
 
 // judge decides on the outcome by the live pod, which is nil when it is gone. It
@@ -62,16 +65,17 @@ func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome
 		return outcomeBoundByOther
 	case live.Spec.NodeName != "" || live.DeletionTimestamp != nil:
 		return outcomeNotBound
-	case now.Sub(b.allowedAt) > bindTakes:
+	case now.Sub(b.since) > bindTakes:
 		return outcomeNotBound
 	default:
 		return outcomePending
 	}
 }
 
-// follow watches a bind that was allowed until its outcome is known. It reads
-// the API server when the pod has left the cache of pending pods, and before it
-// gives up.
+// follow watches a bind that may be on its way until its outcome is known. It
+// reads the API server when the pod has left the cache of pending pods, and before
+// it gives up. When it returns the attempt takes no calls any more, unless there is
+// another round to run.
 func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 	pod := podOf(s.present(a))
 	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name})
@@ -82,18 +86,22 @@ func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 			return outcomeAgain
 		}
 		now := s.clock.Now()
-		pause := bind.allowedAt.Add(bindTakes).Sub(now) + time.Millisecond
+		pause := bind.since.Add(bindTakes).Sub(now) + time.Millisecond
 		if pause <= 0 || !s.stillPending(ctx, pod, bind.pod) {
 			live, err := s.read(ctx, pod)
 			if err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot see yet what became of a bind", "attempt", a.id, "reason", err.Error())
 				pause = readAgain
 			} else if o := judge(bind, live, s.attemptKey, now); o != outcomePending {
+				if !s.close(a, bind) {
+					// A call was told to go ahead while the API server was asked.
+					continue
+				}
 				klog.FromContext(ctx).V(2).Info("A bind came to its outcome", "attempt", a.id, "outcome", o)
 				return o
 			}
 		}
-		timer := s.clock.NewTimer(pause)
+		timer := s.clock.NewTimer(max(pause, time.Millisecond))
 		select {
 		case <-changed.C():
 		case <-a.poke:
@@ -110,7 +118,18 @@ func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 func (s *attempts) bindOf(a *attempt) (bindOf, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return bindOf{pod: a.key.pod, node: a.key.node, attempt: a.id, allowedAt: a.allowedAt}, a.phase == preparing
+	return bindOf{pod: a.key.pod, node: a.key.node, attempt: a.id, since: a.since}, a.phase == preparing
+}
+
+// close takes no calls any more, unless one has come since the bind was looked at.
+func (s *attempts) close(a *attempt, bind bindOf) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.phase == preparing || !a.since.Equal(bind.since) {
+		return false
+	}
+	a.phase = undoing
+	return true
 }
 
 // stillPending says whether the cache holds the pod as one that can be bound.
@@ -122,6 +141,8 @@ func (s *attempts) stillPending(ctx context.Context, name types.NamespacedName, 
 
 // read returns the live pod, or nil when there is none.
 func (s *attempts) read(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTakes)
+	defer cancel()
 	pod := &corev1.Pod{}
 	err := s.live.Get(ctx, name, pod)
 	if apierrors.IsNotFound(err) {

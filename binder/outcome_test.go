@@ -28,7 +28,7 @@ const attemptKeyOfTests = "binder.prebind.dev/attempt"
 
 func TestJudge(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	bind := bindOf{pod: "pod-1", node: "node-a", attempt: "mine", allowedAt: now}
+	bind := bindOf{pod: "pod-1", node: "node-a", attempt: "mine", since: now}
 	pod := func(options ...gen.PodOption) *corev1.Pod {
 		return gen.Pod("pod", append([]gen.PodOption{gen.UID("pod-1")}, options...)...)
 	}
@@ -142,9 +142,9 @@ func TestOutcome(t *testing.T) {
 			want:   committed,
 		},
 		"BoundByAnotherAttempt": {
-			reason: "what was written is in use, and not this attempt's to commit",
+			reason: "what was written is in use, whichever attempt bound the pod",
 			play:   func(s *scene, _ string) { s.bound("node-a", "other") },
-			want:   done,
+			want:   committed,
 		},
 		"BoundElsewhere": {
 			reason: "another scheduler was faster",

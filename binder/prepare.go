@@ -5,9 +5,26 @@ package binder
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/prebind/prebind/binder/api"
+)
+
+const (
+	// maxRetryAfter and maxBacklog keep the ten repeats of client-go to a few
+	// minutes.
+	maxRetryAfter = 15 * time.Second
+	maxBacklog    = 15 * time.Second
+	// backlogUnit is how many attempts under way make a client wait for another
+	// second.
+	backlogUnit = 50
+	// forgetWaits is when a bind that nobody asks for any more is no repeat.
+	forgetWaits = 2 * time.Minute
+	// rememberWaits is how many binds are remembered that had to wait.
+	rememberWaits = 10_000
 )
 
 // rehearse runs the PreFlight of a dry run and tells what a bind would do.
@@ -22,19 +39,23 @@ func (e *Engine) rehearse(ctx context.Context, bc *api.BindContext, d Decision) 
 }
 
 // prepare joins the attempt that is under way for this bind, or checks by
-// PreFlight and begins one where a plugin has something to do.
-func (e *Engine) prepare(ctx context.Context, bc *api.BindContext, d Decision, budget time.Duration) Decision {
-	key := attemptKey{pod: bc.Pod.UID, node: bc.Node.Name}
+// PreFlight and begins one where a plugin has something to do. contextFor makes
+// the context of an attempt.
+func (e *Engine) prepare(ctx context.Context, key attemptKey, contextFor func(attempt string) *api.BindContext, d Decision, budget time.Duration) Decision {
+	held := seat{engine: e}
+	defer held.release()
 	for {
 		a, r, at := e.attempts.join(key)
 		switch at {
 		case over, prepared:
+			id := e.newAttemptID()
 			if a != nil {
-				bc.Attempt = a.id
+				id = a.id
 			}
+			bc := contextFor(id)
 			run, err := preFlight(ctx, e.o.Plugins, bc)
 			if err != nil {
-				return d.deny(err)
+				return e.later(key, d, err)
 			}
 			if len(run) == 0 {
 				if a == nil {
@@ -46,74 +67,136 @@ func (e *Engine) prepare(ctx context.Context, bc *api.BindContext, d Decision, b
 				continue
 			}
 			r = newRound(bc, run)
-			var current bool
 			if a == nil {
-				a, current = e.attempts.start(ctx, key, r, budget)
-			} else {
-				current = e.attempts.again(a, r)
+				a = e.attempts.start(ctx, key, r, budget)
+			} else if !e.attempts.again(ctx, a, r) {
+				a = nil
 			}
-			if !current {
+			if a == nil {
+				if held.over(ctx) {
+					return e.later(key, d, stoppedAt(r))
+				}
 				continue
 			}
 		case undoing:
-			if !e.hold(ctx, a.over) {
-				return e.later(a, d, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+			if !held.until(ctx, a.over) {
+				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
+					return e.later(key, d, a.tooLong(r))
+				}
+				return e.later(key, d, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
 			continue
 		case preparing, failed:
 		}
-		if !e.hold(ctx, r.done) {
-			return e.later(a, d, a.waiting(r, e.o.Clock.Now()))
+		if !held.until(ctx, r.done) {
+			if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
+				// The plugin does not listen.
+				return e.later(key, d, a.tooLong(r))
+			}
+			return e.later(key, d, a.waiting(r, e.o.Clock.Now()))
 		}
 		if r.err != nil {
-			e.attempts.told(a)
-			return e.later(a, d, r.err)
+			e.attempts.toldError(a)
+			return e.later(key, d, r.err)
 		}
 		if e.attempts.allowed(a) {
 			return e.bindBy(a, d)
+		}
+		if held.over(ctx) {
+			return e.later(key, d, a.waiting(r, e.o.Clock.Now()))
 		}
 	}
 }
 
 // bindBy lets the bind go ahead and makes the pod tell which attempt it was.
 func (e *Engine) bindBy(a *attempt, d Decision) Decision {
+	e.waits.Remove(a.key)
 	d.Annotations[attemptAnnotation(e.o.Domain)] = a.id
 	return d
 }
 
 // later denies; a client that has to wait is told for how long.
-func (e *Engine) later(a *attempt, d Decision, err *api.Error) Decision {
+func (e *Engine) later(key attemptKey, d Decision, err *api.Error) Decision {
 	d = d.deny(api.AsError(guardName, err))
 	if err.Kind == api.KindWait {
-		d.RetryAfter = e.attempts.retryAfter(a)
+		d.RetryAfter = e.retryAfter(key)
 	}
 	return d
 }
 
-// hold keeps the call until the channel is closed and says whether it was. Where
+// retryAfter grows with every call that has to wait, so that the repeats of a
+// client, which are limited in number, reach far; and with the backlog, so that
+// many clients together do not come too often.
+func (e *Engine) retryAfter(key attemptKey) time.Duration {
+	waited := 0
+	if n, ok := e.waits.Get(key); ok {
+		waited, _ = n.(int)
+	}
+	e.waits.Add(key, waited+1, forgetWaits)
+	backlog := time.Duration(e.attempts.backlog()/backlogUnit) * time.Second
+	return min(time.Second<<min(waited, 10), maxRetryAfter) + min(backlog, maxBacklog)
+}
+
+// seat is the time that one call is kept waiting, however often it waits.
+type seat struct {
+	engine *Engine
+	timer  clock.Timer
+	seated bool
+}
+
+// until keeps the call until the channel is closed and says whether it was. Where
 // too many calls are kept already, or the process ends, it does not wait.
-func (e *Engine) hold(ctx context.Context, until <-chan struct{}) bool {
-	ended := func() bool {
+func (h *seat) until(ctx context.Context, done <-chan struct{}) bool {
+	if !h.seated {
 		select {
-		case <-until:
-			return true
+		case h.engine.holds <- struct{}{}:
+			h.seated = true
+			h.timer = h.engine.o.Clock.NewTimer(h.engine.o.Hold)
 		default:
-			return false
+		}
+	}
+	if h.seated {
+		select {
+		case <-done:
+		case <-h.timer.C():
+			// It stays over for the rest of the call.
+			h.timer.Reset(0)
+		case <-ctx.Done():
+		case <-h.engine.draining:
 		}
 	}
 	select {
-	case e.holds <- struct{}{}:
-		defer func() { <-e.holds }()
+	case <-done:
+		return true
 	default:
-		return ended()
+		return false
 	}
-	timer := e.o.Clock.NewTimer(e.o.Hold)
-	defer timer.Stop()
+}
+
+// over says whether the call has to be answered now.
+func (h *seat) over(ctx context.Context) bool {
 	select {
-	case <-until:
-	case <-timer.C():
 	case <-ctx.Done():
-	case <-e.draining:
+		return true
+	case <-h.engine.draining:
+		return true
+	default:
 	}
-	return ended()
+	if !h.seated {
+		return false
+	}
+	select {
+	case <-h.timer.C():
+		h.timer.Reset(0)
+		return true
+	default:
+		return false
+	}
+}
+
+func (h *seat) release() {
+	if h.seated {
+		h.timer.Stop()
+		<-h.engine.holds
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +26,8 @@ const (
 	// calls that go on with it on another: longer than the API server may still be
 	// at a bind that was allowed, and than any client waits before it calls again.
 	sweepGrace = time.Minute
+	// marksTake is what a plugin may take to list its marks.
+	marksTake = 30 * time.Second
 )
 
 // Replicas tells which replicas live.
@@ -45,12 +49,11 @@ const (
 )
 
 // decide is the whole of recovery in one pure table: what becomes of a mark, by
-// the live pod (nil when it is gone), whether the mark's replica lives, and for
-// how long the mark has been known.
-func decide(m api.Mark, pod *corev1.Pod, replicaLives bool, known time.Duration) verdict {
+// the live pod (nil when it is gone), whether somebody works on its attempt, and
+// for how long nobody has been known to.
+func decide(m api.Mark, pod *corev1.Pod, workedOn bool, orphaned time.Duration) verdict {
 	switch {
-	case replicaLives:
-		// It follows its binds by itself.
+	case workedOn:
 		return verdictKeep
 	case pod == nil || pod.UID != m.PodUID:
 		return verdictRollBack
@@ -59,7 +62,7 @@ func decide(m api.Mark, pod *corev1.Pod, replicaLives bool, known time.Duration)
 		return verdictCommit
 	case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil:
 		return verdictRollBack
-	case known <= sweepGrace:
+	case orphaned <= sweepGrace:
 		// The bind may be on its way, or be called for again on another replica.
 		return verdictKeep
 	default:
@@ -67,15 +70,16 @@ func decide(m api.Mark, pod *corev1.Pod, replicaLives bool, known time.Duration)
 	}
 }
 
-// Sweeper brings the writes of attempts to an end whose replica is gone. One
-// replica at a time should run it.
+// Sweeper brings the writes of attempts to an end that nobody works on any more.
 type Sweeper struct {
-	engine   *Engine
+	engine *Engine
+	// replicas is nil when it sweeps for this replica only.
 	replicas Replicas
 	// mu is held by Run.
 	mu sync.Mutex
-	// known is since when each mark has been known, by this sweeper's own clock.
-	known map[sweptMark]time.Time
+	// orphans is since when nobody has been known to work on each mark, by this
+	// sweeper's own clock.
+	orphans map[sweptMark]time.Time
 }
 
 type sweptMark struct {
@@ -83,17 +87,23 @@ type sweptMark struct {
 	mark   api.Mark
 }
 
-// NewSweeper returns the sweeper of the engine's plugins.
+// NewSweeper returns the sweeper for what other replicas left behind when they
+// ended. One replica at a time should run it.
 func NewSweeper(e *Engine, replicas Replicas) *Sweeper {
-	return &Sweeper{engine: e, replicas: replicas, known: map[sweptMark]time.Time{}}
+	return &Sweeper{engine: e, replicas: replicas, orphans: map[sweptMark]time.Time{}}
 }
+
+// NewOwnSweeper returns the sweeper for what attempts of this replica could not
+// bring to an end themselves, as when the API server did not answer for long. Every
+// replica runs one.
+func NewOwnSweeper(e *Engine) *Sweeper { return NewSweeper(e, nil) }
 
 // Run sweeps until the context ends. It may be called again then; it waits until
 // an earlier call has returned.
 func (s *Sweeper) Run(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	clear(s.known)
+	clear(s.orphans)
 	log := klog.FromContext(ctx)
 	for {
 		if err := s.sweep(ctx); err != nil {
@@ -111,66 +121,93 @@ func (s *Sweeper) Run(ctx context.Context) {
 
 // sweep decides on every mark once.
 func (s *Sweeper) sweep(ctx context.Context) error {
-	living, err := s.replicas.Living(ctx)
-	if err != nil {
-		return fmt.Errorf("asking which replicas live: %w", err)
+	living := map[string]bool{}
+	if s.replicas != nil {
+		var err error
+		if living, err = s.replicas.Living(ctx); err != nil {
+			return fmt.Errorf("asking which replicas live: %w", err)
+		}
 	}
-	living[s.engine.o.Replica] = true
-	seen := map[sweptMark]bool{}
 	var errs []error
 	for _, p := range s.engine.o.Plugins {
 		recoverer, ok := p.(api.Recoverer)
 		if !ok {
 			continue
 		}
-		marks, err := recoverer.Marks(ctx)
+		marks, err := listMarks(ctx, recoverer)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err))
+		} else {
+			s.forgetAllBut(p.Name(), marks)
 		}
 		for _, m := range marks {
-			key := sweptMark{plugin: p.Name(), mark: m}
-			seen[key] = true
-			if err := s.settle(ctx, p, key, living); err != nil {
+			if err := s.settle(ctx, p, m, living); err != nil {
 				errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
 			}
-		}
-	}
-	for key := range s.known {
-		if !seen[key] && len(errs) == 0 {
-			delete(s.known, key)
 		}
 	}
 	return errors.Join(errs...)
 }
 
+func listMarks(ctx context.Context, r api.Recoverer) (marks []api.Mark, err error) {
+	ctx, cancel := context.WithTimeout(ctx, marksTake)
+	defer cancel()
+	err = contained(ctx, func() (err error) {
+		marks, err = r.Marks(ctx)
+		return err
+	})
+	return marks, err
+}
+
+// forgetAllBut forgets the plugin's marks that are gone.
+func (s *Sweeper) forgetAllBut(plugin string, marks []api.Mark) {
+	maps.DeleteFunc(s.orphans, func(key sweptMark, _ time.Time) bool {
+		return key.plugin == plugin && !slices.Contains(marks, key.mark)
+	})
+}
+
+// workedOn says whether somebody works on the mark's attempt, or will be asked by
+// another sweeper whether it does.
+func (s *Sweeper) workedOn(m api.Mark, living map[string]bool) bool {
+	replica, own := replicaOf(m.Attempt), s.engine.o.Replica
+	if s.replicas == nil {
+		return replica != own || s.engine.attempts.working(m.Attempt)
+	}
+	return replica == own || living[replica]
+}
+
 // settle does what is decided on one mark.
-func (s *Sweeper) settle(ctx context.Context, p api.PreBinder, key sweptMark, living map[string]bool) error {
+func (s *Sweeper) settle(ctx context.Context, p api.PreBinder, m api.Mark, living map[string]bool) error {
+	key := sweptMark{plugin: p.Name(), mark: m}
+	if s.workedOn(m, living) {
+		delete(s.orphans, key)
+		return nil
+	}
 	now := s.engine.o.Clock.Now()
-	since, ok := s.known[key]
+	since, ok := s.orphans[key]
 	if !ok {
 		since = now
-		s.known[key] = now
-	}
-	m := key.mark
-	lives := living[replicaOf(m.Attempt)]
-	if lives {
-		return nil
+		s.orphans[key] = now
 	}
 	pod, err := s.engine.attempts.read(ctx, m.Pod)
 	if err != nil {
 		return fmt.Errorf("reading pod %s: %w", m.Pod, err)
 	}
-	v := decide(m, pod, lives, now.Sub(since))
+	v := decide(m, pod, false, now.Sub(since))
 	if v == verdictKeep {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Settling what an ended replica left behind",
+	klog.FromContext(ctx).Info("Settling what an attempt left behind",
 		"plugin", p.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "verdict", v)
 	bc := recovered(m)
 	if v == verdictRollBack {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
-		return contained(ctx, func() error { return p.PreBindRollBack(ctx, bc) })
+		err := contained(ctx, func() error { return p.PreBindRollBack(ctx, bc) })
+		if pod != nil && pod.UID == m.PodUID {
+			tellUndone(s.engine.o.Events, pod, m.Node, p.Name(), bc.Undone())
+		}
+		return err
 	}
 	post, ok := p.(api.PostBinder)
 	if !ok {

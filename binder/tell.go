@@ -4,10 +4,12 @@
 package binder
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/prebind/prebind/binder/api"
 )
@@ -49,4 +51,14 @@ func (e *Engine) tell(pod *corev1.Pod, d Decision) {
 		note = strings.ToValidUTF8(note[:maxNote], "")
 	}
 	e.o.Events.Eventf(pod, about, kind, reason, eventAction, "%s", note)
+}
+
+// tellUndone makes an event of what a plugin has undone, if anything.
+func tellUndone(recorder events.EventRecorder, pod *corev1.Pod, node, plugin string, undone []string) {
+	undone = slices.Compact(undone)
+	if len(undone) == 0 {
+		return
+	}
+	recorder.Eventf(pod, nil, corev1.EventTypeNormal, ReasonRolledBack, eventAction,
+		"the bind to %s did not come about: %s %s", node, plugin, strings.Join(undone, ", "))
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,26 +41,20 @@ func (s *attempts) undo(ctx context.Context, a *attempt) {
 		return
 	}
 	if pod != nil && pod.UID == a.key.pod && pod.Spec.NodeName == a.key.node {
+		s.commit(ctx, a)
 		return
 	}
-	var undone []string
 	for _, r := range slices.Backward(a.ran) {
 		// The plugins of a round share its context.
 		before := len(r.bc.Undone())
 		if err := rollBack(ctx, r); err != nil {
 			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.plugin.Name())
 		}
-		for _, what := range r.bc.Undone()[before:] {
-			if what = r.plugin.Name() + " " + what; !slices.Contains(undone, what) {
-				undone = append(undone, what)
-			}
+		if pod != nil && pod.UID == a.key.pod {
+			tellUndone(s.events, pod, a.key.node, r.plugin.Name(), r.bc.Undone()[before:])
 		}
 	}
-	log.V(2).Info("Rolled back", "undone", undone)
-	if len(undone) > 0 && pod != nil && pod.UID == a.key.pod {
-		s.events.Eventf(pod, nil, corev1.EventTypeNormal, ReasonRolledBack, eventAction,
-			"the bind to %s did not come about: %s", a.key.node, strings.Join(undone, ", "))
-	}
+	log.V(2).Info("Rolled back")
 }
 
 func (s *attempts) readPersistently(ctx context.Context, a *attempt) (*corev1.Pod, error) {

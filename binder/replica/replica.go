@@ -52,6 +52,8 @@ type Replicas struct {
 	// seen is when, by this process's own clock, each lease was last seen to change:
 	// the clocks of others may differ.
 	seen map[string]observation
+	// looked is when they were last seen at all.
+	looked time.Time
 }
 
 type observation struct {
@@ -93,6 +95,11 @@ func (r *Replicas) Living(ctx context.Context) (map[string]bool, error) {
 		return nil, fmt.Errorf("listing the leases of replicas in %s: %w", r.o.Namespace, err)
 	}
 	now := r.o.Clock.Now()
+	if now.Sub(r.looked) > duration/2 {
+		// It was this process that did not see anything: nobody is to blame.
+		r.seen = map[string]observation{}
+	}
+	r.looked = now
 	living := map[string]bool{}
 	seen := map[string]observation{}
 	for i := range list.Items {
@@ -104,11 +111,14 @@ func (r *Replicas) Living(ctx context.Context) (map[string]bool, error) {
 		if now.Sub(last.at) > duration {
 			// Only if nobody has renewed it since.
 			err := leases.Delete(ctx, l.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion}})
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-				klog.FromContext(ctx).Error(err, "Could not remove the lease of an ended replica", "lease", klog.KObj(l))
-			}
-			if err == nil || apierrors.IsNotFound(err) {
+			switch {
+			case err == nil, apierrors.IsNotFound(err):
 				continue
+			case apierrors.IsConflict(err):
+				// It has just been renewed.
+				last.at = now
+			default:
+				klog.FromContext(ctx).Error(err, "Could not remove the lease of an ended replica", "lease", klog.KObj(l))
 			}
 		}
 		seen[l.Name] = last

@@ -75,7 +75,6 @@ func TestPluginFromOutside(t *testing.T) {
 	})
 
 	t.Run("a bind that is refused after us is rolled back", func(t *testing.T) {
-		t.Parallel()
 		b := newBench(t, w, nil)
 		b.pod(byHand)
 		b.refusedAfterUs("node-3")
@@ -87,7 +86,6 @@ func TestPluginFromOutside(t *testing.T) {
 	})
 
 	t.Run("what a killed replica left behind is swept", func(t *testing.T) {
-		t.Parallel()
 		b := newBench(t, w, nil)
 		b.pod(byHand)
 		b.refusedAfterUs("node-4")

@@ -32,10 +32,7 @@ const (
 // election would end the process.
 func elected(o *serveOptions, client kubernetes.Interface, id string, sweeper *binder.Sweeper) manager.Runnable {
 	if !o.leaderElect {
-		return everyReplica(func(ctx context.Context) error {
-			sweeper.Run(ctx)
-			return nil
-		})
+		return sweeping(sweeper)
 	}
 	return everyReplica(func(ctx context.Context) error {
 		for ctx.Err() == nil {
@@ -59,6 +56,14 @@ func elected(o *serveOptions, client kubernetes.Interface, id string, sweeper *b
 			}
 			elector.Run(ctx)
 		}
+		return nil
+	})
+}
+
+// sweeping runs the sweeper in every replica.
+func sweeping(sweeper *binder.Sweeper) manager.Runnable {
+	return everyReplica(func(ctx context.Context) error {
+		sweeper.Run(ctx)
 		return nil
 	})
 }

@@ -122,7 +122,7 @@ func serve(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 	server := webhook.NewServer(handler, certificate.GetCertificate)
-	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), &manager.Server{
+	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), &manager.Server{
 		Name:            "webhook",
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
@@ -139,15 +139,8 @@ func serve(ctx context.Context, o *serveOptions) error {
 
 	defer context.AfterFunc(ctx, func() {
 		defer stop()
-		shutDown(running, o.shutdownDelay, ready, engine)
+		shutDown(running, o, ready, engine)
 	})()
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.shutdownTimeout)
-		defer cancel()
-		if err := engine.Stop(ctx); err != nil {
-			klog.ErrorS(err, "Left attempts behind")
-		}
-	}()
 	klog.InfoS("Starting Prebind", "version", version, "replica", id, "webhook", listener.Addr().String())
 	return mgr.Start(running)
 }
@@ -155,19 +148,24 @@ func serve(ctx context.Context, o *serveOptions) error {
 // shutDown returns when the manager may take everything down. Calls under way are
 // told to call again, and new ones are sent to another replica, for as long as it
 // takes until none leads here any more; meanwhile the binds that were allowed come
-// to their outcome.
-func shutDown(ctx context.Context, delay time.Duration, ready *readiness, engine *binder.Engine) {
+// to their outcome. The attempts end while the lease still says that this replica
+// lives: nobody touches what they are at.
+func shutDown(ctx context.Context, o *serveOptions, ready *readiness, engine *binder.Engine) {
 	wasReady := ready.check() == nil
 	ready.drain()
 	engine.Drain()
-	if !wasReady {
-		return
+	if wasReady {
+		klog.InfoS("Shutting down: calls are sent to another replica", "for", o.shutdownDelay)
+		settling, cancel := context.WithTimeout(ctx, o.shutdownDelay)
+		defer cancel()
+		engine.Settle(settling)
+		<-settling.Done()
 	}
-	klog.InfoS("Shutting down: calls are sent to another replica", "for", delay)
-	ctx, cancel := context.WithTimeout(ctx, delay)
+	stopping, cancel := context.WithTimeout(ctx, o.shutdownTimeout)
 	defer cancel()
-	engine.Settle(ctx)
-	<-ctx.Done()
+	if err := engine.Stop(stopping); err != nil {
+		klog.ErrorS(err, "Left attempts behind")
+	}
 }
 
 func listen(ctx context.Context, flag, address string) (net.Listener, error) {

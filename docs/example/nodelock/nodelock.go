@@ -89,10 +89,14 @@ func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 		case held == mine:
 			return nil
 		case held == holder{} || held.UID == mine.UID:
-			if err := p.write(ctx, node, mine); !apierrors.IsConflict(err) {
-				return err
+			err := p.write(ctx, node, mine)
+			switch {
+			case apierrors.IsConflict(err):
+				continue
+			case err != nil:
+				return api.FromAPI(object(bc.Node.Name), "locking it", err)
 			}
-			continue
+			return nil
 		}
 		bc.Waiting(api.Waiting{Object: object(node.Name), For: fmt.Sprintf("the lock that pod %s/%s holds on it", held.Namespace, held.Pod)})
 		select {
@@ -129,7 +133,7 @@ func (p *plugin) Marks(ctx context.Context) ([]api.Mark, error) {
 	var marks []api.Mark
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
-		if held := heldBy(node); held != (holder{}) {
+		if held := heldBy(node); held.Namespace != "" && held.Pod != "" && held.UID != "" {
 			marks = append(marks, api.Mark{
 				Pod:    client.ObjectKey{Namespace: held.Namespace, Name: held.Pod},
 				PodUID: types.UID(held.UID), Node: node.Name, Attempt: held.Attempt,
