@@ -44,17 +44,27 @@ var codes = map[api.Kind]struct {
 
 // answer makes the response to a decision.
 func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
-	response := &admissionv1.AdmissionResponse{Allowed: true}
-	if d.Err != nil {
-		response = deny(d.Err, d.RetryAfter)
-	} else if patch := patchFor(b, d); patch != nil {
+	if d.Err == nil {
+		patch, err := patchFor(b, d)
+		if err == nil {
+			return allow(patch, d)
+		}
+		d.Err = api.AsError("binder", err)
+	}
+	response := deny(d.Err, d.RetryAfter)
+	response.Warnings = warnings(d.Warnings)
+	return response
+}
+
+// allow makes the response that lets the bind go ahead, with the patch if there is
+// one.
+func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
+	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{"decision": d.Kind()}}
+	if patch != nil {
 		response.Patch = patch
 		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)
 	}
 	response.Warnings = warnings(d.Warnings)
-	if response.AuditAnnotations == nil {
-		response.AuditAnnotations = map[string]string{"decision": d.Kind()}
-	}
 	return response
 }
 

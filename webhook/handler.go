@@ -15,6 +15,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
@@ -34,6 +35,8 @@ type Options struct {
 	// call again at once, which it does without telling the scheduler.
 	Ready func() error
 	Log   klog.Logger
+	// Clock times the decisions for the log.
+	Clock clock.PassiveClock
 }
 
 // Handler answers AdmissionReviews. It is an http.Handler for Path.
@@ -43,8 +46,8 @@ type Handler struct {
 
 // NewHandler checks the options and returns the handler.
 func NewHandler(o Options) (*Handler, error) {
-	if o.Engine == nil || o.Ready == nil {
-		return nil, errors.New("webhook: Engine and Ready are required")
+	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
+		return nil, errors.New("webhook: Engine, Ready and Clock are required")
 	}
 	return &Handler{o: o}, nil
 }
@@ -92,9 +95,9 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{"prebind: " + reason}}
 	}
 	log = log.WithValues("pod", klog.KRef(bind.request.Pod.Namespace, bind.request.Pod.Name), "node", bind.request.Binding.Target.Name)
-	begin := time.Now() //nolint:forbidigo // The duration is only logged.
+	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
-	report(log, d, time.Since(begin)) //nolint:forbidigo // As above.
+	report(log, d, h.o.Clock.Since(begin))
 	return answer(bind, d)
 }
 

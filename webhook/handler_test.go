@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
@@ -38,7 +39,7 @@ func ready() error { return nil }
 
 func handlerOf(t testing.TB, engine engineFunc) *Handler {
 	t.Helper()
-	h, err := NewHandler(Options{Engine: engine, Ready: ready, Log: logr.Discard()})
+	h, err := NewHandler(Options{Engine: engine, Ready: ready, Log: logr.Discard(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	return h
 }
@@ -187,10 +188,12 @@ func readable(t testing.TB, body []byte) []byte {
 
 func TestNewHandler(t *testing.T) {
 	engine := engineFunc(func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
-	_, err := NewHandler(Options{Ready: ready})
+	_, err := NewHandler(Options{Ready: ready, Clock: clock.RealClock{}})
 	require.Error(t, err, "an engine is required")
-	_, err = NewHandler(Options{Engine: engine})
+	_, err = NewHandler(Options{Engine: engine, Clock: clock.RealClock{}})
 	require.Error(t, err, "so is readiness")
+	_, err = NewHandler(Options{Engine: engine, Ready: ready})
+	require.Error(t, err, "and a clock")
 }
 
 // TestNotReady: the API server itself is asked to call again, on a new
@@ -200,6 +203,7 @@ func TestNotReady(t *testing.T) {
 		Engine: engineFunc(func(context.Context, binder.Request) binder.Decision { panic("not while it is not ready") }),
 		Ready:  func() error { return errors.New("this replica is shutting down") },
 		Log:    logr.Discard(),
+		Clock:  clock.RealClock{},
 	})
 	require.NoError(t, err)
 	for name, body := range map[string][]byte{"Review": read(t, "allowed.request.json"), "Garbage": []byte("{")} {

@@ -5,6 +5,7 @@ package webhook
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -24,7 +25,7 @@ var escape = strings.NewReplacer("~", "~0", "/", "~1")
 // patchFor is the smallest patch that sets what the decision adds: no other key
 // is named in it, and what the Binding has already is left out. It is nil when
 // nothing is to be set.
-func patchFor(b *bind, d binder.Decision) []byte {
+func patchFor(b *bind, d binder.Decision) ([]byte, error) {
 	var patch []operation
 	add := func(path string, value any) {
 		patch = append(patch, operation{Op: "add", Path: path, Value: value})
@@ -47,12 +48,11 @@ func patchFor(b *bind, d binder.Decision) []byte {
 		}
 	}
 	if len(patch) == 0 {
-		return nil
+		return nil, nil
 	}
 	encoded, err := json.Marshal(patch)
 	if err != nil {
-		// Strings and maps of strings always have a JSON form.
-		panic(err)
+		return nil, fmt.Errorf("encoding the patch: %w", err)
 	}
-	return encoded
+	return encoded, nil
 }

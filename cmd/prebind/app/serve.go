@@ -117,7 +117,7 @@ func serve(ctx context.Context, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
-	handler, err := webhook.NewHandler(webhook.Options{Engine: counted, Ready: ready.check, Log: klog.Background()})
+	handler, err := webhook.NewHandler(webhook.Options{Engine: counted, Ready: ready.check, Log: klog.Background(), Clock: clock.RealClock{}})
 	if err != nil {
 		return err
 	}
