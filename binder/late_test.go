@@ -107,3 +107,29 @@ func TestWaitIsNotKept(t *testing.T) {
 		assert.Nil(t, d.Err, "the conflict of 9 s ago is no reason to wait")
 	})
 }
+
+// A pod that goes while a call waits for it is not prepared for once more.
+func TestPodGoesWhileACallWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		w := newWriter("a", calls)
+		release := make(chan struct{})
+		w.rollBack = func(context.Context, *api.BindContext) error {
+			<-release
+			calls.add("a PreBindRollBack")
+			return nil
+		}
+		s := newScene(t, w)
+		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
+		s.podIs(terminatingCopy())
+		synctest.Wait()
+		s.podIs(thePod)
+		waiting := later(quiet(t), s.Engine, theRequest())
+		synctest.Wait()
+		s.podIs(nil)
+		close(release)
+		assert.Equal(t, api.KindWait, kindOf((<-waiting).Err), "the next call hears that the pod is gone")
+		pass(time.Minute)
+		assert.Equal(t, []string{"a PreBind", "a PreBindRollBack"}, calls.all())
+	})
+}

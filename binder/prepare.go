@@ -85,6 +85,9 @@ func (e *Engine) prepare(ctx context.Context, key attemptKey, contextFor func(at
 				}
 				return e.later(key, d, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
+			if !e.attempts.stillPending(ctx, podOf(r), key.pod) {
+				return e.later(key, d, changedMeanwhile(r))
+			}
 			continue
 		case preparing, failed:
 		}
@@ -102,10 +105,16 @@ func (e *Engine) prepare(ctx context.Context, key attemptKey, contextFor func(at
 		if e.attempts.allowed(a) {
 			return e.bindBy(a, d)
 		}
-		if held.over(ctx) {
-			return e.later(key, d, a.waiting(r, e.o.Clock.Now()))
-		}
+		// It was prepared, and came to its outcome before this call heard of it.
+		return e.later(key, d, changedMeanwhile(r))
 	}
+}
+
+// changedMeanwhile makes the client call again, to be judged by the pod as it is
+// then.
+func changedMeanwhile(r *round) *api.Error {
+	about := api.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+	return api.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
 }
 
 // bindBy lets the bind go ahead and makes the pod tell which attempt it was.
