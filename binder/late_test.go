@@ -111,19 +111,7 @@ func TestWaitIsNotKept(t *testing.T) {
 // A pod that goes while a call waits for it is not prepared for once more.
 func TestPodGoesWhileACallWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		calls := &journal{}
-		w := newWriter("a", calls)
-		release := make(chan struct{})
-		w.rollBack = func(context.Context, *api.BindContext) error {
-			<-release
-			calls.add("a PreBindRollBack")
-			return nil
-		}
-		s := newScene(t, w)
-		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
-		s.podIs(terminatingCopy())
-		synctest.Wait()
-		s.podIs(thePod)
+		s, calls, release := beingRolledBack(t)
 		waiting := later(quiet(t), s.Engine, theRequest())
 		synctest.Wait()
 		s.podIs(nil)

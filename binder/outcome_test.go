@@ -223,22 +223,28 @@ func TestAllowedAgain(t *testing.T) {
 	})
 }
 
+// beingRolledBack is a scene in which an attempt is being undone, until release is
+// closed, while its pod can be bound again.
+func beingRolledBack(t *testing.T) (s *scene, calls *journal, release chan struct{}) {
+	calls, release = &journal{}, make(chan struct{})
+	w := newWriter("a", calls)
+	w.rollBack = func(context.Context, *api.BindContext) error {
+		<-release
+		calls.add("a PreBindRollBack")
+		return nil
+	}
+	s = newScene(t, w)
+	require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
+	s.podIs(terminatingCopy())
+	synctest.Wait()
+	s.podIs(thePod)
+	return s, calls, release
+}
+
 // A call that comes while an attempt is undone waits for that, and begins anew.
 func TestBindDuringRollBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		calls := &journal{}
-		w := newWriter("a", calls)
-		release := make(chan struct{})
-		w.rollBack = func(context.Context, *api.BindContext) error {
-			<-release
-			calls.add("a PreBindRollBack")
-			return nil
-		}
-		s := newScene(t, w)
-		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
-		s.podIs(terminatingCopy())
-		synctest.Wait()
-		s.podIs(thePod)
+		s, calls, release := beingRolledBack(t)
 		d := s.Bind(quiet(t), theRequest())
 		assert.Equal(t, api.KindWait, kindOf(d.Err), "it waits for the hold")
 		answer := later(quiet(t), s.Engine, theRequest())
