@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,10 @@ func attemptAnnotation(domain string) string { return guardName + "." + domain +
 
 // timeoutAnnotation is where a Binding, or a pod, asks for another budget.
 func timeoutAnnotation(domain string) string { return guardName + "." + domain + "/timeout" }
+
+// requireAnnotation is where a Binding, or a pod, names the PreBind plugins that
+// must take part in its bind.
+func requireAnnotation(domain string) string { return guardName + "." + domain + "/require" }
 
 // attemptSeparator stands between the replica and the rest of an attempt's ID.
 const attemptSeparator = "-"
@@ -36,24 +41,94 @@ func replicaOf(attempt string) string {
 // budget is how long the attempt may take: what the Binding or else the pod asks
 // for, at most the operator's limit, or the operator's default.
 func (e *Engine) budget(b *corev1.Binding, pod *corev1.Pod) (time.Duration, *api.Error) {
-	key := timeoutAnnotation(e.o.Domain)
-	object := api.Object{Kind: "Binding", Namespace: pod.Namespace, Name: pod.Name}
-	text, ok := b.Annotations[key]
-	if !ok {
-		object.Kind = "Pod"
-		text, ok = pod.Annotations[key]
-	}
+	p, ok := parameter(timeoutAnnotation(e.o.Domain), b, pod)
 	if !ok {
 		return e.o.PreBindTimeout, nil
 	}
-	budget, err := time.ParseDuration(text)
+	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
-		return 0, &api.Error{
-			Kind: api.KindInvalid, Plugin: guardName, Object: object,
-			Message: "its annotation " + key + " is no time",
-			Advice:  "write it such as 90s or 5m",
-			Fields:  []api.Field{{Path: "metadata.annotations[" + key + "]", Message: "must be a positive duration"}},
-		}
+		invalid := api.Invalid(p.On, "its annotation "+p.Annotation+" is no time", p.Field("must be a positive duration")).
+			Advise("write it such as 90s or 5m")
+		invalid.Plugin = guardName
+		return 0, invalid
 	}
 	return min(budget, e.o.MaxPreBindTimeout), nil
+}
+
+// required are the PreBind plugins that must take part in the bind. One that is
+// not switched on ends it: whoever asks for it relies on it.
+func (e *Engine) required(b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *api.Error) {
+	p, ok := parameter(requireAnnotation(e.o.Domain), b, pod)
+	if !ok {
+		return nil, nil
+	}
+	var on []string
+	for _, plugin := range e.o.Plugins {
+		on = append(on, plugin.Name())
+	}
+	required := map[string]bool{}
+	for name := range strings.SplitSeq(p.Value, ",") {
+		name = strings.TrimSpace(name)
+		if name != "" && !slices.Contains(on, name) {
+			err := api.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (on: %s)",
+				p.Annotation, short(name), strings.Join(on, ", ")).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
+			err.Plugin = guardName
+			return nil, err
+		}
+		required[name] = true
+	}
+	return required, nil
+}
+
+// parameter returns the annotation of the Binding, or else of the pod.
+func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (api.Parameter, bool) {
+	p := api.Parameter{Annotation: key, On: api.Object{Kind: "Binding", Namespace: pod.Namespace, Name: pod.Name}}
+	var ok bool
+	if p.Value, ok = b.Annotations[key]; ok {
+		return p, true
+	}
+	p.On.Kind = "Pod"
+	p.Value, ok = pod.Annotations[key]
+	return p, ok
+}
+
+// takingPart returns the plugins that take part in the bind, in order.
+func takingPart(plugins []api.PreBinder, domain string, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []api.PreBinder {
+	var taking []api.PreBinder
+	for _, p := range plugins {
+		on, ok := p.(api.OnAnnotation)
+		if !ok || required[p.Name()] || len(api.Parameters(domain, p.Name(), on.Asked(), b, pod)) > 0 {
+			taking = append(taking, p)
+		}
+	}
+	return taking
+}
+
+// sameParameters says whether two Bindings of one bind tell the binder and its
+// plugins the same. What the plugins themselves added to the one, which comes
+// back when the API server calls again for the same request, does not count.
+func (e *Engine) sameParameters(a, b *corev1.Binding, added map[string]map[string]string) bool {
+	relevant := func(key string) bool {
+		prefix, short, _ := strings.Cut(key, "/")
+		name, ok := strings.CutSuffix(prefix, "."+e.o.Domain)
+		if !ok {
+			return false
+		}
+		if _, own := added[name][short]; own {
+			return false
+		}
+		if name == guardName {
+			return key != attemptAnnotation(e.o.Domain)
+		}
+		return slices.ContainsFunc(e.o.Plugins, func(p api.PreBinder) bool { return p.Name() == name })
+	}
+	within := func(x, y map[string]string) bool {
+		for key, value := range x {
+			if had, ok := y[key]; (!ok || had != value) && relevant(key) {
+				return false
+			}
+		}
+		return true
+	}
+	return within(a.Annotations, b.Annotations) && within(b.Annotations, a.Annotations)
 }

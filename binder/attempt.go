@@ -82,6 +82,8 @@ type attempt struct {
 type round struct {
 	bc      *api.BindContext
 	plugins []api.PreBinder
+	// confirm takes the last look, when all PreBinds have succeeded.
+	confirm func(ctx context.Context) *api.Error
 	// ctx ends when the round is given up; see attempts.giveUp.
 	ctx     context.Context //nolint:containedctx // A round is an operation under way, and this is how it is ended.
 	cancel  context.CancelCauseFunc
@@ -97,8 +99,8 @@ type ran struct {
 	bc     *api.BindContext
 }
 
-func newRound(bc *api.BindContext, plugins []api.PreBinder) *round {
-	return &round{bc: bc, plugins: plugins, done: make(chan struct{})}
+func newRound(bc *api.BindContext, plugins []api.PreBinder, confirm func(ctx context.Context) *api.Error) *round {
+	return &round{bc: bc, plugins: plugins, confirm: confirm, done: make(chan struct{})}
 }
 
 // close ends the round, once.

@@ -36,6 +36,9 @@ var (
 	errStopped = errors.New("this replica is shutting down")
 	// errSuperseded: the scheduler has chosen another node for the pod.
 	errSuperseded = errors.New("another node was chosen for the pod")
+	// errOtherParameters: the scheduler posts the Binding with other parameters of
+	// the plugins.
+	errOtherParameters = errors.New("the Binding was posted again, with other parameters")
 	// errAbandoned: nobody calls any more.
 	errAbandoned = errors.New("nobody has asked for this bind in a while")
 )
@@ -153,6 +156,39 @@ func (s *attempts) allowed(a *attempt) bool {
 	return true
 }
 
+// contexts returns those of the plugins whose PreBind was started, in order.
+func (s *attempts) contexts(a *attempt) []*api.BindContext {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	contexts := make([]*api.BindContext, 0, len(a.ran)+1)
+	for _, r := range a.ran {
+		contexts = append(contexts, r.bc)
+	}
+	return contexts
+}
+
+// dismiss gives up a round that is being prepared, or forgets its error: a call
+// asks for something else.
+func (s *attempts) dismiss(a *attempt, r *round) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.giveUp(a, r, errOtherParameters)
+	if a.round == r && a.phase == failed {
+		s.endFailed(a)
+	}
+}
+
+// discard lets an attempt that is prepared be undone at once, unless a call was
+// told to go ahead: it has found no call that it could allow.
+func (s *attempts) discard(a *attempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.phase == prepared && !a.told {
+		a.since = a.since.Add(-bindTakes)
+		s.wake(a)
+	}
+}
+
 func (s *attempts) wake(a *attempt) {
 	select {
 	case a.poke <- struct{}{}:
@@ -165,9 +201,14 @@ func (s *attempts) wake(a *attempt) {
 func (s *attempts) toldError(a *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.phase != failed {
-		return
+	if a.phase == failed {
+		s.endFailed(a)
 	}
+}
+
+// endFailed takes no calls any more that would be told the error. It must be
+// called with mu held.
+func (s *attempts) endFailed(a *attempt) {
 	a.phase = undoing
 	if a.undone {
 		s.forget(a)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
 )
 
 // Request is one Binding that a scheduler posted.
@@ -37,13 +38,17 @@ type Decision struct {
 	// PassThrough says that Prebind has no part in this Binding and nothing was
 	// looked at further: the API server gives its own answer.
 	PassThrough bool
-	// Annotations are to be set on the Binding, by complete key.
-	Annotations map[string]string
+	// Annotations and Labels are to be set on the Binding, by complete key.
+	Annotations, Labels map[string]string
 	// UID pins the Binding to the very pod that was checked. Empty when the
 	// Binding has a UID already.
 	UID types.UID
 	// Warnings are shown to the client, whatever the answer.
 	Warnings []string
+	// Conflicts and Failures are what the mutators met with, whatever the answer.
+	// The warnings tell of them already.
+	Conflicts []mutators.Conflict
+	Failures  []mutators.Failure
 }
 
 // Kind is "allowed", "passed-through", or the kind of the error. These are the
@@ -61,9 +66,9 @@ func (d Decision) Kind() string {
 
 func denied(err *api.Error) Decision { return Decision{}.deny(err) }
 
-// deny makes the decision a denial; warnings stay.
+// deny makes the decision a denial; what the mutators met with stays.
 func (d Decision) deny(err *api.Error) Decision {
-	d = Decision{Err: err, Warnings: d.Warnings}
+	d = Decision{Err: err, Warnings: d.Warnings, Conflicts: d.Conflicts, Failures: d.Failures}
 	if err.Kind == api.KindWait {
 		d.RetryAfter = time.Second
 	}

@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -22,8 +21,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -37,7 +36,7 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// Options of an Engine. All fields are required but Plugins.
+// Options of an Engine. All fields are required but Plugins and Claimed.
 type Options struct {
 	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
 	// returns is never changed.
@@ -49,6 +48,9 @@ type Options struct {
 	Mutators *mutators.Chain
 	// Plugins are the PreBind plugins in the order in which they run.
 	Plugins []api.PreBinder
+	// Claimed returns the devices that ResourceClaims have allocated to the pod, for
+	// the mutators. It is nil where no mutator asks for them.
+	Claimed func(ctx context.Context, pod *corev1.Pod) ([]api.Device, error)
 	// Hold is how long a call is kept waiting at most before the client is told
 	// to call again.
 	Hold time.Duration
@@ -86,12 +88,19 @@ func (o Options) validate() error {
 	case o.MaxPreBindTimeout < o.PreBindTimeout:
 		return fmt.Errorf("engine: MaxPreBindTimeout is %s, it must not be less than PreBindTimeout, %s", o.MaxPreBindTimeout, o.PreBindTimeout)
 	}
-	seen := map[string]bool{}
+	// Mutators and plugins write annotations under their names.
+	seen := map[string]bool{guardName: true}
+	for _, name := range o.Mutators.Names() {
+		seen[name] = true
+	}
 	for _, p := range o.Plugins {
 		if seen[p.Name()] {
-			return fmt.Errorf("engine: plugin %q is registered twice", p.Name())
+			return fmt.Errorf("engine: plugin %q is registered twice, or a mutator has its name", p.Name())
 		}
 		seen[p.Name()] = true
+		if problems := validation.IsDNS1123Subdomain(p.Name() + "." + o.Domain); len(problems) > 0 {
+			return fmt.Errorf("engine: plugin %q: with the domain its name makes no annotation prefix: %s", p.Name(), strings.Join(problems, "; "))
+		}
 	}
 	return nil
 }
@@ -100,7 +109,7 @@ func (o Options) validate() error {
 type Engine struct {
 	o        Options
 	attempts *attempts
-	// waits counts, by attemptKey, the calls that had to wait.
+	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
 	holds chan struct{}
 	// draining is closed by drain.
@@ -148,15 +157,18 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	if !targetsNode(r.Binding) {
 		return Decision{PassThrough: true}
 	}
+	c := &call{Request: r, began: e.o.Clock.Now()}
 	pod, err := e.pod(ctx, r)
 	if pod == nil && err == nil {
 		return Decision{PassThrough: true}
 	}
 	var d Decision
 	if err != nil {
-		d = e.later(attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}, d, err)
+		c.key = attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}
+		d = e.later(c, err)
 	} else {
-		d = e.bind(ctx, r, pod)
+		c.pod, c.key = pod, attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
+		d = e.bind(ctx, c)
 	}
 	if pod != nil && !r.DryRun {
 		e.tell(pod, d)
@@ -165,52 +177,31 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 }
 
 // bind decides on a Binding for a pod that can be bound.
-func (e *Engine) bind(ctx context.Context, r Request, pod *corev1.Pod) Decision {
+func (e *Engine) bind(ctx context.Context, c *call) Decision {
+	required, err := e.required(c.Binding, c.pod)
+	if err != nil {
+		return denied(err)
+	}
 	if e.idle() {
-		if err := guardMerged(pod, r.Binding, nil); err != nil {
+		if err := guardMerged(c.pod, c.Binding, nil, nil); err != nil {
 			return denied(err)
 		}
 		return Decision{PassThrough: true}
 	}
-	budget, err := e.budget(r.Binding, pod)
-	if err != nil {
+	if c.budget, err = e.budget(c.Binding, c.pod); err != nil {
 		return denied(err)
 	}
-	key := attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
-	node, err := e.node(ctx, r.Binding.Target.Name)
-	if err != nil {
-		return e.later(key, Decision{}, err)
+	if c.node, err = e.node(ctx, c.key.node); err != nil {
+		return e.later(c, err)
 	}
-
-	added := e.o.Mutators.Mutate(mutators.Input{Pod: pod, Node: node, Binding: r.Binding})
-	d := Decision{Annotations: added.Annotations, Warnings: mutatorWarnings(added)}
-	if r.Binding.UID == "" {
-		d.UID = pod.UID
+	c.plugins = takingPart(e.o.Plugins, e.o.Domain, required, c.Binding, c.pod)
+	if err := e.preview(ctx, c); err != nil {
+		return c.preview.deny(err)
 	}
-	for _, f := range added.Failures {
-		klog.FromContext(ctx).Error(f.Err, "A mutator failed, its annotations are left out", "mutator", f.Mutator, "stack", f.Stack)
+	if c.DryRun {
+		return e.rehearse(ctx, c)
 	}
-	if err := guardMerged(pod, r.Binding, e.withAttempt(added.Annotations)); err != nil {
-		return d.deny(err)
-	}
-	contextFor := func(attempt string) *api.BindContext {
-		return &api.BindContext{Pod: pod, Node: node, Binding: r.Binding, User: r.User, Attempt: attempt, DryRun: r.DryRun}
-	}
-	if r.DryRun {
-		return e.rehearse(ctx, contextFor(e.newAttemptID()), d)
-	}
-	return e.prepare(ctx, key, contextFor, d, budget)
-}
-
-// withAttempt is what the Binding may get at most: an attempt adds its own
-// annotation, and all of them are of one length.
-func (e *Engine) withAttempt(added map[string]string) map[string]string {
-	if len(e.o.Plugins) == 0 {
-		return added
-	}
-	all := maps.Clone(added)
-	all[attemptAnnotation(e.o.Domain)] = e.newAttemptID()
-	return all
+	return e.prepare(ctx, c)
 }
 
 // idle says that nothing is switched on, so that Bindings pass unchanged.
@@ -260,15 +251,4 @@ func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *api.Erro
 func (e *Engine) unreadable(object api.Object, err error) *api.Error {
 	return api.AsError(guardName, api.FromAPI(object, "reading it from the API server", err).
 		Advise("see whether the API server answers and whether Prebind may read it"))
-}
-
-func mutatorWarnings(r mutators.Result) []string {
-	var warnings []string
-	for _, c := range r.Replaced {
-		warnings = append(warnings, fmt.Sprintf("%s: the %s's value of the annotation %s is replaced", c.Mutator, c.Source, c.Key))
-	}
-	for _, f := range r.Failures {
-		warnings = append(warnings, fmt.Sprintf("%s: its annotations are left out: %v", f.Mutator, f.Err))
-	}
-	return warnings
 }

@@ -223,17 +223,22 @@ func TestBindMutates(t *testing.T) {
 	writes := mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
 		return mutators.Output{Annotations: map[string]string{"node": in.Node.Name}}, nil
 	})
-	breaks := mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, errors.New("no idea") })
+	errNoIdea := errors.New("no idea")
+	breaks := mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, errNoIdea })
+	labels := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
+		return mutators.Output{Labels: map[string]string{"rack": "r1"}}, nil
+	})
 	floods := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
 		return mutators.Output{Annotations: map[string]string{"big": strings.Repeat("x", 256<<10)}}, nil
 	})
 	cases := map[string]struct {
-		reason  string
-		mutator mutators.Mutator
-		binding []gen.BindingOption
-		want    Decision
-		warns   string
-		kind    api.Kind
+		reason   string
+		mutator  mutators.Mutator
+		required bool
+		binding  []gen.BindingOption
+		want     Decision
+		warns    string
+		kind     api.Kind
 	}{
 		"Pinned": {
 			reason:  "a Binding without UID is pinned to the pod that was checked",
@@ -250,15 +255,40 @@ func TestBindMutates(t *testing.T) {
 			reason:  "a replaced value is told to who wrote it",
 			mutator: writes,
 			binding: []gen.BindingOption{gen.UID("pod-1"), gen.Annotation("test.prebind.dev/node", "mine")},
-			want:    Decision{Annotations: map[string]string{"test.prebind.dev/node": "node-a"}},
-			warns:   "test.prebind.dev/node",
+			want: Decision{
+				Annotations: map[string]string{"test.prebind.dev/node": "node-a"},
+				Conflicts:   []mutators.Conflict{{Mutator: "test", Field: "annotation", Key: "test.prebind.dev/node", Source: "Binding"}},
+			},
+			warns: "test.prebind.dev/node",
 		},
 		"Fails": {
 			reason:  "a failing mutator does not stop the bind",
 			mutator: breaks,
 			binding: []gen.BindingOption{gen.UID("pod-1")},
-			want:    Decision{Annotations: map[string]string{}},
+			want:    Decision{Annotations: map[string]string{}, Failures: []mutators.Failure{{Mutator: "test", Err: errNoIdea}}},
 			warns:   "no idea",
+		},
+		"Labels": {
+			reason:  "labels reach the pod as annotations do",
+			mutator: labels,
+			binding: []gen.BindingOption{gen.UID("pod-1")},
+			want:    Decision{Annotations: map[string]string{}, Labels: map[string]string{"test.prebind.dev/rack": "r1"}},
+		},
+		"LabelKept": {
+			reason:  "a label of the user's own stays, and the user is told",
+			mutator: labels,
+			binding: []gen.BindingOption{gen.UID("pod-1"), gen.Label("test.prebind.dev/rack", "mine")},
+			want: Decision{
+				Annotations: map[string]string{},
+				Conflicts:   []mutators.Conflict{{Mutator: "test", Field: "label", Key: "test.prebind.dev/rack", Source: "Binding", Kept: true}},
+			},
+			warns: "test.prebind.dev/rack",
+		},
+		"RequiredFails": {
+			reason:   "no pod is bound without what the operator requires",
+			mutator:  breaks,
+			required: true,
+			kind:     api.KindRefuse,
 		},
 		"TooMuch": {
 			reason:  "what the pod could not be updated with is not admitted",
@@ -268,7 +298,13 @@ func TestBindMutates(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			e := newTestEngine(t, func(o *Options) { o.Mutators = chain(t, tc.mutator) })
+			o := mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{tc.mutator}}
+			if tc.required {
+				o.Required = []string{"test"}
+			}
+			c, err := mutators.NewChain(o)
+			require.NoError(t, err)
+			e := newTestEngine(t, func(o *Options) { o.Mutators = c })
 			d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", tc.binding...)))
 			require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
 			if tc.kind != "" {
@@ -281,6 +317,9 @@ func TestBindMutates(t *testing.T) {
 				assert.Contains(t, d.Warnings[0], "test: ", "the mutator is named")
 			}
 			d.Warnings = nil
+			if tc.want.Labels == nil {
+				tc.want.Labels = map[string]string{}
+			}
 			assert.Equal(t, tc.want, d, tc.reason)
 			assert.Equal(t, "allowed", d.Kind())
 		})

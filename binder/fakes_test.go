@@ -154,7 +154,7 @@ func (f mutatorFunc) Mutate(in mutators.Input) (mutators.Output, error) { return
 
 func chain(t *testing.T, list ...mutators.Mutator) *mutators.Chain {
 	t.Helper()
-	c, err := mutators.NewChain("prebind.dev", list...)
+	c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: list})
 	require.NoError(t, err)
 	return c
 }

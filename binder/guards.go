@@ -50,14 +50,16 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *api.Error {
 // guardMerged checks what the pod will carry once the API server has merged the
 // Binding into it. The API server does not: it stores what it is given, and then
 // refuses every later update of that pod, the kubelet's included.
-func guardMerged(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *api.Error {
-	annotations := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
-	maps.Copy(annotations, pod.Annotations)
-	maps.Copy(annotations, b.Annotations)
-	maps.Copy(annotations, added)
+func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels map[string]string) *api.Error {
+	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(annotations))
+	maps.Copy(merged, pod.Annotations)
+	maps.Copy(merged, b.Annotations)
+	maps.Copy(merged, annotations)
 	metadata := field.NewPath("metadata")
-	problems := apivalidation.ValidateAnnotations(annotations, metadata.Child("annotations"))
+	problems := apivalidation.ValidateAnnotations(merged, metadata.Child("annotations"))
+	// The pod's own labels are valid already.
 	problems = append(problems, metav1validation.ValidateLabels(b.Labels, metadata.Child("labels"))...)
+	problems = append(problems, metav1validation.ValidateLabels(labels, metadata.Child("labels"))...)
 	if len(problems) == 0 {
 		return nil
 	}

@@ -98,6 +98,7 @@ func TestGuardMerged(t *testing.T) {
 		pod     *corev1.Pod
 		binding []gen.BindingOption
 		added   map[string]string
+		labels  map[string]string
 		// want are the paths of the invalid fields; none is valid.
 		want []string
 	}{
@@ -137,6 +138,12 @@ func TestGuardMerged(t *testing.T) {
 			binding: []gen.BindingOption{gen.Label("no good", "x")},
 			want:    []string{"metadata.labels"},
 		},
+		"BadLabelAdded": {
+			reason: "a mutator's labels are checked as well",
+			pod:    gen.Pod("web"),
+			labels: map[string]string{"rack": "a/b"},
+			want:   []string{"metadata.labels"},
+		},
 		"Several": {
 			reason:  "every problem is named",
 			pod:     gen.Pod("web"),
@@ -173,7 +180,7 @@ func TestGuardMerged(t *testing.T) {
 			b := gen.Binding(tc.pod, "node-a", tc.binding...)
 			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
 
-			err := guardMerged(tc.pod, b, tc.added)
+			err := guardMerged(tc.pod, b, tc.added, tc.labels)
 
 			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")

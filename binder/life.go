@@ -60,6 +60,9 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) *api.Error
 	stop := s.spend(ctx, a, r)
 	defer stop()
 	err := preBind(r.ctx, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
+	if err == nil {
+		err = r.confirm(r.ctx)
+	}
 	if err == nil || !ended(err) {
 		return err
 	}
@@ -67,7 +70,7 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) *api.Error
 	switch cause := context.Cause(r.ctx); {
 	case errors.Is(cause, errBudgetSpent):
 		err = a.tooLong(r)
-	case errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned):
+	case errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
 		err = api.Stale(about, "the bind to %s was given up: %v", a.key.node, cause).Because(cause)
 	}
 	return api.AsError(guardName, err)
@@ -84,7 +87,7 @@ func stoppedAt(r *round) *api.Error {
 // ended says whether a plugin stopped because its context ended, rather than for
 // a reason of its own.
 func ended(err error) bool {
-	for _, cause := range []error{context.Canceled, context.DeadlineExceeded, errBudgetSpent, errSuperseded, errAbandoned, errStopped} {
+	for _, cause := range []error{context.Canceled, context.DeadlineExceeded, errBudgetSpent, errSuperseded, errAbandoned, errOtherParameters, errStopped} {
 		if errors.Is(err, cause) {
 			return true
 		}

@@ -28,10 +28,12 @@ const (
 )
 
 // rehearse runs the PreFlight of a dry run and tells what a bind would do.
-func (e *Engine) rehearse(ctx context.Context, bc *api.BindContext, d Decision) Decision {
-	if _, err := preFlight(ctx, e.o.Plugins, bc); err != nil {
-		return d.deny(err)
+func (e *Engine) rehearse(ctx context.Context, c *call) Decision {
+	bc := c.context(e.newAttemptID())
+	if _, err := preFlight(ctx, c.plugins, bc); err != nil {
+		return c.preview.deny(err)
 	}
+	d := e.allow(ctx, c, bc)
 	for _, intent := range bc.Intents() {
 		d.Warnings = append(d.Warnings, "dry run: "+intent)
 	}
@@ -39,54 +41,58 @@ func (e *Engine) rehearse(ctx context.Context, bc *api.BindContext, d Decision) 
 }
 
 // prepare joins the attempt that is under way for this bind, or checks by
-// PreFlight and begins one where a plugin has something to do. contextFor makes
-// the context of an attempt.
-func (e *Engine) prepare(ctx context.Context, key attemptKey, contextFor func(attempt string) *api.BindContext, d Decision, budget time.Duration) Decision {
+// PreFlight and begins one where a plugin has something to do.
+func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 	held := seat{engine: e}
 	defer held.release()
 	for {
-		a, r, at := e.attempts.join(key)
+		a, r, at := e.attempts.join(c.key)
+		if (at == preparing || at == failed) && !e.sameParameters(c.Binding, r.bc.Binding, r.bc.Annotations()) {
+			// What is under way, or its error, is not what this call asks for.
+			e.attempts.dismiss(a, r)
+			at = undoing
+		}
 		switch at {
 		case over, prepared:
 			id := e.newAttemptID()
 			if a != nil {
 				id = a.id
 			}
-			bc := contextFor(id)
-			run, err := preFlight(ctx, e.o.Plugins, bc)
+			bc := c.context(id)
+			run, err := preFlight(ctx, c.plugins, bc)
 			if err != nil {
-				return e.later(key, d, err)
+				return e.later(c, err)
 			}
 			if len(run) == 0 {
 				if a == nil {
-					return d
+					return e.allow(ctx, c, bc)
 				}
-				if e.attempts.allowed(a) {
-					return e.bindBy(a, d)
+				if d, ok := e.allowBy(ctx, c, a, bc); ok {
+					return d
 				}
 				continue
 			}
-			r = newRound(bc, run)
+			r = newRound(bc, run, func(ctx context.Context) *api.Error { return e.confirm(ctx, c, bc) })
 			if a == nil {
-				a = e.attempts.start(ctx, key, r, budget)
+				a = e.attempts.start(ctx, c.key, r, c.budget)
 			} else if !e.attempts.again(ctx, a, r) {
 				a = nil
 			}
 			if a == nil {
 				if held.over(ctx) {
-					return e.later(key, d, stoppedAt(r))
+					return e.later(c, stoppedAt(r))
 				}
 				continue
 			}
 		case undoing:
 			if !held.until(ctx, a.over) {
 				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
-					return e.later(key, d, a.tooLong(r))
+					return e.later(c, a.tooLong(r))
 				}
-				return e.later(key, d, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+				return e.later(c, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
-			if !e.attempts.stillPending(ctx, podOf(r), key.pod) {
-				return e.later(key, d, changedMeanwhile(r))
+			if !e.attempts.stillPending(ctx, podOf(r), c.key.pod) {
+				return e.later(c, changedMeanwhile(r))
 			}
 			continue
 		case preparing, failed:
@@ -94,20 +100,29 @@ func (e *Engine) prepare(ctx context.Context, key attemptKey, contextFor func(at
 		if !held.until(ctx, r.done) {
 			if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
 				// The plugin does not listen.
-				return e.later(key, d, a.tooLong(r))
+				return e.later(c, a.tooLong(r))
 			}
-			return e.later(key, d, a.waiting(r, e.o.Clock.Now()))
+			return e.later(c, a.waiting(r, e.o.Clock.Now()))
 		}
 		if r.err != nil {
 			e.attempts.toldError(a)
-			return e.later(key, d, r.err)
+			return e.later(c, r.err)
 		}
-		if e.attempts.allowed(a) {
-			return e.bindBy(a, d)
+		if d, ok := e.allowBy(ctx, c, a, r.bc); ok {
+			return d
 		}
 		// It was prepared, and came to its outcome before this call heard of it.
-		return e.later(key, d, changedMeanwhile(r))
+		return e.later(c, changedMeanwhile(r))
 	}
+}
+
+// confirm takes the last look at a round whose PreBinds have succeeded.
+func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api.Error {
+	if err := confirmAll(ctx, c.plugins, bc); err != nil {
+		return err
+	}
+	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
+	return err
 }
 
 // changedMeanwhile makes the client call again, to be judged by the pod as it is
@@ -117,18 +132,11 @@ func changedMeanwhile(r *round) *api.Error {
 	return api.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
 }
 
-// bindBy lets the bind go ahead and makes the pod tell which attempt it was.
-func (e *Engine) bindBy(a *attempt, d Decision) Decision {
-	e.waits.Remove(a.key)
-	d.Annotations[attemptAnnotation(e.o.Domain)] = a.id
-	return d
-}
-
 // later denies; a client that has to wait is told for how long.
-func (e *Engine) later(key attemptKey, d Decision, err *api.Error) Decision {
-	d = d.deny(api.AsError(guardName, err))
+func (e *Engine) later(c *call, err *api.Error) Decision {
+	d := c.preview.deny(api.AsError(guardName, err))
 	if err.Kind == api.KindWait {
-		d.RetryAfter = e.retryAfter(key)
+		d.RetryAfter = e.retryAfter(c)
 	}
 	return d
 }
@@ -136,14 +144,11 @@ func (e *Engine) later(key attemptKey, d Decision, err *api.Error) Decision {
 // retryAfter grows with every call that has to wait, so that the repeats of a
 // client, which are limited in number, reach far; and with the backlog, so that
 // many clients together do not come too often.
-func (e *Engine) retryAfter(key attemptKey) time.Duration {
-	waited := 0
-	if n, ok := e.waits.Get(key); ok {
-		waited, _ = n.(int)
-	}
-	e.waits.Add(key, waited+1, forgetWaits)
+func (e *Engine) retryAfter(c *call) time.Duration {
+	before := e.waitedBefore(c)
+	e.waits.Add(c.key, waited{calls: before.calls + 1, since: before.since}, forgetWaits)
 	backlog := time.Duration(e.attempts.backlog()/backlogUnit) * time.Second
-	return min(time.Second<<min(waited, 10), maxRetryAfter) + min(backlog, maxBacklog)
+	return min(time.Second<<min(before.calls, 10), maxRetryAfter) + min(backlog, maxBacklog)
 }
 
 // seat is the time that one call is kept waiting, however often it waits.

@@ -59,6 +59,20 @@ func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, 
 	return nil
 }
 
+// confirmAll lets the plugins take a last look, in order. The first error ends it.
+func confirmAll(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
+	for _, p := range plugins {
+		confirmer, ok := p.(api.Confirmer)
+		if !ok {
+			continue
+		}
+		if err := contained(ctx, func() error { return confirmer.Confirm(ctx, bc) }); err != nil {
+			return api.AsError(p.Name(), err)
+		}
+	}
+	return nil
+}
+
 // contained calls f and makes an error of its panic, so that a plugin's mistake
 // costs one bind and not the process. A nil *api.Error in an error is nil.
 func contained(ctx context.Context, f func() error) (err error) {

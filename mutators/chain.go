@@ -4,17 +4,30 @@
 package mutators
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
 // reserved is the name under which the binder itself writes annotations.
 const reserved = "binder"
+
+// Options of a Chain.
+type Options struct {
+	// Domain of all keys.
+	Domain string
+	// Mutators in the order in which they run.
+	Mutators []Mutator
+	// Required names those without whose output no pod is bound.
+	Required []string
+}
 
 // Chain runs mutators in their configured order and owns their keys. It is safe
 // for concurrent use.
@@ -23,17 +36,19 @@ type Chain struct {
 }
 
 type link struct {
-	mutator Mutator
-	prefix  string
+	mutator  Mutator
+	name     string
+	prefix   string
+	required bool
 }
 
-// NewChain returns the chain of these mutators, in this order, under the
-// annotation domain. Two mutators with one name, or a name that makes no valid
-// annotation prefix, are an error.
-func NewChain(domain string, list ...Mutator) (*Chain, error) {
+// NewChain checks the options and returns the chain. Two mutators with one name,
+// a name that makes no valid annotation prefix, or a required one that is not in
+// the chain, are an error.
+func NewChain(o Options) (*Chain, error) {
 	c := &Chain{}
 	seen := map[string]bool{}
-	for _, m := range list {
+	for _, m := range o.Mutators {
 		name := m.Name()
 		if seen[name] {
 			return nil, fmt.Errorf("mutator %q is registered twice", name)
@@ -45,11 +60,16 @@ func NewChain(domain string, list ...Mutator) (*Chain, error) {
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 			return nil, fmt.Errorf("mutator %q: its name is no DNS label: %s", name, strings.Join(problems, "; "))
 		}
-		prefix := name + "." + domain
+		prefix := name + "." + o.Domain
 		if problems := validation.IsDNS1123Subdomain(prefix); len(problems) > 0 {
 			return nil, fmt.Errorf("mutator %q: the annotation prefix %q is not valid: %s", name, prefix, strings.Join(problems, "; "))
 		}
-		c.links = append(c.links, link{mutator: m, prefix: prefix + "/"})
+		c.links = append(c.links, link{mutator: m, name: name, prefix: prefix + "/", required: slices.Contains(o.Required, name)})
+	}
+	for _, name := range o.Required {
+		if !seen[name] {
+			return nil, fmt.Errorf("mutator %q is required and not switched on", name)
+		}
 	}
 	return c, nil
 }
@@ -57,24 +77,46 @@ func NewChain(domain string, list ...Mutator) (*Chain, error) {
 // Len is the number of mutators.
 func (c *Chain) Len() int { return len(c.links) }
 
-// Result is what the whole chain adds to a Binding.
-type Result struct {
-	// Annotations by complete key; the caller owns the map.
-	Annotations map[string]string
-	// Replaced lists, in order, the keys for which the Binding or the pod had
-	// another value. The mutator's value stands.
-	Replaced []Replaced
-	// Failures lists, in order, the mutators that failed or panicked. Their keys
-	// are left out.
-	Failures []Failure
+// Names returns the mutators' names in order; the caller owns the slice.
+func (c *Chain) Names() []string {
+	names := make([]string, 0, len(c.links))
+	for _, l := range c.links {
+		names = append(names, l.name)
+	}
+	return names
 }
 
-// Replaced is a value that a mutator's own value replaces.
-type Replaced struct {
+// Result is what the whole chain adds to a Binding.
+type Result struct {
+	// Annotations and Labels by complete key; the caller owns the maps.
+	Annotations, Labels map[string]string
+	// Conflicts lists, in order, the keys for which the Binding or the pod had
+	// another value.
+	Conflicts []Conflict
+	// Failures lists, in order, the mutators that gave no output.
+	Failures []Failure
+	// Refused is the first error of a required mutator, or nil.
+	Refused *api.Error
+}
+
+// Conflict is a value of a mutator where another one stood.
+type Conflict struct {
 	Mutator string
-	Key     string
+	// Field is "annotation" or "label".
+	Field string
+	Key   string
 	// Source is where the other value stood: "Binding" or "pod".
 	Source string
+	// Kept says that the other value stands; otherwise the mutator's does.
+	Kept bool
+}
+
+// String tells of the conflict in plain words.
+func (c Conflict) String() string {
+	if c.Kept {
+		return fmt.Sprintf("%s: the %s's own value of the %s %s is kept", c.Mutator, c.Source, c.Field, c.Key)
+	}
+	return fmt.Sprintf("%s: the %s's value of the %s %s is replaced", c.Mutator, c.Source, c.Field, c.Key)
 }
 
 // Failure is a mutator that gave no output.
@@ -88,32 +130,69 @@ type Failure struct {
 // Mutate runs the chain. A mutator that fails, panics or returns a key that is
 // not its to write is left out as a whole and reported; the others go on.
 func (c *Chain) Mutate(in Input) Result {
-	result := Result{Annotations: map[string]string{}}
+	result := Result{Annotations: map[string]string{}, Labels: map[string]string{}}
 	for _, l := range c.links {
+		before := len(result.Conflicts)
 		out, stack, err := l.run(in)
 		if err != nil {
-			result.Failures = append(result.Failures, Failure{Mutator: l.mutator.Name(), Err: err, Stack: stack})
-			continue
+			result.Failures = append(result.Failures, Failure{Mutator: l.name, Err: err, Stack: stack})
 		}
-		for _, short := range slices.Sorted(maps.Keys(out.Annotations)) {
-			key, value := l.prefix+short, out.Annotations[short]
+		if l.required && result.Refused == nil {
+			result.Refused = l.refusal(in, out, err)
+		}
+		for short, value := range out.Annotations {
+			key := l.prefix + short
 			result.Annotations[key] = value
-			if source, differs := held(in, key, value); differs {
-				result.Replaced = append(result.Replaced, Replaced{Mutator: l.mutator.Name(), Key: key, Source: source})
+			if source, differs := held(key, value, in.Binding.Annotations, in.Pod.Annotations); differs {
+				result.Conflicts = append(result.Conflicts, Conflict{Mutator: l.name, Field: "annotation", Key: key, Source: source})
 			}
 		}
+		for short, value := range out.Labels {
+			key := l.prefix + short
+			source, differs := held(key, value, in.Binding.Labels, in.Pod.Labels)
+			if differs {
+				result.Conflicts = append(result.Conflicts,
+					Conflict{Mutator: l.name, Field: "label", Key: key, Source: source, Kept: !out.ReplaceLabels})
+			}
+			if !differs || out.ReplaceLabels {
+				result.Labels[key] = value
+			}
+		}
+		slices.SortFunc(result.Conflicts[before:], byFieldAndKey)
 	}
 	return result
+}
+
+// byFieldAndKey orders the conflicts of one mutator: annotations first.
+func byFieldAndKey(a, b Conflict) int {
+	return cmp.Or(strings.Compare(a.Field, b.Field), strings.Compare(a.Key, b.Key))
+}
+
+// refusal is why a required mutator ends the bind, or nil.
+func (l link) refusal(in Input, out Output, err error) *api.Error {
+	var refused *api.Error
+	switch {
+	case err != nil:
+		refused = api.Refuse(api.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required and failed: %v", err).
+			Because(err).Advise("see Prebind's log, or take it out of --required-mutators")
+	case len(out.Missing) > 0:
+		refused = api.Refuse(api.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required, and %s", strings.Join(out.Missing, ", ")).
+			Advise("choose another node, or complete this one")
+	default:
+		return nil
+	}
+	refused.Plugin = l.name
+	return refused
 }
 
 // held tells whether the Binding, or else the pod, holds another value of the
 // key. The Binding's wins when the API server merges the two, so it is the one
 // that counts.
-func held(in Input, key, value string) (source string, differs bool) {
-	if had, ok := in.Binding.Annotations[key]; ok {
+func held(key, value string, binding, pod map[string]string) (source string, differs bool) {
+	if had, ok := binding[key]; ok {
 		return "Binding", had != value
 	}
-	had, ok := in.Pod.Annotations[key]
+	had, ok := pod[key]
 	return "pod", ok && had != value
 }
 
@@ -126,11 +205,35 @@ func (l link) run(in Input) (out Output, stack string, err error) {
 	if out, err = l.mutator.Mutate(in); err != nil {
 		return Output{}, "", err
 	}
-	for short := range out.Annotations {
-		// A slash in the key would be the second one, which is not valid.
-		if problems := validation.IsQualifiedName(l.prefix + short); len(problems) > 0 {
-			return Output{}, "", fmt.Errorf("it returned %q, which is no annotation key of its own", short)
-		}
+	if err := check(out); err != nil {
+		return Output{}, "", err
 	}
 	return out, "", nil
+}
+
+// check says what the API server would store, and never update again, of the
+// output. Of several mistakes it names the first by key, so that a mutator fails
+// alike every time.
+func check(out Output) error {
+	for _, values := range []map[string]string{out.Annotations, out.Labels} {
+		// A slash in the key would be the second one, which is not valid.
+		if short, bad := first(values, func(short, _ string) bool { return !keys.Valid(short) }); bad {
+			return fmt.Errorf("it returned %q, which is no key of its own", short)
+		}
+	}
+	if short, bad := first(out.Labels, func(_, value string) bool { return !keys.ValidLabelValue(value) }); bad {
+		return fmt.Errorf("it returned the label %q with the value %q: %s", short, out.Labels[short],
+			strings.Join(validation.IsValidLabelValue(out.Labels[short]), "; "))
+	}
+	return nil
+}
+
+// first returns the first key for which is holds, if there is one.
+func first(values map[string]string, is func(short, value string) bool) (found string, ok bool) {
+	for short, value := range values {
+		if is(short, value) && (!ok || short < found) {
+			found, ok = short, true
+		}
+	}
+	return found, ok
 }

@@ -124,13 +124,17 @@ func FuzzPatch(f *testing.F) {
 		if bad != nil {
 			return // No Binding.
 		}
-		d := binder.Decision{Annotations: map[string]string{key: value, second: value + "!"}, UID: types.UID(uid)}
+		d := binder.Decision{Annotations: map[string]string{key: value, second: value + "!"}, Labels: map[string]string{second: value}, UID: types.UID(uid)}
 
 		want := b.request.Binding.DeepCopy()
 		if want.Annotations == nil {
 			want.Annotations = map[string]string{}
 		}
 		maps.Copy(want.Annotations, d.Annotations)
+		if want.Labels == nil {
+			want.Labels = map[string]string{}
+		}
+		maps.Copy(want.Labels, d.Labels)
 		if uid != "" {
 			want.UID = d.UID
 		}

@@ -95,6 +95,10 @@ func TestGolden(t *testing.T) {
 		"allowed-uid-pinned-only": {
 			reason: "also when nothing is added", decision: binder.Decision{UID: "0a1b2c3d"},
 		},
+		"allowed-labels": {reason: "labels travel as annotations do", decision: binder.Decision{Annotations: topology, Labels: topology}},
+		"allowed-more-labels": {
+			reason: "labels are added to those that are there", decision: binder.Decision{Labels: topology},
+		},
 		"legacy-bindings": {reason: "the pod's name stands in the object only", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"dry-run":         {reason: "it tells what it would have done", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
 		"passed-through":  {reason: "the API server gives its own answer", decision: binder.Decision{PassThrough: true}},

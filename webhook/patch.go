@@ -30,23 +30,26 @@ func patchFor(b *bind, d binder.Decision) ([]byte, error) {
 	add := func(path string, value any) {
 		patch = append(patch, operation{Op: "add", Path: path, Value: value})
 	}
-	if b.has.Metadata == nil && (d.UID != "" || len(d.Annotations) > 0) {
+	if b.has.Metadata == nil && (d.UID != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
 		add("/metadata", struct{}{})
 	}
 	if d.UID != "" {
 		add("/metadata/uid", d.UID)
 	}
-	if had := b.request.Binding.Annotations; b.has.Metadata == nil || b.has.Metadata.Annotations == nil {
-		if len(d.Annotations) > 0 {
-			add("/metadata/annotations", d.Annotations)
+	addMap := func(path string, exists bool, had, want map[string]string) {
+		if !exists && len(want) > 0 {
+			add(path, want)
+			return
 		}
-	} else {
-		for _, key := range slices.Sorted(maps.Keys(d.Annotations)) {
-			if value, ok := had[key]; !ok || value != d.Annotations[key] {
-				add("/metadata/annotations/"+escape.Replace(key), d.Annotations[key])
+		for _, key := range slices.Sorted(maps.Keys(want)) {
+			if value, ok := had[key]; !ok || value != want[key] {
+				add(path+"/"+escape.Replace(key), want[key])
 			}
 		}
 	}
+	binding, has := b.request.Binding, b.has.Metadata
+	addMap("/metadata/annotations", has != nil && has.Annotations != nil, binding.Annotations, d.Annotations)
+	addMap("/metadata/labels", has != nil && has.Labels != nil, binding.Labels, d.Labels)
 	if len(patch) == 0 {
 		return nil, nil
 	}

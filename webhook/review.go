@@ -104,6 +104,7 @@ type bind struct {
 type presence struct {
 	Metadata *struct {
 		Annotations map[string]string `json:"annotations"`
+		Labels      map[string]string `json:"labels"`
 	} `json:"metadata"`
 }
 

@@ -5,6 +5,7 @@ package api
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -37,11 +38,68 @@ type BindContext struct {
 	// DryRun says that nothing may be written. Only PreFlight ever sees it true.
 	DryRun bool
 
-	mu         sync.Mutex
-	extensions map[string]any
-	intents    []string
-	undone     []string
-	waiting    Waiting
+	mu          sync.Mutex
+	extensions  map[string]any
+	intents     []string
+	undone      []string
+	waiting     Waiting
+	annotations map[string]map[string]string
+	devices     []Device
+}
+
+// Annotate adds <plugin>.<domain>/<key> to the Binding, and so to the pod; plugin
+// is the caller's own name, and key the part behind the slash. The last value of a
+// key counts. It is for PreFlight and PreBind: a plugin whose PreBind is skipped
+// annotates in PreFlight. A key that is not valid is the plugin's own failure.
+func (bc *BindContext) Annotate(plugin, key, value string) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	if bc.annotations == nil {
+		bc.annotations = map[string]map[string]string{}
+	}
+	if bc.annotations[plugin] == nil {
+		bc.annotations[plugin] = map[string]string{}
+	}
+	bc.annotations[plugin][key] = value
+}
+
+// Annotations returns what was given to Annotate, by plugin and key; the caller
+// owns the maps.
+func (bc *BindContext) Annotations() map[string]map[string]string {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	all := make(map[string]map[string]string, len(bc.annotations))
+	for plugin, annotations := range bc.annotations {
+		all[plugin] = maps.Clone(annotations)
+	}
+	return all
+}
+
+// Device is one device, or a share of one, that is a pod's.
+type Device struct {
+	// Request is what the pod knows it by: the name that its requester gave.
+	Request string
+	// Driver and Pool are those of a ResourceClaim's allocation, else empty.
+	Driver, Pool string
+	// Name is the device's own.
+	Name string
+	// Share is the part of the device, such as 0.5; empty for all of it.
+	Share string
+}
+
+// Has records, in PreFlight, a device that is the pod's when the bind is allowed.
+// The mutators are shown it.
+func (bc *BindContext) Has(devices ...Device) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.devices = append(bc.devices, devices...)
+}
+
+// Devices returns what was given to Has, in order; the caller owns the slice.
+func (bc *BindContext) Devices() []Device {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return append([]Device(nil), bc.devices...)
 }
 
 // Waiting is what a PreBind is waiting for.

@@ -126,6 +126,11 @@ func Stale(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindStale, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 
+// Invalid makes a KindInvalid about the object, of the fields that are wrong.
+func Invalid(object Object, message string, fields ...Field) *Error {
+	return &Error{Kind: KindInvalid, Object: object, Message: message, Fields: fields}
+}
+
 // Internal makes a KindInternal of the cause.
 func Internal(object Object, cause error) *Error {
 	return &Error{Kind: KindInternal, Object: object, Message: cause.Error(), cause: cause}

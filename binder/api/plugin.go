@@ -53,6 +53,32 @@ type PreFlighter interface {
 	PreFlight(ctx context.Context, bc *BindContext) (Next, error)
 }
 
+// OnAnnotation is a PreBinder that takes part only in binds that ask for it: by an
+// annotation <name>.<domain>/… where Asked says, or by its name in
+// binder.<domain>/require. A PreBinder that is none takes part in every bind.
+type OnAnnotation interface {
+	// Asked says where the annotations may stand. It never changes.
+	Asked() Source
+}
+
+// Source is where a plugin's parameters may stand.
+type Source int
+
+const (
+	// ByBinding: on the Binding only, that is, a scheduler's plugin sets them.
+	ByBinding Source = iota
+	// ByBindingOrPod: on the pod as well. The Binding's value of a key wins.
+	ByBindingOrPod
+)
+
+// Confirmer is a PreBinder that takes a last look before the bind is allowed.
+type Confirmer interface {
+	// Confirm is called after the PreBind of all plugins, also when its own was
+	// skipped, whenever another plugin's PreBind may have taken time. It only
+	// reads. An error ends the attempt, and what was prepared is rolled back.
+	Confirm(ctx context.Context, bc *BindContext) error
+}
+
 // PostBinder is a PreBinder that wants to hear when a bind has come about.
 type PostBinder interface {
 	// PostBind is called after the pod was seen bound to the node by this attempt,

@@ -20,6 +20,8 @@ type measured struct {
 	engine    webhook.Engine
 	clock     clock.PassiveClock
 	decisions *prometheus.CounterVec
+	conflicts *prometheus.CounterVec
+	failures  *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 }
 
@@ -32,13 +34,21 @@ func newMeasured(engine webhook.Engine, c clock.PassiveClock, registry prometheu
 			Name: "prebind_decisions_total",
 			Help: "Answers to Bindings, by decision and by the plugin that decided against the bind.",
 		}, []string{"decision", "plugin"}),
+		conflicts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_mutator_conflicts_total",
+			Help: "Annotations and labels of a mutator for which the Binding or the pod had another value, by where that stood and by which of the two stands.",
+		}, []string{"mutator", "source", "result"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_mutator_failures_total",
+			Help: "Bindings for which a mutator failed: without what it adds or, where it is required, refused.",
+		}, []string{"mutator"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "prebind_decision_duration_seconds",
 			Help:    "Time until the answer to a Binding, holds included.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15),
 		}, []string{"decision"}),
 	}
-	for _, c := range []prometheus.Collector{m.decisions, m.duration} {
+	for _, c := range []prometheus.Collector{m.decisions, m.conflicts, m.failures, m.duration} {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
@@ -55,6 +65,16 @@ func (m *measured) Bind(ctx context.Context, r binder.Request) binder.Decision {
 		plugin = d.Err.Plugin
 	}
 	m.decisions.WithLabelValues(d.Kind(), plugin).Inc()
+	for _, c := range d.Conflicts {
+		result := "replaced"
+		if c.Kept {
+			result = "kept"
+		}
+		m.conflicts.WithLabelValues(c.Mutator, c.Source, result).Inc()
+	}
+	for _, f := range d.Failures {
+		m.failures.WithLabelValues(f.Mutator).Inc()
+	}
 	m.duration.WithLabelValues(d.Kind()).Observe(m.clock.Since(begin).Seconds())
 	return d
 }

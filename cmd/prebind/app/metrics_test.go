@@ -15,6 +15,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -36,7 +37,13 @@ func TestMeasured(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	refusal := api.Refuse(api.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
 	refusal.Plugin = "volumebinding"
-	decisions := []binder.Decision{{}, {PassThrough: true}, {Err: refusal}, {Err: refusal, Warnings: []string{"node-a"}}}
+	decisions := []binder.Decision{
+		{
+			Conflicts: []mutators.Conflict{{Mutator: "topology", Field: "annotation", Key: "web-7f", Source: "pod"}, {Mutator: "topology", Key: "shop", Source: "Binding", Kept: true}},
+			Failures:  []mutators.Failure{{Mutator: "node-info", Err: refusal}},
+		},
+		{PassThrough: true}, {Err: refusal}, {Err: refusal, Warnings: []string{"node-a"}},
+	}
 	m, err := newMeasured(&steps{clock: clock, decisions: decisions}, clock, registry)
 	require.NoError(t, err)
 	pod := gen.Pod("web-7f", gen.InNamespace("shop"))
@@ -46,20 +53,22 @@ func TestMeasured(t *testing.T) {
 
 	families, err := registry.Gather()
 	require.NoError(t, err)
-	counts, times := map[string]float64{}, map[string]float64{}
+	counts, times, mutated := map[string]float64{}, map[string]float64{}, map[string]float64{}
 	for _, family := range families {
 		assert.Contains(t, family.GetName(), "prebind_")
 		assert.NotEmpty(t, family.GetHelp())
 		for _, metric := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin"}, l.GetName(), "no pod, node or namespace is a label")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result"}, l.GetName(), "no pod, node or namespace is a label")
 				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
 				labels[l.GetName()] = l.GetValue()
 			}
 			switch family.GetName() {
 			case "prebind_decisions_total":
 				counts[labels["decision"]+"/"+labels["plugin"]] = metric.GetCounter().GetValue()
+			case "prebind_mutator_conflicts_total", "prebind_mutator_failures_total":
+				mutated[labels["mutator"]+"/"+labels["source"]+"/"+labels["result"]] = metric.GetCounter().GetValue()
 			case "prebind_decision_duration_seconds":
 				times[labels["decision"]] = metric.GetHistogram().GetSampleSum()
 			}
@@ -67,6 +76,7 @@ func TestMeasured(t *testing.T) {
 	}
 	assert.Equal(t, map[string]float64{"allowed/": 1, "passed-through/": 1, "refused/volumebinding": 2}, counts)
 	assert.Equal(t, map[string]float64{"allowed": 1, "passed-through": 1, "refused": 2}, times, "in seconds")
+	assert.Equal(t, map[string]float64{"topology/pod/replaced": 1, "topology/Binding/kept": 1, "node-info//": 1}, mutated)
 
 	_, err = newMeasured(&steps{}, clock, registry)
 	assert.Error(t, err, "a second registration is an error, not a panic")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,24 +29,25 @@ type serveOptions struct {
 	mutatorList []Mutator
 	pluginList  []Plugin
 
-	kubeconfig      string
-	webhookAddress  string
-	certDir         string
-	metricsAddress  string
-	healthAddress   string
-	mutators        []string
-	plugins         []string
-	domain          string
-	namespace       string
-	leaderElect     bool
-	topologyLabels  []string
-	hold            time.Duration
-	maxHolds        int
-	preBindTimeout  time.Duration
-	preBindMax      time.Duration
-	shutdownDelay   time.Duration
-	shutdownTimeout time.Duration
-	logging         *logsapi.LoggingConfiguration
+	kubeconfig       string
+	webhookAddress   string
+	certDir          string
+	metricsAddress   string
+	healthAddress    string
+	mutators         []string
+	plugins          []string
+	domain           string
+	namespace        string
+	leaderElect      bool
+	topologyLabels   []string
+	requiredMutators []string
+	hold             time.Duration
+	maxHolds         int
+	preBindTimeout   time.Duration
+	preBindMax       time.Duration
+	shutdownDelay    time.Duration
+	shutdownTimeout  time.Duration
+	logging          *logsapi.LoggingConfiguration
 }
 
 func defaultServeOptions() *serveOptions {
@@ -93,6 +95,8 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.StringSliceVar(&o.mutators, "mutators", o.mutators,
 		"Mutators to run. '*' stands for all that are on by default, 'foo' switches foo on, '-foo' off. The order is that of 'prebind plugins'.")
 	fs.StringSliceVar(&o.plugins, "prebind-plugins", o.plugins, "PreBind plugins to run, in the same form.")
+	fs.StringSliceVar(&o.requiredMutators, "required-mutators", o.requiredMutators,
+		"Mutators without whose annotations no pod is bound. When one of them fails, or the node lacks what it is to tell of, the bind is refused; any other is left out.")
 	fs.StringVar(&o.domain, "annotation-domain", o.domain, "Domain of all annotations: they are <plugin>.<domain>/<key>.")
 	fs.StringSliceVar(&o.topologyLabels, "topology-labels", o.topologyLabels,
 		"Node labels that the mutator topology copies, each as 'label' or 'label=key'. The key is by default the part behind the slash.")
@@ -147,6 +151,12 @@ func (o *serveOptions) validate() error {
 	}
 	if _, err := o.selectedPlugins(); err != nil {
 		check(false, "--prebind-plugins: %w", err)
+	}
+	if on, err := o.selectedMutators(); err == nil {
+		for _, name := range o.requiredMutators {
+			isOn := slices.ContainsFunc(on, func(m Mutator) bool { return m.Name == name })
+			check(isOn, "--required-mutators: %q is no mutator that is switched on", name)
+		}
 	}
 	if _, err := topology.New(topology.Options{Labels: o.topologyLabels}); err != nil {
 		check(false, "--topology-labels: %w", err)

@@ -255,7 +255,7 @@ func buildMutators(o *serveOptions) (*mutators.Chain, error) {
 		}
 		list = append(list, m)
 	}
-	return mutators.NewChain(o.domain, list...)
+	return mutators.NewChain(mutators.Options{Domain: o.domain, Mutators: list, Required: o.requiredMutators})
 }
 
 // restConfig leads to the API server by the kubeconfig or, without one, from

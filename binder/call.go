@@ -1,0 +1,189 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
+)
+
+// call is one Request on its way through the engine.
+type call struct {
+	Request
+	key  attemptKey
+	pod  *corev1.Pod
+	node *corev1.Node
+	// plugins are those that take part.
+	plugins []api.PreBinder
+	budget  time.Duration
+	began   time.Time
+	// preview is what the answer would be if no plugin had anything to do.
+	preview Decision
+}
+
+// context returns that of an attempt for this call.
+func (c *call) context(attempt string) *api.BindContext {
+	return &api.BindContext{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun}
+}
+
+// additions are what plugins add to a Binding.
+type additions struct {
+	attempt     string
+	annotations map[string]map[string]string
+	devices     []api.Device
+}
+
+// additionsOf collects what the contexts of one bind hold. Later ones win, and the
+// last one knows the devices: PreFlight, which every context has been through,
+// tells of all of them.
+func additionsOf(attempt string, contexts ...*api.BindContext) additions {
+	add := additions{attempt: attempt, annotations: map[string]map[string]string{}}
+	for _, bc := range contexts {
+		for plugin, annotations := range bc.Annotations() {
+			if add.annotations[plugin] == nil {
+				add.annotations[plugin] = map[string]string{}
+			}
+			maps.Copy(add.annotations[plugin], annotations)
+		}
+		add.devices = bc.Devices()
+	}
+	return add
+}
+
+func (a additions) none() bool {
+	return a.attempt == "" && len(a.annotations) == 0 && len(a.devices) == 0
+}
+
+// preview runs the mutators and checks what would become of the pod, before
+// anything is done for the bind.
+func (e *Engine) preview(ctx context.Context, c *call) *api.Error {
+	var err *api.Error
+	c.preview, err = e.compose(ctx, c, additions{})
+	for _, f := range c.preview.Failures {
+		klog.FromContext(ctx).Error(f.Err, "A mutator failed, what it adds is left out", "mutator", f.Mutator, "stack", f.Stack)
+	}
+	return err
+}
+
+// compose makes the decision that lets the bind go ahead, or says why it may not.
+// The decision tells in any case what the mutators met with.
+func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision, *api.Error) {
+	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: e.course(c, add.attempt), Devices: add.devices}
+	if e.o.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
+		claimed, err := e.o.Claimed(ctx, c.pod)
+		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
+	}
+	result := e.o.Mutators.Mutate(in)
+	d := Decision{
+		Annotations: result.Annotations, Labels: result.Labels,
+		Warnings: mutatorWarnings(result), Conflicts: result.Conflicts, Failures: result.Failures,
+	}
+	if c.Binding.UID == "" {
+		d.UID = c.pod.UID
+	}
+	if result.Refused != nil {
+		return d, result.Refused
+	}
+	for plugin, annotations := range add.annotations {
+		for short, value := range annotations {
+			key := plugin + "." + e.o.Domain + "/" + short
+			if !takesPart(c.plugins, plugin) || len(validation.IsQualifiedName(key)) > 0 {
+				return d, api.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
+			}
+			d.Annotations[key] = value
+		}
+	}
+	if add.attempt != "" {
+		d.Annotations[attemptAnnotation(e.o.Domain)] = add.attempt
+	}
+	return d, guardMerged(c.pod, c.Binding, e.withAttempt(c, d.Annotations), d.Labels)
+}
+
+func takesPart(plugins []api.PreBinder, name string) bool {
+	return slices.ContainsFunc(plugins, func(p api.PreBinder) bool { return p.Name() == name })
+}
+
+// withAttempt is what the Binding may get at most: an attempt adds its own
+// annotation, and all of them are of one length.
+func (e *Engine) withAttempt(c *call, added map[string]string) map[string]string {
+	key := attemptAnnotation(e.o.Domain)
+	if _, has := added[key]; has || len(c.plugins) == 0 {
+		return added
+	}
+	all := maps.Clone(added)
+	all[key] = e.newAttemptID()
+	return all
+}
+
+// allow lets the bind go ahead without any attempt.
+func (e *Engine) allow(ctx context.Context, c *call, bc *api.BindContext) Decision {
+	add := additionsOf("", bc)
+	if add.none() {
+		return c.preview
+	}
+	d, err := e.compose(ctx, c, add)
+	if err != nil {
+		return e.later(c, err)
+	}
+	return d
+}
+
+// allowBy lets the bind go ahead that the attempt has prepared, and makes the pod
+// tell which attempt it was. latest is the context by which this call knows that
+// it is prepared. It returns false when the attempt is not prepared any more.
+func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *api.BindContext) (Decision, bool) {
+	d, err := e.compose(ctx, c, additionsOf(a.id, append(e.attempts.contexts(a), latest)...))
+	if err != nil {
+		e.attempts.discard(a)
+		return e.later(c, err), true
+	}
+	if !e.attempts.allowed(a) {
+		return Decision{}, false
+	}
+	e.waits.Remove(c.key)
+	return d, true
+}
+
+// waited are the calls for one bind that had to wait.
+type waited struct {
+	calls int
+	since time.Time
+}
+
+// waitedBefore returns those before this call.
+func (e *Engine) waitedBefore(c *call) waited {
+	if found, ok := e.waits.Get(c.key); ok {
+		if w, ok := found.(waited); ok {
+			return w
+		}
+	}
+	return waited{since: c.began}
+}
+
+// course tells how the bind has gone so far.
+func (e *Engine) course(c *call, attempt string) mutators.Bind {
+	before, now := e.waitedBefore(c), e.o.Clock.Now()
+	return mutators.Bind{Attempt: attempt, Calls: before.calls + 1, Waited: now.Sub(before.since), At: now}
+}
+
+func mutatorWarnings(r mutators.Result) []string {
+	var warnings []string
+	for _, c := range r.Conflicts {
+		warnings = append(warnings, c.String())
+	}
+	for _, f := range r.Failures {
+		warnings = append(warnings, fmt.Sprintf("%s: what it adds is left out: %v", f.Mutator, f.Err))
+	}
+	return warnings
+}

@@ -1,0 +1,409 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// asked is a plugin that takes part when annotations ask for it.
+type asked struct {
+	checker
+	by api.Source
+}
+
+func (a *asked) Asked() api.Source { return a.by }
+
+// annotated is theRequest with more annotations on the Binding.
+func annotated(pairs ...string) Request {
+	b := gen.Binding(thePod, "node-a", gen.UID("pod-1"))
+	b.Annotations = map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		b.Annotations[pairs[i]] = pairs[i+1]
+	}
+	return requestFor(b)
+}
+
+func TestDispatch(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		by      api.Source
+		pod     []gen.PodOption
+		binding []string
+		runs    bool
+		refused string
+	}{
+		"NotAsked":        {reason: "no annotation, no part", by: api.ByBindingOrPod},
+		"ByBinding":       {reason: "a scheduler's plugin asks", binding: []string{"p.prebind.dev/x", ""}, runs: true},
+		"ByPod":           {reason: "a user asks", by: api.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
+		"PodMayNot":       {reason: "where only schedulers may ask, a user does not", pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}},
+		"OtherPlugin":     {reason: "another's annotation does not ask", binding: []string{"q.prebind.dev/x", "", "pp.prebind.dev/x", "", "p.prebind.dev.x/y", ""}},
+		"OtherDomain":     {reason: "another domain does not ask", binding: []string{"p.example.com/x", ""}},
+		"Required":        {reason: "its name asks", binding: []string{"binder.prebind.dev/require", "p"}, runs: true},
+		"RequiredSeveral": {reason: "spaces and empty names do not matter", binding: []string{"binder.prebind.dev/require", " always , p,"}, runs: true},
+		"RequiredByPod":   {reason: "a user may require", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "p")}, runs: true},
+		"BindingsWins": {
+			reason: "the Binding's word counts", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "nobody")},
+			binding: []string{"binder.prebind.dev/require", "p"}, runs: true,
+		},
+		"RequiredEmpty":   {reason: "nobody is required", binding: []string{"binder.prebind.dev/require", ""}},
+		"RequiredUnknown": {reason: "whoever asks relies on it", binding: []string{"binder.prebind.dev/require", "p,nobody"}, refused: `"nobody"`},
+		"RequiredMutator": {reason: "a mutator is no PreBind plugin", binding: []string{"binder.prebind.dev/require", "test"}, refused: `"test"`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1")}, tc.pod...)...)
+			always := &checker{plugin: plugin{name: "always"}, preFlight: skipping}
+			p := &asked{checker: checker{plugin: plugin{name: "p"}, preFlight: skipping}, by: tc.by}
+			e := newTestEngine(t, func(o *Options) {
+				o.Cached = holding(pod, theNode)
+				o.Plugins = []api.PreBinder{always, p}
+				o.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, nil }))
+			})
+			d := e.Bind(t.Context(), annotated(tc.binding...))
+			if tc.refused != "" {
+				require.Equal(t, api.KindRefuse, kindOf(d.Err), tc.reason)
+				assert.Contains(t, d.Err.Error(), tc.refused)
+				assert.Contains(t, d.Err.Error(), "always, p", "those that are on are listed")
+				assert.Equal(t, "binder", d.Err.Plugin)
+				assert.Zero(t, always.preFlights.Load()+p.preFlights.Load())
+				return
+			}
+			require.Nil(t, d.Err)
+			assert.EqualValues(t, 1, always.preFlights.Load(), "a plugin that is not on annotation takes part always")
+			assert.Equal(t, tc.runs, p.preFlights.Load() == 1, tc.reason)
+		})
+	}
+}
+
+var errUnread = errors.New("no")
+
+func skipping(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }
+
+// TestRequireWithAllOff: a Binding that relies on a plugin does not pass an engine
+// that has none.
+func TestRequireWithAllOff(t *testing.T) {
+	e := newTestEngine(t, nil)
+	d := e.Bind(t.Context(), annotated("binder.prebind.dev/require", "device"))
+	assert.Equal(t, api.KindRefuse, kindOf(d.Err))
+}
+
+func TestPluginAnnotates(t *testing.T) {
+	cases := map[string]struct {
+		reason    string
+		preFlight func(bc *api.BindContext)
+		preBind   func(bc *api.BindContext)
+		next      api.Next
+		want      map[string]string
+		kind      api.Kind
+	}{
+		"InPreFlight": {
+			reason: "one whose PreBind is skipped annotates before", next: api.Skip,
+			preFlight: func(bc *api.BindContext) { bc.Annotate("p", "seen", "1") },
+			want:      map[string]string{"p.prebind.dev/seen": "1"},
+		},
+		"InPreBind": {
+			reason:    "what is known only then reaches the pod as well, and replaces",
+			preFlight: func(bc *api.BindContext) { bc.Annotate("p", "a", "1"); bc.Annotate("p", "b", "1") },
+			preBind:   func(bc *api.BindContext) { bc.Annotate("p", "a", "2") },
+			want:      map[string]string{"p.prebind.dev/a": "2", "p.prebind.dev/b": "1"},
+		},
+		"ForeignName": {
+			reason: "another's keys are not its to write", next: api.Skip,
+			preFlight: func(bc *api.BindContext) { bc.Annotate("q", "a", "1") },
+			kind:      api.KindInternal,
+		},
+		"BadKey": {
+			reason: "a mistake of the plugin's is its failure", next: api.Skip,
+			preFlight: func(bc *api.BindContext) { bc.Annotate("p", "no good", "1") },
+			kind:      api.KindInternal,
+		},
+		"BadKeyInPreBind": {
+			reason:  "and what was prepared is rolled back",
+			preBind: func(bc *api.BindContext) { bc.Annotate("p", "a/b", "1") },
+			kind:    api.KindInternal,
+		},
+		"TooMuch": {
+			reason:  "what the pod could not be updated with is not admitted",
+			preBind: func(bc *api.BindContext) { bc.Annotate("p", "a", strings.Repeat("x", 256<<10)) },
+			kind:    api.KindInvalid,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &checker{plugin: plugin{name: "p"}}
+				p.preFlight = func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+					if tc.preFlight != nil {
+						tc.preFlight(bc)
+					}
+					return tc.next, nil
+				}
+				p.preBind = func(_ context.Context, bc *api.BindContext) error {
+					if tc.preBind != nil {
+						tc.preBind(bc)
+					}
+					return nil
+				}
+				e := engineWith(t, p)
+				d := e.Bind(t.Context(), theRequest())
+				require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
+				if tc.kind != "" {
+					synctest.Wait()
+					assert.Equal(t, p.preBinds.Load(), p.rollBacks.Load(), "whatever was begun is undone, at once")
+					return
+				}
+				delete(d.Annotations, "binder.prebind.dev/attempt")
+				assert.Equal(t, tc.want, d.Annotations, tc.reason)
+			})
+		})
+	}
+}
+
+// TestMutatorsSeeTheBind: what plugins found, and how the bind went, is known to
+// the mutators by the time that the bind is allowed.
+func TestMutatorsSeeTheBind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen []mutators.Input
+		w := newWaiter()
+		p := &checker{plugin: plugin{name: "p"}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+			bc.Has(api.Device{Request: "gpu", Name: "GPU-1"})
+			return api.Skip, nil
+		}}
+		e := newTestEngine(t, func(o *Options) {
+			o.Plugins = []api.PreBinder{p, w}
+			o.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+				seen = append(seen, in)
+				return mutators.Output{}, nil
+			}))
+		})
+		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+		begin := time.Now()
+		answer := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		pass(2 * time.Second)
+		w.release <- nil
+		d := <-answer
+		require.Nil(t, d.Err)
+
+		assert.Empty(t, seen[0].Devices)
+		assert.Empty(t, seen[0].Bind.Attempt)
+		assert.Equal(t, 1, seen[0].Bind.Calls)
+		last := seen[len(seen)-1]
+		assert.Equal(t, []api.Device{{Request: "gpu", Name: "GPU-1"}}, last.Devices)
+		assert.Equal(t, d.Annotations["binder.prebind.dev/attempt"], last.Bind.Attempt)
+		assert.Equal(t, 2, last.Bind.Calls)
+		assert.Equal(t, testHold+2*time.Second, last.Bind.Waited, "the time of the call that was told to wait counts")
+		assert.Equal(t, begin.Add(2*time.Second), last.Bind.At)
+	})
+}
+
+// TestClaimedDevices: those of ResourceClaims are read for pods that have some.
+func TestClaimedDevices(t *testing.T) {
+	withClaim := gen.Pod("web", gen.UID("pod-1"))
+	withClaim.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
+	for name, pod := range map[string]*corev1.Pod{"With": withClaim, "Without": thePod} {
+		t.Run(name, func(t *testing.T) {
+			var seen mutators.Input
+			e := newTestEngine(t, func(o *Options) {
+				o.Cached = holding(pod, theNode)
+				o.Claimed = func(_ context.Context, pod *corev1.Pod) ([]api.Device, error) {
+					return []api.Device{{Request: pod.Spec.ResourceClaims[0].Name, Driver: "d"}}, errUnread
+				}
+				o.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+					seen = in
+					return mutators.Output{}, nil
+				}))
+			})
+			require.Nil(t, e.Bind(t.Context(), theRequest()).Err, "what cannot be read is the mutator's matter")
+			if name == "Without" {
+				assert.Empty(t, seen.Devices)
+				require.NoError(t, seen.DevicesErr)
+				return
+			}
+			assert.Equal(t, []api.Device{{Request: "gpu", Driver: "d"}}, seen.Devices)
+			assert.Equal(t, errUnread, seen.DevicesErr)
+		})
+	}
+}
+
+// confirmer is a plugin that takes a last look.
+type confirmer struct {
+	checker
+	confirm  func() error
+	confirms int
+}
+
+func (c *confirmer) Confirm(context.Context, *api.BindContext) error {
+	c.confirms++
+	if c.confirm == nil {
+		return nil
+	}
+	return c.confirm()
+}
+
+func TestConfirm(t *testing.T) {
+	t.Run("Nothing ran", func(t *testing.T) {
+		c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}
+		require.Nil(t, engineWith(t, c).Bind(t.Context(), theRequest()).Err)
+		assert.Zero(t, c.confirms, "no time has gone by since PreFlight")
+	})
+	t.Run("Holds", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}
+			p := &plugin{name: "p"}
+			require.Nil(t, engineWith(t, c, p).Bind(t.Context(), theRequest()).Err)
+			assert.Equal(t, 1, c.confirms, "another plugin's PreBind may have taken long")
+		})
+	})
+	t.Run("Holds no more", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { return api.Refuse(claim, "drained") }}
+			p := &plugin{name: "p"}
+			d := engineWith(t, c, p).Bind(t.Context(), theRequest())
+			require.Equal(t, api.KindRefuse, kindOf(d.Err))
+			assert.Equal(t, "c", d.Err.Plugin)
+			synctest.Wait()
+			assert.EqualValues(t, 1, p.rollBacks.Load(), "what was prepared is undone")
+			assert.Zero(t, c.rollBacks.Load(), "never one that was not started")
+		})
+	})
+	t.Run("Panics", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { panic("boom") }}
+			p := &plugin{name: "p"}
+			d := engineWith(t, c, p).Bind(quiet(t), theRequest())
+			require.Equal(t, api.KindInternal, kindOf(d.Err))
+			synctest.Wait()
+			assert.EqualValues(t, 1, p.rollBacks.Load())
+		})
+	})
+}
+
+// TestOtherParameters: a call that tells the plugins something else than the one
+// before is never answered by what was prepared for that.
+func TestOtherParameters(t *testing.T) {
+	const key = "waiter.prebind.dev/device"
+	t.Run("While it is prepared", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var prepared []string
+			w := newWaiter()
+			wait := w.preBind
+			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+				prepared = append(prepared, bc.Binding.Annotations[key])
+				return wait(ctx, bc)
+			}
+			e := engineWith(t, w)
+			first := later(t.Context(), e, annotated(key, "1"))
+			synctest.Wait()
+			second := later(t.Context(), e, annotated(key, "2"))
+			assert.Equal(t, api.KindStale, kindOf((<-first).Err), "its parameters are out of date")
+			w.release <- nil
+			require.Nil(t, (<-second).Err)
+			assert.Equal(t, []string{"1", "2"}, prepared)
+			assert.EqualValues(t, 1, w.rollBacks.Load())
+		})
+	})
+	t.Run("After it failed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWaiter()
+			e := engineWith(t, w)
+			require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), annotated(key, "1")).Err))
+			w.release <- api.Refuse(claim, "no")
+			synctest.Wait()
+			second := later(t.Context(), e, annotated(key, "2"))
+			synctest.Wait()
+			w.release <- nil
+			require.Nil(t, (<-second).Err, "the error was that of other parameters")
+		})
+	})
+	t.Run("Others' annotations", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWaiter()
+			e := engineWith(t, w)
+			first := later(t.Context(), e, annotated(key, "1"))
+			synctest.Wait()
+			second := later(t.Context(), e, annotated(key, "1", "example.com/try", "2", "topology.prebind.dev/zone", "z"))
+			synctest.Wait()
+			w.release <- nil
+			require.Nil(t, (<-first).Err)
+			require.Nil(t, (<-second).Err, "what is no plugin's makes no other bind")
+			assert.EqualValues(t, 1, w.preBinds.Load())
+		})
+	})
+	t.Run("Its own additions come back", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWaiter()
+			wait := w.preBind
+			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+				bc.Annotate("waiter", "found", "x")
+				return wait(ctx, bc)
+			}
+			e := engineWith(t, w)
+			first := later(t.Context(), e, annotated(key, "1"))
+			synctest.Wait()
+			second := later(t.Context(), e, annotated(key, "1", "waiter.prebind.dev/found", "x", "binder.prebind.dev/attempt", "here-1"))
+			synctest.Wait()
+			w.release <- nil
+			require.Nil(t, (<-first).Err)
+			require.Nil(t, (<-second).Err, "a reinvocation carries what the first answer added")
+			assert.EqualValues(t, 1, w.preBinds.Load())
+		})
+	})
+}
+
+// TestRequiredMutatorFailsLate: what was prepared is undone at once when the bind
+// cannot be allowed after all.
+func TestRequiredMutatorFailsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		m := mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+			if calls++; calls > 2 { // After the preview and the last look.
+				return mutators.Output{Missing: []string{"the node has no rack"}}, nil
+			}
+			return mutators.Output{}, nil
+		})
+		c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
+		require.NoError(t, err)
+		p := &plugin{name: "p"}
+		e := newTestEngine(t, func(o *Options) { o.Plugins, o.Mutators, o.Live = []api.PreBinder{p}, c, holding(thePod) })
+		d := e.Bind(t.Context(), theRequest())
+		require.Equal(t, api.KindRefuse, kindOf(d.Err))
+		assert.Equal(t, "test", d.Err.Plugin)
+		assert.Contains(t, d.Err.Error(), "the node has no rack")
+		pass(time.Second)
+		assert.EqualValues(t, 1, p.rollBacks.Load())
+	})
+}
+
+func TestNamesAreUnique(t *testing.T) {
+	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{
+				Cached: holding(), Live: holding(), Mutators: chain(t, mutatorFunc(nil)), Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,
+				Replica: "here", Domain: "prebind.dev",
+			}
+			e := newTestEngine(t, nil)
+			o.Changes, o.Events, o.Clock = e.o.Changes, e.o.Events, e.o.Clock
+			for _, n := range names {
+				o.Plugins = append(o.Plugins, &plugin{name: n})
+			}
+			_, err := New(o)
+			assert.ErrorContains(t, err, `"`+names[0]+`"`)
+		})
+	}
+}
