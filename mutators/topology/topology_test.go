@@ -4,82 +4,384 @@
 package topology
 
 import (
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
+	long := strings.Repeat("a", 63)
 	cases := map[string]struct {
-		reason string
-		labels []string
-		want   []labelCopy
+		reason  string
+		options Options
 		// says is part of the error; empty for none.
 		says string
 	}{
-		"None":     {reason: "nothing is copied"},
-		"Default":  {reason: "the part behind the slash", labels: DefaultLabels(), want: []labelCopy{{"topology.kubernetes.io/zone", "zone"}, {"topology.kubernetes.io/region", "region"}, {"kubernetes.io/hostname", "hostname"}}},
-		"NoPrefix": {reason: "a label without a slash is its own key", labels: []string{"rack"}, want: []labelCopy{{"rack", "rack"}}},
-		"Named":    {reason: "another key", labels: []string{"example.com/rack=row"}, want: []labelCopy{{"example.com/rack", "row"}}},
-		"SameLabelTwice": {
-			reason: "one label under two keys is fine", labels: []string{"example.com/rack", "example.com/rack=row"},
-			want: []labelCopy{{"example.com/rack", "rack"}, {"example.com/rack", "row"}},
-		},
-		"Duplicate":   {reason: "two labels cannot become one key", labels: []string{"a.example/rack", "b.example/rack"}, says: "other-key"},
-		"Repeated":    {reason: "nor can one label twice", labels: []string{"rack", "rack"}, says: `"rack"`},
-		"Empty":       {reason: "no label", labels: []string{""}, says: "no label key"},
-		"NoLabel":     {reason: "no label", labels: []string{"=key"}, says: "no label key"},
-		"EmptyKey":    {reason: "an equals sign asks for a key", labels: []string{"rack="}, says: "annotation key"},
-		"TwoEquals":   {reason: "the rest is the key, and no valid one", labels: []string{"rack=a=b"}, says: "a=b"},
-		"KeyPrefix":   {reason: "the prefix is the chain's", labels: []string{"rack=example.com/rack"}, says: "without prefix"},
-		"BadLabel":    {reason: "no node can have it", labels: []string{"no good"}, says: "no label key"},
-		"Space":       {reason: "a space behind the comma is no part of a label", labels: []string{" rack"}, says: "no label key"},
-		"LongKey":     {reason: "63 characters at most", labels: []string{"rack=" + strings.Repeat("a", 64)}, says: "63"},
-		"BadAmongFew": {reason: "one is enough", labels: []string{"rack", "a/b/c"}, says: "a/b/c"},
+		"None":           {reason: "nothing is copied"},
+		"Default":        {reason: "the well-known labels", options: Options{Labels: DefaultLabels()}},
+		"SameLabelTwice": {reason: "one label under two keys is fine", options: Options{Labels: []string{"example.com/rack", "example.com/rack=row"}}},
+		"Duplicate":      {reason: "two labels cannot become one key", options: Options{Labels: []string{"a.example/rack", "b.example/rack"}}, says: "b.example/rack=other-key"},
+		"DuplicateAside": {reason: "also with one by a star between them", options: Options{Labels: []string{"a.example/rack", "c/*", "b.example/rack"}}, says: "other-key"},
+		"Repeated":       {reason: "nor can one label twice", options: Options{Labels: []string{"rack", "rack"}}, says: `"rack"`},
+		"Empty":          {reason: "no label", options: Options{Labels: []string{""}}, says: "no label key"},
+		"TwoEquals":      {reason: "the rest is the key, and no valid one", options: Options{Labels: []string{"rack=a=b"}}, says: "a=b"},
+		"BadLabel":       {reason: "no node can have it", options: Options{Labels: []string{"no good"}}, says: "no label key"},
+		"LongKey":        {reason: "63 characters at most", options: Options{Labels: []string{"rack=" + long + "a"}}, says: "63"},
+
+		"Star":             {reason: "all labels", options: Options{Labels: []string{"*"}}},
+		"StarBehindSlash":  {reason: "all of a prefix", options: Options{Labels: []string{"example.com/*"}}},
+		"StarInName":       {reason: "all that begin so", options: Options{Labels: []string{"example.com/net-*", "net-*", "net*"}}},
+		"StarInPrefix":     {reason: "of several prefixes", options: Options{Labels: []string{"example.*", "a" + strings.Repeat(".example", 20) + "*"}}},
+		"StarNamed":        {reason: "the rest stands where the star is", options: Options{Labels: []string{"example.com/net-*=n-*", "example.com/net-*=*", "example.com/net-*=*-net", "example.com/net-*=n-*-n"}}},
+		"StarTwice":        {reason: "one is enough", options: Options{Labels: []string{"a/*", "a/*"}}, says: `"a/*" is given twice`},
+		"StarWithin":       {reason: "it stands for the rest", options: Options{Labels: []string{"example.com/*-net"}}, says: "as in example.com/*"},
+		"TwoStars":         {reason: "one is all", options: Options{Labels: []string{"example.com/**"}}, says: "ends a label"},
+		"StarBadPrefix":    {reason: "no label begins so", options: Options{Labels: []string{"Example.com/*"}}, says: `no label begins with "Example.com/"`},
+		"StarSpace":        {reason: "no label begins so", options: Options{Labels: []string{" *"}}, says: "no label begins"},
+		"StarSlash":        {reason: "no label begins so", options: Options{Labels: []string{"/*"}}, says: "no label begins"},
+		"StarTwoSlashes":   {reason: "no label begins so", options: Options{Labels: []string{"a/b/*"}}, says: "no label begins"},
+		"StarDash":         {reason: "no label begins so", options: Options{Labels: []string{"a/-*"}}, says: "no label begins"},
+		"StarLong":         {reason: "it would be longer than a label", options: Options{Labels: []string{"a/" + long + "*"}}, says: "no label begins"},
+		"StarOneKey":       {reason: "all of them would be one key", options: Options{Labels: []string{"a/net-*=net"}}, says: "as in a/net-*=key-*"},
+		"StarEmptyKey":     {reason: "an equals sign asks for a key", options: Options{Labels: []string{"a/net-*="}}, says: "put a '*'"},
+		"StarKeyTwoStars":  {reason: "the rest stands once", options: Options{Labels: []string{"a/net-*=*-*"}}, says: "one '*'"},
+		"StarKeySlash":     {reason: "the prefix is the chain's", options: Options{Labels: []string{"a/net-*=b/*"}}, says: "without prefix"},
+		"StarKeyDash":      {reason: "every key would be bad", options: Options{Labels: []string{"a/net-*=-*"}}, says: "no annotation keys"},
+		"StarKeyLong":      {reason: "every key would be too long", options: Options{Labels: []string{"a/net-*=" + long + "*"}}, says: "63"},
+		"StarOnlyInKey":    {reason: "there is no rest", options: Options{Labels: []string{"a/net=n-*"}}, says: "n-*"},
+		"StarBesidePlain":  {reason: "entries without a star go before", options: Options{Labels: []string{"a/*", "a/rack", "b/rack=rack2"}}},
+		"StarBesideItself": {reason: "with another key it is another entry", options: Options{Labels: []string{"a/*", "a/*=x-*"}}},
+
+		"Path":          {reason: "labels in order", options: Options{Path: []string{"topology.kubernetes.io/region", "rack"}}},
+		"PathAndLabels": {reason: "a label may be in both", options: Options{Labels: DefaultLabels(), Path: DefaultLabels()}},
+		"PathTaken":     {reason: "the key is the path's", options: Options{Labels: []string{"example.com/path"}, Path: []string{"rack"}}, says: "example.com/path=other-key"},
+		"PathNotTaken":  {reason: "without a path it is as good as any", options: Options{Labels: []string{"example.com/path"}}},
+		"PathTwice":     {reason: "a place is not within itself", options: Options{Path: []string{"rack", "row", "rack"}}, says: `"rack" is given twice`},
+		"PathEmpty":     {reason: "no label", options: Options{Path: []string{""}}, says: "path: "},
+		"PathKey":       {reason: "it has no keys of its own", options: Options{Path: []string{"rack=row"}}, says: `path: "rack=row" is no label key`},
+		"PathStar":      {reason: "which order would they have", options: Options{Path: []string{"rack-*"}}, says: "path: "},
+		"PathJoined":    {reason: "one label for each step", options: Options{Path: []string{"a/b/c"}}, says: "widest"},
+
+		"PodLabels":         {reason: "keys that are there", options: Options{Labels: []string{"a/rack", "a/b=row"}, PodLabels: []string{"rack", "row"}}},
+		"PodLabelsTwice":    {reason: "no more than once", options: Options{Labels: []string{"rack"}, PodLabels: []string{"rack", "rack"}}},
+		"PodLabelsAll":      {reason: "all but the path", options: Options{Labels: []string{"rack"}, Path: []string{"rack"}, PodLabels: []string{"*"}}},
+		"PodLabelsNone":     {reason: "all of none", options: Options{PodLabels: []string{"*"}}},
+		"PodLabelsPath":     {reason: "no label value", options: Options{Path: []string{"rack"}, PodLabels: []string{"path"}}, says: "label value"},
+		"PodLabelsAllPath":  {reason: "no label value", options: Options{Path: []string{"rack"}, PodLabels: []string{"*", "path"}}, says: "label value"},
+		"PodLabelsNoPath":   {reason: "no such key", options: Options{PodLabels: []string{"path"}}, says: `"path" is no key`},
+		"PodLabelsOwnPath":  {reason: "an ordinary key without a path", options: Options{Labels: []string{"a/path"}, PodLabels: []string{"path"}}},
+		"PodLabelsUnknown":  {reason: "it would never be there", options: Options{Labels: []string{"a/rack=row"}, PodLabels: []string{"rack"}}, says: `"rack" is no key of a copied node label: write one as it stands behind topology.<domain>/, such as row`},
+		"PodLabelsUnknown2": {reason: "a full key is none either", options: Options{Labels: []string{"rack"}, PodLabels: []string{"topology.prebind.dev/rack"}}, says: "behind topology.<domain>/"},
+		"PodLabelsEmpty":    {reason: "the empty key is no one's", options: Options{Labels: []string{"*"}, PodLabels: []string{""}}, says: `"" is no key`},
+		"PodLabelsByStar":   {reason: "some node may have it", options: Options{Labels: []string{"example.com/*"}, PodLabels: []string{"rack"}}},
+		"PodLabelsByStar2":  {reason: "the star covers the prefix", options: Options{Labels: []string{"exam*"}, PodLabels: []string{"rack"}}},
+		"PodLabelsByName":   {reason: "some node may have it", options: Options{Labels: []string{"example.com/net-*"}, PodLabels: []string{"net-leaf"}}},
+		"PodLabelsNoName":   {reason: "none can", options: Options{Labels: []string{"example.com/net-*"}, PodLabels: []string{"rack"}}, says: "no key"},
+		"PodLabelsNamed":    {reason: "some node may have it", options: Options{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-leaf-n"}}},
+		"PodLabelsNotNamed": {reason: "none can", options: Options{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-n"}}, says: "no key"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			m, err := New(Options{Labels: tc.labels})
+			m, err := New(tc.options)
 			if tc.says != "" {
 				require.ErrorContains(t, err, tc.says, tc.reason)
 				assert.NotContains(t, err.Error(), "\n")
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, m.copies, tc.reason)
 			assert.Equal(t, "topology", m.Name())
 		})
 	}
 }
 
-func TestMutate(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		node   []gen.NodeOption
-		want   map[string]string
-	}{
-		"All":     {reason: "what the node has", node: []gen.NodeOption{gen.Zone("z1"), gen.Region("r1"), gen.Label("example.com/rack", "7")}, want: map[string]string{"zone": "z1", "region": "r1", "hostname": "node-a", "row": "7"}},
-		"Missing": {reason: "a label that it lacks gives no annotation", want: map[string]string{"hostname": "node-a"}},
-		"Empty":   {reason: "an empty label gives an empty annotation", node: []gen.NodeOption{gen.Zone("")}, want: map[string]string{"hostname": "node-a", "zone": ""}},
+// labelled is a node with exactly these labels, given as keys and values that
+// alternate.
+func labelled(kv ...string) *corev1.Node {
+	node := gen.Node("node-a")
+	node.Labels = pairs(kv...)
+	return node
+}
+
+func pairs(kv ...string) map[string]string {
+	m := map[string]string{}
+	for i := 0; i < len(kv); i += 2 {
+		m[kv[i]] = kv[i+1]
 	}
-	m, err := New(Options{Labels: append(DefaultLabels(), "example.com/rack=row")})
-	require.NoError(t, err)
+	return m
+}
+
+func TestMutate(t *testing.T) {
+	well := append(DefaultLabels(), "example.com/rack=row")
+	path := []string{"region", "zone", "rack"}
+	cases := map[string]struct {
+		reason  string
+		options Options
+		node    *corev1.Node
+		want    map[string]string
+		labels  map[string]string
+		missing []string
+	}{
+		"All": {
+			reason: "what the node has", options: Options{Labels: well},
+			node: gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"), gen.Label("example.com/rack", "7"), gen.Label("other", "x")),
+			want: pairs("zone", "z1", "region", "r1", "hostname", "node-a", "row", "7"),
+		},
+		"Missing": {
+			reason: "a label that it lacks gives no annotation, and is told of", options: Options{Labels: well},
+			node: gen.Node("node-a"), want: pairs("hostname", "node-a"),
+			missing: []string{"the node has no label topology.kubernetes.io/zone", "the node has no label topology.kubernetes.io/region", "the node has no label example.com/rack"},
+		},
+		"Empty": {
+			reason: "an empty label gives an empty annotation", options: Options{Labels: []string{"zone"}},
+			node: labelled("zone", ""), want: pairs("zone", ""),
+		},
+		"NoLabels": {reason: "a node without labels", options: Options{Labels: []string{"*"}}, node: &corev1.Node{}, want: pairs()},
+
+		"Star": {
+			reason: "all that begin so, by the part behind the slash", options: Options{Labels: []string{"example.com/*"}},
+			node: labelled("example.com/rack", "7", "example.com/row", "", "example.com", "x", "an.example.com/rack", "x", "rack", "x"), want: pairs("rack", "7", "row", ""),
+		},
+		"StarInName": {
+			reason: "the key is all behind the slash", options: Options{Labels: []string{"example.com/net-*", "net*"}},
+			node: labelled("example.com/net-leaf", "l", "example.com/net", "x", "net", "n", "net.example.com/b", "b"), want: pairs("net-leaf", "l", "net", "n", "b", "b"),
+		},
+		"StarNamed": {
+			reason: "the rest stands where the star is", options: Options{Labels: []string{"example.com/net-*=n-*.n", "example.com/net-*=*"}},
+			node: labelled("example.com/net-leaf", "l", "example.com/net-1", "1"), want: pairs("n-leaf.n", "l", "n-1.n", "1", "leaf", "l", "1", "1"),
+		},
+		"StarNamedBadRest": {
+			reason: "a rest that makes no key is left out", options: Options{Labels: []string{"net*=*-net"}},
+			node: labelled("net-leaf", "-leaf-net", "net", "-net", "net.example.com/x", "a slash", "neta"+strings.Repeat("a", 58), "63", "neta"+strings.Repeat("a", 59), "64", "net1", "1"),
+			want: pairs("a"+strings.Repeat("a", 58)+"-net", "63", "1-net", "1"),
+		},
+		"StarAlone": {
+			reason: "all labels", options: Options{Labels: []string{"*"}},
+			node: labelled("a/rack", "7", "row", "8"), want: pairs("rack", "7", "row", "8"),
+		},
+		"StarNeverMisses": {reason: "there may be none", options: Options{Labels: []string{"a/*"}}, node: labelled("b/rack", "7"), want: pairs()},
+		"PlainLabelWins": {
+			reason: "an entry of its own says all about the label", options: Options{Labels: []string{"a/*", "*=x-*", "a/rack=row"}},
+			node: labelled("a/rack", "7", "a/zone", "z", "b", "b"), want: pairs("row", "7", "zone", "z", "x-b", "b"),
+		},
+		"PlainKeyWins": {
+			reason: "and about the key", options: Options{Labels: []string{"a/*", "z/rack"}},
+			node: labelled("a/rack", "a", "z/rack", "z"), want: pairs("rack", "z"),
+		},
+		"PlainKeyWinsUnseen": {
+			reason: "also on a node that lacks the label: the key means the same on every node", options: Options{Labels: []string{"a/*", "z/rack"}},
+			node: labelled("a/rack", "a"), want: pairs(), missing: []string{"the node has no label z/rack"},
+		},
+		"StarsClash": {
+			reason: "the label first in sorted order has the key", options: Options{Labels: []string{"*"}, PodLabels: []string{"rack"}},
+			node: labelled("c/rack", "c", "b/rack", "b", "d/rack", "d", "rack2", "2", "e/rack2", "e"), want: pairs("rack", "b", "rack2", "e"), labels: pairs("rack", "b"),
+		},
+		"StarsClashAcrossEntries": {
+			reason: "whatever the order of the entries", options: Options{Labels: []string{"b/*", "a/*"}},
+			node: labelled("b/rack", "b", "a/rack", "a"), want: pairs("rack", "a"),
+		},
+		"StarsAgree": {
+			reason: "one label by two entries is no clash", options: Options{Labels: []string{"*", "a/*", "a/*=*"}},
+			node: labelled("a/rack", "7"), want: pairs("rack", "7"),
+		},
+		"StarsClashEmpty": {
+			reason: "an empty value is a value", options: Options{Labels: []string{"*"}},
+			node: labelled("a/rack", "", "b/rack", "b"), want: pairs("rack", ""),
+		},
+
+		"Path": {
+			reason: "joined in the order that was asked for", options: Options{Path: path},
+			node: labelled("zone", "z-1", "region", "r.1", "rack", "7"), want: pairs("path", "r.1/z-1/7"),
+		},
+		"PathOfOne": {reason: "it has no slash", options: Options{Path: []string{"rack"}}, node: labelled("rack", "7"), want: pairs("path", "7")},
+		"PathLacks": {
+			reason: "half a path would be another place", options: Options{Path: path},
+			node: labelled("region", "r", "rack", "7"), want: pairs(), missing: []string{"the node has no label zone for the path"},
+		},
+		"PathEmptyLabel": {
+			reason: "an empty step as well", options: Options{Path: path},
+			node: labelled("region", "r", "zone", "", "rack", ""), want: pairs(),
+			missing: []string{"the node's label zone for the path is empty", "the node's label rack for the path is empty"},
+		},
+		"PathLastLacks": {
+			reason: "at the end too", options: Options{Path: path, Labels: []string{"region", "rack"}},
+			node: labelled("region", "r", "zone", "z"), want: pairs("region", "r"),
+			missing: []string{"the node has no label rack", "the node has no label rack for the path"},
+		},
+		"PathBesideStar": {
+			reason: "the key is the path's, also where there is none", options: Options{Path: path, Labels: []string{"*"}, PodLabels: []string{"*"}},
+			node: labelled("a/path", "x", "region", "r"), want: pairs("region", "r"), labels: pairs("region", "r"),
+			missing: []string{"the node has no label zone for the path", "the node has no label rack for the path"},
+		},
+		"OwnPath": {
+			reason: "without a path it is a key as any", options: Options{Labels: []string{"*"}, PodLabels: []string{"path"}},
+			node: labelled("a/path", "x"), want: pairs("path", "x"), labels: pairs("path", "x"),
+		},
+
+		"PodLabels": {
+			reason: "only what was asked for", options: Options{Labels: []string{"zone", "a/b=row", "c"}, PodLabels: []string{"row", "c"}},
+			node: labelled("zone", "z", "a/b", "7"), want: pairs("zone", "z", "row", "7"), labels: pairs("row", "7"), missing: []string{"the node has no label c"},
+		},
+		"PodLabelsAll": {
+			reason: "all but the path", options: Options{Labels: []string{"zone", "a/*"}, Path: []string{"zone"}, PodLabels: []string{"*"}},
+			node: labelled("zone", "z", "a/rack", ""), want: pairs("zone", "z", "rack", "", "path", "z"), labels: pairs("zone", "z", "rack", ""),
+		},
+		"PodLabelsByStar": {
+			reason: "a key that some node may have", options: Options{Labels: []string{"net-*=n-*"}, PodLabels: []string{"n-leaf", "n-spine"}},
+			node: labelled("net-leaf", "l", "net-rail", "r"), want: pairs("n-leaf", "l", "n-rail", "r"), labels: pairs("n-leaf", "l"),
+		},
+		"PodLabelsInvalid": {
+			reason: "no API server has such a node; its value is none for a pod", options: Options{Labels: []string{"zone", "*"}, PodLabels: []string{"*"}},
+			node: labelled("zone", "a b", "a/rack", "c/d", "b/rack", "fine", "row", "8"), want: pairs("zone", "a b", "rack", "c/d", "row", "8"), labels: pairs("row", "8"),
+		},
+	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			pod := gen.Pod("web")
-			out, err := m.Mutate(mutators.Input{Pod: pod, Node: gen.Node("node-a", tc.node...), Binding: gen.Binding(pod, "node-a")})
+			m, err := New(tc.options)
 			require.NoError(t, err)
-			assert.Equal(t, tc.want, out.Annotations, tc.reason)
+			in := mutators.Input{Node: tc.node}
+			before := tc.node.DeepCopy()
+			// The order of a map is another every time.
+			for range 10 {
+				out, err := m.Mutate(in)
+				require.NoError(t, err)
+				require.Equal(t, tc.want, out.Annotations, tc.reason)
+				require.Equal(t, len(tc.labels), len(out.Labels), "%v", out.Labels)
+				if tc.labels != nil {
+					require.Equal(t, tc.labels, out.Labels, tc.reason)
+				}
+				require.Equal(t, tc.missing, out.Missing, tc.reason)
+				require.False(t, out.ReplaceLabels)
+			}
+			assert.Equal(t, before, tc.node, "the node is shared and does not change")
 		})
 	}
-	bare := gen.Node("node-a")
-	bare.Labels = nil
-	out, err := m.Mutate(mutators.Input{Node: bare})
+}
+
+func TestReplacePodLabels(t *testing.T) {
+	m, err := New(Options{Labels: []string{"zone"}, PodLabels: []string{"zone"}, ReplacePodLabels: true})
 	require.NoError(t, err)
-	assert.Empty(t, out.Annotations, "a node without labels")
+	out, err := m.Mutate(mutators.Input{Node: labelled("zone", "z")})
+	require.NoError(t, err)
+	assert.True(t, out.ReplaceLabels)
+}
+
+func TestInChain(t *testing.T) {
+	m, err := New(Options{Labels: []string{"zone"}, Path: []string{"zone", "rack"}, PodLabels: []string{"*"}})
+	require.NoError(t, err)
+	c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{m}, Required: []string{Name}})
+	require.NoError(t, err)
+	pod := gen.Pod("web")
+	in := mutators.Input{Pod: pod, Node: labelled("zone", "z", "rack", "7"), Binding: gen.Binding(pod, "node-a")}
+
+	got := c.Mutate(in)
+	assert.Equal(t, pairs("topology.prebind.dev/zone", "z", "topology.prebind.dev/path", "z/7"), got.Annotations)
+	assert.Equal(t, pairs("topology.prebind.dev/zone", "z"), got.Labels)
+	assert.Nil(t, got.Refused)
+
+	in.Node = labelled("zone", "z")
+	got = c.Mutate(in)
+	require.NotNil(t, got.Refused, "where the mutator is required, so is a node that knows its place")
+	assert.ErrorContains(t, got.Refused, "the node has no label rack for the path")
+}
+
+// FuzzMutate holds that whatever an operator writes and a node has, the output is
+// fit for a pod and always the same.
+func FuzzMutate(f *testing.F) {
+	f.Add("example.com/rack=row,zone", "zone,example.com/rack", "row,*", "zone=z\nexample.com/rack=7")
+	f.Add("*", "", "*", "a/rack=1\nb/rack=2\nrack=\npath=/")
+	f.Add("a/net-*=n-*,a/*", "a/net-b", "n-b", "a/net-b=x\na/net-=y\na/net-ä=z")
+	f.Add("a*=*", "", "path", "a/b/c=x\n=y\naa= \nab="+strings.Repeat("x", 64))
+	f.Add("net*=*-net,*=x-*", "rack", "rack-net", "netrack=a/b\nxnet=\xff")
+	f.Fuzz(func(t *testing.T, list, path, pod, nodeLabels string) {
+		m, err := New(Options{Labels: split(list), Path: split(path), PodLabels: split(pod)})
+		if err != nil {
+			assert.NotEmpty(t, err.Error())
+			return
+		}
+		node := &corev1.Node{}
+		node.Labels = map[string]string{}
+		for line := range strings.SplitSeq(nodeLabels, "\n") {
+			key, value, _ := strings.Cut(line, "=")
+			node.Labels[key] = value
+		}
+		before := maps.Clone(node.Labels)
+		values := slices.Collect(maps.Values(node.Labels))
+
+		out, err := m.Mutate(mutators.Input{Node: node})
+		require.NoError(t, err)
+		for key, value := range out.Annotations {
+			assert.Empty(t, validation.IsQualifiedName("topology.prebind.dev/"+key), "%q", key)
+			if key != "path" {
+				assert.Contains(t, values, value, "it is the value of a label of the node")
+			}
+		}
+		for key, value := range out.Labels {
+			assert.Empty(t, validation.IsValidLabelValue(value), "%q", value)
+			assert.Equal(t, out.Annotations[key], value, "a pod label is an annotation too")
+			if len(m.path) > 0 {
+				assert.NotEqual(t, "path", key)
+			}
+		}
+		for range 3 {
+			again, err := m.Mutate(mutators.Input{Node: &corev1.Node{ObjectMeta: *node.ObjectMeta.DeepCopy()}})
+			require.NoError(t, err)
+			require.Equal(t, out, again)
+		}
+		assert.Equal(t, before, node.Labels, "the node is shared and does not change")
+	})
+}
+
+// split is what a flag makes of a list.
+func split(list string) []string {
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
+}
+
+func BenchmarkMutate(b *testing.B) {
+	node := gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"))
+	for i := range 40 {
+		node.Labels[fmt.Sprintf("feature.example.com/cpu-feature-%d", i)] = "true"
+	}
+	for i := range 5 {
+		node.Labels[fmt.Sprintf("net.example.com/level-%d", i)] = fmt.Sprint(i)
+	}
+	clashing := node.DeepCopy()
+	clashing.Labels["a.example.com/level-0"] = "clash"
+	for _, bc := range []struct {
+		name    string
+		options Options
+		node    *corev1.Node
+	}{
+		{"Default", Options{Labels: DefaultLabels()}, node},
+		{"Path", Options{Labels: DefaultLabels(), Path: DefaultLabels()}, node},
+		{"PodLabels", Options{Labels: DefaultLabels(), PodLabels: []string{"*"}}, node},
+		{"Prefix", Options{Labels: append(DefaultLabels(), "net.example.com/*")}, node},
+		{"PrefixNamed", Options{Labels: append(DefaultLabels(), "net.example.com/level-*=l-*")}, node},
+		{"Star", Options{Labels: []string{"*"}}, node},
+		{"StarClash", Options{Labels: []string{"*"}}, clashing},
+	} {
+		b.Run(bc.name, func(b *testing.B) {
+			m, err := New(bc.options)
+			require.NoError(b, err)
+			in := mutators.Input{Node: bc.node}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := m.Mutate(in); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -1,0 +1,112 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package keys
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+func TestParse(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		source  Source
+		entries []string
+		want    []Copy
+		// says is part of the error; empty for none.
+		says string
+	}{
+		"None":           {reason: "nothing is copied"},
+		"Prefix":         {reason: "the part behind the slash", entries: []string{"topology.kubernetes.io/zone"}, want: []Copy{{"topology.kubernetes.io/zone", "zone"}}},
+		"NoPrefix":       {reason: "a name without a slash is its own key", entries: []string{"rack"}, want: []Copy{{"rack", "rack"}}},
+		"Named":          {reason: "another key", entries: []string{"example.com/rack=row"}, want: []Copy{{"example.com/rack", "row"}}},
+		"InOrder":        {reason: "the order is the operator's", entries: []string{"b", "a"}, want: []Copy{{"b", "b"}, {"a", "a"}}},
+		"SameTwice":      {reason: "one name under two keys is fine", entries: []string{"example.com/rack", "example.com/rack=row"}, want: []Copy{{"example.com/rack", "rack"}, {"example.com/rack", "row"}}},
+		"LongestKey":     {reason: "63 characters are fine", entries: []string{"rack=" + strings.Repeat("a", 63)}, want: []Copy{{"rack", strings.Repeat("a", 63)}}},
+		"Annotation":     {reason: "the API server takes a prefix of any case for an annotation", source: Annotation, entries: []string{"Example.COM/Rack"}, want: []Copy{{"Example.COM/Rack", "Rack"}}},
+		"LabelCase":      {reason: "but not for a label", source: Label, entries: []string{"Example.COM/Rack"}, says: "no label key"},
+		"Duplicate":      {reason: "two names cannot become one key", source: Label, entries: []string{"a.example/rack", "b.example/rack"}, says: `node labels "a.example/rack" and "b.example/rack" would both become the key "rack": give one of them another, as in b.example/rack=other-key`},
+		"DuplicateNamed": {reason: "nor by name", source: Annotation, entries: []string{"rack", "row=rack"}, says: `node annotations "rack" and "row"`},
+		"Repeated":       {reason: "nor can one name twice", entries: []string{"rack", "rack"}, says: `"rack"`},
+		"Empty":          {reason: "no name", source: Label, entries: []string{""}, says: "no label key"},
+		"EmptyOfTwo":     {reason: "no annotation", source: Annotation, entries: []string{"a", ""}, says: "no annotation key"},
+		"NoName":         {reason: "no name", source: Label, entries: []string{"=key"}, says: "no label key"},
+		"EmptyKey":       {reason: "an equals sign asks for a key", entries: []string{"rack="}, says: "annotation key"},
+		"TwoEquals":      {reason: "the rest is the key, and no valid one", entries: []string{"rack=a=b"}, says: "a=b"},
+		"KeyPrefix":      {reason: "the prefix is the chain's", entries: []string{"rack=example.com/rack"}, says: "without prefix"},
+		"KeyStar":        {reason: "a star means nothing here", entries: []string{"rack=a*"}, says: "a*"},
+		"Star":           {reason: "nor here", source: Annotation, entries: []string{"example.com/*"}, says: "no annotation key"},
+		"Bad":            {reason: "no node can have it", source: Label, entries: []string{"no good"}, says: "no label key"},
+		"Unicode":        {reason: "no node can have it", source: Label, entries: []string{"schrank=straße"}, says: "straße"},
+		"Space":          {reason: "a space behind the comma is no part of a name", source: Label, entries: []string{" rack"}, says: "no label key"},
+		"LongKey":        {reason: "63 characters at most", entries: []string{"rack=" + strings.Repeat("a", 64)}, says: "63"},
+		"BadAmongFew":    {reason: "one is enough", entries: []string{"rack", "a/b/c"}, says: "a/b/c"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := Parse(tc.source, tc.entries)
+			if tc.says != "" {
+				require.ErrorContains(t, err, tc.says, tc.reason)
+				assert.NotContains(t, err.Error(), "\n")
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}
+
+func TestBehind(t *testing.T) {
+	for name, want := range map[string]string{"": "", "a": "a", "a/b": "b", "a/b/c": "c", "a/": ""} {
+		assert.Equal(t, want, Behind(name), "%q", name)
+	}
+}
+
+// FuzzValid holds the short and quick functions against those of Kubernetes.
+func FuzzValid(f *testing.F) {
+	for _, seed := range []string{
+		"", "a", "a-b_c.D", "-a", "a-", "a/b", "ä", "a\n", "a b", "\xff", strings.Repeat("a", 63), strings.Repeat("a", 64), ".", "0", "@", "[", "`", "{", ":", "a/",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		valid := !strings.Contains(s, "/") && len(validation.IsQualifiedName("a.example.com/"+s)) == 0
+		assert.Equal(t, valid, Valid(s), "%q", s)
+		assert.Equal(t, len(validation.IsValidLabelValue(s)) == 0, ValidLabelValue(s), "%q", s)
+		assert.Zero(t, testing.AllocsPerRun(1, func() { Valid(s) }), "it runs on every bind")
+	})
+}
+
+// FuzzParse holds that what is taken is fit to be looked up and written.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"", "rack", "example.com/rack=row", "a=a,b=b", "a,a", "=", "a/b/c", " a", "a=ä", "A.example/b", "a*", strings.Repeat("a", 400)} {
+		f.Add(seed, true)
+		f.Add(seed, false)
+	}
+	f.Fuzz(func(t *testing.T, list string, annotation bool) {
+		source := Label
+		if annotation {
+			source = Annotation
+		}
+		entries := strings.Split(list, ",")
+		copies, err := Parse(source, entries)
+		if err != nil {
+			assert.Nil(t, copies)
+			return
+		}
+		require.Len(t, copies, len(entries))
+		seen := map[string]bool{}
+		for i, c := range copies {
+			assert.True(t, strings.HasPrefix(entries[i], c.From))
+			assert.Empty(t, validation.IsQualifiedName(strings.ToLower(c.From)))
+			assert.True(t, Valid(c.Key), "%q", c.Key)
+			assert.False(t, seen[c.Key], "%q is given once", c.Key)
+			seen[c.Key] = true
+		}
+	})
+}
