@@ -339,8 +339,8 @@ func TestMutate(t *testing.T) {
 				gen.Annotation("a.prebind.dev/k", "x"), gen.Annotation("b.prebind.dev/k", "x"), gen.Annotation("b.prebind.dev/a", "x"), gen.Label("b.prebind.dev/b", "x"),
 				gen.Label("b.prebind.dev/a", "x"),
 			},
-			chain:      []Mutator{returns("b", Output{Annotations: pairs("k", "1", "a", "1"), Labels: pairs("b", "1", "a", "1")}), writes("a", "k", "1")},
-			want:       pairs("a.prebind.dev/k", "1", "b.prebind.dev/k", "1", "b.prebind.dev/a", "1"),
+			chain: []Mutator{returns("b", Output{Annotations: pairs("k", "1", "a", "1"), Labels: pairs("b", "1", "a", "1")}), writes("a", "k", "1")},
+			want:  pairs("a.prebind.dev/k", "1", "b.prebind.dev/k", "1", "b.prebind.dev/a", "1"),
 			conflicts: []Conflict{
 				{Mutator: "b", Field: "annotation", Key: "b.prebind.dev/a", Source: "Binding"},
 				{Mutator: "b", Field: "annotation", Key: "b.prebind.dev/k", Source: "Binding"},

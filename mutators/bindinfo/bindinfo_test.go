@@ -1,0 +1,130 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindinfo
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
+
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var noon = time.Date(2026, 1, 31, 12, 0, 0, 987654321, time.UTC)
+
+func TestMutate(t *testing.T) {
+	cases := map[string]struct {
+		reason    string
+		user      string
+		scheduler string
+		bind      mutators.Bind
+		want      map[string]string
+	}{
+		"All": {
+			reason: "what is known", user: "system:kube-scheduler", scheduler: "default-scheduler",
+			bind: mutators.Bind{Attempt: "x7k2", Calls: 3, Waited: 12*time.Second + 345*time.Millisecond, At: noon},
+			want: map[string]string{"user": "system:kube-scheduler", "scheduler": "default-scheduler", "time": "2026-01-31T12:00:00Z", "calls": "3", "waited": "12.345s", "attempt": "x7k2"},
+		},
+		"NothingToPrepare": {
+			reason: "no attempt, and an answer at once", user: "u", scheduler: "s", bind: mutators.Bind{Calls: 1, At: noon},
+			want: map[string]string{"user": "u", "scheduler": "s", "time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
+		},
+		"Unknown": {
+			reason: "an empty name gives no annotation", bind: mutators.Bind{Calls: 1, At: noon},
+			want: map[string]string{"time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
+		},
+		"OtherZone": {
+			reason: "the time is in UTC wherever the replica runs", bind: mutators.Bind{Calls: 1, At: noon.In(time.FixedZone("east", 2*60*60))},
+			want: map[string]string{"time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
+		},
+		"AnyUser": {
+			reason: "a name may hold anything, but a string is UTF-8", user: "oidc:Jürgen\n\xff\xfe/a b", bind: mutators.Bind{Calls: 1, At: noon},
+			want: map[string]string{"user": "oidc:Jürgen\n\uFFFD/a b", "time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := gen.Pod("web")
+			pod.Spec.SchedulerName = tc.scheduler
+			in := mutators.Input{Pod: pod, User: authenticationv1.UserInfo{Username: tc.user}, Bind: tc.bind}
+			before := in
+			before.Pod = pod.DeepCopy()
+			out, err := New().Mutate(in)
+			require.NoError(t, err)
+			assert.Equal(t, mutators.Output{Annotations: tc.want}, out, tc.reason)
+			assert.Equal(t, before, in, "the input is shared and does not change")
+		})
+	}
+	assert.Equal(t, "bind-info", New().Name())
+}
+
+func TestSeconds(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		waited time.Duration
+		want   string
+	}{
+		"None":     {reason: "always with milliseconds", want: "0.000s"},
+		"Short":    {reason: "and with zeros before them", waited: 7 * time.Millisecond, want: "0.007s"},
+		"Cut":      {reason: "what is less is left off", waited: 1999*time.Millisecond + 999*time.Microsecond, want: "1.999s"},
+		"Whole":    {reason: "with zeros behind", waited: 2 * time.Second, want: "2.000s"},
+		"Long":     {reason: "never minutes", waited: time.Hour + time.Millisecond, want: "3600.001s"},
+		"Backward": {reason: "the clock was set back", waited: -time.Second, want: "0.000s"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := seconds(tc.waited)
+			assert.Equal(t, tc.want, got, tc.reason)
+			_, err := time.ParseDuration(got)
+			assert.NoError(t, err, "Go reads it too")
+		})
+	}
+}
+
+func TestClean(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		s      string
+		want   string
+	}{
+		"Empty":    {reason: "nothing"},
+		"Longest":  {reason: "256 are fine", s: strings.Repeat("a", 256), want: strings.Repeat("a", 256)},
+		"Long":     {reason: "one more is cut, with the ellipsis as the last", s: strings.Repeat("a", 257), want: strings.Repeat("a", 255) + "…"},
+		"LongRune": {reason: "it counts runes and splits none", s: strings.Repeat("ü", 1000), want: strings.Repeat("ü", 255) + "…"},
+		"Runes":    {reason: "256 of them, whatever their bytes", s: strings.Repeat("𝄞", 256), want: strings.Repeat("𝄞", 256)},
+		"Invalid":  {reason: "what is no UTF-8 is told apart", s: "a\xffb\xc3", want: "a\uFFFDb\uFFFD"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, clean(tc.s), tc.reason) })
+	}
+}
+
+// FuzzUser holds that any name makes a short and valid value.
+func FuzzUser(f *testing.F) {
+	for _, seed := range []string{"", "system:serviceaccount:kube-system:default", "\xff", "ä\n\x00", strings.Repeat("ü", 256), strings.Repeat("\xff\xc3", 300), strings.Repeat("a", 257)} {
+		f.Add(seed, seed, int64(1))
+	}
+	f.Fuzz(func(t *testing.T, user, scheduler string, waited int64) {
+		pod := gen.Pod("web")
+		pod.Spec.SchedulerName = scheduler
+		out, err := New().Mutate(mutators.Input{
+			Pod: pod, User: authenticationv1.UserInfo{Username: user}, Bind: mutators.Bind{Calls: 1, Waited: time.Duration(waited), At: noon},
+		})
+		require.NoError(t, err)
+		for key, value := range out.Annotations {
+			assert.True(t, utf8.ValidString(value), "%s: %q", key, value)
+			assert.LessOrEqual(t, utf8.RuneCountInString(value), 256)
+		}
+		if utf8.ValidString(user) && utf8.RuneCountInString(user) <= 256 {
+			assert.Equal(t, user, out.Annotations["user"], "what fits is not changed")
+		}
+		assert.Regexp(t, `^\d+\.\d{3}s$`, out.Annotations["waited"])
+	})
+}

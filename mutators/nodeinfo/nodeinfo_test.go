@@ -1,0 +1,218 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeinfo
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestNew(t *testing.T) {
+	cases := map[string]struct {
+		reason      string
+		annotations []string
+		// says is part of the error; empty for none.
+		says string
+	}{
+		"None":      {reason: "the facts are there without any"},
+		"Some":      {reason: "with and without a key", annotations: []string{"example.com/rack-unit", "example.com/serial=serial-number"}},
+		"Duplicate": {reason: "two annotations cannot become one key", annotations: []string{"a/unit", "b/unit"}, says: `node annotations "a/unit" and "b/unit" would both become the key "unit"`},
+		"Bad":       {reason: "no node can have it", annotations: []string{"no good"}, says: "no annotation key"},
+		"Star":      {reason: "annotations are no topology: each is named", annotations: []string{"example.com/*"}, says: "no annotation key"},
+		"BadKey":    {reason: "the prefix is the chain's", annotations: []string{"unit=a/b"}, says: "without prefix"},
+		"Taken":     {reason: "the key has its meaning", annotations: []string{"example.com/os-image"}, says: `node annotation "example.com/os-image" would become the key "os-image", which node-info has already: give it another, as in example.com/os-image=other-key`},
+		"TakenToo":  {reason: "also one that this node may lack", annotations: []string{"example.com/price=capacity-type"}, says: "capacity-type"},
+		"Freed":     {reason: "under another key it is fine", annotations: []string{"example.com/os-image=image"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			m, err := New(Options{Annotations: tc.annotations})
+			if tc.says != "" {
+				require.ErrorContains(t, err, tc.says, tc.reason)
+				assert.NotContains(t, err.Error(), "\n")
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, "node-info", m.Name())
+		})
+	}
+}
+
+// node is one with all the facts but those of labels.
+func node(options ...gen.NodeOption) *corev1.Node {
+	n := gen.Node("node-a", options...)
+	n.Spec.ProviderID = "aws:///eu-west-1a/i-0abc"
+	n.Status.NodeInfo = corev1.NodeSystemInfo{
+		MachineID: "secret", SystemUUID: "secret", BootID: "secret",
+		Architecture: "arm64", OperatingSystem: "linux", OSImage: "Debian GNU/Linux 13 (trixie)", KernelVersion: "6.12.0",
+		KubeletVersion: "v1.36.3", ContainerRuntimeVersion: "containerd://2.1.0",
+	}
+	n.Status.Addresses = []corev1.NodeAddress{
+		{Type: corev1.NodeInternalIP, Address: "10.0.0.1"},
+		{Type: corev1.NodeExternalIP, Address: "192.0.2.1"},
+		{Type: corev1.NodeInternalIP, Address: "fd00::1"},
+		{Type: corev1.NodeHostName, Address: "ip-10-0-0-1"},
+		{Type: corev1.NodeInternalDNS, Address: "a.internal"},
+		{Type: corev1.NodeExternalDNS, Address: "a.example.com"},
+		{Type: corev1.NodeExternalDNS, Address: ""},
+		{Type: corev1.NodeExternalDNS, Address: "b.example.com"},
+		{Type: "Unheard", Address: "x"},
+	}
+	return n
+}
+
+func TestMutate(t *testing.T) {
+	all := map[string]string{
+		"provider-id": "aws:///eu-west-1a/i-0abc", "architecture": "arm64", "operating-system": "linux", "os-image": "Debian GNU/Linux 13 (trixie)",
+		"kernel-version": "6.12.0", "kubelet-version": "v1.36.3", "container-runtime-version": "containerd://2.1.0",
+		"internal-ip": "10.0.0.1,fd00::1", "external-ip": "192.0.2.1", "internal-dns": "a.internal", "external-dns": "a.example.com,b.example.com", "hostname": "ip-10-0-0-1",
+	}
+	with := func(kv ...string) map[string]string {
+		m := maps.Clone(all)
+		for i := 0; i < len(kv); i += 2 {
+			m[kv[i]] = kv[i+1]
+		}
+		return m
+	}
+	cases := map[string]struct {
+		reason      string
+		annotations []string
+		node        *corev1.Node
+		want        map[string]string
+		missing     []string
+	}{
+		"Facts":        {reason: "each under its key; several addresses in the node's order", node: node(), want: all},
+		"Bare":         {reason: "an empty fact gives no annotation", node: &corev1.Node{}, want: map[string]string{}},
+		"InstanceType": {reason: "the stable label goes first", node: node(gen.Label("node.kubernetes.io/instance-type", "m7g.large"), gen.Label("beta.kubernetes.io/instance-type", "old")), want: with("instance-type", "m7g.large")},
+		"BetaType":     {reason: "the old label is as good", node: node(gen.Label("beta.kubernetes.io/instance-type", "m7g.large")), want: with("instance-type", "m7g.large")},
+		"EmptyType":    {reason: "also where the stable one is empty", node: node(gen.Label("node.kubernetes.io/instance-type", ""), gen.Label("beta.kubernetes.io/instance-type", "m7g.large")), want: with("instance-type", "m7g.large")},
+		"CapacityType": {reason: "what the labels say", node: node(gen.Label("karpenter.sh/capacity-type", "spot")), want: with("capacity-type", "spot")},
+		"Annotations": {
+			reason: "what the operator asks for, an empty value too", annotations: []string{"example.com/unit", "example.com/serial=serial-number", "example.com/empty"},
+			node: node(gen.Annotation("example.com/unit", "7 a/b"), gen.Annotation("example.com/serial", "X1"), gen.Annotation("example.com/empty", ""), gen.Annotation("other", "x")),
+			want: with("unit", "7 a/b", "serial-number", "X1", "empty", ""),
+		},
+		"Missing": {
+			reason: "what the node lacks is told of", annotations: []string{"example.com/unit", "example.com/serial"},
+			node: node(gen.Annotation("example.com/serial", "X1"), gen.Label("example.com/unit", "a label")), want: with("serial", "X1"),
+			missing: []string{"the node has no annotation example.com/unit"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			m, err := New(Options{Annotations: tc.annotations})
+			require.NoError(t, err)
+			before := tc.node.DeepCopy()
+			out, err := m.Mutate(mutators.Input{Node: tc.node})
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, out.Annotations, tc.reason)
+			assert.Empty(t, out.Labels)
+			assert.Equal(t, tc.missing, out.Missing, tc.reason)
+			assert.Equal(t, before, tc.node, "the node is shared and does not change")
+		})
+	}
+}
+
+func TestCapacityType(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		labels map[string]string
+		want   string
+	}{
+		"None":             {reason: "no one says so"},
+		"Karpenter":        {reason: "as it is", labels: map[string]string{"karpenter.sh/capacity-type": "on-demand"}, want: "on-demand"},
+		"KarpenterReserve": {reason: "as it is", labels: map[string]string{"karpenter.sh/capacity-type": "reserved"}, want: "reserved"},
+		"EKS":              {reason: "in lower case", labels: map[string]string{"eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
+		"EKSOnDemand":      {reason: "with a dash", labels: map[string]string{"eks.amazonaws.com/capacityType": "ON_DEMAND"}, want: "on-demand"},
+		"EKSBlock":         {reason: "whatever it is", labels: map[string]string{"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, want: "capacity-block"},
+		"GKESpot":          {reason: "a flag", labels: map[string]string{"cloud.google.com/gke-spot": "true"}, want: "spot"},
+		"GKENotSpot":       {reason: "a flag that is not set says nothing", labels: map[string]string{"cloud.google.com/gke-spot": "false"}},
+		"GKEPreemptible":   {reason: "a flag", labels: map[string]string{"cloud.google.com/gke-preemptible": "true"}, want: "preemptible"},
+		"GKEStandard":      {reason: "another word for it", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard"}, want: "on-demand"},
+		"GKEFlagFirst":     {reason: "the flag says more", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard", "cloud.google.com/gke-spot": "true"}, want: "spot"},
+		"GKEFlagFalse":     {reason: "the next one is asked", labels: map[string]string{"cloud.google.com/gke-provisioning": "spot", "cloud.google.com/gke-preemptible": "false"}, want: "spot"},
+		"AKS":              {reason: "as it is", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "spot"}, want: "spot"},
+		"AKSRegular":       {reason: "another word for it", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "regular"}, want: "on-demand"},
+		"Lifecycle":        {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal"}, want: "on-demand"},
+		"LifecycleOld":     {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "Ec2Spot"}, want: "spot"},
+		"LifecycleOldToo":  {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "OnDemand"}, want: "on-demand"},
+		"Order":            {reason: "whoever provisioned the node knows best", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal", "kubernetes.azure.com/scalesetpriority": "regular", "karpenter.sh/capacity-type": "spot"}, want: "spot"},
+		"EmptySkipped":     {reason: "an empty label says nothing", labels: map[string]string{"karpenter.sh/capacity-type": "", "eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			n := &corev1.Node{}
+			n.Labels = tc.labels
+			assert.Equal(t, tc.want, capacityType(n), tc.reason)
+		})
+	}
+}
+
+func TestFactsAreKeys(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range facts {
+		assert.Empty(t, validation.IsQualifiedName("node-info.prebind.dev/"+f.key))
+		assert.False(t, seen[f.key], "%s is given once", f.key)
+		seen[f.key] = true
+	}
+}
+
+// FuzzMutate holds that whatever an operator writes and a node says, the output
+// is fit for a pod and always the same.
+func FuzzMutate(f *testing.F) {
+	f.Add("example.com/unit=u,serial", "serial", "x", "karpenter.sh/capacity-type", "SPOT", "10.0.0.1")
+	f.Add("", "", "", "beta.kubernetes.io/instance-type", "ON_DEMAND", "")
+	f.Add("os-image", "a", "b", "cloud.google.com/gke-spot", "true", ",")
+	f.Add("A.example/b=\xff", "ä", "\x00", "node.kubernetes.io/lifecycle", "\xffK\u0130", "\n")
+	f.Fuzz(func(t *testing.T, list, annotation, value, label, labelValue, address string) {
+		var entries []string
+		if list != "" {
+			entries = strings.Split(list, ",")
+		}
+		m, err := New(Options{Annotations: entries})
+		if err != nil {
+			return
+		}
+		n := node(gen.Annotation(annotation, value), gen.Label(label, labelValue))
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+		before := n.DeepCopy()
+		out, err := m.Mutate(mutators.Input{Node: n})
+		require.NoError(t, err)
+		for key := range out.Annotations {
+			assert.Empty(t, validation.IsQualifiedName("node-info.prebind.dev/"+key), "%q", key)
+		}
+		again, err := m.Mutate(mutators.Input{Node: n})
+		require.NoError(t, err)
+		assert.Equal(t, out, again)
+		assert.Equal(t, before, n, "the node is shared and does not change")
+		written := 0
+		for _, c := range m.copies {
+			if _, ok := out.Annotations[c.Key]; ok {
+				written++
+			}
+		}
+		assert.Equal(t, len(m.copies), written+len(out.Missing), "each is written or missed")
+	})
+}
+
+func BenchmarkMutate(b *testing.B) {
+	m, err := New(Options{Annotations: []string{"example.com/unit"}})
+	require.NoError(b, err)
+	in := mutators.Input{Node: node(gen.Annotation("example.com/unit", "7"), gen.Label("karpenter.sh/capacity-type", "spot"))}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.Mutate(in); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
