@@ -75,7 +75,8 @@ func (p *prefix) canGive(key string) bool {
 	if p.named {
 		return len(key) >= len(p.before)+len(p.after) && strings.HasPrefix(key, p.before) && strings.HasSuffix(key, p.after)
 	}
-	// Without a slash the star covers the label's own prefix and with it any key.
-	_, begin, slash := strings.Cut(p.begin, "/")
-	return !slash || strings.HasPrefix(key, begin)
+	// Without a slash the star covers the label's own prefix and with it any key:
+	// begin is then empty.
+	_, begin, _ := strings.Cut(p.begin, "/")
+	return strings.HasPrefix(key, begin)
 }
