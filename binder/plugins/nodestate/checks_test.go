@@ -1,0 +1,40 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestate
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestParseChecks(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		names  []string
+		want   Checks
+		err    string
+	}{
+		"None":    {reason: "all can be switched off"},
+		"All":     {reason: "the names are those that are listed", names: CheckNames(), want: all},
+		"One":     {reason: "each by itself", names: []string{"taints"}, want: Checks{Taints: true}},
+		"Twice":   {reason: "on is on", names: []string{"ready", "ready"}, want: Checks{Ready: true}},
+		"Unknown": {reason: "a typing error must not switch a check off", names: []string{"ready", "taint"}, err: "ready, schedulable, taints, affinity"},
+		"Empty":   {reason: "an empty name is none", names: []string{""}, err: `""`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := ParseChecks(tc.names)
+			if tc.err != "" {
+				require.ErrorContains(t, err, tc.err, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+	CheckNames()[0] = "changed"
+	assert.Equal(t, []string{"ready", "schedulable", "taints", "affinity"}, CheckNames())
+}

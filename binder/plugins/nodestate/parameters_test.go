@@ -1,0 +1,258 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestate
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestParse(t *testing.T) {
+	type annotations map[string]string
+	cases := map[string]struct {
+		reason       string
+		pod, binding annotations
+		labels       string
+		conditions   []condition
+		wait         time.Duration
+		// fields are those of the error; on is what it is about.
+		fields  []string
+		on      string
+		message string
+	}{
+		"Nothing": {reason: "most binds say nothing"},
+		"All": {
+			reason:  "each of the three",
+			binding: annotations{"expect": "gpu.example.com/driver=550,!maintenance", "expect-conditions": "GPUReady=True", "wait": "30s"},
+			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []condition{{kind: "GPUReady", status: "True"}}, wait: 30 * time.Second,
+		},
+		"OnPod": {
+			reason: "a pod may say it, too", pod: annotations{"expect": "a=b", "wait": "5s"}, labels: "a=b", wait: 5 * time.Second,
+		},
+		"BindingWins": {
+			reason: "the scheduler knows better, key by key",
+			pod:    annotations{"expect": "a=b", "wait": "5s"}, binding: annotations{"expect": "c=d"}, labels: "c=d", wait: 5 * time.Second,
+		},
+		"BindingTakesBack": {
+			reason: "an empty selector expects nothing, as everywhere",
+			pod:    annotations{"expect": "a=b", "expect-conditions": "Ready"}, binding: annotations{"expect": "", "expect-conditions": " "},
+		},
+		"SelectorOfSets": {
+			reason:  "the whole syntax of label selectors",
+			binding: annotations{"expect": "a in (x,y), b notin (z), c, d>3"}, labels: "a in (x,y),b notin (z),c,d>3",
+		},
+		"Conditions": {
+			reason:  "the equality-based syntax, and a type alone",
+			binding: annotations{"expect-conditions": "GPUReady, DiskPressure!=True,Net == Unknown ,gpu.example.com/ok = False, Old != Unknown"},
+			conditions: []condition{
+				{kind: "GPUReady", status: "True"},
+				{kind: "DiskPressure", not: true, status: "True"},
+				{kind: "Net", status: "Unknown"},
+				{kind: "gpu.example.com/ok", status: "False"},
+				{kind: "Old", not: true, status: "Unknown"},
+			},
+		},
+		"WaitCapped": {reason: "the operator sets the limit", binding: annotations{"wait": "2h"}, wait: maxWait},
+
+		"UnknownKey": {
+			reason:  "a typing error must not be ignored",
+			binding: annotations{"expects": "a=b"}, fields: []string{"expects"}, on: "Binding default/web",
+			message: "the annotation node-state.prebind.dev/expects is not known; the keys are expect, expect-conditions and wait",
+		},
+		"UnknownKeyOnPod": {
+			reason: "nor on the pod, and the message says where",
+			pod:    annotations{"Wait": "5s"}, fields: []string{"Wait"}, on: "Pod default/web",
+		},
+		"BadSelector": {
+			reason:  "the parser says why",
+			binding: annotations{"expect": "a=b,=c"}, fields: []string{"expect"}, on: "Binding default/web",
+			message: "the annotation node-state.prebind.dev/expect must be a label selector: found '=', expected: identifier after ','",
+		},
+		"LongToken": {
+			reason:  "what the parser says of it is cut",
+			binding: annotations{"expect": "a " + strings.Repeat("x", 4000)}, fields: []string{"expect"}, message: "x…",
+		},
+		"BadLabelKey": {reason: "no node can have it", binding: annotations{"expect": "a b/c=d"}, fields: []string{"expect"}},
+		"BadLabelValue": {
+			reason: "no node can have it", binding: annotations{"expect": "a=" + strings.Repeat("x", 64)}, fields: []string{"expect"},
+		},
+		"NotANumber": {reason: "it could never be compared", binding: annotations{"expect": "a>b"}, fields: []string{"expect"}},
+		"NUL": {
+			reason:  "the parser stops at it and would not see what comes behind",
+			binding: annotations{"expect": "a=b,\x00!maintenance"}, fields: []string{"expect"},
+		},
+		"BadStatus": {
+			reason:  "statuses are written as in the API",
+			binding: annotations{"expect-conditions": "GPUReady=true"}, fields: []string{"expect-conditions"},
+			message: `the annotation node-state.prebind.dev/expect-conditions must be a list of Type=Status with the status True, False or Unknown, "GPUReady=true" has another`,
+		},
+		"NoStatus":        {reason: "half of it", binding: annotations{"expect-conditions": "GPUReady="}, fields: []string{"expect-conditions"}},
+		"NoType":          {reason: "the other half", binding: annotations{"expect-conditions": "=True"}, fields: []string{"expect-conditions"}},
+		"EmptyItem":       {reason: "something was left out", binding: annotations{"expect-conditions": "GPUReady,"}, fields: []string{"expect-conditions"}},
+		"BadType":         {reason: "it is no name", binding: annotations{"expect-conditions": "GPU Ready"}, fields: []string{"expect-conditions"}},
+		"Negated":         {reason: "that is for labels", binding: annotations{"expect-conditions": "!GPUReady"}, fields: []string{"expect-conditions"}},
+		"TwoOperators":    {reason: "it is unclear", binding: annotations{"expect-conditions": "A!==True"}, fields: []string{"expect-conditions"}},
+		"TwoStatuses":     {reason: "it is unclear", binding: annotations{"expect-conditions": "A=True=False"}, fields: []string{"expect-conditions"}},
+		"ThreeEqualSigns": {reason: "it is unclear", binding: annotations{"expect-conditions": "A===True"}, fields: []string{"expect-conditions"}},
+		"NoTime": {
+			reason: "it is no time", binding: annotations{"wait": "soon"}, fields: []string{"wait"},
+			message: `the annotation node-state.prebind.dev/wait must be a positive time such as 30s, it is "soon"`,
+		},
+		"EmptyWait": {reason: "it is no time", binding: annotations{"wait": ""}, fields: []string{"wait"}},
+		"NoUnit":    {reason: "30 of what", binding: annotations{"wait": "30"}, fields: []string{"wait"}},
+		"NoWait":    {reason: "leave it out", binding: annotations{"wait": "0s"}, fields: []string{"wait"}},
+		"Negative":  {reason: "there is no such time", binding: annotations{"wait": "-5s"}, fields: []string{"wait"}},
+		"TooLong": {
+			reason:  "nobody believes this much",
+			binding: annotations{"expect": "a" + strings.Repeat(",a", maxValue/2)}, fields: []string{"expect"},
+			message: "the annotation node-state.prebind.dev/expect is longer than 4096 bytes",
+		},
+		"Several": {
+			reason: "all is said at once, in the order of the keys",
+			pod:    annotations{"wait": "x"}, binding: annotations{"expect": "=", "a": "", "b": "", "c": "", "d": ""},
+			fields: []string{"a", "b", "c", "d", "expect"}, on: "Binding default/web", message: "and 1 more",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			var podOptions []gen.PodOption
+			for key, value := range tc.pod {
+				podOptions = append(podOptions, annotation(key, value))
+			}
+			var options []gen.BindingOption
+			for key, value := range tc.binding {
+				options = append(options, annotation(key, value))
+			}
+			bc := contextFor(thePod(podOptions...), theNode(), options...)
+			got, err := pluginBetween(t, newWorld(nil), newWorld(nil)).expectations(bc)
+			if tc.fields == nil {
+				require.NoError(t, err, tc.reason)
+				var texts []string
+				for _, r := range got.labels {
+					texts = append(texts, r.String())
+				}
+				assert.Equal(t, tc.labels, strings.Join(texts, ","), tc.reason)
+				assert.Equal(t, tc.conditions, got.conditions, tc.reason)
+				assert.Equal(t, tc.wait, got.wait, tc.reason)
+				return
+			}
+			invalid := requireInvalid(t, err)
+			var fields []string
+			for _, f := range invalid.Fields {
+				fields = append(fields, strings.TrimSuffix(strings.TrimPrefix(f.Path, "metadata.annotations[node-state.prebind.dev/"), "]"))
+			}
+			assert.Equal(t, tc.fields, fields, "%s: %v", tc.reason, err)
+			assert.Contains(t, invalid.Message, tc.message, tc.reason)
+			if tc.on != "" {
+				assert.Equal(t, tc.on, invalid.Object.String(), tc.reason)
+			}
+		})
+	}
+}
+
+// requireInvalid checks what holds for every error of the parser.
+func requireInvalid(t *testing.T, err error) *api.Error {
+	t.Helper()
+	require.Error(t, err)
+	var invalid *api.Error
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, api.KindInvalid, invalid.Kind)
+	require.NotEmpty(t, invalid.Fields)
+	for _, f := range invalid.Fields {
+		require.Contains(t, f.Path, "metadata.annotations[node-state.prebind.dev/")
+		require.NotEmpty(t, f.Message)
+		require.LessOrEqual(t, len(f.Message), 600)
+	}
+	require.LessOrEqual(t, len(err.Error()), 4096)
+	require.True(t, utf8.ValidString(err.Error()))
+	require.NotContains(t, err.Error(), "\n", "a message is one line")
+	return invalid
+}
+
+func TestClip(t *testing.T) {
+	cases := map[string]struct {
+		reason, text, want string
+		most               int
+	}{
+		"Short":    {reason: "it is left as it is", text: "a ü 世", most: 10, want: "a ü 世"},
+		"Long":     {reason: "it says that there is more", text: "abcdef", most: 3, want: "abc…"},
+		"Unicode":  {reason: "no half of a character", text: "aüü", most: 4, want: "aü…"},
+		"Controls": {reason: "one line, and no tricks with the terminal", text: "a\nb\x1b[1m\u202ec", most: 50, want: "a?b?[1m?c"},
+		"NotUTF8":  {reason: "a message is text", text: "a\xffb", most: 50, want: "a\ufffdb"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, clip(tc.text, tc.most), tc.reason)
+		})
+	}
+}
+
+func FuzzParameters(f *testing.F) {
+	f.Add("gpu.example.com/driver=550,!maintenance", "GPUReady=True", "30s")
+	f.Add("a in (x,y),b notin (),c>5", "A!=Unknown,B==False", "1h2m3.5s")
+	f.Add("a in (", "=,==,!=", "-1s")
+	f.Add("!", "!A", "999999999h")
+	f.Add("a=b\x00,c=d", "A\x00", "1\x00s")
+	f.Add("ключ=значение,\u202e", "Готов=True\n", "٣s")
+	f.Add(strings.Repeat("a,", 1<<19), strings.Repeat("A", 1<<20), strings.Repeat("1h", 1<<19))
+	f.Add(strings.Repeat("(", 4096), strings.Repeat("A=True,", 500), strings.Repeat("9", 4096)+"s")
+	f.Fuzz(func(t *testing.T, expect, conditions, wait string) {
+		values := map[string]string{keyExpect: expect, keyConditions: conditions, keyWait: wait}
+		parameters := map[string]api.Parameter{}
+		for key, value := range values {
+			parameters[key] = api.Parameter{Annotation: Name + "." + domain + "/" + key, Value: value, On: api.Object{Kind: "Pod", Name: "web"}}
+		}
+		e, err := parse(parameters, maxWait)
+		if err != nil {
+			invalid := requireInvalid(t, err)
+			require.Equal(t, expectations{}, e)
+			for _, field := range invalid.Fields {
+				require.Equal(t, -1, strings.IndexFunc(field.Message, func(r rune) bool { return !unicode.IsPrint(r) }), "%q", field.Message)
+			}
+			return
+		}
+		require.Positive(t, e.wait)
+		require.LessOrEqual(t, e.wait, maxWait)
+		for _, c := range e.conditions {
+			require.NotEmpty(t, c.kind)
+			require.Contains(t, []corev1.ConditionStatus{"True", "False", "Unknown"}, c.status)
+		}
+		// What can be parsed can be judged and told.
+		found := judge(thePod(), theNode(), e, all)
+		require.LessOrEqual(t, len(found.String()), 4096)
+		require.LessOrEqual(t, len(found.awaited()), 4096)
+		require.LessOrEqual(t, len(found.list), maxShown)
+	})
+}
+
+// TestParseIsCheap parses the largest annotations that the API server takes.
+func TestParseIsCheap(t *testing.T) {
+	for _, unit := range []string{"a,", "(", "!", "A=True,", "x"} {
+		value := strings.Repeat(unit, 256<<10/len(unit))
+		for _, key := range []string{keyExpect, keyConditions, keyWait} {
+			parameters := map[string]api.Parameter{key: {Annotation: Name + "." + domain + "/" + key, Value: value}}
+			var err error
+			allocs := testing.AllocsPerRun(10, func() { _, err = parse(parameters, maxWait) })
+			_ = requireInvalid(t, err)
+			assert.Less(t, allocs, 50.0, "%s of %q…: the length is looked at first", key, unit)
+		}
+	}
+}
+
+func TestInvalidIsAnError(t *testing.T) {
+	err := fmt.Errorf("wrapped: %w", invalid([]problem{{err: errors.New("is wrong")}}))
+	assert.True(t, api.IsKind(err, api.KindInvalid))
+}

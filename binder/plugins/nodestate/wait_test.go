@@ -1,0 +1,309 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestate
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// waiting is a PreBind in a bubble, for a pod that waits up to 30s for the label
+// driver to be 550.
+type waiting struct {
+	cached, live *world
+	bc           *api.BindContext
+	result       chan error
+}
+
+// begin starts PreBind and returns when there is nothing to do but wait.
+func begin(ctx context.Context, t *testing.T, cached, live *corev1.Node, options ...gen.BindingOption) *waiting {
+	t.Helper()
+	options = append([]gen.BindingOption{annotation("expect", "driver=550"), annotation("wait", "30s")}, options...)
+	w := &waiting{
+		cached: newWorld(cached), live: newWorld(live),
+		bc: contextFor(thePod(), theNode(), options...), result: make(chan error, 1),
+	}
+	p := pluginBetween(t, w.cached, w.live)
+	go func() { w.result <- p.PreBind(ctx, w.bc) }()
+	synctest.Wait()
+	return w
+}
+
+// ended says whether the wait is over, and how, when all has been looked at.
+func (w *waiting) ended() (bool, error) {
+	synctest.Wait()
+	select {
+	case err := <-w.result:
+		return true, err
+	default:
+		return false, nil
+	}
+}
+
+// put changes the node for both, and tells.
+func (w *waiting) put(node *corev1.Node) {
+	w.live.put(node)
+	w.cached.put(node)
+	w.cached.tell()
+}
+
+func TestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := begin(t.Context(), t, theNode(label("driver", "535")), theNode(label("driver", "535")))
+		ended, err := w.ended()
+		require.False(t, ended, "%v", err)
+		assert.Equal(t, api.Waiting{
+			Object: api.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`,
+		}, w.bc.WaitingFor(), "it says what it waits for")
+
+		reads := w.cached.count()
+		<-time.After(29 * time.Second)
+		ended, _ = w.ended()
+		require.False(t, ended)
+		assert.Equal(t, reads, w.cached.count(), "it does not look while nothing changes")
+
+		w.put(theNode(cordoned, label("driver", "550")))
+		ended, _ = w.ended()
+		require.False(t, ended, "it waits for the rest as well")
+		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.WaitingFor().For, "and says so")
+		assert.Zero(t, w.live.count(), "an event is enough")
+
+		changed := time.Now()
+		w.put(theNode(label("driver", "550")))
+		ended, err = w.ended()
+		assert.True(t, ended)
+		require.NoError(t, err)
+		assert.Zero(t, time.Since(changed), "it goes on at once")
+		assert.Zero(t, w.live.count(), "the cache's yes is enough")
+	})
+}
+
+func TestWaitFindsAllDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended, err := begin(t.Context(), t, theNode(label("driver", "550")), nil).ended()
+		assert.True(t, ended, "it looks once before it waits")
+		require.NoError(t, err)
+	})
+}
+
+// TestWaitSeesAChangeWhileItBegins changes the node between the look and the
+// wait.
+func TestWaitSeesAChangeWhileItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cached := newWorld(theNode())
+		first := true
+		cached.afterRead = func() {
+			if first {
+				first = false
+				cached.put(theNode(label("driver", "550")))
+				cached.tell()
+			}
+		}
+		p := pluginBetween(t, cached, newWorld(nil))
+		bc := contextFor(thePod(), theNode(), annotation("expect", "driver=550"), annotation("wait", "30s"))
+		began := time.Now()
+		require.NoError(t, p.PreBind(t.Context(), bc))
+		assert.Zero(t, time.Since(began), "it subscribes first and looks then")
+	})
+}
+
+func TestWaitIsOver(t *testing.T) {
+	overloaded := apierrors.NewServiceUnavailable("restarting")
+	cases := map[string]struct {
+		reason  string
+		live    *corev1.Node
+		err     error
+		options []gen.BindingOption
+		after   time.Duration
+		want    api.Kind
+		message string
+	}{
+		"InVain": {
+			reason: "it says what it waited for, and how long", live: theNode(label("driver", "535")), after: 30 * time.Second, want: api.KindRefuse,
+			message: `Node node-a: after a wait of 30s: expected the label driver to be "550", it is "535"; choose another node`,
+		},
+		"Capped": {
+			reason: "not longer than the operator allows", live: theNode(), options: []gen.BindingOption{annotation("wait", "5h")}, after: maxWait, want: api.KindRefuse,
+			message: `Node node-a: after a wait of 1m0s: expected the label driver to be "550", the node does not have it; choose another node`,
+		},
+		"CacheBehind": {reason: "the event is still on its way", live: theNode(label("driver", "550")), after: 30 * time.Second},
+		"Gone": {
+			reason: "the event is still on its way", after: 30 * time.Second, want: api.KindRefuse,
+			message: "Node node-a: the node is gone; choose another node",
+		},
+		"Fails":      {reason: "what cannot be read cannot be judged", err: errors.New("boom"), after: 30 * time.Second, want: api.KindInternal},
+		"Overloaded": {reason: "a matter of time: the repeated call waits anew", err: overloaded, after: 30 * time.Second, want: api.KindWait},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := begin(t.Context(), t, theNode(), tc.live, tc.options...)
+				w.live.fail(tc.err)
+				<-time.After(tc.after - time.Nanosecond)
+				ended, err := w.ended()
+				require.False(t, ended, "not before its time: %v", err)
+				assert.Zero(t, w.live.count())
+				<-time.After(time.Nanosecond)
+				ended, err = w.ended()
+				require.True(t, ended, tc.reason)
+				assert.Equal(t, 1, w.live.count(), "one last look")
+				if tc.want == "" {
+					require.NoError(t, err, tc.reason)
+					return
+				}
+				require.Error(t, err, tc.reason)
+				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				if tc.message != "" {
+					assert.EqualError(t, err, tc.message, tc.reason)
+				}
+			})
+		})
+	}
+}
+
+func TestWaitEnds(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		event   func(w *waiting)
+		want    api.Kind
+		message string
+	}{
+		"Gone": {
+			reason: "there is nothing to bind to", event: func(w *waiting) { w.put(nil) },
+			want: api.KindRefuse, message: "Node node-a: the node is gone; choose another node",
+		},
+		"Leaving": {
+			reason: "there will be nothing to bind to", event: func(w *waiting) { w.put(theNode(terminating)) },
+			want: api.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
+		},
+		"Replaced": {
+			reason: "another node of the name, be it as expected, is another", event: func(w *waiting) { w.put(theNode(uid("node-2"), label("driver", "550"))) },
+			want: api.KindRefuse, message: "Node node-a: the node was deleted and created anew under its name; schedule the pod again",
+		},
+		"BothFail": {
+			reason: "what cannot be read cannot be judged", want: api.KindInternal,
+			event: func(w *waiting) {
+				w.cached.fail(errors.New("boom"))
+				w.live.fail(errors.New("bang"))
+				w.cached.tell()
+			},
+			message: "Node node-a: reading it: bang",
+		},
+		"Overloaded": {
+			reason: "a matter of time: the next call goes on", want: api.KindWait,
+			event: func(w *waiting) {
+				w.live.fail(apierrors.NewServiceUnavailable("restarting"))
+				w.cached.put(nil)
+				w.cached.tell()
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := begin(t.Context(), t, theNode(), theNode())
+				ended, err := w.ended()
+				require.False(t, ended, "it waits at first: %v", err)
+				began := time.Now()
+				tc.event(w)
+				ended, err = w.ended()
+				require.True(t, ended, tc.reason)
+				assert.Zero(t, time.Since(began), "at once")
+				require.Error(t, err, tc.reason)
+				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				if tc.message != "" {
+					assert.EqualError(t, err, tc.message, tc.reason)
+				}
+			})
+		})
+	}
+}
+
+func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		cached *corev1.Node
+		err    error
+	}{
+		"Gone":     {reason: "the cache may be behind"},
+		"Replaced": {reason: "the cache may be behind", cached: theNode(uid("node-0"))},
+		"Leaving":  {reason: "the cache may be behind", cached: theNode(terminating)},
+		"Fails":    {reason: "the API server knows as well", cached: theNode(), err: errors.New("boom")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := begin(t.Context(), t, theNode(), theNode())
+				w.cached.put(tc.cached)
+				w.cached.fail(tc.err)
+				w.cached.tell()
+				ended, err := w.ended()
+				require.False(t, ended, "%s: %v", tc.reason, err)
+				assert.Equal(t, 1, w.live.count(), "the API server was asked")
+				w.cached.fail(nil)
+				w.put(theNode(label("driver", "550")))
+				ended, err = w.ended()
+				assert.True(t, ended)
+				require.NoError(t, err)
+			})
+		})
+	}
+}
+
+func TestWaitEndsWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		over := errors.New("over")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		w := begin(ctx, t, theNode(), theNode())
+		cancel(over)
+		ended, err := w.ended()
+		assert.True(t, ended)
+		require.ErrorIs(t, err, over, "the cause says why")
+	})
+}
+
+func TestPreBindOfInvalidParameters(t *testing.T) {
+	world := newWorld(theNode())
+	err := pluginBetween(t, world, world).PreBind(t.Context(), contextFor(thePod(), theNode(), annotation("wait", "x")))
+	assert.True(t, api.IsKind(err, api.KindInvalid), "%v", err)
+}
+
+// TestPreFlightThenPreBind goes the whole way, twice, as after a crash.
+func TestPreFlightThenPreBind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		world := newWorld(theNode())
+		p := pluginBetween(t, world, world)
+		results := make(chan error, 2)
+		for range 2 {
+			bc := contextFor(thePod(), theNode(), annotation("expect-conditions", "GPUReady"), annotation("wait", "30s"))
+			next, err := p.PreFlight(t.Context(), bc)
+			require.NoError(t, err)
+			require.Equal(t, api.Run, next)
+			go func() { results <- p.PreBind(t.Context(), bc) }()
+			synctest.Wait()
+		}
+		ready := theNode(reports("GPUReady", "True", ""))
+		world.put(ready)
+		world.tell()
+		require.NoError(t, <-results)
+		require.NoError(t, <-results)
+
+		bc := contextFor(thePod(), ready, annotation("expect-conditions", "GPUReady"), annotation("wait", "30s"))
+		require.NoError(t, p.Confirm(t.Context(), bc))
+		next, err := p.PreFlight(t.Context(), bc)
+		require.NoError(t, err)
+		assert.Equal(t, api.Skip, next, "the repeated call finds nothing to do")
+	})
+}
