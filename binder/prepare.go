@@ -94,6 +94,11 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if !e.attempts.stillPending(ctx, podOf(r), c.key.pod) {
 				return e.later(c, changedMeanwhile(r))
 			}
+			// That took its time: PreFlight judges the node as it is now.
+			var err *api.Error
+			if c.node, err = e.node(ctx, c.key.node); err != nil {
+				return e.later(c, err)
+			}
 			continue
 		case preparing, failed:
 		}

@@ -28,6 +28,10 @@ const (
 	sweepGrace = time.Minute
 	// marksTake is what a plugin may take to list its marks.
 	marksTake = 30 * time.Second
+	// tidyEvery is the pause before plugins are asked to tidy again, and tidyTakes
+	// what one may take.
+	tidyEvery = 2 * time.Minute
+	tidyTakes = time.Minute
 )
 
 // Replicas tells which replicas live.
@@ -77,6 +81,8 @@ type Sweeper struct {
 	replicas Replicas
 	// mu is held by Run.
 	mu sync.Mutex
+	// tidied is when that was last.
+	tidied time.Time
 	// orphans is since when nobody has been known to work on each mark, by this
 	// sweeper's own clock.
 	orphans map[sweptMark]time.Time
@@ -108,6 +114,9 @@ func (s *Sweeper) Run(ctx context.Context) {
 	for {
 		if err := s.sweep(ctx); err != nil {
 			log.Error(err, "Could not look for what ended replicas left behind, will try again")
+		}
+		if err := s.tidy(ctx); err != nil {
+			log.Error(err, "Could not give up what belongs to pods that are gone, will try again")
 		}
 		timer := s.engine.o.Clock.NewTimer(sweepEvery)
 		select {
@@ -145,6 +154,27 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 				errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// tidy asks the plugins to, when it is time.
+func (s *Sweeper) tidy(ctx context.Context) error {
+	if s.replicas == nil || s.engine.o.Clock.Since(s.tidied) < tidyEvery {
+		return nil
+	}
+	s.tidied = s.engine.o.Clock.Now()
+	var errs []error
+	for _, p := range s.engine.o.Plugins {
+		tidier, ok := p.(api.Tidier)
+		if !ok {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, tidyTakes)
+		if err := contained(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
+			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
+		}
+		cancel()
 	}
 	return errors.Join(errs...)
 }

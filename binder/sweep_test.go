@@ -65,6 +65,49 @@ type marker struct {
 
 func (m *marker) Marks(context.Context) ([]api.Mark, error) { return m.marks, m.err }
 
+// tidier is a marker that is asked to tidy.
+type tidier struct {
+	*marker
+	calls *journal
+	err   error
+}
+
+func (p *tidier) Tidy(context.Context) error {
+	p.calls.add("tidy")
+	return p.err
+}
+
+// TestTidy: plugins are asked to tidy now and then, whatever the sweep met with,
+// and by one replica only.
+func TestTidy(t *testing.T) {
+	tests := map[string]struct {
+		reason string
+		living Replicas
+		took   time.Duration
+		err    error
+		want   int
+	}{
+		"AtOnce":     {reason: "a new leader does not know when it was last", living: livingReplicas{}, took: time.Second, want: 1},
+		"NotOften":   {reason: "it reads from the API server", living: livingReplicas{}, took: tidyEvery - time.Second, want: 1},
+		"Again":      {reason: "pods go all the time", living: livingReplicas{}, took: tidyEvery + sweepEvery, want: 2},
+		"AfterError": {reason: "the next time may succeed", living: livingReplicas{}, took: tidyEvery + sweepEvery, err: errScripted, want: 2},
+		"OwnSweep":   {reason: "one replica does it for all", took: time.Hour},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := &journal{}
+				p := &tidier{marker: &marker{writer: newWriter("p", calls), err: tc.err}, calls: calls, err: tc.err}
+				s := newScene(t, p)
+				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
+				defer cancel()
+				NewSweeper(s.Engine, tc.living).Run(ctx)
+				assert.Len(t, calls.all(), tc.want, tc.reason)
+			})
+		})
+	}
+}
+
 type livingReplicas map[string]bool
 
 func (l livingReplicas) Living(context.Context) (map[string]bool, error) {

@@ -99,6 +99,12 @@ type Result struct {
 	Refused *api.Error
 }
 
+// Where the other value of a Conflict stood.
+const (
+	sourceBinding = "Binding"
+	sourcePod     = "pod"
+)
+
 // Conflict is a value of a mutator where another one stood.
 type Conflict struct {
 	Mutator string
@@ -143,7 +149,8 @@ func (c *Chain) Mutate(in Input) Result {
 		for short, value := range out.Annotations {
 			key := l.prefix + short
 			result.Annotations[key] = value
-			if source, differs := held(key, value, in.Binding.Annotations, in.Pod.Annotations); differs {
+			source, differs := held(key, value, in.Binding.Annotations, in.Pod.Annotations)
+			if differs && (source == sourcePod || !slices.Contains(out.Changing, short)) {
 				result.Conflicts = append(result.Conflicts, Conflict{Mutator: l.name, Field: "annotation", Key: key, Source: source})
 			}
 		}
@@ -190,10 +197,10 @@ func (l link) refusal(in Input, out Output, err error) *api.Error {
 // that counts.
 func held(key, value string, binding, pod map[string]string) (source string, differs bool) {
 	if had, ok := binding[key]; ok {
-		return "Binding", had != value
+		return sourceBinding, had != value
 	}
 	had, ok := pod[key]
-	return "pod", ok && had != value
+	return sourcePod, ok && had != value
 }
 
 func (l link) run(in Input) (out Output, stack string, err error) {

@@ -528,3 +528,20 @@ func BenchmarkChain(b *testing.B) {
 		c.Mutate(in)
 	}
 }
+
+// TestChanging: a value of the mutator's own, from the call before, is no conflict;
+// one that stood on the pod is.
+func TestChanging(t *testing.T) {
+	m := fake{name: "a", mutate: func(Input) (Output, error) {
+		return Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
+	}}
+	c, err := NewChain(Options{Domain: "prebind.dev", Mutators: []Mutator{m}})
+	require.NoError(t, err)
+	run := func(pod *corev1.Pod, options ...gen.BindingOption) []Conflict {
+		return c.Mutate(Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", options...)}).Conflicts
+	}
+	pod := gen.Pod("web")
+	assert.Empty(t, run(pod, gen.Annotation("a.prebind.dev/time", "1")))
+	assert.Len(t, run(pod, gen.Annotation("a.prebind.dev/time", "1"), gen.Annotation("a.prebind.dev/user", "x")), 1)
+	assert.Len(t, run(gen.Pod("web", gen.Annotation("a.prebind.dev/time", "1"))), 1)
+}

@@ -71,6 +71,10 @@ type Output struct {
 	// Labels of the pod, in the same form. A label that the pod or the Binding has
 	// with another value is left as it is, unless ReplaceLabels says otherwise.
 	Labels map[string]string
+	// Changing are keys of Annotations whose values differ from call to call. Another
+	// value on the Binding is then no conflict: it is the mutator's own, from the
+	// call before, when the API server calls again for the same request.
+	Changing []string
 	// ReplaceLabels lets the mutator's labels replace others' values.
 	ReplaceLabels bool
 	// Missing names, in plain words, what was to be added and could not, as in

@@ -100,6 +100,14 @@ type Recoverer interface {
 	Marks(ctx context.Context) ([]Mark, error)
 }
 
+// Tidier is a PreBinder that keeps something for as long as a pod runs, which
+// nobody tells it the end of.
+type Tidier interface {
+	// Tidy gives up what belongs to pods that are gone or finished. One replica at a
+	// time calls it, every few minutes.
+	Tidy(ctx context.Context) error
+}
+
 // Mark is what a write says of the attempt that made it.
 type Mark struct {
 	// Pod is the pod that the write was made for, by UID.

@@ -29,6 +29,9 @@ const Name = "bind-info"
 // maxRunes caps what others name: a user's name may be of any length.
 const maxRunes = 256
 
+// changing are the keys that differ when a Binding is posted again.
+var changing = []string{"time", "calls", "waited", "attempt"}
+
 // Mutator tells about the bind; see New.
 type Mutator struct{}
 
@@ -54,7 +57,7 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	add("calls", strconv.Itoa(in.Bind.Calls))
 	add("waited", seconds(in.Bind.Waited))
 	add("attempt", clean(in.Bind.Attempt))
-	return mutators.Output{Annotations: annotations}, nil
+	return mutators.Output{Annotations: annotations, Changing: changing}, nil
 }
 
 // seconds always has the milliseconds, so that all of them are read by one

@@ -58,7 +58,7 @@ func TestMutate(t *testing.T) {
 			before.Pod = pod.DeepCopy()
 			out, err := New().Mutate(in)
 			require.NoError(t, err)
-			assert.Equal(t, mutators.Output{Annotations: tc.want}, out, tc.reason)
+			assert.Equal(t, mutators.Output{Annotations: tc.want, Changing: []string{"time", "calls", "waited", "attempt"}}, out, tc.reason)
 			assert.Equal(t, before, in, "the input is shared and does not change")
 		})
 	}

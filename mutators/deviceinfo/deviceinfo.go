@@ -41,8 +41,12 @@ func (Mutator) Name() string { return Name }
 
 // Mutate returns one annotation for each request.
 func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
+	var missing []string
+	if in.DevicesErr != nil {
+		missing = []string{"the devices of its ResourceClaims are not known: " + in.DevicesErr.Error()}
+	}
 	if len(in.Devices) == 0 {
-		return mutators.Output{}, nil
+		return mutators.Output{Missing: missing}, nil
 	}
 	annotations := make(map[string]string, len(in.Devices))
 	for i := range in.Devices {
@@ -54,7 +58,7 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 			annotations[key] = had + "," + device
 		}
 	}
-	return mutators.Output{Annotations: annotations}, nil
+	return mutators.Output{Annotations: annotations, Missing: missing}, nil
 }
 
 func text(d *api.Device) string {

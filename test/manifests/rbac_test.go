@@ -52,17 +52,33 @@ func TestRoles(t *testing.T) {
 
 func TestRoleInOwnNamespace(t *testing.T) {
 	objects := render(t, everything)
+	cases := map[string]struct {
+		reason string
+		want   map[string][]string
+	}{
+		"prebind": {
+			reason: "replicas know of each other by leases, and of nothing else",
+			want:   map[string][]string{"coordination.k8s.io/leases": {"create", "delete", "get", "list", "update"}},
+		},
+		"prebind-device": {
+			reason: "the records of who holds the devices of a node",
+			want:   map[string][]string{"configmaps": {"create", "delete", "get", "list", "update", "watch"}},
+		},
+	}
 	roles := all[*rbacv1.Role](objects)
-	require.Len(t, roles, 1)
-	assert.Equal(t, namespace, roles[0].Namespace)
-	assert.Equal(t, map[string][]string{"coordination.k8s.io/leases": {"create", "delete", "get", "list", "update"}},
-		permissions(t, roles[0].Rules), "replicas know of each other by leases, and of nothing else")
-
+	require.Len(t, roles, len(cases), "every role is listed here: %v", names(roles))
 	bindings := all[*rbacv1.RoleBinding](objects)
-	require.Len(t, bindings, 1)
-	assert.Equal(t, namespace, bindings[0].Namespace)
-	assert.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roles[0].Name}, bindings[0].RoleRef)
-	assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "prebind", Namespace: namespace}}, bindings[0].Subjects)
+	require.Len(t, bindings, len(cases), "every role is bound")
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			role, binding := get[*rbacv1.Role](t, objects, name), get[*rbacv1.RoleBinding](t, objects, name)
+			assert.Equal(t, namespace, role.Namespace)
+			assert.Equal(t, tc.want, permissions(t, role.Rules), tc.reason)
+			assert.Equal(t, namespace, binding.Namespace)
+			assert.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}, binding.RoleRef)
+			assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "prebind", Namespace: namespace}}, binding.Subjects)
+		})
+	}
 }
 
 func TestRoleBindings(t *testing.T) {

@@ -27,6 +27,10 @@ import (
 //
 // The context is the one that the manager will be started with.
 func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (manager.Manager, error) {
+	narrowed, err := narrowedCaches(o)
+	if err != nil {
+		return nil, err
+	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 clientgoscheme.Scheme,
 		Metrics:                server.Options{BindAddress: o.metricsAddress},
@@ -42,16 +46,31 @@ func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (mana
 			DefaultTransform:            cache.TransformStripManagedFields(),
 			// Mutators and plugins read only, by contract.
 			DefaultUnsafeDisableDeepCopy: new(true),
-			ByObject: map[client.Object]cache.ByObject{
-				&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", "")},
-				&corev1.Node{}: {Transform: trimNode},
-			},
+			ByObject:                     narrowed,
 		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
 	return mgr, nil
+}
+
+// narrowedCaches are the kinds of which the cache does not hold everything.
+func narrowedCaches(o *serveOptions) (map[client.Object]cache.ByObject, error) {
+	narrowed := map[client.Object]cache.ByObject{
+		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", "")},
+		&corev1.Node{}: {Transform: trimNode},
+	}
+	specs, err := o.selectedPlugins()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range specs {
+		if s.Caches != nil {
+			maps.Copy(narrowed, s.Caches(o.namespace))
+		}
+	}
+	return narrowed, nil
 }
 
 // interruptible is a cache for which a manager stops waiting when it is stopped:

@@ -76,7 +76,7 @@ func TestPlugins(t *testing.T) {
 	out, err := run(t, "plugins")
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 1+len(registeredMutators(defaultServeOptions()))+len(registeredPlugins()), "a line for each, and the header")
+	require.Len(t, lines, 1+len(registeredMutators(defaultServeOptions()))+len(registeredPlugins(defaultServeOptions())), "a line for each, and the header")
 	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
@@ -85,7 +85,7 @@ func TestPlugins(t *testing.T) {
 		assert.Equal(t, []string{s.Name, "mutator", onOff(s.On), s.Name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
 		rest = rest[1:]
 	}
-	for _, s := range registeredPlugins() {
+	for _, s := range registeredPlugins(defaultServeOptions()) {
 		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
 		assert.Contains(t, rest[0], s.Description)
 		rest = rest[1:]
@@ -113,17 +113,20 @@ func TestRegistry(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, s.Name, m.Name())
 	}
-	for _, s := range registeredPlugins() {
+	var order []string
+	for _, s := range registeredPlugins(defaultServeOptions()) {
 		assert.False(t, seen["plugin "+s.Name], s.Name)
+		assert.False(t, seen["mutator "+s.Name], "they write annotations under their names: %s", s.Name)
 		seen["plugin "+s.Name] = true
+		order = append(order, s.Name)
 		assert.NotEmpty(t, s.Description)
 		assert.NotNil(t, s.Build)
-		assert.NotNil(t, s.Index)
 		for kind, o := range s.Watches {
 			assert.NotEmpty(t, kind)
 			assert.NotNil(t, o)
 		}
 	}
+	assert.Equal(t, []string{"node-state", "device", "volumebinding"}, order, "what only looks comes first, what cannot be undone last")
 	chain, err := buildMutators(defaultServeOptions())
 	require.NoError(t, err)
 	assert.Equal(t, 1, chain.Len())

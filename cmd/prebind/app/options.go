@@ -18,6 +18,8 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
+	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 )
 
@@ -29,48 +31,56 @@ type serveOptions struct {
 	mutatorList []Mutator
 	pluginList  []Plugin
 
-	kubeconfig       string
-	webhookAddress   string
-	certDir          string
-	metricsAddress   string
-	healthAddress    string
-	mutators         []string
-	plugins          []string
-	domain           string
-	namespace        string
-	leaderElect      bool
-	topologyLabels   []string
-	requiredMutators []string
-	hold             time.Duration
-	maxHolds         int
-	preBindTimeout   time.Duration
-	preBindMax       time.Duration
-	shutdownDelay    time.Duration
-	shutdownTimeout  time.Duration
-	logging          *logsapi.LoggingConfiguration
+	kubeconfig            string
+	webhookAddress        string
+	certDir               string
+	metricsAddress        string
+	healthAddress         string
+	mutators              []string
+	plugins               []string
+	domain                string
+	namespace             string
+	leaderElect           bool
+	requiredMutators      []string
+	topology              topology.Options
+	nodeInfo              nodeinfo.Options
+	nodeStateChecks       []string
+	nodeStateMaxWait      time.Duration
+	deviceNodeLocks       bool
+	deviceNodeLockTimeout time.Duration
+	hold                  time.Duration
+	maxHolds              int
+	preBindTimeout        time.Duration
+	preBindMax            time.Duration
+	shutdownDelay         time.Duration
+	shutdownTimeout       time.Duration
+	logging               *logsapi.LoggingConfiguration
 }
 
 func defaultServeOptions() *serveOptions {
 	o := &serveOptions{
-		webhookAddress:  ":9443",
-		certDir:         "/etc/prebind/tls",
-		metricsAddress:  ":8080",
-		healthAddress:   ":8081",
-		mutators:        []string{"*"},
-		plugins:         []string{"*"},
-		domain:          defaultDomain,
-		namespace:       "prebind-system",
-		leaderElect:     true,
-		topologyLabels:  topology.DefaultLabels(),
-		hold:            5 * time.Second,
-		maxHolds:        32,
-		preBindTimeout:  10 * time.Minute,
-		preBindMax:      30 * time.Minute,
-		shutdownDelay:   5 * time.Second,
-		shutdownTimeout: 15 * time.Second,
-		logging:         logsapi.NewLoggingConfiguration(),
+		webhookAddress:        ":9443",
+		certDir:               "/etc/prebind/tls",
+		metricsAddress:        ":8080",
+		healthAddress:         ":8081",
+		mutators:              []string{"*"},
+		plugins:               []string{"*"},
+		domain:                defaultDomain,
+		namespace:             "prebind-system",
+		leaderElect:           true,
+		topology:              topology.Options{Labels: topology.DefaultLabels()},
+		nodeStateChecks:       nodestate.CheckNames(),
+		nodeStateMaxWait:      5 * time.Minute,
+		deviceNodeLockTimeout: 15 * time.Minute,
+		hold:                  5 * time.Second,
+		maxHolds:              32,
+		preBindTimeout:        10 * time.Minute,
+		preBindMax:            30 * time.Minute,
+		shutdownDelay:         5 * time.Second,
+		shutdownTimeout:       15 * time.Second,
+		logging:               logsapi.NewLoggingConfiguration(),
 	}
-	o.mutatorList, o.pluginList = registeredMutators(o), registeredPlugins()
+	o.mutatorList, o.pluginList = registeredMutators(o), registeredPlugins(o)
 	return o
 }
 
@@ -98,8 +108,26 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.StringSliceVar(&o.requiredMutators, "required-mutators", o.requiredMutators,
 		"Mutators without whose annotations no pod is bound. When one of them fails, or the node lacks what it is to tell of, the bind is refused; any other is left out.")
 	fs.StringVar(&o.domain, "annotation-domain", o.domain, "Domain of all annotations: they are <plugin>.<domain>/<key>.")
-	fs.StringSliceVar(&o.topologyLabels, "topology-labels", o.topologyLabels,
-		"Node labels that the mutator topology copies, each as 'label' or 'label=key'. The key is by default the part behind the slash.")
+
+	fs = sets.FlagSet("Mutators")
+	fs.StringSliceVar(&o.topology.Labels, "topology-labels", o.topology.Labels,
+		"Node labels that the mutator topology copies, each as 'label', 'label=key', or by prefix as 'example.com/net-*' or 'example.com/net-*=n-*', where the star in the key stands for the rest; '*' is every label. The key is by default the part behind the slash. Entries without a star win.")
+	fs.StringSliceVar(&o.topology.Path, "topology-path", o.topology.Path,
+		"Node labels, from the widest place to the narrowest, whose values joined by '/' become the annotation topology.<domain>/path. A node that lacks one of them gives no path.")
+	fs.StringSliceVar(&o.topology.PodLabels, "topology-pod-labels", o.topology.PodLabels,
+		"Keys of --topology-labels, as they stand behind topology.<domain>/, that become labels of the pod as well; '*' for all of them. It takes Kubernetes 1.35 or later.")
+	fs.BoolVar(&o.topology.ReplacePodLabels, "topology-replace-pod-labels", o.topology.ReplacePodLabels,
+		"Let these labels replace the value that a pod or a Binding has. Otherwise that value is kept, and a warning says so.")
+	fs.StringSliceVar(&o.nodeInfo.Annotations, "node-info-annotations", o.nodeInfo.Annotations,
+		"Node annotations that the mutator node-info copies besides its facts, each as 'annotation' or 'annotation=key'.")
+
+	fs = sets.FlagSet("PreBind plugins")
+	fs.StringSliceVar(&o.nodeStateChecks, "node-state-checks", o.nodeStateChecks,
+		"What the plugin node-state checks of every bind. Empty for nothing; that the node exists, and what annotations expect of it, is checked in any case.")
+	fs.DurationVar(&o.nodeStateMaxWait, "node-state-max-wait", o.nodeStateMaxWait, "The most that the annotation node-state.<domain>/wait can ask for. The wait is part of --prebind-timeout.")
+	fs.BoolVar(&o.deviceNodeLocks, "device-node-locks", o.deviceNodeLocks,
+		"Let every pod that names devices for the plugin device be the only one to be bound to its node at a time, as device managers need that look for the pod that is being bound. The annotation device.<domain>/node-lock asks for the same.")
+	fs.DurationVar(&o.deviceNodeLockTimeout, "device-node-lock-timeout", o.deviceNodeLockTimeout, "When the lock of a node may be taken from a bind that still holds it. It should be longer than any bind takes.")
 
 	fs = sets.FlagSet("Waiting")
 	fs.DurationVar(&o.hold, "hold", o.hold, "How long a call is kept waiting at most; then the client is told to call again. It ends before the API server's own timeout in any case.")
@@ -158,9 +186,18 @@ func (o *serveOptions) validate() error {
 			check(isOn, "--required-mutators: %q is no mutator that is switched on", name)
 		}
 	}
-	if _, err := topology.New(topology.Options{Labels: o.topologyLabels}); err != nil {
-		check(false, "--topology-labels: %w", err)
+	if _, err := topology.New(o.topology); err != nil {
+		check(false, "--topology-labels, --topology-path, --topology-pod-labels: %w", err)
 	}
+	if _, err := nodeinfo.New(o.nodeInfo); err != nil {
+		check(false, "--node-info-annotations: %w", err)
+	}
+	if _, err := nodestate.ParseChecks(o.nodeStateChecks); err != nil {
+		check(false, "--node-state-checks: %w", err)
+	}
+	check(o.nodeStateMaxWait > 0, "--node-state-max-wait: %s is not positive", o.nodeStateMaxWait)
+	check(o.nodeStateMaxWait <= o.preBindMax, "--node-state-max-wait: %s is more than --max-prebind-timeout, %s", o.nodeStateMaxWait, o.preBindMax)
+	check(o.deviceNodeLockTimeout > 0, "--device-node-lock-timeout: %s is not positive", o.deviceNodeLockTimeout)
 	return oneLine(problems)
 }
 

@@ -22,7 +22,11 @@ func newPluginsCommand(o *serveOptions) *cobra.Command {
 				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\n", s.Name, onOff(s.On), s.Name, defaultDomain, s.Description)
 			}
 			for _, s := range o.pluginList {
-				fmt.Fprintf(w, "%s\tPreBind\t%s\t-\t%s\n", s.Name, onOff(s.On), s.Description)
+				reads := "-"
+				if s.Annotations != "" {
+					reads = fmt.Sprintf("%s.%s/{%s}", s.Name, defaultDomain, s.Annotations)
+				}
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\n", s.Name, onOff(s.On), reads, s.Description)
 			}
 			return w.Flush()
 		},

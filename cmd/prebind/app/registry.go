@@ -7,12 +7,19 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/mutators/bindinfo"
+	"github.com/prebind/prebind/mutators/deviceinfo"
+	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 )
 
@@ -23,18 +30,62 @@ func registeredMutators(o *serveOptions) []Mutator {
 		{
 			Name:        topology.Name,
 			On:          true,
-			Description: "labels of the node (zone, region, hostname; --topology-labels)",
-			Build: func() (mutators.Mutator, error) {
-				return topology.New(topology.Options{Labels: o.topologyLabels})
-			},
+			Description: "labels of the node (zone, region, hostname; --topology-labels), and its place as a path",
+			Build:       func() (mutators.Mutator, error) { return topology.New(o.topology) },
+		},
+		{
+			Name:        nodeinfo.Name,
+			Description: "facts of the node: instance type, capacity type, architecture, versions, addresses",
+			Build:       func() (mutators.Mutator, error) { return nodeinfo.New(o.nodeInfo) },
+		},
+		{
+			Name:        bindinfo.Name,
+			Description: "who bound the pod, when, after how many calls and how long a wait",
+			Build:       func() (mutators.Mutator, error) { return bindinfo.New(), nil },
+		},
+		{
+			Name:        deviceinfo.Name,
+			Description: "the devices that the plugin device, or ResourceClaims, gave to the pod",
+			Claims:      true,
+			Build:       func() (mutators.Mutator, error) { return deviceinfo.New(), nil },
 		},
 	}
 }
 
 // registeredPlugins is every PreBind plugin that is compiled in, in the order in
-// which they run.
-func registeredPlugins() []Plugin {
+// which they run: what only looks comes first, and what cannot be undone last.
+func registeredPlugins(o *serveOptions) []Plugin {
 	return []Plugin{
+		{
+			Name:        nodestate.Name,
+			On:          true,
+			Description: "sees that the node is as the scheduler believed: ready, not cordoned, taints, affinity, and what annotations expect",
+			Annotations: "expect, expect-conditions, wait",
+			Build: func(d Deps) (api.PreBinder, error) {
+				checks, err := nodestate.ParseChecks(o.nodeStateChecks)
+				if err != nil {
+					return nil, err
+				}
+				return nodestate.New(nodestate.Options{
+					Cached: d.Cached, Live: d.Live, Changes: d.Changes, Clock: d.Clock, Domain: d.Domain,
+					Checks: checks, MaxWait: o.nodeStateMaxWait,
+				})
+			},
+		},
+		{
+			Name:        device.Name,
+			On:          true,
+			Description: "gives the devices that annotations name to one pod at a time",
+			Annotations: "<resource>, node-lock",
+			Watches:     device.Watches(),
+			Caches:      device.Caches,
+			Build: func(d Deps) (api.PreBinder, error) {
+				return device.New(device.Options{
+					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Clock: d.Clock, Domain: d.Domain, Namespace: d.Namespace,
+					NodeLocks: o.deviceNodeLocks, NodeLockTimeout: o.deviceNodeLockTimeout,
+				})
+			},
+		},
 		{
 			Name:        volumebinding.Name,
 			On:          true,
@@ -57,6 +108,9 @@ type Mutator struct {
 	Description string
 	// On says that '*' of --mutators includes it.
 	On bool
+	// Claims asks for the devices of the pod's ResourceClaims in the input. Prebind
+	// needs the permission to get, list and watch ResourceClaims for it.
+	Claims bool
 	// Build is called once, at the start.
 	Build func() (mutators.Mutator, error)
 }
@@ -70,10 +124,16 @@ type Plugin struct {
 	Description string
 	// On says that '*' of --prebind-plugins includes it.
 	On bool
+	// Annotations are the keys behind <name>.<domain>/ that the plugin reads, for
+	// 'prebind plugins'.
+	Annotations string
 	// Watches lists the objects, by kind, that the cache holds, and whose changes
 	// the hub tells of, while the plugin is on. Prebind needs the permission to
 	// list and watch them. Pods that are not bound and nodes are there always.
 	Watches map[string]client.Object
+	// Caches narrows what the cache holds of the watched kinds; namespace is
+	// Prebind's own. Two plugins cannot narrow one kind.
+	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Index adds the plugin's indexes to the cache.
 	Index func(ctx context.Context, indexer client.FieldIndexer) error
 	// Build is called once, at the start, if the plugin is on.
@@ -91,8 +151,11 @@ type Deps struct {
 	Writer client.Writer
 	// Changes tells when an object that is watched changes.
 	Changes *notify.Hub
+	Clock   clock.WithDelayedExecution
 	// Domain is that of all annotations.
 	Domain string
+	// Namespace is that of Prebind's own objects.
+	Namespace string
 }
 
 // Option adds to the program; see NewCommand.

@@ -8,9 +8,13 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,6 +32,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/mutators"
@@ -196,6 +201,10 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id str
 	if err != nil {
 		return nil, err
 	}
+	claims, err := claimedDevices(ctx, mgr, o, ready, changes)
+	if err != nil {
+		return nil, err
+	}
 	specs, err := o.selectedPlugins()
 	if err != nil {
 		return nil, err
@@ -213,6 +222,7 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id str
 		Live:              mgr.GetAPIReader(),
 		Mutators:          chain,
 		Plugins:           plugins,
+		Claimed:           claims,
 		Hold:              o.hold,
 		MaxHolds:          o.maxHolds,
 		PreBindTimeout:    o.preBindTimeout,
@@ -235,7 +245,7 @@ func buildPlugin(ctx context.Context, mgr manager.Manager, o *serveOptions, read
 	if err := watch(ctx, mgr, ready, changes, s.Watches); err != nil {
 		return nil, err
 	}
-	p, err := s.Build(Deps{Cached: mgr.GetCache(), Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Changes: changes, Domain: o.domain})
+	p, err := s.Build(Deps{Cached: mgr.GetCache(), Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Changes: changes, Clock: clock.RealClock{}, Domain: o.domain, Namespace: o.namespace})
 	if err == nil && p.Name() != s.Name {
 		err = fmt.Errorf("it is registered as %q and calls itself %q", s.Name, p.Name())
 	}
@@ -256,6 +266,26 @@ func buildMutators(o *serveOptions) (*mutators.Chain, error) {
 		list = append(list, m)
 	}
 	return mutators.NewChain(mutators.Options{Domain: o.domain, Mutators: list, Required: o.requiredMutators})
+}
+
+// claimedDevices finds the devices of a pod's ResourceClaims, where a mutator asks
+// for them and the cluster has such claims.
+func claimedDevices(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness, changes *notify.Hub) (func(context.Context, *corev1.Pod) ([]api.Device, error), error) {
+	specs, err := o.selectedMutators()
+	if err != nil || !slices.ContainsFunc(specs, func(m Mutator) bool { return m.Claims }) {
+		return nil, err
+	}
+	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+	if _, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version); meta.IsNoMatchError(err) {
+		klog.InfoS("The cluster has no ResourceClaims: mutators are told of none", "kind", kind.String())
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("asking whether the cluster has ResourceClaims: %w", err)
+	}
+	if err := watch(ctx, mgr, ready, changes, claimed.Watches()); err != nil {
+		return nil, err
+	}
+	return claimed.New(mgr.GetCache(), mgr.GetAPIReader()).Devices, nil
 }
 
 // restConfig leads to the API server by the kubeconfig or, without one, from

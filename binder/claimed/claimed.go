@@ -1,0 +1,90 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package claimed tells which devices a pod's ResourceClaims have been allocated.
+// It only reads, for the mutators; the claims themselves are none of its business.
+package claimed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// Getter reads one object by its key; client.Reader is one.
+type Getter interface {
+	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
+}
+
+// What Prebind may read while a mutator asks for the devices of claims.
+//
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
+
+// Watches are the kinds that the cached Getter has to hold.
+func Watches() map[string]client.Object {
+	return map[string]client.Object{"ResourceClaim": &resourcev1.ResourceClaim{}}
+}
+
+// Reader finds the devices of pods. It is safe for concurrent use.
+type Reader struct {
+	cached, live Getter
+}
+
+// New returns a Reader. A claim that the cache lacks, or holds without an
+// allocation, is read live once: the scheduler has allocated it a moment ago.
+func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: live} }
+
+// Devices returns the devices that the claims of the pod are allocated, in the
+// order of the pod's claims and of their requests. A device's Request is the pod's
+// name of the claim and the claim's of the request, as in gpus.large. Claims that
+// cannot be read, or have no allocation, are in the error; the devices of the
+// others are returned all the same.
+func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]api.Device, error) {
+	var devices []api.Device
+	var errs []error
+	for i := range pod.Spec.ResourceClaims {
+		ref := &pod.Spec.ResourceClaims[i]
+		// A template that needs no claim gives none.
+		name, _, err := resourceclaim.Name(pod, ref)
+		if err == nil && name == nil {
+			continue
+		}
+		var claim *resourcev1.ResourceClaim
+		if err == nil {
+			claim, err = r.allocated(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("the claim %q of the pod: %w", ref.Name, err))
+			continue
+		}
+		for _, result := range claim.Status.Allocation.Devices.Results {
+			devices = append(devices, api.Device{
+				Request: ref.Name + "." + result.Request,
+				Driver:  result.Driver, Pool: result.Pool, Name: result.Device,
+			})
+		}
+	}
+	return devices, errors.Join(errs...)
+}
+
+func (r *Reader) allocated(ctx context.Context, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
+	claim := &resourcev1.ResourceClaim{}
+	if err := r.cached.Get(ctx, key, claim); err == nil && claim.Status.Allocation != nil {
+		return claim, nil
+	}
+	claim = &resourcev1.ResourceClaim{}
+	if err := r.live.Get(ctx, key, claim); err != nil {
+		return nil, fmt.Errorf("reading it: %w", err)
+	}
+	if claim.Status.Allocation == nil {
+		return nil, errors.New("it is not allocated")
+	}
+	return claim, nil
+}
