@@ -1,0 +1,211 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+const (
+	// lockKey is the one key under the plugin's prefix that names no resource.
+	lockKey = "node-lock"
+	// maxValue, maxDevices and maxID bound what one bind may ask for, so that a
+	// record stays far below what a ConfigMap holds.
+	maxValue   = 16 << 10
+	maxDevices = 256
+	maxID      = 253
+	// maxEcho is how much of somebody's bad input is shown to them again.
+	maxEcho = 80
+)
+
+// share is a part of a device, in millionths of it. It is written as a decimal
+// number over 0 and up to 1.
+type share int64
+
+const (
+	whole       share = 1_000_000
+	shareDigits       = 6
+)
+
+// String is the shortest decimal number, such as 0.5 or 1.
+func (s share) String() string { return strconv.FormatFloat(float64(s)/float64(whole), 'f', -1, 64) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s share) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *share) UnmarshalText(text []byte) error {
+	parsed, ok := parseShare(string(text))
+	if !ok {
+		return fmt.Errorf("%q is no share of a device", short(string(text)))
+	}
+	*s = parsed
+	return nil
+}
+
+// parseShare is strict: what is not a number over 0 and up to 1, with six digits
+// behind the point at most, is no share.
+func parseShare(text string) (share, bool) {
+	integer, fraction, pointed := strings.Cut(text, ".")
+	if (integer != "0" && integer != "1") || pointed && fraction == "" || len(fraction) > shareDigits {
+		return 0, false
+	}
+	for _, c := range []byte(fraction) {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+	}
+	parsed, err := strconv.ParseInt(integer+fraction+strings.Repeat("0", shareDigits-len(fraction)), 10, 64)
+	return share(parsed), err == nil && parsed > 0 && share(parsed) <= whole
+}
+
+// devices are shares by resource key and device ID.
+type devices map[string]map[string]share
+
+// String is one line, in order.
+func (d devices) String() string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(d)) {
+		for _, id := range slices.Sorted(maps.Keys(d[key])) {
+			parts = append(parts, part(key, id, d[key][id]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func part(key, id string, s share) string {
+	if s == whole {
+		return fmt.Sprintf("%s (%s)", id, key)
+	}
+	return fmt.Sprintf("%s of %s (%s)", s, id, key)
+}
+
+func (d devices) equal(other devices) bool {
+	return maps.EqualFunc(d, other, maps.Equal[map[string]share, map[string]share])
+}
+
+// ask is what a bind asks for.
+type ask struct {
+	devices devices
+	// lock asks for the lock of the node.
+	lock bool
+}
+
+func (a ask) nothing() bool { return len(a.devices) == 0 && !a.lock }
+
+// list returns the devices for the mutators, in order.
+func (a ask) list() []api.Device {
+	var list []api.Device
+	for _, key := range slices.Sorted(maps.Keys(a.devices)) {
+		for _, id := range slices.Sorted(maps.Keys(a.devices[key])) {
+			d := api.Device{Request: key, Name: id}
+			if s := a.devices[key][id]; s != whole {
+				d.Share = s.String()
+			}
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+// parse reads the plugin's annotations. It names all that are wrong.
+func parse(parameters map[string]api.Parameter) (ask, error) {
+	a := ask{devices: devices{}}
+	var problems []api.Field
+	var texts []string
+	var on api.Object
+	count := 0
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		p := parameters[key]
+		var err error
+		if key == lockKey {
+			a.lock, err = parseLock(p.Value)
+		} else {
+			var ids map[string]share
+			if ids, err = parseIDs(p.Value); err == nil {
+				a.devices[key] = ids
+				count += len(ids)
+			}
+		}
+		if err == nil && count > maxDevices {
+			err = fmt.Errorf("it names more than %d devices, with those before", maxDevices)
+		}
+		if err != nil {
+			on = p.On
+			problems = append(problems, p.Field(err.Error()))
+			texts = append(texts, p.Annotation+": "+err.Error())
+		}
+	}
+	if len(problems) > 0 {
+		const most = 3
+		text := strings.Join(texts[:min(most, len(texts))], "; ")
+		return ask{}, api.Invalid(on, text, problems[:min(2*most, len(problems))]...).
+			Advise("name devices as in GPU-1,GPU-2, and shares of them as in GPU-1:0.5")
+	}
+	return a, nil
+}
+
+func parseLock(value string) (bool, error) {
+	switch value {
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	default:
+		return false, fmt.Errorf("%q is neither true nor false", short(value))
+	}
+}
+
+// parseIDs reads a list such as GPU-1,GPU-2:0.5. What follows the last colon of an
+// entry is always a share, so that a share with a mistake in it never makes
+// another device; an ID that has colons itself is written with its share.
+func parseIDs(value string) (map[string]share, error) {
+	if len(value) > maxValue {
+		return nil, fmt.Errorf("it is longer than %d bytes", maxValue)
+	}
+	ids := map[string]share{}
+	for entry := range strings.SplitSeq(value, ",") {
+		id, s := strings.TrimSpace(entry), whole
+		if colon := strings.LastIndex(id, ":"); colon >= 0 {
+			var ok bool
+			if s, ok = parseShare(id[colon+1:]); !ok {
+				return nil, fmt.Errorf("%q: what follows the last colon must be a share over 0 and up to 1, such as 0.5; an ID with colons in it needs its share, as in 0000:3b:00.0:1", short(id))
+			}
+			id = id[:colon]
+		}
+		if !validID(id) {
+			return nil, fmt.Errorf("%q is no device ID: it has 1 to %d printable ASCII characters, without spaces and commas", short(id), maxID)
+		}
+		if _, twice := ids[id]; twice {
+			return nil, fmt.Errorf("the device %q is named twice", short(id))
+		}
+		ids[id] = s
+	}
+	return ids, nil
+}
+
+func validID(id string) bool {
+	if id == "" || len(id) > maxID {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if c <= ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func short(text string) string {
+	if len(text) <= maxEcho {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxEcho], "") + "…"
+}

@@ -1,0 +1,398 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package device is the PreBind plugin that gives devices of a node to one pod at
+// a time, across all schedulers. Whoever chooses the devices names them by
+// annotations of the Binding or the pod; the plugin grants them, or refuses and
+// names the holder.
+//
+// What is granted stands in one record per node, a ConfigMap in Prebind's
+// namespace, that is only ever written on the condition that nobody has written it
+// since it was read. So two replicas, and any number of schedulers, cannot give a
+// device twice. Decisions are pure functions of the record (record.go, ask.go);
+// store.go reads and writes it.
+//
+// A grant is the attempt's until the pod is seen bound, then the pod's own, for as
+// long as the pod is there and not finished: whether it is, is looked up, never
+// guessed.
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+)
+
+// Name of the plugin.
+const Name = "device"
+
+// Options of the plugin. All fields but NodeLocks are required.
+type Options struct {
+	// Cached holds the records of the namespace; see Caches.
+	Cached client.Reader
+	// Live reads records and pods from the API server, before anything is refused
+	// by what the cache says.
+	Live client.Reader
+	// Writer creates, updates and deletes the records.
+	Writer client.Writer
+	// Changes tells of changes of the records.
+	Changes *notify.Hub
+	Clock   clock.WithDelayedExecution
+	// Domain of the annotations.
+	Domain string
+	// Namespace of the records.
+	Namespace string
+	// NodeLocks makes every pod that names devices take the lock of its node, as if
+	// it had the annotation device.<domain>/node-lock.
+	NodeLocks bool
+	// NodeLockTimeout is when a lock of a node may be taken from its holder, whatever
+	// that is at. It should be longer than any bind takes.
+	NodeLockTimeout time.Duration
+}
+
+// Plugin grants devices; see New. It is safe for concurrent use.
+type Plugin struct {
+	o       Options
+	records *store
+}
+
+var (
+	_ api.PreBinder    = (*Plugin)(nil)
+	_ api.PreFlighter  = (*Plugin)(nil)
+	_ api.OnAnnotation = (*Plugin)(nil)
+	_ api.Confirmer    = (*Plugin)(nil)
+	_ api.PostBinder   = (*Plugin)(nil)
+	_ api.Recoverer    = (*Plugin)(nil)
+	_ api.Tidier       = (*Plugin)(nil)
+)
+
+// New checks the options and returns the plugin. It starts nothing.
+func New(o Options) (*Plugin, error) {
+	switch {
+	case o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil || o.Clock == nil:
+		return nil, errors.New(Name + ": Cached, Live, Writer, Changes and Clock are required")
+	case o.Domain == "" || o.Namespace == "":
+		return nil, errors.New(Name + ": Domain and Namespace are required")
+	case o.NodeLockTimeout <= 0:
+		return nil, fmt.Errorf("%s: NodeLockTimeout is %s, it must be positive", Name, o.NodeLockTimeout)
+	}
+	p := &Plugin{o: o}
+	p.records = newStore(o.Cached, o.Live, o.Writer, o.Namespace, p.grantOf)
+	return p, nil
+}
+
+// Name implements api.PreBinder.
+func (*Plugin) Name() string { return Name }
+
+// Asked implements api.OnAnnotation: a scheduler's plugin names the devices on the
+// Binding, a user on the pod.
+func (*Plugin) Asked() api.Source { return api.ByBindingOrPod }
+
+// PreFlight checks what is asked for, and refuses what another pod holds.
+func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+	ask, err := p.ask(bc)
+	if err != nil {
+		return api.Run, err
+	}
+	if ask.nothing() {
+		return api.Skip, nil
+	}
+	bc.Has(ask.list()...)
+	rec, err := p.records.known(ctx, bc.Node.Name)
+	if err != nil {
+		return api.Run, err
+	}
+	if rec.prepared(bc.Pod.UID, bc.Attempt, ask) {
+		return api.Skip, nil
+	}
+	if len(rec.conflicts(bc.Pod.UID, ask.devices)) > 0 {
+		if rec, err = p.records.read(ctx, bc.Node.Name); err != nil {
+			return api.Run, err
+		}
+		if err := p.clear(ctx, rec, bc, ask); err != nil {
+			return api.Run, err
+		}
+	}
+	if len(ask.devices) > 0 {
+		bc.Intend("%s would grant %s of Node %s to the pod", Name, ask.devices, bc.Node.Name)
+	}
+	if ask.lock {
+		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
+	}
+	return api.Run, nil
+}
+
+// PreBind grants the devices and takes the lock of the node, where it is asked
+// for, in one write.
+func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+	ask, err := p.ask(bc)
+	if err != nil {
+		return err
+	}
+	changes := p.o.Changes.Subscribe(notify.Key{Kind: "ConfigMap", Namespace: p.o.Namespace, Name: recordName(bc.Node.Name)})
+	defer changes.Close()
+	// looked is the holder of the lock whose pod was looked at already: once is
+	// enough, for its own attempts, or the sweep, tell by the record when it ends.
+	var looked types.UID
+	for {
+		held, err := p.grant(ctx, bc, ask, looked)
+		if err != nil || held == nil {
+			return err
+		}
+		looked = held.UID
+		bc.Waiting(api.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", held.Pod)})
+		timer := p.o.Clock.NewTimer(held.Expires.Sub(p.o.Clock.Now()))
+		select {
+		case <-changes.C():
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+		timer.Stop()
+	}
+}
+
+// grant writes the grant, or returns the lock that keeps it from doing so.
+func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked types.UID) (held *lock, err error) {
+	err = p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		held = nil
+		if rec.prepared(bc.Pod.UID, bc.Attempt, ask) {
+			return false, nil
+		}
+		busy := ask.lock && rec.Lock != nil && rec.Lock.UID != bc.Pod.UID && p.o.Clock.Now().Before(rec.Lock.Expires)
+		if !live && (busy && rec.Lock.UID != looked || len(rec.conflicts(bc.Pod.UID, ask.devices)) > 0) {
+			return false, errLookAgain
+		}
+		if err := p.clear(ctx, rec, bc, ask); err != nil {
+			return false, err
+		}
+		if busy && rec.Lock.UID == looked {
+			held = rec.Lock
+			return false, nil
+		}
+		if busy {
+			at, err := p.look(ctx, bc.Node.Name, rec.Lock.Pod, rec.Lock.UID)
+			if err != nil {
+				return false, err
+			}
+			// A lock is for the bind only.
+			if at == pending {
+				held = rec.Lock
+				return false, nil
+			}
+			rec.Lock = nil
+		}
+		rec.grant(bc.Pod, bc.Attempt, ask.devices)
+		if ask.lock {
+			rec.take(bc.Pod, bc.Attempt, p.o.Clock.Now().Add(p.o.NodeLockTimeout))
+		}
+		return true, nil
+	})
+	return held, err
+}
+
+// Confirm sees that nobody has taken the record, or the lock, out of Prebind's
+// hands while the bind was prepared.
+func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
+	ask, err := p.ask(bc)
+	if err != nil || ask.nothing() {
+		return err
+	}
+	for _, read := range []func(context.Context, string) (*record, error){p.records.known, p.records.read} {
+		rec, err := read(ctx, bc.Node.Name)
+		if err != nil {
+			return err
+		}
+		if rec.prepared(bc.Pod.UID, bc.Attempt, ask) {
+			return nil
+		}
+	}
+	return api.Wait(nodeObject(bc), "what was granted for this bind is gone from ConfigMap %s/%s, or the lock of the node has expired", p.o.Namespace, recordName(bc.Node.Name)).
+		Advise("repeat the Binding")
+}
+
+// PreBindRollBack takes back what this attempt was granted, and its lock.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+	var released, unlocked bool
+	err := p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		released, unlocked = rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
+		if !released && !unlocked && !live {
+			// The cache may be behind the write of another replica, or of one whose
+			// answer was lost.
+			return false, errLookAgain
+		}
+		return released || unlocked, nil
+	})
+	if err != nil {
+		return err
+	}
+	if released {
+		bc.Undid("released its devices")
+	}
+	if unlocked {
+		bc.Undid("released the lock of the node")
+	}
+	return nil
+}
+
+// PostBind makes the grant the pod's own, and releases the lock. Where that fails,
+// the sweep does it, for the mark stays.
+func (p *Plugin) PostBind(ctx context.Context, bc *api.BindContext) {
+	if err := p.confirmBound(ctx, bc); err != nil {
+		klog.FromContext(ctx).Error(err, "The grant of devices could not be confirmed, will be tried again", "node", bc.Node.Name)
+	}
+}
+
+func (p *Plugin) confirmBound(ctx context.Context, bc *api.BindContext) error {
+	name := client.ObjectKeyFromObject(bc.Pod)
+	pod, err := p.pod(ctx, name)
+	if err != nil {
+		return err
+	}
+	at := where(pod, bc.Pod.UID, bc.Node.Name)
+	var by string
+	var named devices
+	if at == bound {
+		says, _ := p.grantOf(pod)
+		by, named = says.Attempt, says.Devices
+	}
+	return p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		changed := rec.unlock(bc.Pod.UID, "")
+		switch at {
+		case gone:
+			changed = rec.drop(bc.Pod.UID) || changed
+		case bound:
+			changed = rec.bind(bc.Pod.UID, by, named) || changed
+		case pending:
+			// The pod that was seen bound is: this can only be a read of an API server
+			// that is behind. The mark stays, and the sweep looks again.
+			return false, errors.New("the pod is not seen to be bound any more")
+		}
+		if !changed && !live {
+			return false, errLookAgain
+		}
+		return changed, nil
+	})
+}
+
+// Marks lists what attempts were granted, and locked, that PostBind has not
+// confirmed.
+func (p *Plugin) Marks(ctx context.Context) ([]api.Mark, error) {
+	records, err := p.records.list(ctx)
+	var marks []api.Mark
+	for _, rec := range records {
+		marks = append(marks, rec.marks()...)
+	}
+	return marks, err
+}
+
+// Tidy takes back what pods were granted that are gone or finished, and deletes
+// records that hold nothing.
+func (p *Plugin) Tidy(ctx context.Context) error {
+	records, err := p.records.list(ctx)
+	errs := []error{err}
+	for _, rec := range records {
+		if err := p.tidy(ctx, rec); err != nil {
+			errs = append(errs, fmt.Errorf("tidying the devices of node %s: %w", rec.Node, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plugin) tidy(ctx context.Context, rec *record) error {
+	if rec.empty() {
+		return p.records.remove(ctx, rec)
+	}
+	if len(rec.boundPods()) == 0 {
+		return nil
+	}
+	running, err := p.records.running(ctx, rec.Node)
+	if err != nil {
+		return err
+	}
+	stale := rec.boundPods().Difference(running)
+	if len(stale) == 0 {
+		return nil
+	}
+	return p.records.update(ctx, rec.Node, func(now *record, _ bool) (bool, error) {
+		changed := false
+		for uid := range stale {
+			// It was bound when the pods were listed, and can never be again.
+			changed = now.drop(uid) || changed
+		}
+		return changed, nil
+	})
+}
+
+// clear drops the holders of what is asked for that are gone, and refuses what is
+// still held then.
+func (p *Plugin) clear(ctx context.Context, rec *record, bc *api.BindContext, ask ask) error {
+	for _, h := range rec.holders(rec.conflicts(bc.Pod.UID, ask.devices)) {
+		at, err := p.look(ctx, bc.Node.Name, h.pod, h.uid)
+		if err != nil {
+			return err
+		}
+		if at == gone {
+			rec.drop(h.uid)
+		}
+	}
+	left := rec.conflicts(bc.Pod.UID, ask.devices)
+	if len(left) == 0 {
+		return nil
+	}
+	return api.Refuse(nodeObject(bc), "%s", describe(left)).Advise("choose other devices, or another node")
+}
+
+// look finds out where the pod of an entry is.
+func (p *Plugin) look(ctx context.Context, node string, name podName, uid types.UID) (whereabouts, error) {
+	pod, err := p.pod(ctx, types.NamespacedName(name))
+	if err != nil {
+		return "", err
+	}
+	return where(pod, uid, node), nil
+}
+
+// pod returns the live pod, or nil when there is none.
+func (p *Plugin) pod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	err := p.o.Live.Get(ctx, name, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, api.FromAPI(api.Object{Kind: "Pod", Namespace: name.Namespace, Name: name.Name}, "looking whether it still holds its devices", err)
+	}
+	return pod, nil
+}
+
+// grantOf is what a pod says itself that it was granted.
+func (p *Plugin) grantOf(pod *corev1.Pod) (grant, bool) {
+	a, err := parse(api.Parameters(p.o.Domain, Name, p.Asked(), &corev1.Binding{}, pod))
+	return grant{Attempt: pod.Annotations[p.attemptKey()], Devices: a.devices}, err == nil && len(a.devices) > 0
+}
+
+func (p *Plugin) attemptKey() string { return "binder." + p.o.Domain + "/attempt" }
+
+// ask reads what the bind asks for.
+func (p *Plugin) ask(bc *api.BindContext) (ask, error) {
+	a, err := parse(api.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod))
+	if err != nil {
+		return ask{}, err
+	}
+	a.lock = a.lock || p.o.NodeLocks && len(a.devices) > 0
+	return a, nil
+}
+
+func nodeObject(bc *api.BindContext) api.Object { return api.Object{Kind: "Node", Name: bc.Node.Name} }
