@@ -371,7 +371,7 @@ func TestOtherParameters(t *testing.T) {
 func TestRequiredMutatorFailsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		m := mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+		m := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
 			if calls++; calls > 2 { // After the preview and the last look.
 				return mutators.Output{Missing: []string{"the node has no rack"}}, nil
 			}

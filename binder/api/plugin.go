@@ -65,9 +65,9 @@ type OnAnnotation interface {
 type Source int
 
 const (
-	// ByBinding: on the Binding only, that is, a scheduler's plugin sets them.
+	// ByBinding is on the Binding only, that is, a scheduler's plugin sets them.
 	ByBinding Source = iota
-	// ByBindingOrPod: on the pod as well. The Binding's value of a key wins.
+	// ByBindingOrPod is on the pod as well. The Binding's value of a key wins.
 	ByBindingOrPod
 )
 

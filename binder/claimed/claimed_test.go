@@ -12,7 +12,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -38,9 +37,9 @@ func device(request, name string) api.Device {
 
 func TestDevices(t *testing.T) {
 	byName := func(name, claim string) corev1.PodResourceClaim {
-		return corev1.PodResourceClaim{Name: name, ResourceClaimName: ptr.To(claim)}
+		return corev1.PodResourceClaim{Name: name, ResourceClaimName: new(claim)}
 	}
-	byTemplate := corev1.PodResourceClaim{Name: "made", ResourceClaimTemplateName: ptr.To("template")}
+	byTemplate := corev1.PodResourceClaim{Name: "made", ResourceClaimTemplateName: new("template")}
 	cases := map[string]struct {
 		reason       string
 		claims       []corev1.PodResourceClaim
@@ -59,7 +58,7 @@ func TestDevices(t *testing.T) {
 		"ByTemplate": {
 			reason:   "the claim that was made of a template stands in the pod's status",
 			claims:   []corev1.PodResourceClaim{byTemplate},
-			statuses: []corev1.PodResourceClaimStatus{{Name: "made", ResourceClaimName: ptr.To("made-x7")}},
+			statuses: []corev1.PodResourceClaimStatus{{Name: "made", ResourceClaimName: new("made-x7")}},
 			cached:   []client.Object{claim("made-x7", result("gpu", "gpu-2"))},
 			want:     []api.Device{device("made.gpu", "gpu-2")},
 		},

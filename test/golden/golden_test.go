@@ -1,0 +1,378 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package golden holds one review and its answer for every behaviour of every
+// mutator and PreBind plugin: the real handler, engine, mutators and plugins, over
+// a small world of objects.
+package golden
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/claimed"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/binder/plugins/volumebinding"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/mutators/bindinfo"
+	"github.com/prebind/prebind/mutators/deviceinfo"
+	"github.com/prebind/prebind/mutators/nodeinfo"
+	"github.com/prebind/prebind/mutators/topology"
+	"github.com/prebind/prebind/webhook"
+)
+
+var update = flag.Bool("update", false, "write the golden answers anew")
+
+const (
+	domain    = "prebind.dev"
+	namespace = "prebind-system"
+)
+
+// world is what a case's objects make, and the parts that work on it.
+type world struct {
+	client  client.WithWatch
+	changes *notify.Hub
+}
+
+// setup is what is switched on in a case.
+type setup struct {
+	mutators []mutators.Mutator
+	required []string
+	plugins  func(t *testing.T, w world) []api.PreBinder
+	dryRun   bool
+}
+
+func must[T any](t *testing.T) func(value T, err error) T {
+	t.Helper()
+	return func(value T, err error) T {
+		t.Helper()
+		require.NoError(t, err)
+		return value
+	}
+}
+
+func withNodeState(t *testing.T, w world) []api.PreBinder {
+	checks := must[nodestate.Checks](t)(nodestate.ParseChecks(nodestate.CheckNames()))
+	return []api.PreBinder{must[*nodestate.Plugin](t)(nodestate.New(nodestate.Options{
+		Cached: w.client, Live: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain, Checks: checks, MaxWait: time.Minute,
+	}))}
+}
+
+func withDevice(t *testing.T, w world) []api.PreBinder {
+	return []api.PreBinder{must[*device.Plugin](t)(device.New(device.Options{
+		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain, Namespace: namespace,
+		NodeLockTimeout: time.Minute,
+	}))}
+}
+
+func withVolumes(t *testing.T, w world) []api.PreBinder {
+	return []api.PreBinder{must[*volumebinding.Plugin](t)(volumebinding.New(volumebinding.Options{
+		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes,
+	}))}
+}
+
+func topologyOf(t *testing.T, o topology.Options) mutators.Mutator {
+	return must[*topology.Mutator](t)(topology.New(o))
+}
+
+// TestGolden posts the Binding of testdata/NAME.yaml, the last of its documents,
+// in a world of the others, and compares the answer, and what is written by then,
+// with testdata/NAME.answer.yaml.
+func TestGolden(t *testing.T) {
+	everywhere := topology.Options{
+		Labels:    []string{corev1.LabelTopologyZone, "example.com/rack", "net.example.com/*=net-*"},
+		Path:      []string{corev1.LabelTopologyRegion, corev1.LabelTopologyZone, "example.com/rack"},
+		PodLabels: []string{"zone", "rack"},
+	}
+	replacing := everywhere
+	replacing.ReplacePodLabels = true
+	cases := map[string]struct {
+		reason string
+		setup  func(t *testing.T) setup
+	}{
+		"nothing-on": {reason: "a Binding passes unchanged", setup: func(*testing.T) setup { return setup{} }},
+		"nothing-on-invalid": {reason: "but not if it would lock the pod for ever", setup: func(*testing.T) setup {
+			return setup{}
+		}},
+		"topology": {reason: "labels, a prefix, a path, and labels of the pod", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}}
+		}},
+		"topology-own-label": {reason: "a label of the user's own is kept; an annotation is not", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}}
+		}},
+		"topology-replaced-label": {reason: "unless the operator says so", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, replacing)}}
+		}},
+		"topology-incomplete": {reason: "half a path would be a wrong one", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}}
+		}},
+		"topology-required": {reason: "no pod is bound without it", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}, required: []string{topology.Name}}
+		}},
+		"node-info": {reason: "facts of the node, and an annotation", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{must[*nodeinfo.Mutator](t)(nodeinfo.New(nodeinfo.Options{Annotations: []string{"example.com/driver-version"}}))}}
+		}},
+		"bind-info": {reason: "who bound it, and when", setup: func(*testing.T) setup {
+			return setup{mutators: []mutators.Mutator{bindinfo.New()}}
+		}},
+		"device-info": {reason: "what the plugin device and a claim gave", setup: func(*testing.T) setup {
+			return setup{mutators: []mutators.Mutator{deviceinfo.New()}, plugins: withDevice}
+		}},
+		"node-state":               {reason: "all is as it should be", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-cordoned":      {reason: "drained after the decision", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-expectation":   {reason: "the scheduler believed something else", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-wait":          {reason: "it may come true", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-invalid":       {reason: "its author is told what is wrong", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-dry-run":       {reason: "what it would wait for", setup: func(*testing.T) setup { return setup{plugins: withNodeState, dryRun: true} }},
+		"device":                   {reason: "granted, and recorded", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-shares":            {reason: "two halves fit", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-taken":             {reason: "the holder is named", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-holder-gone":       {reason: "looked up, not guessed", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-locked":            {reason: "one bind at a time", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-invalid":           {reason: "its author is told what is wrong", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-dry-run":           {reason: "nothing is written", setup: func(*testing.T) setup { return setup{plugins: withDevice, dryRun: true} }},
+		"device-record-unreadable": {reason: "nothing is lost", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"volumebinding":            {reason: "the claim's volume is in place", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
+		"volumebinding-waiting":    {reason: "the volume is in the making", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
+		"volumebinding-missing":    {reason: "there is no such claim", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
+		"require-not-on":           {reason: "whoever asks relies on it", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"everything-together-taken": {reason: "a refusal after mutators keeps the warnings", setup: func(t *testing.T) setup {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}, plugins: func(t *testing.T, w world) []api.PreBinder {
+				return append(withNodeState(t, w), withDevice(t, w)...)
+			}}
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			objects, binding := read(t, name)
+			synctest.Test(t, func(t *testing.T) {
+				got := post(t, tc.setup(t), objects, binding)
+				golden := filepath.Join("testdata", name+".answer.yaml")
+				if *update {
+					require.NoError(t, os.WriteFile(golden, got, 0o600))
+				}
+				want, err := os.ReadFile(golden)
+				require.NoError(t, err)
+				assert.Equal(t, string(want), string(got), tc.reason)
+			})
+		})
+	}
+	files, err := filepath.Glob(filepath.Join("testdata", "*.yaml"))
+	require.NoError(t, err)
+	for _, path := range files {
+		name, _, _ := strings.Cut(filepath.Base(path), ".")
+		assert.Contains(t, cases, name, "every file belongs to a case")
+	}
+}
+
+// read returns the objects of a case, and its Binding.
+func read(t *testing.T, name string) (objects []client.Object, binding *corev1.Binding) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("testdata", name+".yaml"))
+	require.NoError(t, err)
+	decode := clientgoscheme.Codecs.UniversalDeserializer().Decode
+	for document := range strings.SplitSeq(string(content), "\n---\n") {
+		decoded, _, err := decode([]byte(document), nil, nil)
+		require.NoError(t, err, "%s", document)
+		if b, ok := decoded.(*corev1.Binding); ok {
+			binding = b
+			continue
+		}
+		o, ok := decoded.(client.Object)
+		require.True(t, ok)
+		objects = append(objects, o)
+	}
+	require.NotNil(t, binding, "a case has a Binding")
+	return objects, binding
+}
+
+// post has the Binding reviewed and returns the answer, and what was written.
+func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Binding) []byte {
+	t.Helper()
+	builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...)
+	indexer := indexes{builder: builder}
+	require.NoError(t, volumebinding.SetupIndexes(t.Context(), indexer))
+	w := world{client: withPodSelectors{builder.Build()}, changes: notify.NewHub()}
+	before := versions(t, w.client)
+
+	var plugins []api.PreBinder
+	if s.plugins != nil {
+		plugins = s.plugins(t, w)
+	}
+	engine, err := binder.New(binder.Options{
+		Cached: w.client, Live: w.client, Plugins: plugins, Claimed: claimed.New(w.client, w.client).Devices,
+		Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Domain: domain, Mutators: s.mutators, Required: s.required})),
+		Hold:     5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+		Replica: "replica", Domain: domain, Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
+	})
+	require.NoError(t, err)
+	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}})
+	require.NoError(t, err)
+
+	raw, err := json.Marshal(binding)
+	require.NoError(t, err)
+	body, err := json.Marshal(admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{
+			UID: "review-1", Operation: admissionv1.Create, Namespace: binding.Namespace, Name: binding.Name,
+			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
+			UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:batch:gpu-scheduler"},
+			DryRun:   &s.dryRun, Object: runtime.RawExtension{Raw: raw},
+		},
+	})
+	require.NoError(t, err)
+	ctx := klog.NewContext(t.Context(), logr.Discard())
+	request := httptest.NewRequestWithContext(ctx, http.MethodPost, webhook.Path+"?timeout=10s", bytes.NewReader(body))
+	request.Header.Set("Content-Type", "application/json")
+	response := httptest.NewRecorder()
+	handler.ServeHTTP(response, request)
+	require.Equal(t, http.StatusOK, response.Code)
+	answer := readable(t, response.Body.Bytes(), written(t, w.client, before))
+	require.NoError(t, engine.Stop(context.WithoutCancel(ctx)))
+	return answer
+}
+
+var attempt = regexp.MustCompile(`replica-[a-z0-9]{10}`)
+
+// readable is the answer as YAML, its patch decoded, with what was written. An
+// attempt's ID, which is random, is the same in all of them.
+func readable(t *testing.T, body []byte, written []any) []byte {
+	t.Helper()
+	var review struct {
+		Response map[string]any `json:"response"`
+	}
+	require.NoError(t, json.Unmarshal(body, &review))
+	if review.Response["patch"] != nil {
+		var typed admissionv1.AdmissionReview
+		require.NoError(t, json.Unmarshal(body, &typed))
+		var operations []any
+		require.NoError(t, json.Unmarshal(typed.Response.Patch, &operations))
+		review.Response["patch"] = operations
+	}
+	delete(review.Response, "uid")
+	all := map[string]any{"response": review.Response}
+	if len(written) > 0 {
+		all["written"] = written
+	}
+	out, err := yaml.Marshal(all)
+	require.NoError(t, err)
+	return attempt.ReplaceAll(out, []byte("replica-0123456789"))
+}
+
+// kinds are those that plugins write.
+func kinds() []client.ObjectList {
+	return []client.ObjectList{&corev1.ConfigMapList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, &corev1.PodList{}, &corev1.NodeList{}}
+}
+
+// versions are the resource versions of all objects.
+func versions(t *testing.T, c client.Client) map[types.NamespacedName]string {
+	t.Helper()
+	all := map[types.NamespacedName]string{}
+	each(t, c, func(o client.Object) { all[client.ObjectKeyFromObject(o)] = o.GetResourceVersion() })
+	return all
+}
+
+// written are the objects that were changed or made.
+func written(t *testing.T, c client.Client, before map[types.NamespacedName]string) []any {
+	t.Helper()
+	var changed []any
+	each(t, c, func(o client.Object) {
+		if before[client.ObjectKeyFromObject(o)] == o.GetResourceVersion() {
+			return
+		}
+		o.SetResourceVersion("")
+		changed = append(changed, o)
+	})
+	return changed
+}
+
+func each(t *testing.T, c client.Client, do func(o client.Object)) {
+	t.Helper()
+	for _, list := range kinds() {
+		require.NoError(t, c.List(t.Context(), list))
+		items, err := apimeta.ExtractList(list)
+		require.NoError(t, err)
+		for _, item := range items {
+			o, ok := item.(client.Object)
+			require.True(t, ok)
+			do(o)
+		}
+	}
+}
+
+// indexes adds the plugins' indexes to the fake client.
+type indexes struct{ builder *fake.ClientBuilder }
+
+func (i indexes) IndexField(_ context.Context, o client.Object, field string, extract client.IndexerFunc) error {
+	i.builder.WithIndex(o, field, extract)
+	return nil
+}
+
+// withPodSelectors is a client that selects pods by fields as the API server does;
+// the fake one knows only what it has indexes for, one at a time.
+type withPodSelectors struct{ client.WithWatch }
+
+func (c withPodSelectors) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	o := (&client.ListOptions{}).ApplyOptions(opts)
+	pods, ok := list.(*corev1.PodList)
+	if !ok || o.FieldSelector == nil {
+		return c.WithWatch.List(ctx, list, opts...)
+	}
+	if err := c.WithWatch.List(ctx, pods); err != nil {
+		return err
+	}
+	kept := pods.Items[:0]
+	for _, pod := range pods.Items {
+		if o.FieldSelector.Matches(podFields{&pod}) {
+			kept = append(kept, pod)
+		}
+	}
+	pods.Items = kept
+	return nil
+}
+
+// podFields are the fields by which pods are selected.
+type podFields struct{ pod *corev1.Pod }
+
+func (f podFields) Has(field string) bool { return field == "spec.nodeName" || field == "status.phase" }
+
+func (f podFields) Get(field string) string {
+	if field == "spec.nodeName" {
+		return f.pod.Spec.NodeName
+	}
+	return string(f.pod.Status.Phase)
+}
