@@ -4,6 +4,7 @@
 package device
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,9 +17,10 @@ import (
 const (
 	// lockKey is the one key under the plugin's prefix that names no resource.
 	lockKey = "node-lock"
-	// maxValue, maxDevices and maxID bound what one bind may ask for, so that a
-	// record stays far below what a ConfigMap holds.
-	maxValue   = 16 << 10
+	// maxText, for all keys and values together, maxDevices and maxID bound what one
+	// bind may ask for, so that the record of a node full of pods that ask for as much
+	// as they can is still less than a ConfigMap holds.
+	maxText    = 4 << 10
 	maxDevices = 256
 	maxID      = 253
 	// maxEcho is how much of somebody's bad input is shown to them again.
@@ -69,13 +71,17 @@ func parseShare(text string) (share, bool) {
 // devices are shares by resource key and device ID.
 type devices map[string]map[string]share
 
-// String is one line, in order.
+// String is one line, in order, of the first few.
 func (d devices) String() string {
+	const most = 8
 	var parts []string
 	for _, key := range slices.Sorted(maps.Keys(d)) {
 		for _, id := range slices.Sorted(maps.Keys(d[key])) {
 			parts = append(parts, part(key, id, d[key][id]))
 		}
+	}
+	if more := len(parts) - most; more > 0 {
+		parts = append(parts[:most], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -118,38 +124,72 @@ func (a ask) list() []api.Device {
 // parse reads the plugin's annotations. It names all that are wrong.
 func parse(parameters map[string]api.Parameter) (ask, error) {
 	a := ask{devices: devices{}}
-	var problems []api.Field
-	var texts []string
-	var on api.Object
-	count := 0
+	var wrong problems
+	left := limits{text: maxText, devices: maxDevices}
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		p := parameters[key]
 		var err error
 		if key == lockKey {
 			a.lock, err = parseLock(p.Value)
 		} else {
-			var ids map[string]share
-			if ids, err = parseIDs(p.Value); err == nil {
-				a.devices[key] = ids
-				count += len(ids)
-			}
-		}
-		if err == nil && count > maxDevices {
-			err = fmt.Errorf("it names more than %d devices, with those before", maxDevices)
+			err = a.add(key, p.Value, &left)
 		}
 		if err != nil {
-			on = p.On
-			problems = append(problems, p.Field(err.Error()))
-			texts = append(texts, p.Annotation+": "+err.Error())
+			wrong = append(wrong, problem{p, err})
 		}
 	}
-	if len(problems) > 0 {
-		const most = 3
-		text := strings.Join(texts[:min(most, len(texts))], "; ")
-		return ask{}, api.Invalid(on, text, problems[:min(2*most, len(problems))]...).
-			Advise("name devices as in GPU-1,GPU-2, and shares of them as in GPU-1:0.5")
+	if len(wrong) > 0 {
+		return ask{}, wrong.asError()
 	}
 	return a, nil
+}
+
+// limits are what is left of them.
+type limits struct{ text, devices int }
+
+// add adds the devices of one annotation.
+func (a *ask) add(key, value string, left *limits) error {
+	if key == "" {
+		return errors.New("what follows the slash must name a resource")
+	}
+	if left.text -= len(key) + len(value); left.text < 0 {
+		return fmt.Errorf("the annotations that name devices are longer than %d bytes in all", maxText)
+	}
+	ids, err := parseIDs(value)
+	if err != nil {
+		return err
+	}
+	if left.devices -= len(ids); left.devices < 0 {
+		return fmt.Errorf("the annotations name more than %d devices in all", maxDevices)
+	}
+	a.devices[key] = ids
+	return nil
+}
+
+// problem is what is wrong with an annotation.
+type problem struct {
+	api.Parameter
+	err error
+}
+
+type problems []problem
+
+// asError names the first few of them, and more in its fields.
+func (ps problems) asError() *api.Error {
+	const most, mostFields = 3, 16
+	var texts []string
+	var fields []api.Field
+	for i, p := range ps[:min(mostFields, len(ps))] {
+		fields = append(fields, p.Field(p.err.Error()))
+		if i < most {
+			texts = append(texts, p.Annotation+": "+p.err.Error())
+		}
+	}
+	if more := len(ps) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more are wrong", more))
+	}
+	return api.Invalid(ps[0].On, strings.Join(texts, "; "), fields...).
+		Advise("name devices as in GPU-1,GPU-2, and shares of them as in GPU-1:0.5")
 }
 
 func parseLock(value string) (bool, error) {
@@ -167,9 +207,6 @@ func parseLock(value string) (bool, error) {
 // entry is always a share, so that a share with a mistake in it never makes
 // another device; an ID that has colons itself is written with its share.
 func parseIDs(value string) (map[string]share, error) {
-	if len(value) > maxValue {
-		return nil, fmt.Errorf("it is longer than %d bytes", maxValue)
-	}
 	ids := map[string]share{}
 	for entry := range strings.SplitSeq(value, ",") {
 		id, s := strings.TrimSpace(entry), whole
@@ -182,6 +219,9 @@ func parseIDs(value string) (map[string]share, error) {
 		}
 		if !validID(id) {
 			return nil, fmt.Errorf("%q is no device ID: it has 1 to %d printable ASCII characters, without spaces and commas", short(id), maxID)
+		}
+		if id == "true" || id == "false" {
+			return nil, fmt.Errorf("%q is no device ID: only the key %s takes it", id, lockKey)
 		}
 		if _, twice := ids[id]; twice {
 			return nil, fmt.Errorf("the device %q is named twice", short(id))
@@ -203,9 +243,11 @@ func validID(id string) bool {
 	return true
 }
 
-func short(text string) string {
-	if len(text) <= maxEcho {
+func short(text string) string { return cut(text, maxEcho) }
+
+func cut(text string, most int) string {
+	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxEcho], "") + "…"
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }

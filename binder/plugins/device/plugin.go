@@ -37,6 +37,14 @@ import (
 // Name of the plugin.
 const Name = "device"
 
+// bindTakes is longer than the API server may be at a bind that was allowed: its
+// own limit for a request is 34 s.
+const bindTakes = 40 * time.Second
+
+// maxAttempt is longer than any attempt of the engine's; what is longer is no
+// attempt, and does not come into a record.
+const maxAttempt = 128
+
 // Options of the plugin. All fields but NodeLocks are required.
 type Options struct {
 	// Cached holds the records of the namespace; see Caches.
@@ -113,12 +121,13 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	if err != nil {
 		return api.Run, err
 	}
-	if rec.prepared(bc.Pod.UID, bc.Attempt, ask) {
-		return api.Skip, nil
-	}
-	if len(rec.conflicts(bc.Pod.UID, ask.devices)) > 0 {
+	if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) || len(rec.conflicts(bc.Pod.UID, ask.devices)) > 0 {
+		// The cache alone neither lets a bind go ahead nor refuses it.
 		if rec, err = p.records.read(ctx, bc.Node.Name); err != nil {
 			return api.Run, err
+		}
+		if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) {
+			return api.Skip, nil
 		}
 		if err := p.clear(ctx, rec, bc, ask); err != nil {
 			return api.Run, err
@@ -168,59 +177,84 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked types.UID) (held *lock, err error) {
 	err = p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		held = nil
-		if rec.prepared(bc.Pod.UID, bc.Attempt, ask) {
+		if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) {
 			return false, nil
 		}
-		busy := ask.lock && rec.Lock != nil && rec.Lock.UID != bc.Pod.UID && p.o.Clock.Now().Before(rec.Lock.Expires)
-		if !live && (busy && rec.Lock.UID != looked || len(rec.conflicts(bc.Pod.UID, ask.devices)) > 0) {
+		if !live && !p.free(rec, bc, ask, looked) {
 			return false, errLookAgain
+		}
+		if rec.isBound(bc.Pod.UID) {
+			return false, api.Stale(podObject(bc), "it is bound to the node %s already", bc.Node.Name).Advise("forget this bind")
 		}
 		if err := p.clear(ctx, rec, bc, ask); err != nil {
 			return false, err
 		}
-		if busy && rec.Lock.UID == looked {
-			held = rec.Lock
-			return false, nil
-		}
-		if busy {
-			at, err := p.look(ctx, bc.Node.Name, rec.Lock.Pod, rec.Lock.UID)
-			if err != nil {
+		if ask.lock {
+			if held, err = p.unlock(ctx, rec, bc, looked); held != nil || err != nil {
 				return false, err
 			}
-			// A lock is for the bind only.
-			if at == pending {
-				held = rec.Lock
-				return false, nil
-			}
-			rec.Lock = nil
-		}
-		rec.grant(bc.Pod, bc.Attempt, ask.devices)
-		if ask.lock {
 			rec.take(bc.Pod, bc.Attempt, p.o.Clock.Now().Add(p.o.NodeLockTimeout))
 		}
+		rec.grant(bc.Pod, bc.Attempt, ask.devices)
 		return true, nil
 	})
 	return held, err
 }
 
-// Confirm sees that nobody has taken the record, or the lock, out of Prebind's
-// hands while the bind was prepared.
+// free says whether the record lets the grant be written, or waited for, without a
+// look at it as the API server has it.
+func (p *Plugin) free(rec *record, bc *api.BindContext, ask ask, looked types.UID) bool {
+	busy := ask.lock && rec.lockedFor(bc.Pod.UID, p.o.Clock.Now())
+	return (!busy || rec.Lock.UID == looked) && !rec.isBound(bc.Pod.UID) && len(rec.conflicts(bc.Pod.UID, ask.devices)) == 0
+}
+
+// unlock takes the lock from a pod whose bind is over, for it is for the bind only.
+// It returns the lock of one that may still be bound, or that was looked at before.
+func (p *Plugin) unlock(ctx context.Context, rec *record, bc *api.BindContext, looked types.UID) (*lock, error) {
+	if !rec.lockedFor(bc.Pod.UID, p.o.Clock.Now()) {
+		return nil, nil
+	}
+	if rec.Lock.UID == looked {
+		return rec.Lock, nil
+	}
+	at, err := p.look(ctx, bc.Node.Name, rec.Lock.Pod, rec.Lock.UID)
+	if err != nil {
+		return nil, err
+	}
+	if at == pending {
+		return rec.Lock, nil
+	}
+	rec.Lock = nil
+	return nil, nil
+}
+
+// lasting is until when a lock has to be good for a bind that is let go ahead now.
+func (p *Plugin) lasting() time.Time {
+	return p.o.Clock.Now().Add(min(bindTakes, p.o.NodeLockTimeout/2))
+}
+
+// Confirm sees that nobody has taken the grant, or the lock, out of Prebind's hands
+// while the bind was prepared. It asks the API server: the cache may be behind, and
+// after this nobody looks again.
 func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 	ask, err := p.ask(bc)
 	if err != nil || ask.nothing() {
 		return err
 	}
-	for _, read := range []func(context.Context, string) (*record, error){p.records.known, p.records.read} {
-		rec, err := read(ctx, bc.Node.Name)
-		if err != nil {
-			return err
-		}
-		if rec.prepared(bc.Pod.UID, bc.Attempt, ask) {
-			return nil
-		}
+	rec, err := p.records.read(ctx, bc.Node.Name)
+	if err != nil {
+		return err
 	}
-	return api.Wait(nodeObject(bc), "what was granted for this bind is gone from ConfigMap %s/%s, or the lock of the node has expired", p.o.Namespace, recordName(bc.Node.Name)).
-		Advise("repeat the Binding")
+	switch {
+	case rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()):
+		return nil
+	case rec.granted(bc.Pod.UID, bc.Attempt, ask):
+		return api.Wait(nodeObject(bc), "the lock of the node, which was taken for this bind, has expired").
+			Advise("repeat the Binding; where other plugins take long, raise the timeout of the lock")
+	default:
+		return api.Wait(p.records.object(bc.Node.Name), "what was granted for this bind is not in it any more").
+			Advise("repeat the Binding")
+	}
 }
 
 // PreBindRollBack takes back what this attempt was granted, and its lock.
@@ -262,19 +296,14 @@ func (p *Plugin) confirmBound(ctx context.Context, bc *api.BindContext) error {
 		return err
 	}
 	at := where(pod, bc.Pod.UID, bc.Node.Name)
-	var by string
-	var named devices
-	if at == bound {
-		says, _ := p.grantOf(pod)
-		by, named = says.Attempt, says.Devices
-	}
 	return p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		changed := rec.unlock(bc.Pod.UID, "")
 		switch at {
 		case gone:
 			changed = rec.drop(bc.Pod.UID) || changed
 		case bound:
-			changed = rec.bind(bc.Pod.UID, by, named) || changed
+			says, _ := p.grantOf(pod)
+			changed = rec.bind(pod, says) || changed
 		case pending:
 			// The pod that was seen bound is: this can only be a read of an API server
 			// that is behind. The mark stays, and the sweep looks again.
@@ -304,6 +333,10 @@ func (p *Plugin) Tidy(ctx context.Context) error {
 	records, err := p.records.list(ctx)
 	errs := []error{err}
 	for _, rec := range records {
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
 		if err := p.tidy(ctx, rec); err != nil {
 			errs = append(errs, fmt.Errorf("tidying the devices of node %s: %w", rec.Node, err))
 		}
@@ -380,7 +413,11 @@ func (p *Plugin) pod(ctx context.Context, name types.NamespacedName) (*corev1.Po
 // grantOf is what a pod says itself that it was granted.
 func (p *Plugin) grantOf(pod *corev1.Pod) (grant, bool) {
 	a, err := parse(api.Parameters(p.o.Domain, Name, p.Asked(), &corev1.Binding{}, pod))
-	return grant{Attempt: pod.Annotations[p.attemptKey()], Devices: a.devices}, err == nil && len(a.devices) > 0
+	attempt := pod.Annotations[p.attemptKey()]
+	if len(attempt) > maxAttempt {
+		attempt = ""
+	}
+	return grant{Attempt: attempt, Devices: a.devices}, err == nil && len(a.devices) > 0
 }
 
 func (p *Plugin) attemptKey() string { return "binder." + p.o.Domain + "/attempt" }
@@ -393,6 +430,10 @@ func (p *Plugin) ask(bc *api.BindContext) (ask, error) {
 	}
 	a.lock = a.lock || p.o.NodeLocks && len(a.devices) > 0
 	return a, nil
+}
+
+func podObject(bc *api.BindContext) api.Object {
+	return api.Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 }
 
 func nodeObject(bc *api.BindContext) api.Object { return api.Object{Kind: "Node", Name: bc.Node.Name} }

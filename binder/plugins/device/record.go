@@ -6,6 +6,7 @@ package device
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/api"
 )
@@ -75,7 +77,7 @@ func (n podName) MarshalText() ([]byte, error) { return []byte(n.String()), nil 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (n *podName) UnmarshalText(text []byte) error {
 	namespace, name, ok := strings.Cut(string(text), "/")
-	if !ok || namespace == "" || name == "" {
+	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return fmt.Errorf("%q is no pod's namespace/name", short(string(text)))
 	}
 	*n = podName{Namespace: namespace, Name: name}
@@ -88,42 +90,137 @@ func nameOf(pod *corev1.Pod) podName { return podName{Namespace: pod.Namespace, 
 // that is lost is a device given twice.
 func decode(object *corev1.ConfigMap) (*record, error) {
 	rec := &record{Node: object.Data[nodeField], Entries: map[types.UID]*entry{}, object: object}
-	if rec.Node == "" {
-		return nil, unreadable(object, nodeField, fmt.Errorf("the name of the node is missing"))
+	if recordName(rec.Node) != object.Name {
+		return nil, unreadable(object, nodeField, fmt.Errorf("%q is not the node that the ConfigMap is named after", short(rec.Node)))
 	}
-	for key, text := range object.Data {
-		var into any
-		switch key {
-		case nodeField:
-			continue
-		case lockField:
-			rec.Lock = &lock{}
-			into = rec.Lock
-		default:
-			e := &entry{}
-			rec.Entries[types.UID(key)] = e
-			into = e
-		}
-		decoder := json.NewDecoder(strings.NewReader(text))
-		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(into); err != nil {
+	for key := range object.BinaryData {
+		return nil, unreadable(object, key, errors.New("it is in binaryData"))
+	}
+	for _, key := range slices.Sorted(maps.Keys(object.Data)) {
+		if err := rec.decodeKey(key, object.Data[key]); err != nil {
 			return nil, unreadable(object, key, err)
 		}
-	}
-	for uid, e := range rec.Entries {
-		if e.Pod == (podName{}) || len(e.Grants) == 0 {
-			return nil, unreadable(object, string(uid), fmt.Errorf("pod or grants are missing"))
-		}
-	}
-	if rec.Lock != nil && (rec.Lock.Pod == (podName{}) || rec.Lock.UID == "" || len(rec.Lock.Attempts) == 0) {
-		return nil, unreadable(object, lockField, fmt.Errorf("pod, uid or attempts are missing"))
 	}
 	return rec, nil
 }
 
+// decodeOf is decode for the record of this node.
+func decodeOf(node string, object *corev1.ConfigMap) (*record, error) {
+	rec, err := decode(object)
+	if err == nil && rec.Node != node {
+		return nil, unreadable(object, nodeField, fmt.Errorf("it is %q, whose record has the same name as that of %q", rec.Node, node))
+	}
+	return rec, err
+}
+
+func (r *record) decodeKey(key, text string) error {
+	switch key {
+	case nodeField:
+		return nil
+	case lockField:
+		r.Lock = &lock{}
+		if err := decodeStrictly(text, r.Lock); err != nil {
+			return err
+		}
+		return r.Lock.check()
+	default:
+		e := &entry{}
+		r.Entries[types.UID(key)] = e
+		if err := decodeStrictly(text, e); err != nil {
+			return err
+		}
+		return e.check()
+	}
+}
+
+func (l *lock) check() error {
+	if l.Pod == (podName{}) || l.UID == "" || len(l.Attempts) == 0 || slices.Contains(l.Attempts, "") || l.Expires.IsZero() {
+		return errors.New("pod, uid, attempts or expires is missing")
+	}
+	return nil
+}
+
+func (e *entry) check() error {
+	if e.Pod == (podName{}) || len(e.Grants) == 0 {
+		return errors.New("pod or grants is missing")
+	}
+	for _, g := range e.Grants {
+		if len(g.Devices) == 0 || g.Attempt == "" && !e.Bound {
+			return errors.New("attempt or devices is missing in a grant")
+		}
+		for key, ids := range g.Devices {
+			if len(ids) == 0 || key == "" {
+				return fmt.Errorf("the resource %q has no devices or no name", short(key))
+			}
+			for id, s := range ids {
+				if id == "" || s <= 0 {
+					return fmt.Errorf("the device %q has no share or no name", short(id))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// decodeStrictly reads one JSON value, with nothing behind it, nothing unknown in it
+// and nothing twice, of which but one would count.
+func decodeStrictly(text string, into any) error {
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return err
+	}
+	if rest := strings.TrimSpace(text[decoder.InputOffset():]); rest != "" {
+		return fmt.Errorf("%q is behind its end", short(rest))
+	}
+	return noneTwice(json.NewDecoder(strings.NewReader(text)), 0)
+}
+
+// namedByCode is down to which depth the keys of objects are those of structs, for
+// which capitals count as small letters.
+const namedByCode = 2
+
+// noneTwice reads the next value and finds keys that it has twice.
+func noneTwice(decoder *json.Decoder, depth int) error {
+	token, err := decoder.Token()
+	if err != nil {
+		return err
+	}
+	delimiter, nested := token.(json.Delim)
+	if !nested {
+		return nil
+	}
+	if delimiter == '{' {
+		depth++
+	}
+	seen := sets.New[string]()
+	for decoder.More() {
+		if delimiter == '{' {
+			token, err := decoder.Token()
+			if err != nil {
+				return err
+			}
+			key := fmt.Sprint(token)
+			if depth <= namedByCode {
+				key = strings.ToLower(key)
+			}
+			if seen.Has(key) {
+				return fmt.Errorf("%q is there twice", short(key))
+			}
+			seen.Insert(key)
+		}
+		if err := noneTwice(decoder, depth); err != nil {
+			return err
+		}
+	}
+	_, err = decoder.Token()
+	return err
+}
+
 func unreadable(object *corev1.ConfigMap, key string, err error) *api.Error {
+	const most = 300 // The decoder shows what it does not understand in full.
 	about := api.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
-	return api.Internal(about, fmt.Errorf("its key %q, which says what a pod was granted, cannot be read: %w", short(key), err)).
+	return api.Internal(about, fmt.Errorf("its key %q, without which it is not known who holds what, cannot be read: %s", short(key), cut(err.Error(), most))).
 		Advise("correct it, or delete the key when you know that the pod holds no devices of the node")
 }
 
@@ -246,15 +343,30 @@ func describe(conflicts []conflict) string {
 	return strings.Join(parts, "; ")
 }
 
-// prepared says whether the attempt was granted just this, and holds the lock.
-func (r *record) prepared(uid types.UID, attempt string, a ask) bool {
-	if a.lock && (r.Lock == nil || r.Lock.UID != uid || !slices.Contains(r.Lock.Attempts, attempt)) {
-		return false
-	}
+// prepared says whether the attempt was granted just this, and holds the lock until
+// then.
+func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time) bool {
+	return r.granted(uid, attempt, a) &&
+		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
+}
+
+// granted says whether the attempt was granted just these devices.
+func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 	e := r.Entries[uid]
 	return len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
 		return g.Attempt == attempt && g.Devices.equal(a.devices)
 	})
+}
+
+// isBound says whether the pod was seen bound to the node.
+func (r *record) isBound(uid types.UID) bool {
+	e := r.Entries[uid]
+	return e != nil && e.Bound
+}
+
+// lockedFor says whether another pod than this has the lock.
+func (r *record) lockedFor(uid types.UID, now time.Time) bool {
+	return r.Lock != nil && r.Lock.UID != uid && now.Before(r.Lock.Expires)
 }
 
 // grant adds a grant. The caller has seen that nothing is in conflict with it.
@@ -296,13 +408,20 @@ func (r *record) drop(uid types.UID) bool {
 	return r.unlock(uid, "") || had
 }
 
-// bind makes the grant the pod's own by which it was bound: that of the attempt
-// that the pod names and, where that has several, the one that was for the devices
-// that the pod names. When in doubt it keeps all. It says whether it changed
-// anything.
-func (r *record) bind(uid types.UID, attempt string, named devices) bool {
-	e := r.Entries[uid]
-	if e == nil || e.Bound {
+// bind makes the grant the pod's own by which it was bound, by what the bound pod
+// says itself: that of the attempt that it names and, where that has several, the
+// one that was for the devices that it names. When in doubt it keeps all. A grant
+// that was lost it makes up. It says whether it changed anything.
+func (r *record) bind(pod *corev1.Pod, says grant) bool {
+	e := r.Entries[pod.UID]
+	if e == nil {
+		if len(says.Devices) == 0 {
+			return false
+		}
+		r.Entries[pod.UID] = &entry{Pod: nameOf(pod), Bound: true, Grants: []grant{says}}
+		return true
+	}
+	if e.Bound {
 		return false
 	}
 	e.Bound = true
@@ -311,8 +430,8 @@ func (r *record) bind(uid types.UID, attempt string, named devices) bool {
 			e.Grants = slices.DeleteFunc(e.Grants, func(g grant) bool { return !which(g) })
 		}
 	}
-	keep(func(g grant) bool { return g.Attempt == attempt })
-	keep(func(g grant) bool { return g.Devices.equal(named) })
+	keep(func(g grant) bool { return g.Attempt == says.Attempt })
+	keep(func(g grant) bool { return g.Devices.equal(says.Devices) })
 	return true
 }
 
@@ -325,7 +444,8 @@ func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
 	if !slices.Contains(r.Lock.Attempts, attempt) {
 		r.Lock.Attempts = append(r.Lock.Attempts, attempt)
 	}
-	r.Lock.Expires = expires.UTC().Truncate(time.Second)
+	// Up to the next full second, for it is never shorter than asked for.
+	r.Lock.Expires = expires.UTC().Add(time.Second - 1).Truncate(time.Second)
 }
 
 // unlock releases the lock as far as the attempt of the pod holds it; no attempt

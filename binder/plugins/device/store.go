@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,7 +61,7 @@ func recordName(node string) string {
 	}
 	sum := sha256.Sum256([]byte(node))
 	end := "-" + hex.EncodeToString(sum[:8])
-	return name[:validation.DNS1123SubdomainMaxLength-len(end)] + end
+	return strings.TrimRight(name[:validation.DNS1123SubdomainMaxLength-len(end)], "-.") + end
 }
 
 // errLookAgain asks update for the record as the API server has it.
@@ -117,7 +118,7 @@ func (s *store) known(ctx context.Context, node string) (*record, error) {
 	if object == nil {
 		return &record{Node: node, Entries: map[types.UID]*entry{}}, nil
 	}
-	return decode(object)
+	return decodeOf(node, object)
 }
 
 // newer says whether a is a later version than b, or cannot be told to be older.
@@ -133,7 +134,7 @@ func (s *store) read(ctx context.Context, node string) (*record, error) {
 	object := &corev1.ConfigMap{}
 	err := s.live.Get(ctx, s.key(node), object)
 	if err == nil {
-		return decode(object)
+		return decodeOf(node, object)
 	}
 	s.forget(node)
 	if !apierrors.IsNotFound(err) {
@@ -186,6 +187,9 @@ func (s *store) update(ctx context.Context, node string, change func(rec *record
 	rec, err := s.known(ctx, node)
 	live := false
 	for err == nil {
+		if err = context.Cause(ctx); err != nil {
+			break
+		}
 		if rec.object == nil && !live {
 			// Before the first write for a node.
 			rec, err = s.read(ctx, node)
@@ -223,8 +227,11 @@ func (s *store) write(ctx context.Context, rec *record) error {
 		object.Data = data
 		err = s.writer.Create(ctx, object)
 	} else {
+		recordLabels := object.Labels
 		object = rec.object.DeepCopy()
 		object.Data = data
+		// Without them no cache holds it.
+		object.Labels = labels.Merge(object.Labels, recordLabels)
 		err = s.writer.Update(ctx, object)
 	}
 	switch {

@@ -1,0 +1,364 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	domain    = "prebind.dev"
+	namespace = "prebind-system"
+	// gpu and lockIt are annotations.
+	gpu    = "device.prebind.dev/gpu"
+	fpga   = "device.prebind.dev/fpga"
+	lockIt = "device.prebind.dev/node-lock"
+)
+
+// server is the API server that all replicas share. Beyond what the fake client
+// does, it gives objects UIDs, heeds them, and selects by fields.
+type server struct {
+	client.WithWatch
+	t *testing.T
+
+	mu      sync.Mutex
+	created int
+	hubs    []*notify.Hub
+	// writes of records that had an effect.
+	writes int
+}
+
+func newServer(t *testing.T, objects ...client.Object) *server {
+	t.Helper()
+	s := &server{t: t}
+	s.WithWatch = fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).
+		WithInterceptorFuncs(interceptor.Funcs{Create: s.create, Update: s.update, Delete: s.remove, List: s.list}).Build()
+	return s
+}
+
+func (s *server) create(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
+	s.mu.Lock()
+	if s.created++; o.GetUID() == "" {
+		o.SetUID(types.UID("created-" + strconv.Itoa(s.created)))
+	}
+	s.mu.Unlock()
+	return s.changed(o, c.Create(ctx, o, options...))
+}
+
+func (s *server) update(ctx context.Context, c client.WithWatch, o client.Object, options ...client.UpdateOption) error {
+	if err := s.sameUID(ctx, c, o, o.GetUID()); err != nil {
+		return err
+	}
+	return s.changed(o, c.Update(ctx, o, options...))
+}
+
+func (s *server) remove(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
+	if p := (&client.DeleteOptions{}).ApplyOptions(options).Preconditions; p != nil && p.UID != nil {
+		if err := s.sameUID(ctx, c, o, *p.UID); err != nil {
+			return err
+		}
+	}
+	return s.changed(o, c.Delete(ctx, o, options...))
+}
+
+func (s *server) sameUID(ctx context.Context, c client.WithWatch, o client.Object, uid types.UID) error {
+	now, ok := o.DeepCopyObject().(client.Object)
+	if !ok {
+		return fmt.Errorf("a %T is no object", o)
+	}
+	if err := c.Get(ctx, client.ObjectKeyFromObject(o), now); err != nil {
+		return err
+	}
+	if now.GetUID() != uid {
+		return apierrors.NewConflict(schema.GroupResource{}, o.GetName(), errors.New("it has another UID"))
+	}
+	return nil
+}
+
+// changed tells the hubs of those replicas whose cache is the server itself.
+func (s *server) changed(o client.Object, err error) error {
+	if _, record := o.(*corev1.ConfigMap); record && err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.writes++
+		for _, hub := range s.hubs {
+			hub.Changed(notify.Key{Kind: "ConfigMap", Namespace: o.GetNamespace(), Name: o.GetName()})
+		}
+	}
+	return err
+}
+
+// list selects pods by their fields, which the fake client cannot.
+func (s *server) list(ctx context.Context, c client.WithWatch, into client.ObjectList, options ...client.ListOption) error {
+	selector := (&client.ListOptions{}).ApplyOptions(options).FieldSelector
+	if selector == nil {
+		return c.List(ctx, into, options...)
+	}
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods); err != nil {
+		return err
+	}
+	for _, pod := range pods.Items {
+		if !selector.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}) {
+			continue
+		}
+		switch into := into.(type) {
+		case *corev1.PodList:
+			into.Items = append(into.Items, pod)
+		case *metav1.PartialObjectMetadataList:
+			into.Items = append(into.Items, metav1.PartialObjectMetadata{ObjectMeta: pod.ObjectMeta})
+		}
+	}
+	return nil
+}
+
+// bind is what the API server does when a bind is allowed.
+func (s *server) bind(bc *api.BindContext) {
+	s.t.Helper()
+	s.change(bc.Pod, func(pod *corev1.Pod) {
+		pod.Spec.NodeName = bc.Node.Name
+		for key, value := range bc.Binding.Annotations {
+			metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value)
+		}
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, "binder.prebind.dev/attempt", bc.Attempt)
+	})
+}
+
+func (s *server) finish(pod *corev1.Pod) {
+	s.t.Helper()
+	s.change(pod, func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })
+}
+
+func (s *server) change(pod *corev1.Pod, do func(pod *corev1.Pod)) {
+	s.t.Helper()
+	now := &corev1.Pod{}
+	require.NoError(s.t, s.Get(s.t.Context(), client.ObjectKeyFromObject(pod), now))
+	do(now)
+	require.NoError(s.t, s.Update(s.t.Context(), now))
+}
+
+func (s *server) delete(pod *corev1.Pod) {
+	s.t.Helper()
+	require.NoError(s.t, s.Delete(s.t.Context(), pod))
+}
+
+// record is the live record of the node, or nil.
+func (s *server) record(node string) *record {
+	s.t.Helper()
+	object := s.object(node)
+	if object == nil {
+		return nil
+	}
+	rec, err := decodeOf(node, object)
+	require.NoError(s.t, err)
+	return rec
+}
+
+func (s *server) object(node string) *corev1.ConfigMap {
+	s.t.Helper()
+	object := &corev1.ConfigMap{}
+	err := s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: recordName(node)}, object)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	require.NoError(s.t, err)
+	return object
+}
+
+func (s *server) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writes
+}
+
+// line is a replica's own connection to the server. before may end a call, and
+// after may lose its answer.
+type line struct {
+	*server
+	before, after func(verb string, o any) error
+}
+
+func (l *line) call(verb string, o any, do func() error) error {
+	if l.before != nil {
+		if err := l.before(verb, o); err != nil {
+			return err
+		}
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if l.after != nil {
+		return l.after(verb, o)
+	}
+	return nil
+}
+
+func (l *line) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	return l.call("get", o, func() error { return l.server.Get(ctx, key, o, options...) })
+}
+
+func (l *line) List(ctx context.Context, o client.ObjectList, options ...client.ListOption) error {
+	return l.call("list", o, func() error { return l.server.List(ctx, o, options...) })
+}
+
+func (l *line) Create(ctx context.Context, o client.Object, options ...client.CreateOption) error {
+	return l.call("create", o, func() error { return l.server.Create(ctx, o, options...) })
+}
+
+func (l *line) Update(ctx context.Context, o client.Object, options ...client.UpdateOption) error {
+	return l.call("update", o, func() error { return l.server.Update(ctx, o, options...) })
+}
+
+func (l *line) Delete(ctx context.Context, o client.Object, options ...client.DeleteOption) error {
+	return l.call("delete", o, func() error { return l.server.Delete(ctx, o, options...) })
+}
+
+// lagging is a cache of the records that is as new as its last sync.
+type lagging struct {
+	*server
+	hub  *notify.Hub
+	seen map[string]*corev1.ConfigMap
+}
+
+func newLagging(s *server) *lagging {
+	return &lagging{server: s, hub: notify.NewHub(), seen: map[string]*corev1.ConfigMap{}}
+}
+
+func (l *lagging) sync(ctx context.Context) error {
+	var all corev1.ConfigMapList
+	if err := l.server.List(ctx, &all); err != nil {
+		return err
+	}
+	l.seen = map[string]*corev1.ConfigMap{}
+	for i := range all.Items {
+		l.seen[all.Items[i].Name] = &all.Items[i]
+	}
+	for name := range l.seen {
+		l.hub.Changed(notify.Key{Kind: "ConfigMap", Namespace: namespace, Name: name})
+	}
+	return nil
+}
+
+// Get returns what a cache holds itself, not a copy.
+func (l *lagging) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	into, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("the cache holds no %T", o)
+	}
+	object, ok := l.seen[key.Name]
+	if !ok {
+		return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
+	}
+	*into = *object
+	return nil
+}
+
+func (l *lagging) List(_ context.Context, o client.ObjectList, _ ...client.ListOption) error {
+	into, ok := o.(*corev1.ConfigMapList)
+	if !ok {
+		return fmt.Errorf("the cache holds no %T", o)
+	}
+	for _, object := range l.seen {
+		into.Items = append(into.Items, *object)
+	}
+	return nil
+}
+
+// timeout is that of the locks in these tests.
+const timeout = 2 * time.Minute
+
+type option func(*Options)
+
+func withLocks(o *Options) { o.NodeLocks = true }
+
+// replicaOf returns a plugin of its own whose cache follows the server at once.
+func replicaOf(s *server, options ...option) *Plugin {
+	s.t.Helper()
+	hub := notify.NewHub()
+	s.mu.Lock()
+	s.hubs = append(s.hubs, hub)
+	s.mu.Unlock()
+	return pluginOn(s, s, &line{server: s}, hub, options...)
+}
+
+func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options ...option) *Plugin {
+	s.t.Helper()
+	o := Options{
+		Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{},
+		Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
+	}
+	for _, set := range options {
+		set(&o)
+	}
+	p, err := New(o)
+	require.NoError(s.t, err)
+	return p
+}
+
+// podNamed is a pod whose UID is its name too.
+func podNamed(name string, options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name))}, options...)...)
+}
+
+// bindOf is the bind of the pod to node-a by the attempt, with annotations of the
+// Binding.
+func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *api.BindContext {
+	return &api.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
+}
+
+// prepare does what the engine does for an attempt.
+func prepare(ctx context.Context, p *Plugin, bc *api.BindContext) error {
+	next, err := p.PreFlight(ctx, bc)
+	if err != nil || next == api.Skip {
+		return err
+	}
+	if err := p.PreBind(ctx, bc); err != nil {
+		return err
+	}
+	return p.Confirm(ctx, bc)
+}
+
+// held is who holds what on node-a, by pod.
+func held(s *server) map[string]string {
+	s.t.Helper()
+	all := map[string]string{}
+	rec := s.record("node-a")
+	if rec == nil {
+		return all
+	}
+	for uid, e := range rec.Entries {
+		text := ""
+		for _, g := range e.Grants {
+			text += fmt.Sprintf("[%s: %s]", g.Attempt, g.Devices)
+		}
+		if e.Bound {
+			text += " bound"
+		}
+		all[string(uid)] = text
+	}
+	return all
+}

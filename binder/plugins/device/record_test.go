@@ -1,0 +1,379 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// one and two are what attempts ask for in these tests.
+var (
+	one  = devices{"gpu": {"GPU-1": whole}}
+	two  = devices{"gpu": {"GPU-2": whole}}
+	half = devices{"gpu": {"GPU-1": whole / 2}}
+)
+
+// of makes a record with these entries.
+func of(entries map[types.UID]*entry) *record {
+	for uid, e := range entries {
+		e.Pod = podName{Namespace: "default", Name: string(uid)}
+	}
+	return &record{Node: "node-a", Entries: entries}
+}
+
+func grants(all ...grant) *entry { return &entry{Grants: all} }
+
+func boundBy(all ...grant) *entry { return &entry{Grants: all, Bound: true} }
+
+// clone is a record of its own, by way of a ConfigMap.
+func clone(t *testing.T, r *record) *record {
+	t.Helper()
+	data, err := r.encode()
+	require.NoError(t, err)
+	c, err := decode(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(r.Node)}, Data: data})
+	require.NoError(t, err)
+	c.object = nil
+	return c
+}
+
+func TestConflicts(t *testing.T) {
+	third := devices{"gpu": {"GPU-1": 333333}}
+	cases := map[string]struct {
+		reason  string
+		entries map[types.UID]*entry
+		asked   devices
+		want    string
+	}{
+		"Free":        {reason: "nobody has anything", asked: one},
+		"Own":         {reason: "what the pod has it may have again", entries: map[types.UID]*entry{"me": boundBy(grant{"a", one})}, asked: one},
+		"OtherDevice": {reason: "another device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", two})}, asked: one},
+		"OtherKey":    {reason: "another resource", entries: map[types.UID]*entry{"p": boundBy(grant{"a", devices{"fpga": {"GPU-1": whole}}})}, asked: one},
+		"Bound": {
+			reason: "it is a running pod's", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one})}, asked: one,
+			want: "the device GPU-1 (gpu) is held by pod default/p",
+		},
+		"UnderWay": {
+			reason: "it is an attempt's", entries: map[types.UID]*entry{"p": grants(grant{"a", one})}, asked: one,
+			want: "the device GPU-1 (gpu) is held by pod default/p, whose bind is under way",
+		},
+		"Halves":     {reason: "two halves are one", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: half},
+		"Thirds":     {reason: "three thirds of six digits are less than one", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third})}, asked: third},
+		"FourThirds": {reason: "the fourth is too much", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "the device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): 0.333333 of it is asked for and 0.000001 is free"},
+		"WholeOfHalf": {
+			reason: "half of it is left", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: one,
+			want: "the device GPU-1 (gpu) is held by pod default/p (0.5): 1 of it is asked for and 0.5 is free",
+		},
+		"Attempts": {
+			reason: "two attempts for one pod are not added up", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", half})}, asked: half,
+		},
+		"MostOfAttempts": {
+			reason: "but the most of them counts", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", one})}, asked: half,
+			want: "the device GPU-1 (gpu) is held by pod default/p, whose bind is under way: 0.5 of it is asked for and 0 is free",
+		},
+		"Overcommitted": {
+			reason: "as from pods that were bound without Prebind", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one}), "q": boundBy(grant{"b", one})}, asked: half,
+			want: "the device GPU-1 (gpu) is held by pod default/p and pod default/q: 0.5 of it is asked for and 0 is free",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, describe(of(tc.entries).conflicts("me", tc.asked)), tc.reason)
+		})
+	}
+}
+
+// TestDescribeIsShort: however much is held by however many.
+func TestDescribeIsShort(t *testing.T) {
+	entries, asked := map[types.UID]*entry{}, devices{"gpu": {}}
+	for i := range 200 {
+		id := strings.Repeat("x", 200) + fmt.Sprintf("%03d", i)
+		asked["gpu"][id] = whole
+		entries[types.UID(strings.Repeat("p", 200)+fmt.Sprintf("%03d", i))] = boundBy(grant{"a", asked})
+	}
+	r := of(entries)
+	text := describe(r.conflicts("me", asked))
+	assert.Less(t, len(text), 6000)
+	assert.Contains(t, text, "and 196 more", "pods")
+	assert.Contains(t, text, "and 196 more devices are held")
+	assert.Len(t, r.holders(r.conflicts("me", asked)), 200, "each once")
+}
+
+func TestGrantAndRelease(t *testing.T) {
+	pod := podNamed("p")
+	cases := map[string]struct {
+		reason string
+		entry  *entry
+		do     func(r *record) bool
+		want   *entry
+		did    bool
+	}{
+		"First":        {reason: "the first grant makes the entry", do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
+		"Again":        {reason: "the same changes nothing", entry: grants(grant{"a", one}), do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
+		"OtherDevices": {reason: "an attempt may be told others", entry: grants(grant{"a", one}), do: granting(pod, "a", two), want: grants(grant{"a", one}, grant{"a", two}), did: true},
+		"OtherAttempt": {reason: "each attempt has its own", entry: grants(grant{"a", one}), do: granting(pod, "b", one), want: grants(grant{"a", one}, grant{"b", one}), did: true},
+		"NoDevices":    {reason: "as with the lock alone", do: granting(pod, "a", devices{}), did: true},
+
+		"Release":           {reason: "the last takes the entry with it", entry: grants(grant{"a", one}, grant{"a", two}), do: releasing("a"), did: true},
+		"ReleaseOneOfTwo":   {reason: "another attempt keeps its own", entry: grants(grant{"a", one}, grant{"b", one}), do: releasing("a"), want: grants(grant{"b", one}), did: true},
+		"ReleaseOther":      {reason: "nothing is this attempt's", entry: grants(grant{"b", one}), do: releasing("a"), want: grants(grant{"b", one})},
+		"ReleaseBound":      {reason: "it is the pod's", entry: boundBy(grant{"a", one}), do: releasing("a"), want: boundBy(grant{"a", one})},
+		"ReleaseNothing":    {reason: "there is nothing", do: releasing("a")},
+		"Drop":              {reason: "all of it", entry: boundBy(grant{"a", one}, grant{"b", one}), do: func(r *record) bool { return r.drop("p") }, did: true},
+		"DropNothing":       {reason: "there is nothing", do: func(r *record) bool { return r.drop("p") }},
+		"Bind":              {reason: "the grant by which it was bound", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "b", two), want: boundBy(grant{"b", two}), did: true},
+		"BindSecondRound":   {reason: "the devices that it names", entry: grants(grant{"a", one}, grant{"a", two}), do: binding(pod, "a", two), want: boundBy(grant{"a", two}), did: true},
+		"BindSameDevices":   {reason: "the same devices by another attempt", entry: grants(grant{"a", one}, grant{"b", one}), do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
+		"BindUnknown":       {reason: "when in doubt all is kept", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", half), want: boundBy(grant{"a", one}, grant{"b", two}), did: true},
+		"BindUnknownOfTwo":  {reason: "of the attempt, all is kept", entry: grants(grant{"a", one}, grant{"a", two}, grant{"b", one}), do: binding(pod, "a", half), want: boundBy(grant{"a", one}, grant{"a", two}), did: true},
+		"BindOtherAttempt":  {reason: "an attempt without a grant, the devices of another", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", two), want: boundBy(grant{"b", two}), did: true},
+		"BindAgain":         {reason: "it is so already", entry: boundBy(grant{"a", one}), do: binding(pod, "b", two), want: boundBy(grant{"a", one})},
+		"BindLost":          {reason: "the record was lost meanwhile", do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
+		"BindLostNoDevices": {reason: "the pod names none", do: binding(pod, "a", nil)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			other := boundBy(grant{"a", two})
+			r := of(map[types.UID]*entry{"other": other})
+			if tc.entry != nil {
+				tc.entry.Pod = nameOf(pod)
+				r.Entries["p"] = tc.entry
+			}
+			if tc.want != nil {
+				tc.want.Pod = nameOf(pod)
+			}
+			assert.Equal(t, tc.did, tc.do(r), tc.reason)
+			assert.Equal(t, tc.want, r.Entries["p"], tc.reason)
+			assert.Equal(t, boundBy(grant{"a", two}).Grants, r.Entries["other"].Grants, "another pod is left alone")
+		})
+	}
+}
+
+func granting(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
+	return func(r *record) bool { r.grant(pod, attempt, d); return true }
+}
+
+func releasing(attempt string) func(*record) bool {
+	return func(r *record) bool { return r.release("p", attempt) }
+}
+
+func binding(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
+	return func(r *record) bool { return r.bind(pod, grant{Attempt: attempt, Devices: d}) }
+}
+
+func TestLock(t *testing.T) {
+	p, q := podNamed("p"), podNamed("q")
+	r := of(map[types.UID]*entry{})
+	assert.False(t, r.unlock("p", "a"), "there is none")
+	r.take(p, "a", noon.Add(time.Millisecond))
+	assert.Equal(t, noon.Add(time.Second), r.Lock.Expires, "full seconds, never less than asked for")
+	r.take(p, "b", noon.Add(time.Minute))
+	r.take(p, "a", noon.Add(time.Hour))
+	assert.Equal(t, &lock{Pod: nameOf(p), UID: "p", Attempts: []string{"a", "b"}, Expires: noon.Add(time.Hour)}, r.Lock, "each attempt once, the last time counts")
+
+	assert.False(t, r.lockedFor("p", noon), "the pod's own")
+	assert.True(t, r.lockedFor("q", noon))
+	assert.False(t, r.lockedFor("q", noon.Add(time.Hour)), "it has expired")
+
+	asks := ask{lock: true}
+	assert.True(t, r.prepared("p", "a", asks, noon.Add(time.Hour)))
+	assert.False(t, r.prepared("p", "a", asks, noon.Add(time.Hour+1)), "it does not last as long")
+	assert.False(t, r.prepared("p", "c", asks, noon), "another attempt")
+	assert.False(t, r.prepared("q", "a", asks, noon), "another pod")
+
+	assert.False(t, r.unlock("q", "a"), "it is not q's")
+	assert.False(t, r.unlock("p", "c"), "it is not this attempt's")
+	assert.True(t, r.unlock("p", "a"))
+	assert.Equal(t, []string{"b"}, r.Lock.Attempts, "the other attempt holds it on")
+	r.take(q, "x", noon)
+	assert.Equal(t, []string{"x"}, r.Lock.Attempts, "as after it has expired: nothing of p is left")
+	assert.False(t, r.unlock("p", "b"), "who lost it cannot release it")
+	assert.True(t, r.unlock("q", ""), "all attempts of the pod")
+	assert.True(t, r.empty())
+
+	r.take(p, "a", noon)
+	assert.True(t, r.drop("p"), "a pod that is gone has no lock")
+	assert.Nil(t, r.Lock)
+}
+
+func TestPrepared(t *testing.T) {
+	r := of(map[types.UID]*entry{"p": grants(grant{"a", one}, grant{"b", devices{"gpu": {"GPU-1": whole, "GPU-2": whole}}})})
+	assert.True(t, r.prepared("p", "a", ask{devices: one}, noon))
+	assert.False(t, r.prepared("p", "a", ask{devices: half}, noon), "another share")
+	assert.False(t, r.prepared("p", "b", ask{devices: one}, noon), "it has more than that")
+	assert.False(t, r.prepared("q", "a", ask{devices: one}, noon), "another pod")
+	assert.False(t, r.prepared("p", "a", ask{devices: one, lock: true}, noon), "it has no lock")
+	assert.True(t, r.prepared("q", "x", ask{}, noon), "nothing is there always")
+}
+
+func TestMarks(t *testing.T) {
+	r := of(map[types.UID]*entry{
+		"q": grants(grant{"b", one}),
+		"p": grants(grant{"a", one}, grant{"a", two}, grant{"c", one}),
+		"r": boundBy(grant{"d", one}),
+	})
+	r.take(podNamed("q"), "b", noon)
+	r.take(podNamed("q"), "e", noon)
+	mark := func(pod, attempt string) api.Mark {
+		return api.Mark{Pod: types.NamespacedName{Namespace: "default", Name: pod}, PodUID: types.UID(pod), Node: "node-a", Attempt: attempt}
+	}
+	assert.Equal(t, []api.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "each once, in order, and none for what is the pod's own")
+}
+
+func TestWhere(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		want   whereabouts
+	}{
+		"None":         {reason: "it was deleted", want: gone},
+		"Another":      {reason: "it was created anew under its name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: gone},
+		"Pending":      {reason: "it may be bound", pod: podNamed("p"), want: pending},
+		"Terminating":  {reason: "a bind that was allowed before may have come first", pod: podNamed("p", gen.Terminating()), want: pending},
+		"Bound":        {reason: "it is there", pod: podNamed("p", gen.BoundTo("node-a")), want: bound},
+		"Ending":       {reason: "its containers may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: bound},
+		"Elsewhere":    {reason: "a pod never moves", pod: podNamed("p", gen.BoundTo("node-b")), want: gone},
+		"Running":      {reason: "it runs", pod: phased(corev1.PodRunning), want: bound},
+		"Unknown":      {reason: "nobody knows", pod: phased(corev1.PodUnknown), want: bound},
+		"Succeeded":    {reason: "it never runs again", pod: phased(corev1.PodSucceeded), want: gone},
+		"Failed":       {reason: "it never runs again", pod: phased(corev1.PodFailed), want: gone},
+		"NeverStarted": {reason: "it failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: gone},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, where(tc.pod, "p", "node-a"), tc.reason) })
+	}
+}
+
+func phased(phase corev1.PodPhase) *corev1.Pod {
+	pod := podNamed("p", gen.BoundTo("node-a"))
+	pod.Status.Phase = phase
+	return pod
+}
+
+func TestRecordName(t *testing.T) {
+	label := strings.Repeat("x", 61)
+	long := strings.Join([]string{label, label, label, label}, ".")
+	names := []string{
+		"node-a", "a", long, long + "y", strings.Repeat("x", 253), strings.Repeat("x", 252) + "y",
+		// Cut at a point, or at a hyphen.
+		strings.Repeat("x", 219) + "." + strings.Repeat("y", 33), strings.Repeat("x", 219) + "-" + strings.Repeat("y", 33),
+		strings.Repeat("x", 218) + "--" + strings.Repeat("y", 33), strings.Repeat("a.", 126) + "a",
+	}
+	seen := map[string]bool{}
+	for _, node := range names {
+		require.Empty(t, validation.IsDNS1123Subdomain(node))
+		name := recordName(node)
+		assert.Empty(t, validation.IsDNS1123Subdomain(name), "%s makes %s", node, name)
+		assert.False(t, seen[name], "two nodes have one record: %s", name)
+		seen[name] = true
+	}
+	assert.Equal(t, "prebind-devices-node-a", recordName("node-a"))
+}
+
+func TestDecode(t *testing.T) {
+	const pod = `"pod":"default/p"`
+	const devs = `"devices":{"gpu":{"GPU-1":"1"}}`
+	cases := map[string]struct {
+		reason, key, text string
+		want              string
+	}{
+		"Entry":            {reason: "as it is written", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"a",` + devs + `}]}`},
+		"ByHand":           {reason: "spaces and order do not matter", key: "p", text: "{ \"grants\": [\n{" + devs + `, "attempt":"a"}], ` + pod + " }\n"},
+		"NoAttempt":        {reason: "a pod's own, made up without an attempt", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"",` + devs + `}]}`},
+		"TwoDevices":       {reason: "capitals make another device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","gpu-1":"1"}}}]}`},
+		"Lock":             {reason: "as it is written", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`},
+		"NotJSON":          {reason: "nothing to go by", key: "p", text: `GPU-1`, want: "invalid character"},
+		"Empty":            {reason: "nothing to go by", key: "p", text: ``, want: "EOF"},
+		"Null":             {reason: "nothing to go by", key: "p", text: `null`, want: "missing"},
+		"CutOff":           {reason: "something is lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs, want: "unexpected EOF"},
+		"Behind":           {reason: "what is behind its end would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}]}{}`, want: "behind its end"},
+		"Unknown":          {reason: "written by a later version", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"since":1}`, want: `unknown field "since"`},
+		"UnknownLong":      {reason: "it is shown in part", key: "p", text: `{"` + strings.Repeat("x", 1<<16) + `":1}`, want: "unknown field"},
+		"GrantsTwice":      {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"grants":[{"attempt":"b",` + devs + `}]}`, want: "twice"},
+		"GrantsTwiceUpper": {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"Grants":[{"attempt":"b",` + devs + `}]}`, want: "twice"},
+		"DevicesTwice":     {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `,"DEVICES":{"gpu":{"GPU-2":"1"}}}]}`, want: "twice"},
+		"DeviceTwice":      {reason: "one share would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-1":"0.5"}}}]}`, want: "twice"},
+		"DeviceEscaped":    {reason: "the same device, written in another way", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-\u0031":"0.5"}}}]}`, want: "twice"},
+		"NoPod":            {reason: "whose is it?", key: "p", text: `{"grants":[{"attempt":"a",` + devs + `}]}`, want: "missing"},
+		"BadPod":           {reason: "no pod can be looked up by it", key: "p", text: `{"pod":"default/a/b","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"BadNamespace":     {reason: "no pod can be looked up by it", key: "p", text: `{"pod":"/p","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"LongPod":          {reason: "no pod has such a name", key: "p", text: `{"pod":"default/` + strings.Repeat("p", 300) + `","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"NoGrants":         {reason: "what does it hold?", key: "p", text: `{` + pod + `}`, want: "missing"},
+		"EmptyGrants":      {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[]}`, want: "missing"},
+		"NullGrant":        {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[null]}`, want: "missing"},
+		"NoAttemptPending": {reason: "nobody would ever bring it to an end", key: "p", text: `{` + pod + `,"grants":[{` + devs + `}]}`, want: "missing"},
+		"NoDevices":        {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a"}]}`, want: "missing"},
+		"NullIDs":          {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":null}}]}`, want: "no devices"},
+		"NullShare":        {reason: "how much of it?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":null}}}]}`, want: "no share"},
+		"NumberShare":      {reason: "shares are written as text", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":0.5}}}]}`, want: "cannot unmarshal"},
+		"BadShare":         {reason: "how much of it?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"half"}}}]}`, want: "no share"},
+		"NoID":             {reason: "which?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"":"1"}}}]}`, want: "no name"},
+		"NoKey":            {reason: "which?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"":{"GPU-1":"1"}}}]}`, want: "no name"},
+		"LockNoUID":        {reason: "whose is it?", key: lockField, text: `{` + pod + `,"attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`, want: "missing"},
+		"LockNoAttempts":   {reason: "whose is it?", key: lockField, text: `{` + pod + `,"uid":"p","attempts":[],"expires":"2026-01-01T12:00:00Z"}`, want: "missing"},
+		"LockNoEnd":        {reason: "it would be taken at once", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"]}`, want: "missing"},
+		"LockBadEnd":       {reason: "until when?", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"tomorrow"}`, want: "parsing time"},
+		"NoNode":           {reason: "whose devices?", key: nodeField, text: "", want: "not the node"},
+		"OtherNode":        {reason: "a copy of another node's record", key: nodeField, text: "node-b", want: "not the node"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}}
+			object.Data[tc.key] = tc.text
+			rec, err := decode(object)
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+				assert.Equal(t, rec.Entries, clone(t, rec).Entries, "nothing is lost on the way")
+				assert.Equal(t, rec.Lock, clone(t, rec).Lock)
+				return
+			}
+			require.ErrorContains(t, err, tc.want, tc.reason)
+			assert.True(t, api.IsKind(err, api.KindInternal))
+			assert.Contains(t, err.Error(), namespace+"/"+object.Name)
+			assert.Contains(t, err.Error(), tc.key, "it says where")
+			assert.Less(t, len(err.Error()), 1000)
+		})
+	}
+	_, err := decode(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}, BinaryData: map[string][]byte{"p": nil}})
+	assert.ErrorContains(t, err, "binaryData", "as from a client that takes text for bytes")
+}
+
+func TestRoundTrip(t *testing.T) {
+	r := of(map[types.UID]*entry{
+		"p": grants(grant{"r1-a", devices{"gpu": {"GPU-1": 333333, "0000:3b:00.0": whole}, "fpga.example.com": {"<&>": 1}}}, grant{"r2-b", one}),
+		"q": boundBy(grant{"", two}),
+	})
+	r.take(podNamed("p"), "r1-a", noon)
+	assert.Equal(t, r, clone(t, r))
+	data, err := r.encode()
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"pod":"default/q","bound":true,"grants":[{"attempt":"","devices":{"gpu":{"GPU-2":"1"}}}]}`, data["q"])
+	assert.Contains(t, data["p"], `"<&>":"0.000001"`, "as a person reads it")
+}
+
+// TestTwoNodesWithOneRecordName: it is not possible by chance, and an error then.
+func TestTwoNodesWithOneRecordName(t *testing.T) {
+	long := strings.Repeat("x", 253)
+	cutOff := strings.TrimPrefix(recordName(long), recordPrefix)
+	require.Equal(t, recordName(long), recordName(cutOff))
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(long)}, Data: map[string]string{nodeField: long}}
+	_, err := decodeOf(long, object)
+	require.NoError(t, err)
+	_, err = decodeOf(cutOff, object)
+	assert.ErrorContains(t, err, "same name")
+}
