@@ -1,0 +1,191 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package resourceclaims is the PreBind plugin that makes a bind with
+// ResourceClaims safe: the claims are allocated for the node, reserved for the pod,
+// and their binding conditions are true, before the pod is bound. It does what
+// kube-scheduler's DynamicResources does in its PreBind, for every scheduler, and
+// finds everything in place when the scheduler has done it already.
+//
+// Decisions are pure functions of pod, node and claim (references.go, judge.go,
+// marks.go); read.go, reserve.go and wait.go do the I/O. A reservation is marked in
+// the claim's annotations with the attempt that makes it, in a write just before,
+// for the API takes no annotations with a status; so it can be told whose it is, and
+// only that one is undone. The allocation stays, as it does in kube-scheduler.
+package resourceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+)
+
+// Name of the plugin.
+const Name = "resource-claims"
+
+// Options of the plugin. All fields but Allocator are required.
+type Options struct {
+	// Cached holds what Watches lists, besides pods that are not bound yet, and nodes.
+	Cached client.Reader
+	// Live reads from the API server, before anything is refused by what the cache
+	// says.
+	Live client.Reader
+	// Writer patches claims, and Status their status.
+	Writer client.Writer
+	Status client.StatusClient
+	// Changes tells of changes of claims and pods.
+	Changes *notify.Hub
+	Clock   clock.WithDelayedExecution
+	// Domain of the marks.
+	Domain string
+	// BindingTimeout is how long after its allocation the binding conditions of a
+	// claim may take to become true: the bindingTimeout of kube-scheduler's
+	// DynamicResourcesArgs.
+	BindingTimeout time.Duration
+	// Allocator allocates claims that no scheduler has allocated; nil for none.
+	Allocator Allocator
+}
+
+// Allocator allocates claims for schedulers that know nothing of them.
+type Allocator interface {
+	// Owns returns an error that says why the claim is not Prebind's to allocate, or
+	// nil.
+	Owns(ctx context.Context, claim *resourcev1.ResourceClaim) error
+	// Allocate gives the claim devices for the bind's node, and reserves it for the
+	// pod. It refuses when nothing on the node fits.
+	Allocate(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
+	// Undo takes back what this attempt allocated for the claim, as it stands in the
+	// API server, if anything. It says whether it did.
+	Undo(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (bool, error)
+}
+
+// Plugin reserves claims; see New. It is safe for concurrent use.
+type Plugin struct{ o Options }
+
+var (
+	_ api.PreBinder   = (*Plugin)(nil)
+	_ api.PreFlighter = (*Plugin)(nil)
+	_ api.Confirmer   = (*Plugin)(nil)
+	_ api.PostBinder  = (*Plugin)(nil)
+	_ api.Recoverer   = (*Plugin)(nil)
+)
+
+// Watches are the kinds that Options.Cached has to hold.
+func Watches() map[string]client.Object {
+	return map[string]client.Object{"ResourceClaim": &resourcev1.ResourceClaim{}}
+}
+
+// New checks the options and returns the plugin. It starts nothing.
+func New(o Options) (*Plugin, error) {
+	switch {
+	case o.Cached == nil || o.Live == nil || o.Writer == nil || o.Status == nil || o.Changes == nil || o.Clock == nil || o.Domain == "":
+		return nil, errors.New(Name + ": Cached, Live, Writer, Status, Changes, Clock and Domain are required")
+	case o.BindingTimeout <= 0:
+		return nil, fmt.Errorf("%s: BindingTimeout is %s, it must be positive", Name, o.BindingTimeout)
+	}
+	return &Plugin{o: o}, nil
+}
+
+// Name implements api.PreBinder.
+func (*Plugin) Name() string { return Name }
+
+// PreFlight looks at the pod's claims. It refuses what kube-scheduler's
+// DynamicResources refuses in its Filter.
+func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+	if !hasClaims(bc.Pod) {
+		return api.Skip, nil
+	}
+	s, err := p.survey(ctx, bc, bc.Pod, nil)
+	if err != nil {
+		return api.Run, err
+	}
+	if s.done() {
+		return api.Skip, nil
+	}
+	for _, intent := range s.intents(bc.Node.Name) {
+		bc.Intend("%s would %s", Name, intent)
+	}
+	return api.Run, nil
+}
+
+// PreBind reserves the claims for the pod and waits for their binding conditions.
+func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+	return p.untilReady(ctx, bc)
+}
+
+// Confirm sees that the claims are still the pod's.
+func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
+	if !hasClaims(bc.Pod) {
+		return nil
+	}
+	pod, err := p.pendingPod(ctx, bc)
+	if err != nil {
+		return err
+	}
+	s, err := p.survey(ctx, bc, pod, writtenBy(bc))
+	if err != nil {
+		return err
+	}
+	if s.done() {
+		return nil
+	}
+	about, _ := s.waitsFor()
+	return api.Wait(about, "it changed while the bind was prepared").Advise("repeat the Binding")
+}
+
+// PreBindRollBack takes back the reservations that this attempt made, and nothing
+// else. The allocation stays, unless it is this attempt's as well.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+	var needed []client.ObjectKey
+	if refs, err := references(bc.Pod); err == nil && !bc.Recovered {
+		// The cache may not have this attempt's marks yet.
+		for _, ref := range refs {
+			if ref.claim != "" {
+				needed = append(needed, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: ref.claim})
+			}
+		}
+	}
+	var errs []error
+	for _, key := range p.touched(ctx, bc, needed...) {
+		undone, err := p.release(ctx, bc, key)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if undone != "" {
+			bc.Undid("%s ResourceClaim %s", undone, key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// PostBind takes this attempt's marks off: the reservations are the pod's now.
+// Where that fails the sweep does it, for the marks stay.
+func (p *Plugin) PostBind(ctx context.Context, bc *api.BindContext) {
+	for _, key := range p.touched(ctx, bc) {
+		if err := p.unmark(ctx, bc, key); err != nil {
+			klog.FromContext(ctx).Error(err, "The mark of a reservation stays, will be tried again", "claim", key.String())
+		}
+	}
+}
+
+// Marks lists the attempts whose reservations are not confirmed, from the cache.
+func (p *Plugin) Marks(ctx context.Context) ([]api.Mark, error) {
+	var claims resourcev1.ResourceClaimList
+	if err := p.o.Cached.List(ctx, &claims, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	var marks []api.Mark
+	for i := range claims.Items {
+		marks = append(marks, marksOf(&claims.Items[i], p.o.Domain)...)
+	}
+	return unique(marks), nil
+}

@@ -1,0 +1,276 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+const (
+	// poolLabel and its value tell the records of pools from other ConfigMaps.
+	poolLabel = "app.kubernetes.io/component"
+	poolValue = "prebind-pool-record"
+
+	driverField  = "driver"
+	poolField    = "pool"
+	devicePrefix = "device."
+)
+
+// errOthersWrote: the records have changed since they were read.
+var errOthersWrote = errors.New("the record of a pool was changed meanwhile")
+
+// poolRecord is what Prebind has allocated of one pool, as a ConfigMap in its
+// namespace.
+type poolRecord struct {
+	driver, pool string
+	// entries by device.
+	entries map[string]entry
+	// object is what it was read from; nil for one that does not exist yet.
+	object *corev1.ConfigMap
+}
+
+// entry is the claim that a device was given to.
+type entry struct {
+	Claim   claimName `json:"claim"`
+	UID     types.UID `json:"uid"`
+	Attempt string    `json:"attempt"`
+}
+
+// claimName is written as namespace/name.
+type claimName types.NamespacedName
+
+// MarshalText implements encoding.TextMarshaler.
+func (n claimName) MarshalText() ([]byte, error) { return []byte(n.Namespace + "/" + n.Name), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *claimName) UnmarshalText(text []byte) error {
+	namespace, name, ok := strings.Cut(string(text), "/")
+	if !ok || namespace == "" || name == "" {
+		return errors.New("it is no claim's namespace/name")
+	}
+	*n = claimName{Namespace: namespace, Name: name}
+	return nil
+}
+
+// poolRecordName is the same for all replicas. Drivers and pools have slashes in
+// their names, so that it is a hash; the record says which it is.
+func poolRecordName(driver, pool string) string {
+	sum := sha256.Sum256([]byte(driver + "\n" + pool))
+	return "prebind-pool-" + hex.EncodeToString(sum[:16])
+}
+
+func decodePool(object *corev1.ConfigMap) (*poolRecord, error) {
+	r := &poolRecord{driver: object.Data[driverField], pool: object.Data[poolField], entries: map[string]entry{}, object: object}
+	about := api.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
+	if r.driver == "" || r.pool == "" {
+		return nil, api.Internal(about, fmt.Errorf("its keys %s and %s are missing", driverField, poolField)).Advise("delete it when no claim holds devices of the pool")
+	}
+	for key, text := range object.Data {
+		device, ok := strings.CutPrefix(key, devicePrefix)
+		if !ok {
+			continue
+		}
+		var e entry
+		if err := json.Unmarshal([]byte(text), &e); err != nil || e.UID == "" || e.Claim == (claimName{}) {
+			return nil, api.Internal(about, fmt.Errorf("its key %q, which says who holds the device, cannot be read", key)).
+				Advise("correct it, or delete the key when you know that nobody holds the device")
+		}
+		r.entries[device] = e
+	}
+	return r, nil
+}
+
+func (r *poolRecord) encode() (map[string]string, error) {
+	data := map[string]string{driverField: r.driver, poolField: r.pool}
+	for device, e := range r.entries {
+		text, err := json.Marshal(e)
+		if err != nil {
+			return nil, err
+		}
+		data[devicePrefix+device] = string(text)
+	}
+	return data, nil
+}
+
+// pools reads and writes the records. Every write is on the condition that nobody
+// has written the record since it was read.
+type pools struct {
+	live      client.Reader
+	writer    client.Writer
+	namespace string
+}
+
+// list returns all records as the API server has them.
+func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
+	var objects corev1.ConfigMapList
+	if err := s.live.List(ctx, &objects, client.InNamespace(s.namespace), client.MatchingLabels{poolLabel: poolValue}); err != nil {
+		return nil, api.FromAPI(api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: "prebind-pool-*"}, "reading the records of the pools", err)
+	}
+	records := make([]*poolRecord, 0, len(objects.Items))
+	for i := range objects.Items {
+		r, err := decodePool(&objects.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		records = append(records, r)
+	}
+	return records, nil
+}
+
+// take notes in the records that the claim has the devices. It goes through the
+// pools in order; with errOthersWrote it may have written some of them: the same
+// claim's next choice finds them free, and giveBack or prune the rest.
+func (s *pools) take(ctx context.Context, records []*poolRecord, e entry, devices sets.Set[structured.DeviceID]) error {
+	byPool := map[[2]string][]string{}
+	for d := range devices {
+		pool := [2]string{d.Driver.String(), d.Pool.String()}
+		byPool[pool] = append(byPool[pool], d.Device.String())
+	}
+	// What an earlier choice for this claim took, and this one does not.
+	for _, r := range records {
+		pool := [2]string{r.driver, r.pool}
+		for device, had := range r.entries {
+			if had.UID == e.UID && had.Attempt == e.Attempt && !slices.Contains(byPool[pool], device) {
+				delete(r.entries, device)
+				byPool[pool] = append([]string{}, byPool[pool]...)
+			}
+		}
+	}
+	ordered := make([][2]string, 0, len(byPool))
+	for pool := range byPool {
+		ordered = append(ordered, pool)
+	}
+	slices.SortFunc(ordered, func(a, b [2]string) int { return strings.Compare(a[0]+"\n"+a[1], b[0]+"\n"+b[1]) })
+	for _, pool := range ordered {
+		r := &poolRecord{driver: pool[0], pool: pool[1], entries: map[string]entry{}}
+		if i := slices.IndexFunc(records, func(r *poolRecord) bool { return r.driver == pool[0] && r.pool == pool[1] }); i >= 0 {
+			r = records[i]
+		}
+		for _, device := range byPool[pool] {
+			r.entries[device] = e
+		}
+		if err := s.write(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *pools) write(ctx context.Context, r *poolRecord) error {
+	data, err := r.encode()
+	if err != nil {
+		return err
+	}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: s.namespace, Name: poolRecordName(r.driver, r.pool),
+		Labels: map[string]string{poolLabel: poolValue, "app.kubernetes.io/managed-by": "prebind"},
+	}}
+	if r.object == nil {
+		object.Data = data
+		err = s.writer.Create(ctx, object)
+	} else {
+		object = r.object.DeepCopy()
+		object.Data = data
+		err = s.writer.Update(ctx, object)
+	}
+	switch {
+	case err == nil:
+		r.object = object
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && r.object != nil:
+		return errOthersWrote
+	default:
+		return api.FromAPI(api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: object.Name}, "recording who holds the devices of the pool", err)
+	}
+}
+
+// giveBack drops what the attempt took for the claim. It says whether there was
+// anything.
+func (s *pools) giveBack(ctx context.Context, claim types.UID, attempt string) (bool, error) {
+	given := false
+	for {
+		records, err := s.list(ctx)
+		if err != nil {
+			return given, err
+		}
+		mine := ownedBy(records, claim, attempt)
+		if len(mine) == 0 {
+			return given, nil
+		}
+		for r, devices := range mine {
+			for _, device := range devices {
+				delete(r.entries, device)
+			}
+			if err := s.write(ctx, r); errors.Is(err, errOthersWrote) {
+				continue
+			} else if err != nil {
+				return given, err
+			}
+			given = true
+		}
+	}
+}
+
+// drop removes devices from a record that was just read, and deletes one that is
+// empty then. It says whether it did.
+func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) (bool, error) {
+	for _, device := range devices {
+		delete(r.entries, device)
+	}
+	var err error
+	if len(r.entries) == 0 {
+		err = s.writer.Delete(ctx, r.object.DeepCopy(), client.Preconditions{UID: &r.object.UID, ResourceVersion: &r.object.ResourceVersion})
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			err = errOthersWrote
+		}
+	} else {
+		err = s.write(ctx, r)
+	}
+	if errors.Is(err, errOthersWrote) {
+		return true, nil // Whoever did may have freed something: look again.
+	}
+	return err == nil, err
+}
+
+// ownedBy are the devices that the attempt took for the claim, by record.
+func ownedBy(records []*poolRecord, claim types.UID, attempt string) map[*poolRecord][]string {
+	mine := map[*poolRecord][]string{}
+	for _, r := range records {
+		for device, e := range r.entries {
+			if e.UID == claim && e.Attempt == attempt {
+				mine[r] = append(mine[r], device)
+			}
+		}
+	}
+	return mine
+}
+
+// heldByOther says whether another attempt has taken devices for the claim.
+func heldByOther(records []*poolRecord, claim types.UID, attempt string) bool {
+	for _, r := range records {
+		for _, e := range r.entries {
+			if e.UID == claim && e.Attempt != attempt {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,69 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// reference is one claim that the pod needs.
+type reference struct {
+	// of is the pod's own name of it.
+	of string
+	// claim is the object's name; empty while the claim that a template stands for has
+	// not been made yet.
+	claim string
+	// generated says that it has to be the pod's own, or its PodGroup's.
+	generated bool
+	// extended says that kube-scheduler made it for an extended resource.
+	extended bool
+}
+
+func hasClaims(pod *corev1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
+}
+
+// references returns the claims that the pod needs, in order. It follows
+// resourceclaim.Name.
+func references(pod *corev1.Pod) ([]reference, error) {
+	var refs []reference
+	for i := range pod.Spec.ResourceClaims {
+		ref := &pod.Spec.ResourceClaims[i]
+		name, generated, err := resourceclaim.Name(pod, ref)
+		switch {
+		case errors.Is(err, resourceclaim.ErrClaimNotFound):
+			refs = append(refs, reference{of: ref.Name, generated: true})
+		case err != nil:
+			return nil, api.Refuse(podObject(pod), "its resource claim %q names neither a claim nor a template that Prebind knows how to read", ref.Name).
+				Because(err).Advise("correct the pod, or use a newer Prebind")
+		case name == nil:
+			// The template needs no claim.
+		default:
+			refs = append(refs, reference{of: ref.Name, claim: *name, generated: generated})
+		}
+	}
+	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
+		refs = append(refs, reference{of: "extended resources", claim: status.ResourceClaimName, generated: true, extended: true})
+	}
+	return refs, nil
+}
+
+func podObject(pod *corev1.Pod) api.Object {
+	return api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
+}
+
+func claimObject(namespace, name string) api.Object {
+	return api.Object{Kind: "ResourceClaim", Namespace: namespace, Name: name}
+}
+
+// missing says what is waited for while the claim of a template is not there.
+func (r reference) missing() string {
+	return fmt.Sprintf("the claim of its template for %q, which kube-controller-manager makes", r.of)
+}
