@@ -8,7 +8,7 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # Where `generate` writes. `verify` lets it write elsewhere, and compares.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
-	config/webhook/mutators/device-info/role.yaml docs/flags.md
+	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml docs/flags.md
 
 .PHONY: help
 help: ## Show this help
@@ -68,6 +68,8 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \
 		paths=./binder/plugins/device output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/device
+	$(TOOL) controller-gen rbac:roleName=prebind-resource-claims,headerFile=config/role-header.txt \
+		paths=./binder/plugins/resourceclaims output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/resource-claims
 	$(TOOL) controller-gen rbac:roleName=prebind-device-info,headerFile=config/role-header.txt \
 		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	@mkdir -p $(GENERATED_DIR)/docs

@@ -26,6 +26,14 @@ func TestRoles(t *testing.T) {
 			reason: "the annotations travel in the answer, so Prebind itself only reads, and makes events",
 			want:   map[string][]string{"pods": read, "nodes": read, "events.k8s.io/events": {"create", "patch"}},
 		},
+		"prebind-resource-claims": {
+			reason: "it marks and reserves claims, and makes or deletes none",
+			want: map[string][]string{
+				"resource.k8s.io/resourceclaims":         readAndPatch,
+				"resource.k8s.io/resourceclaims/status":  {"patch"},
+				"resource.k8s.io/resourceclaims/binding": {"patch"},
+			},
+		},
 		"prebind-volumebinding": {
 			reason: "it marks claims and volumes for each other, and makes or deletes none",
 			want: map[string][]string{

@@ -121,12 +121,15 @@ func TestRegistry(t *testing.T) {
 		order = append(order, s.Name)
 		assert.NotEmpty(t, s.Description)
 		assert.NotNil(t, s.Build)
-		for kind, o := range s.Watches {
+		if s.Watches == nil {
+			continue
+		}
+		for kind, o := range s.Watches() {
 			assert.NotEmpty(t, kind)
 			assert.NotNil(t, o)
 		}
 	}
-	assert.Equal(t, []string{"node-state", "device", "volumebinding"}, order, "what only looks comes first, what cannot be undone last")
+	assert.Equal(t, []string{"node-state", "device", "resource-claims", "volumebinding"}, order, "what only looks comes first, what cannot be undone last")
 	chain, err := buildMutators(defaultServeOptions())
 	require.NoError(t, err)
 	assert.Equal(t, 1, chain.Len())

@@ -31,30 +31,32 @@ type serveOptions struct {
 	mutatorList []Mutator
 	pluginList  []Plugin
 
-	kubeconfig            string
-	webhookAddress        string
-	certDir               string
-	metricsAddress        string
-	healthAddress         string
-	mutators              []string
-	plugins               []string
-	domain                string
-	namespace             string
-	leaderElect           bool
-	requiredMutators      []string
-	topology              topology.Options
-	nodeInfo              nodeinfo.Options
-	nodeStateChecks       []string
-	nodeStateMaxWait      time.Duration
-	deviceNodeLocks       bool
-	deviceNodeLockTimeout time.Duration
-	hold                  time.Duration
-	maxHolds              int
-	preBindTimeout        time.Duration
-	preBindMax            time.Duration
-	shutdownDelay         time.Duration
-	shutdownTimeout       time.Duration
-	logging               *logsapi.LoggingConfiguration
+	kubeconfig             string
+	webhookAddress         string
+	certDir                string
+	metricsAddress         string
+	healthAddress          string
+	mutators               []string
+	plugins                []string
+	domain                 string
+	namespace              string
+	leaderElect            bool
+	requiredMutators       []string
+	topology               topology.Options
+	nodeInfo               nodeinfo.Options
+	nodeStateChecks        []string
+	nodeStateMaxWait       time.Duration
+	deviceNodeLocks        bool
+	deviceNodeLockTimeout  time.Duration
+	resourceClaimsTimeout  time.Duration
+	resourceClaimsAllocate []string
+	hold                   time.Duration
+	maxHolds               int
+	preBindTimeout         time.Duration
+	preBindMax             time.Duration
+	shutdownDelay          time.Duration
+	shutdownTimeout        time.Duration
+	logging                *logsapi.LoggingConfiguration
 }
 
 func defaultServeOptions() *serveOptions {
@@ -72,6 +74,7 @@ func defaultServeOptions() *serveOptions {
 		nodeStateChecks:       nodestate.CheckNames(),
 		nodeStateMaxWait:      5 * time.Minute,
 		deviceNodeLockTimeout: 15 * time.Minute,
+		resourceClaimsTimeout: 10 * time.Minute,
 		hold:                  5 * time.Second,
 		maxHolds:              32,
 		preBindTimeout:        10 * time.Minute,
@@ -128,6 +131,11 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.BoolVar(&o.deviceNodeLocks, "device-node-locks", o.deviceNodeLocks,
 		"Let every pod that names devices for the plugin device be the only one to be bound to its node at a time, as device managers need that look for the pod that is being bound. The annotation device.<domain>/node-lock asks for the same.")
 	fs.DurationVar(&o.deviceNodeLockTimeout, "device-node-lock-timeout", o.deviceNodeLockTimeout, "When the lock of a node may be taken from a bind that still holds it. It should be longer than any bind takes.")
+
+	fs.DurationVar(&o.resourceClaimsTimeout, "resource-claims-binding-timeout", o.resourceClaimsTimeout,
+		"How long after its allocation a ResourceClaim's binding conditions may take to become true, as the bindingTimeout of kube-scheduler's DynamicResourcesArgs.")
+	fs.StringSliceVar(&o.resourceClaimsAllocate, "resource-claims-allocate", o.resourceClaimsAllocate,
+		"DeviceClasses whose claims the plugin resource-claims allocates, for schedulers that know nothing of ResourceClaims. No scheduler may allocate them as well.")
 
 	fs = sets.FlagSet("Waiting")
 	fs.DurationVar(&o.hold, "hold", o.hold, "How long a call is kept waiting at most; then the client is told to call again. It ends before the API server's own timeout in any case.")
@@ -197,6 +205,11 @@ func (o *serveOptions) validate() error {
 	}
 	check(o.nodeStateMaxWait > 0, "--node-state-max-wait: %s is not positive", o.nodeStateMaxWait)
 	check(o.nodeStateMaxWait <= o.preBindMax, "--node-state-max-wait: %s is more than --max-prebind-timeout, %s", o.nodeStateMaxWait, o.preBindMax)
+	check(o.resourceClaimsTimeout > 0, "--resource-claims-binding-timeout: %s is not positive", o.resourceClaimsTimeout)
+	for _, class := range o.resourceClaimsAllocate {
+		wrong := validation.IsDNS1123Subdomain(class)
+		check(len(wrong) == 0, "--resource-claims-allocate: %q is no DeviceClass: %s", class, strings.Join(wrong, "; "))
+	}
 	check(o.deviceNodeLockTimeout > 0, "--device-node-lock-timeout: %s is not positive", o.deviceNodeLockTimeout)
 	return oneLine(problems)
 }

@@ -93,6 +93,8 @@ func TestValidate(t *testing.T) {
 		"NodeStateWait":    {reason: "must be positive", change: func(o *serveOptions) { o.nodeStateMaxWait = 0 }, says: []string{"--node-state-max-wait"}},
 		"NodeStateTooLong": {reason: "more than any attempt has", change: func(o *serveOptions) { o.nodeStateMaxWait = time.Hour }, says: []string{"--node-state-max-wait", "1h"}},
 		"NodeLockTimeout":  {reason: "must be positive", change: func(o *serveOptions) { o.deviceNodeLockTimeout = 0 }, says: []string{"--device-node-lock-timeout"}},
+		"ClaimsTimeout":    {reason: "must be positive", change: func(o *serveOptions) { o.resourceClaimsTimeout = 0 }, says: []string{"--resource-claims-binding-timeout"}},
+		"ClaimsAllocate":   {reason: "the name of a class", change: func(o *serveOptions) { o.resourceClaimsAllocate = []string{"GPU !"} }, says: []string{"--resource-claims-allocate", "GPU !"}},
 		"Several": {
 			reason: "all that is wrong is told at once", change: func(o *serveOptions) { o.hold, o.maxHolds, o.mutators = 0, 0, []string{"x"} },
 			says: []string{"--hold", "--max-holds", "--mutators"},

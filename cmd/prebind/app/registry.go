@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +17,7 @@ import (
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
@@ -22,6 +25,9 @@ import (
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 )
+
+// resourceClaimKind is not there in every cluster.
+var resourceClaimKind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 
 // registeredMutators is every mutator that is compiled in, in the order in which
 // they run.
@@ -77,7 +83,7 @@ func registeredPlugins(o *serveOptions) []Plugin {
 			On:          true,
 			Description: "gives the devices that annotations name to one pod at a time",
 			Annotations: "<resource>, node-lock",
-			Watches:     device.Watches(),
+			Watches:     device.Watches,
 			Caches:      device.Caches,
 			Build: func(d Deps) (api.PreBinder, error) {
 				return device.New(device.Options{
@@ -87,16 +93,48 @@ func registeredPlugins(o *serveOptions) []Plugin {
 			},
 		},
 		{
+			Name:        resourceclaims.Name,
+			On:          true,
+			Description: "reserves the pod's ResourceClaims and waits for their devices",
+			Requires:    []schema.GroupVersionKind{resourceClaimKind},
+			Watches: func() map[string]client.Object {
+				if len(o.resourceClaimsAllocate) > 0 {
+					return resourceclaims.OwnedWatches()
+				}
+				return resourceclaims.Watches()
+			},
+			Build: func(d Deps) (api.PreBinder, error) { return newResourceClaims(o, d) },
+		},
+		{
 			Name:        volumebinding.Name,
 			On:          true,
 			Description: "binds and waits for the pod's PersistentVolumeClaims",
-			Watches:     volumebinding.Watches(),
+			Watches:     volumebinding.Watches,
 			Index:       volumebinding.SetupIndexes,
 			Build: func(d Deps) (api.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes})
 			},
 		},
 	}
+}
+
+// newResourceClaims builds the plugin, with an allocator where the operator owns
+// DeviceClasses by Prebind.
+func newResourceClaims(o *serveOptions, d Deps) (api.PreBinder, error) {
+	options := resourceclaims.Options{
+		Cached: d.Cached, Live: d.Live, Writer: d.Writer, Status: d.Status, Changes: d.Changes, Clock: d.Clock, Domain: d.Domain,
+		BindingTimeout: o.resourceClaimsTimeout,
+	}
+	if len(o.resourceClaimsAllocate) > 0 {
+		owned, err := resourceclaims.NewOwnedClasses(resourceclaims.OwnedOptions{
+			Classes: o.resourceClaimsAllocate, Cached: d.Cached, Live: d.Live, Writer: d.Writer, Status: d.Status, Clock: d.Clock, Namespace: d.Namespace,
+		})
+		if err != nil {
+			return nil, err
+		}
+		options.Allocator = owned
+	}
+	return resourceclaims.New(options)
 }
 
 // Mutator is an entry of the list of mutators. Name, Description and Build are
@@ -127,10 +165,14 @@ type Plugin struct {
 	// Annotations are the keys behind <name>.<domain>/ that the plugin reads, for
 	// 'prebind plugins'.
 	Annotations string
-	// Watches lists the objects, by kind, that the cache holds, and whose changes
+	// Watches returns the objects, by kind, that the cache holds, and whose changes
 	// the hub tells of, while the plugin is on. Prebind needs the permission to
 	// list and watch them. Pods that are not bound and nodes are there always.
-	Watches map[string]client.Object
+	Watches func() map[string]client.Object
+	// Requires lists the kinds without which the plugin has nothing to do: where the
+	// API server does not know one of them, the plugin is left out, with a line in
+	// the log.
+	Requires []schema.GroupVersionKind
 	// Caches narrows what the cache holds of the watched kinds; namespace is
 	// Prebind's own. Two plugins cannot narrow one kind.
 	Caches func(namespace string) map[client.Object]cache.ByObject
@@ -149,6 +191,8 @@ type Deps struct {
 	Live client.Reader
 	// Writer writes to the API server, with Prebind's permissions.
 	Writer client.Writer
+	// Status writes the status of objects, in the same way.
+	Status client.StatusClient
 	// Changes tells when an object that is watched changes.
 	Changes *notify.Hub
 	Clock   clock.WithDelayedExecution

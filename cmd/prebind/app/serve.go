@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -211,6 +211,14 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id str
 	}
 	var plugins []api.PreBinder
 	for _, s := range specs {
+		lacking, err := missingKind(mgr, s.Requires)
+		if err != nil {
+			return nil, err
+		}
+		if lacking != "" {
+			klog.InfoS("Left a PreBind plugin out: the API server does not know what it is for", "plugin", s.Name, "kind", lacking)
+			continue
+		}
 		p, err := buildPlugin(ctx, mgr, o, ready, changes, s)
 		if err != nil {
 			return nil, fmt.Errorf("plugin %s: %w", s.Name, err)
@@ -242,10 +250,12 @@ func buildPlugin(ctx context.Context, mgr manager.Manager, o *serveOptions, read
 			return nil, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
-	if err := watch(ctx, mgr, ready, changes, s.Watches); err != nil {
-		return nil, err
+	if s.Watches != nil {
+		if err := watch(ctx, mgr, ready, changes, s.Watches()); err != nil {
+			return nil, err
+		}
 	}
-	p, err := s.Build(Deps{Cached: mgr.GetCache(), Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Changes: changes, Clock: clock.RealClock{}, Domain: o.domain, Namespace: o.namespace})
+	p, err := s.Build(Deps{Cached: mgr.GetCache(), Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Status: mgr.GetClient(), Changes: changes, Clock: clock.RealClock{}, Domain: o.domain, Namespace: o.namespace})
 	if err == nil && p.Name() != s.Name {
 		err = fmt.Errorf("it is registered as %q and calls itself %q", s.Name, p.Name())
 	}
@@ -268,6 +278,21 @@ func buildMutators(o *serveOptions) (*mutators.Chain, error) {
 	return mutators.NewChain(mutators.Options{Domain: o.domain, Mutators: list, Required: o.requiredMutators})
 }
 
+// missingKind returns the first of the kinds that the API server does not know, or
+// "".
+func missingKind(mgr manager.Manager, kinds []schema.GroupVersionKind) (string, error) {
+	for _, kind := range kinds {
+		_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			return kind.String(), nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("asking whether the API server knows %s: %w", kind, err)
+		}
+	}
+	return "", nil
+}
+
 // claimedDevices finds the devices of a pod's ResourceClaims, where a mutator asks
 // for them and the cluster has such claims.
 func claimedDevices(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness, changes *notify.Hub) (func(context.Context, *corev1.Pod) ([]api.Device, error), error) {
@@ -275,12 +300,11 @@ func claimedDevices(ctx context.Context, mgr manager.Manager, o *serveOptions, r
 	if err != nil || !slices.ContainsFunc(specs, func(m Mutator) bool { return m.Claims }) {
 		return nil, err
 	}
-	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
-	if _, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version); meta.IsNoMatchError(err) {
-		klog.InfoS("The cluster has no ResourceClaims: mutators are told of none", "kind", kind.String())
+	if lacking, err := missingKind(mgr, []schema.GroupVersionKind{resourceClaimKind}); err != nil {
+		return nil, err
+	} else if lacking != "" {
+		klog.InfoS("The API server does not know ResourceClaims: mutators are told of none", "kind", lacking)
 		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("asking whether the cluster has ResourceClaims: %w", err)
 	}
 	if err := watch(ctx, mgr, ready, changes, claimed.Watches()); err != nil {
 		return nil, err
