@@ -1,0 +1,352 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// attaching is how long the test driver takes to make a device ready.
+const attaching = 20 * time.Second
+
+// kube-scheduler allocates and reserves the pod's own claim before it binds:
+// Prebind finds all in place, lets the bind pass at once, and writes nothing.
+func TestResourceClaimOfTemplate(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	d.publish("node-2", gen.Devices("gpu", 2)...)
+	b.resourceClaimTemplate("gpus", gen.RequestsDevices(d.name, 2))
+	seen := b.watchResourceClaims()
+
+	b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaimTemplate("gpus"))
+	pod := b.untilBound()
+	assert.Equal(t, "node-2", pod.Spec.NodeName, "where the devices are")
+	b.assertTopology(pod)
+	b.assertNeverFailed()
+	assert.Equal(t, []string{"allowed"}, b.decisions())
+	assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+
+	claims := b.resourceClaims()
+	require.Len(t, claims, 1)
+	b.assertReserved(claims[0].Name, pod)
+	for _, claim := range seen.upTo(b, claims[0]) {
+		assert.Empty(t, marksOn(claim), "there is nothing to mark")
+		assert.NotContains(t, managersOf(claim), "prebind", "there is nothing to write")
+	}
+}
+
+// The device takes some time until it can be used on the node: the pod is bound
+// when its driver says that it is ready.
+func TestBindingConditionsBecomeTrue(t *testing.T) {
+	t.Parallel()
+	slow := gen.BoundBy(gen.Device("nic-0"), "attached", "broken")
+
+	// It knows nothing of ResourceClaims: somebody else has allocated this one.
+	t.Run("by hand", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		d := b.newDeviceDriver(b.ns + ".example.com")
+		d.publish("node-3", slow)
+		b.resourceClaim("nic", gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, slow))
+		pod := b.podWith(byHand, gen.UsesResourceClaim("nic"))
+		bound := b.beginBind("node-3")
+		claim := b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod))
+		assert.Contains(t, marksOn(claim), string(pod.UID), "it may have to be undone")
+		b.untilEvent("WaitingForPreBind", "ResourceClaim "+b.ns+"/nic", "condition attached", d.name+"/node-3/nic-0")
+		d.readyAfter(attaching, "nic", "attached")
+		require.NoError(t, b.end(bound), "client-go's own repeats should suffice")
+
+		pod = b.untilBound()
+		assert.Equal(t, "node-3", pod.Spec.NodeName)
+		d.assertReadyBefore(pod, "nic", "attached")
+		b.assertReserved("nic", pod)
+		b.untilUnmarked("nic")
+		b.assertWaited()
+		assert.NotEmpty(t, pod.Annotations[attemptKey])
+	})
+
+	// kube-scheduler waits itself.
+	t.Run("kube-scheduler", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		d := b.newDeviceDriver(b.ns + ".example.com")
+		d.publish("node-4", slow)
+		b.resourceClaim("nic", gen.RequestsDevices(d.name, 1))
+		seen := b.watchResourceClaims()
+		b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("nic"))
+		b.untilResourceClaim("nic", "allocated", allocated)
+		d.readyAfter(attaching, "nic", "attached")
+
+		pod := b.untilBound()
+		d.assertReadyBefore(pod, "nic", "attached")
+		b.assertNeverFailed()
+		assert.Equal(t, []string{"allowed"}, b.decisions())
+		for _, claim := range seen.upTo(b, b.assertReserved("nic", pod)) {
+			assert.NotContains(t, managersOf(claim), "prebind", "there is nothing to write")
+		}
+	})
+
+	// Both of them, for one claim.
+	t.Run("kube-scheduler and by hand", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		d := b.newDeviceDriver(b.ns + ".example.com")
+		d.publish("node-5", slow)
+		b.resourceClaim("nic", gen.RequestsDevices(d.name, 1))
+		scheduled, err := b.createPod("scheduled", cluster.DefaultScheduler, gen.UsesResourceClaim("nic"))
+		require.NoError(t, err)
+		b.untilResourceClaim("nic", "allocated", allocated)
+		pod := b.podWith(byHand, gen.UsesResourceClaim("nic"))
+		bound := b.beginBind("node-5")
+		b.untilResourceClaim("nic", "reserved for both", reservedOnceFor(scheduled, pod))
+		d.readyAfter(attaching, "nic", "attached")
+		require.NoError(t, b.end(bound))
+		for _, pod := range b.untilPodsBound(2) {
+			assert.Equal(t, "node-5", pod.Spec.NodeName)
+			d.assertReadyBefore(pod, "nic", "attached")
+		}
+		b.untilUnmarked("nic")
+		b.assertReserved("nic", scheduled, pod)
+		b.assertNeverFailed()
+	})
+}
+
+// The driver says that the device cannot be made ready.
+func TestBindingConditionsFail(t *testing.T) {
+	t.Parallel()
+	doomed := gen.BoundBy(gen.Device("nic-0"), "attached", "broken")
+
+	t.Run("by hand", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		d := b.newDeviceDriver(b.ns + ".example.com")
+		d.publish("node-3", doomed)
+		b.resourceClaim("nic", gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, doomed))
+		pod := b.podWith(byHand, gen.UsesResourceClaim("nic"))
+		bound := b.beginBind("node-3")
+		b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod))
+		d.report("nic", "broken", "CableLoose", "no link at port 7")
+		err := b.end(bound)
+		require.True(t, apierrors.IsForbidden(err), "%v", err)
+		for _, words := range []string{"resource-claims", b.ns + "/nic", d.name + "/node-3/nic-0", "broken", "CableLoose", "no link at port 7"} {
+			assert.ErrorContains(t, err, words)
+		}
+		b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
+		claim := b.untilResourceClaim("nic", "released", released)
+		assert.NotNil(t, claim.Status.Allocation, "the allocation is not Prebind's")
+		b.untilEvent("PreBindRolledBack", "node-3", b.ns+"/nic")
+		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+
+		// It says so at once to the next one.
+		err = b.bindByHand(b.binding("node-3"))
+		require.True(t, apierrors.IsForbidden(err), "%v", err)
+		assert.ErrorContains(t, err, "CableLoose")
+		b.untilResourceClaim("nic", "released", released)
+	})
+
+	// It takes another device, as upstream: the driver has to withdraw the broken one.
+	t.Run("kube-scheduler", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		d := b.newDeviceDriver(b.ns + ".example.com")
+		d.publish("node-3", doomed)
+		b.resourceClaim("nic", gen.RequestsDevices(d.name, 1))
+		b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("nic"))
+		b.untilResourceClaim("nic", "allocated", allocated)
+		d.publish("node-4", gen.BoundBy(gen.Device("nic-1"), "attached", "broken"))
+		d.withdraw("node-3")
+		d.report("nic", "broken", "CableLoose", "no link at port 7")
+		b.untilResourceClaim("nic", "allocated anew", func(claim *resourcev1.ResourceClaim) bool {
+			return allocated(claim) && claim.Status.Allocation.Devices.Results[0].Device == "nic-1"
+		})
+		d.report("nic", "attached", "Attached", "")
+		pod := b.untilBound()
+		assert.Equal(t, "node-4", pod.Spec.NodeName)
+		b.assertReserved("nic", pod)
+		assert.Equal(t, []string{"allowed"}, b.decisions(), "it is bound once, to the node that works")
+		b.assertUnmarked("nic")
+	})
+}
+
+// A claim that goes away is waited for no longer.
+func TestResourceClaimDeletedWhileWaiting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	slow := gen.BoundBy(gen.Device("nic-0"), "attached", "broken")
+	b.resourceClaim("nic", gen.RequestsDevices("none.example.com", 1), gen.AllocatedFor("node-3", "none.example.com", slow))
+	pod := b.podWith(byHand, gen.UsesResourceClaim("nic"))
+	bound := b.beginBind("node-3")
+	b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod))
+	require.NoError(t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(t.Context(), "nic", metav1.DeleteOptions{}))
+	err := b.end(bound)
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/nic")
+}
+
+// A scheduler that knows nothing of ResourceClaims binds a pod to a claim that
+// another one has allocated: Prebind reserves it.
+func TestAllocatedResourceClaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	d.publish("node-2", gen.Device("gpu-0"))
+	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
+	first, err := b.createPod("first", cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
+	require.NoError(t, err)
+	b.untilPodsBound(1)
+	before := b.assertReserved("gpu", first)
+
+	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
+	err = b.bindByHand(b.binding("node-3"))
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	for _, words := range []string{"resource-claims", b.ns + "/gpu", "node-3", "a node that its allocation admits"} {
+		assert.ErrorContains(t, err, words)
+	}
+	require.NoError(t, b.bindByHand(b.binding("node-2")))
+	bound := b.untilBound()
+	b.assertTopology(bound)
+	assert.NotEmpty(t, bound.Annotations[attemptKey])
+	after := b.assertReserved("gpu", first, pod)
+	assert.Equal(t, before.Status.Allocation, after.Status.Allocation)
+	assert.Contains(t, managersOf(after), "prebind", "nobody else has reserved it")
+	b.untilUnmarked("gpu")
+	b.assertReserved("gpu", first, pod)
+}
+
+// What a scheduler that knows nothing of ResourceClaims gets to hear.
+func TestResourceClaimRefusals(t *testing.T) {
+	t.Parallel()
+	requests, device := gen.RequestsDevices("some.example.com", 1), gen.Device("gpu-0")
+	tests := map[string]struct {
+		reason string
+		// claim is nil for none.
+		claim []gen.ResourceClaimOption
+		after func(b *bench)
+		says  []string
+	}{
+		"missing": {
+			reason: "the pod could never start",
+			says:   []string{"the claim does not exist", "create it"},
+		},
+		"unallocated": {
+			reason: "nobody has chosen devices",
+			claim:  []gen.ResourceClaimOption{requests},
+			says:   []string{"the claim has no devices", "use a scheduler that knows ResourceClaims", "--resource-claims-allocate"},
+		},
+		"allocated for another node": {
+			reason: "the devices are not there",
+			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-2", "some.example.com", device)},
+			says:   []string{"cannot be used on the node node-1", "its allocation admits"},
+		},
+		"being deleted": {
+			reason: "its devices are about to be given up",
+			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-1", "some.example.com", device), keptByTest()},
+			after: func(b *bench) {
+				require.NoError(b.t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(b.t.Context(), "gpu", metav1.DeleteOptions{}))
+			},
+			says: []string{"the claim is being deleted"},
+		},
+		"no more reservations": {
+			reason: "the API allows 256",
+			claim:  append(full(), requests, gen.AllocatedFor("node-1", "some.example.com", device)),
+			says:   []string{"reserved for 256 pods already", "use another claim"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			if tc.claim != nil {
+				b.resourceClaim("gpu", tc.claim...)
+			}
+			if tc.after != nil {
+				tc.after(b)
+			}
+			b.podWith(byHand, gen.UsesResourceClaim("gpu"))
+			err := b.bindByHand(b.binding("node-1"))
+			require.True(t, apierrors.IsForbidden(err), "%s: %v", tc.reason, err)
+			for _, words := range append(tc.says, "resource-claims", "ResourceClaim "+b.ns+"/gpu") {
+				assert.ErrorContains(t, err, words)
+			}
+			assert.Equal(t, []string{"refused"}, b.decisions())
+			b.untilEvent("BindRefused", tc.says[0])
+			for _, claim := range b.resourceClaims() {
+				assert.NotContains(t, managersOf(claim), "prebind", "nothing should be written")
+			}
+		})
+	}
+}
+
+// The claim that a template stands for is made by kube-controller-manager after the
+// pod: a scheduler that is faster waits.
+func TestResourceClaimNotMadeYet(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	// There is no template yet, so that no claim is made of it.
+	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
+	bound := b.beginBind("node-1")
+	b.untilEvent("WaitingForPreBind", "the claim of its template", `"gpus"`)
+	b.resourceClaimTemplate("gpus", gen.RequestsDevices("none.example.com", 1))
+	err := b.end(bound)
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	claims := b.resourceClaims()
+	require.Len(t, claims, 1)
+	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+claims[0].Name)
+	assert.ErrorContains(t, err, "the claim has no devices")
+	b.assertWaited()
+}
+
+// Dry runs say what would be done to the claim, and do nothing.
+func TestResourceClaimDryRun(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	before := b.resourceClaim("gpu", gen.RequestsDevices("some.example.com", 1), gen.AllocatedFor("node-1", "some.example.com", gen.Device("gpu-0")))
+	b.podWith(byHand, gen.UsesResourceClaim("gpu"))
+	client, warned := b.listeningClient()
+	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
+	require.Len(t, warned.all(), 1)
+	assert.Contains(t, warned.all()[0], "resource-claims would reserve ResourceClaim "+b.ns+"/gpu for the pod")
+	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
+}
+
+// assertWaited checks that the binder was told to wait, and allowed or refused in
+// the end only.
+func (b *bench) assertWaited() {
+	b.t.Helper()
+	said := b.decisions()
+	require.NotEmpty(b.t, said)
+	for _, s := range said[:len(said)-1] {
+		assert.Equal(b.t, "waiting", s)
+	}
+	assert.NotEqual(b.t, "waiting", said[len(said)-1])
+}
+
+// keptByTest is an object that stays when it is deleted.
+func keptByTest() gen.Meta {
+	return func(m *metav1.ObjectMeta) { m.Finalizers = append(m.Finalizers, "e2e.prebind.dev/kept") }
+}
+
+// full are as many reservations as the API allows, by consumers that
+// kube-controller-manager does not look for.
+func full() []gen.ResourceClaimOption {
+	var options []gen.ResourceClaimOption
+	for i := range resourcev1.ResourceClaimReservedForMaxSize {
+		name := fmt.Sprintf("consumer-%d", i)
+		options = append(options, gen.ReservedForOther("example.com", "consumers", name, types.UID(name)))
+	}
+	return options
+}

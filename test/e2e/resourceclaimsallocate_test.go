@@ -1,0 +1,329 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// raceClass is one that Prebind alone allocates: every pod takes one device.
+const raceClass = "owned-race.example.com"
+
+// A hundred pods want one device each, of forty: some of each node, and some that
+// every node can use. Two replicas give them away; no device twice, and whoever
+// gets none hears why.
+func testAllocationRace(t *testing.T, w *world) {
+	t.Parallel()
+	const pods, nodes, ofNode, ofAll = 100, 4, 8, 8
+	const devices = nodes*ofNode + ofAll
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver(raceClass)
+	for i := range nodes {
+		d.publish(raceNode(i), gen.Devices("gpu", ofNode)...)
+	}
+	d.publish("", gen.Devices("net", ofAll)...)
+	b.resourceClaimTemplate("device", gen.RequestsDevices(raceClass, 1))
+	seen := b.watchResourceClaims()
+
+	racers := map[string]*corev1.Binding{}
+	for i := range pods {
+		pod, err := b.createPod(fmt.Sprintf("pod-%d", i), byHand, gen.UsesResourceClaimTemplate("device"))
+		require.NoError(t, err)
+		racers[pod.Name] = gen.Binding(pod, raceNode(i))
+	}
+	refused := b.bindAll(racers)
+	assert.Len(t, refused, pods-devices)
+	for name, err := range refused {
+		assert.ErrorContains(t, err, "nothing that is free on the node "+racers[name].Target.Name+" fits its requests")
+		assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+name+"-device-")
+	}
+	b.assertDevicesGiven(devices)
+	b.untilNoneMarked()
+
+	// Some give their devices back: so many others get one.
+	gone := 0
+	for name, binding := range racers {
+		if refused[name] == nil && binding.Target.Name == raceNode(0) {
+			require.NoError(t, b.client.CoreV1().Pods(b.ns).Delete(t.Context(), name, metav1.DeleteOptions{}))
+			gone++
+		}
+	}
+	require.GreaterOrEqual(t, gone, ofNode)
+	b.untilDevicesGiven(devices - gone)
+	maps.DeleteFunc(racers, func(name string, binding *corev1.Binding) bool { return refused[name] == nil || binding.Target.Name != raceNode(0) })
+	require.Greater(t, gone+len(racers), devices/nodes)
+	again := b.bindAll(racers)
+	assert.Len(t, again, max(0, len(racers)-gone), "the devices that were given back should be given again")
+	b.assertDevicesGiven(devices - gone + len(racers) - len(again))
+	b.untilNoneMarked()
+	assertNoDeviceTwice(t, seen.all())
+}
+
+func raceNode(i int) string { return fmt.Sprintf("node-%d", i%4+1) }
+
+// bindAll posts all of the Bindings at once, each until it is bound or refused, and
+// returns the refusals.
+func (b *bench) bindAll(bindings map[string]*corev1.Binding) map[string]error {
+	b.t.Helper()
+	type result struct {
+		name string
+		err  error
+	}
+	results := make(chan result)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	for name, binding := range bindings {
+		go func() {
+			for {
+				err := b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
+				if apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) {
+					continue // After ten repeats client-go gives up, and the scheduler comes again.
+				}
+				results <- result{name: name, err: err}
+				return
+			}
+		}()
+	}
+	refused := map[string]error{}
+	for range bindings {
+		if r := <-results; r.err != nil {
+			assert.True(b.t, apierrors.IsForbidden(r.err), "%s: %v", r.name, r.err)
+			refused[r.name] = r.err
+		}
+	}
+	return refused
+}
+
+// given are the claims with devices: each for one pod that is bound to a node which
+// can use them, and as upstream leaves them, so that kube-controller-manager takes
+// them back.
+func (b *bench) given(t require.TestingT) []*resourcev1.ResourceClaim {
+	pods, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	byUID := map[string]*corev1.Pod{}
+	for i := range pods.Items {
+		byUID[string(pods.Items[i].UID)] = &pods.Items[i]
+	}
+	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	var given []*resourcev1.ResourceClaim
+	for i := range list.Items {
+		claim := &list.Items[i]
+		if !allocated(claim) {
+			assert.Empty(t, claim.Status.ReservedFor, "the claim %s has no devices", claim.Name)
+			continue
+		}
+		given = append(given, claim)
+		assert.Contains(t, claim.Finalizers, resourcev1.Finalizer, "the claim %s", claim.Name)
+		assert.NotNil(t, claim.Status.Allocation.AllocationTimestamp, "the claim %s", claim.Name)
+		uids := reservationsOf(claim)
+		if !assert.Len(t, uids, 1, "the claim %s", claim.Name) {
+			continue
+		}
+		pod := byUID[uids[0]]
+		if assert.NotNil(t, pod, "the claim %s is reserved for a pod that is gone", claim.Name) && assert.NotEmpty(t, pod.Spec.NodeName, "the pod %s has a device", pod.Name) {
+			b.assertUsable(t, claim, pod.Spec.NodeName)
+		}
+	}
+	return given
+}
+
+// assertUsable checks that the claim's devices can be used on the node, by their
+// pools and by what the allocation says.
+func (b *bench) assertUsable(t require.TestingT, claim *resourcev1.ResourceClaim, node string) {
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		assert.Contains(t, []string{node, gen.SharedPool}, r.Pool, "the claim %s", claim.Name)
+		if r.Pool == gen.SharedPool {
+			continue
+		}
+		if !assert.NotNil(t, claim.Status.Allocation.NodeSelector, "the claim %s is for one node", claim.Name) {
+			continue
+		}
+		selector, err := nodeaffinity.NewNodeSelector(claim.Status.Allocation.NodeSelector)
+		require.NoError(t, err)
+		object, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
+		require.NoError(t, err)
+		assert.True(t, selector.Match(object), "the claim %s", claim.Name)
+	}
+}
+
+// assertDevicesGiven checks that n claims have a device each, each its own.
+func (b *bench) assertDevicesGiven(n int) {
+	b.t.Helper()
+	b.assertGiven(b.t, n)
+}
+
+// untilDevicesGiven waits until kube-controller-manager has taken back all but n.
+func (b *bench) untilDevicesGiven(n int) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) { b.assertGiven(c, n) }, patience, 200*time.Millisecond)
+}
+
+func (b *bench) assertGiven(t require.TestingT, n int) {
+	given := b.given(t)
+	assert.Len(t, given, n)
+	holders := map[string]string{}
+	for _, claim := range given {
+		for _, device := range claimedBy(claim) {
+			assert.Empty(t, holders[device], "%s is given to %s as well", device, claim.Name)
+			holders[device] = claim.Name
+		}
+	}
+	assert.Len(t, holders, n)
+}
+
+// claimedBy are the devices that the claim has.
+func claimedBy(claim *resourcev1.ResourceClaim) []string {
+	var names []string
+	if allocated(claim) {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			names = append(names, r.Driver+"/"+r.Pool+"/"+r.Device)
+		}
+	}
+	return names
+}
+
+// assertNoDeviceTwice checks that no two claims ever had a device at a time.
+func assertNoDeviceTwice(t *testing.T, versions []*resourcev1.ResourceClaim) {
+	t.Helper()
+	holders := map[string]string{}
+	for _, claim := range versions {
+		now := claimedBy(claim)
+		maps.DeleteFunc(holders, func(device, holder string) bool { return holder == claim.Name && !slices.Contains(now, device) })
+		for _, device := range now {
+			if holder := holders[device]; holder != "" {
+				assert.Equal(t, claim.Name, holder, "version %s: %s has two holders", claim.ResourceVersion, device)
+			}
+			holders[device] = claim.Name
+		}
+	}
+	assert.NotEmpty(t, holders, "the watch should have seen devices")
+}
+
+// untilNoneMarked waits until Prebind is done with all claims of the test.
+func (b *bench) untilNoneMarked() {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
+		require.NoError(c, err)
+		for i := range list.Items {
+			assert.Empty(c, marksOn(&list.Items[i]), "the claim %s", list.Items[i].Name)
+		}
+	}, patience, 200*time.Millisecond, "no marks should be left")
+}
+
+// recorded are the devices that Prebind's own records say are given, as claims name
+// them.
+func (b *bench) recorded(driver string) []string {
+	b.t.Helper()
+	list, err := b.client.CoreV1().ConfigMaps("prebind-system").List(b.t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=prebind-pool-record"})
+	require.NoError(b.t, err)
+	var names []string
+	for _, object := range list.Items {
+		if object.Data["driver"] != driver {
+			continue
+		}
+		for key := range object.Data {
+			if device, ok := strings.CutPrefix(key, "device."); ok {
+				names = append(names, driver+"/"+object.Data["pool"]+"/"+device)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// A claim that is not made yet is waited for, and then allocated.
+func testAllocatesWhenMade(t *testing.T, w *world) {
+	t.Parallel()
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver("owned-template.example.com")
+	d.publish("node-1", gen.Device("gpu-0"))
+	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
+	bound := b.beginBind("node-1")
+	b.untilEvent("WaitingForPreBind", "the claim of its template", `"gpus"`)
+	b.resourceClaimTemplate("gpus", gen.RequestsDevices(d.name, 1))
+	require.NoError(t, b.end(bound))
+	pod := b.untilBound()
+	b.assertTopology(pod)
+	assert.NotEmpty(t, pod.Annotations[attemptKey])
+	b.assertDevicesGiven(1)
+	b.untilNoneMarked()
+	b.assertDevicesGiven(1)
+}
+
+// What Prebind allocates is waited for as what a scheduler allocates.
+func testAllocatedConditions(t *testing.T, w *world) {
+	t.Parallel()
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver("owned-slow.example.com")
+	d.publish("node-2", gen.BoundBy(gen.Device("nic-0"), "attached", "broken"))
+	b.resourceClaim("nic", gen.RequestsDevices(d.name, 1))
+	b.podWith(byHand, gen.UsesResourceClaim("nic"))
+	bound := b.beginBind("node-2")
+	b.untilResourceClaim("nic", "allocated", allocated)
+	b.untilEvent("WaitingForPreBind", "condition attached", d.name+"/node-2/nic-0")
+	d.report("nic", "attached", "Attached", "")
+	require.NoError(t, b.end(bound))
+	d.assertReadyBefore(b.untilBound(), "nic", "attached")
+	b.assertDevicesGiven(1)
+	b.untilNoneMarked()
+}
+
+// What cannot be allocated.
+func testAllocationRefused(t *testing.T, w *world) {
+	t.Parallel()
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver("owned-refused.example.com")
+	d.publish("node-1", gen.Devices("gpu", 2)...)
+	tests := map[string]struct {
+		claim []gen.ResourceClaimOption
+		says  []string
+	}{
+		"class of others": {
+			claim: []gen.ResourceClaimOption{gen.RequestsDevices("others.example.com", 1)},
+			says:  []string{"Prebind may not allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
+		},
+		"partly of others": {
+			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 1), gen.RequestsDevices("others.example.com", 1)},
+			says:  []string{"Prebind may not allocate it", `"others.example.com"`},
+		},
+		"more than there are": {
+			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 3)},
+			says:  []string{"nothing that is free on the node node-1 fits its requests"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			b.resourceClaim("gpu", tc.claim...)
+			b.podWith(byHand, gen.UsesResourceClaim("gpu"))
+			err := b.bindByHand(b.binding("node-1"))
+			require.True(t, apierrors.IsForbidden(err), "%v", err)
+			for _, words := range append(tc.says, "ResourceClaim "+b.ns+"/gpu") {
+				assert.ErrorContains(t, err, words)
+			}
+			claim := b.untilResourceClaim("gpu", "left alone", released)
+			assert.False(t, allocated(claim))
+		})
+	}
+}

@@ -1,0 +1,357 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// deviceDriver does what a DRA driver does: it publishes devices, and tells in the
+// claims whether they are ready. Its DeviceClass has its name.
+type deviceDriver struct {
+	*bench
+	name string
+}
+
+func (b *bench) newDeviceDriver(name string) *deviceDriver {
+	b.t.Helper()
+	_, err := b.client.ResourceV1().DeviceClasses().Create(b.t.Context(), gen.DeviceClass(name), metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	return &deviceDriver{bench: b, name: name}
+}
+
+// publish makes the node's pool; with an empty node, one for all nodes.
+func (d *deviceDriver) publish(node string, devices ...resourcev1.Device) {
+	d.t.Helper()
+	_, err := d.client.ResourceV1().ResourceSlices().Create(d.t.Context(), gen.ResourceSlice(d.name, node, devices...), metav1.CreateOptions{})
+	require.NoError(d.t, err)
+}
+
+// withdraw takes the node's pool away.
+func (d *deviceDriver) withdraw(node string) {
+	d.t.Helper()
+	require.NoError(d.t, d.client.ResourceV1().ResourceSlices().Delete(d.t.Context(), gen.ResourceSlice(d.name, node).Name, metav1.DeleteOptions{}))
+}
+
+// report sets a condition to true for each of the claim's devices.
+func (d *deviceDriver) report(claim, condition, reason, message string) {
+	d.t.Helper()
+	require.NoError(d.t, d.tryReport(claim, condition, reason, message))
+}
+
+func (d *deviceDriver) tryReport(claim, condition, reason, message string) error {
+	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), context.WithoutCancel(d.t.Context())
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		stored, err := claims.Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		stored.Status.Devices = nil
+		for _, r := range stored.Status.Allocation.Devices.Results {
+			stored.Status.Devices = append(stored.Status.Devices, resourcev1.AllocatedDeviceStatus{
+				Driver: r.Driver, Pool: r.Pool, Device: r.Device,
+				Conditions: []metav1.Condition{{
+					Type: condition, Status: metav1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
+				}},
+			})
+		}
+		_, err = claims.UpdateStatus(ctx, stored, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// readyAfter reports the condition when the driver has worked for so long. It
+// returns at once.
+func (d *deviceDriver) readyAfter(work time.Duration, claim, condition string) {
+	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(claim, condition, "Attached", "")) })
+	d.t.Cleanup(func() { timer.Stop() })
+}
+
+// assertReadyBefore checks that the pod was not bound before the condition of the
+// claim's devices became true. The API tells whole seconds.
+func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod, claim, condition string) {
+	d.t.Helper()
+	stored := d.getResourceClaim(claim)
+	require.NotEmpty(d.t, stored.Status.Devices)
+	for _, device := range stored.Status.Devices {
+		ready := apimeta.FindStatusCondition(device.Conditions, condition)
+		require.NotNil(d.t, ready)
+		at := scheduledAt(pod)
+		assert.False(d.t, at.Before(&ready.LastTransitionTime), "bound at %s, ready at %s", at, ready.LastTransitionTime)
+	}
+}
+
+// scheduledAt is when the pod got its node.
+func scheduledAt(pod *corev1.Pod) metav1.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime
+		}
+	}
+	return metav1.Time{}
+}
+
+// resourceClaim makes a claim, with a status if the options set one, as some
+// scheduler writes it.
+func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	claims := b.client.ResourceV1().ResourceClaims(b.ns)
+	wanted := gen.ResourceClaim(name, append(options, gen.InNamespace(b.ns))...)
+	claim, err := claims.Create(b.t.Context(), wanted, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	if wanted.Status.Allocation != nil {
+		claim.Status = wanted.Status
+		claim, err = claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{FieldManager: "some-scheduler"})
+		require.NoError(b.t, err)
+	}
+	return claim
+}
+
+func (b *bench) resourceClaimTemplate(name string, options ...gen.ResourceClaimOption) {
+	b.t.Helper()
+	template := gen.ResourceClaimTemplate(name, append(options, gen.InNamespace(b.ns))...)
+	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(b.t.Context(), template, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+}
+
+func (b *bench) getResourceClaim(name string) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	claim, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	return claim
+}
+
+// resourceClaims are those of the test.
+func (b *bench) resourceClaims() []*resourcev1.ResourceClaim {
+	b.t.Helper()
+	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	require.NoError(b.t, err)
+	var claims []*resourcev1.ResourceClaim
+	for i := range list.Items {
+		claims = append(claims, &list.Items[i])
+	}
+	return claims
+}
+
+// untilResourceClaim watches the claim until the condition holds, and returns it.
+func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1.ResourceClaim) bool) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	only := fields.OneTermEqualSelector("metadata.name", name).String()
+	claims := b.client.ResourceV1().ResourceClaims(b.ns)
+	var last *resourcev1.ResourceClaim
+	event, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return claims.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return claims.Watch(ctx, o)
+		},
+	}, &resourcev1.ResourceClaim{}, nil, func(e watch.Event) (bool, error) {
+		claim, ok := e.Object.(*resourcev1.ResourceClaim)
+		last = claim
+		return ok && e.Type != watch.Deleted && condition(claim), nil
+	})
+	require.NoError(b.t, err, "waiting for the claim %s to be %s: its marks are %v, its status %v; events: %v", name, what, marksOn(last), statusOf(last), b.allEvents())
+	claim, ok := event.Object.(*resourcev1.ResourceClaim)
+	require.True(b.t, ok)
+	return claim
+}
+
+func statusOf(claim *resourcev1.ResourceClaim) string {
+	if claim == nil {
+		return "none"
+	}
+	return claim.Status.String()
+}
+
+// What a claim can be.
+
+func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil }
+
+func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
+
+// released is a claim that nobody uses.
+func released(claim *resourcev1.ResourceClaim) bool {
+	return len(claim.Status.ReservedFor) == 0 && unmarked(claim)
+}
+
+// reservedOnceFor is a claim that is reserved once for each of the pods, and for
+// nobody else.
+func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
+	var want []string
+	for _, pod := range pods {
+		want = append(want, string(pod.UID))
+	}
+	slices.Sort(want)
+	return func(claim *resourcev1.ResourceClaim) bool { return slices.Equal(want, reservationsOf(claim)) }
+}
+
+// reservationsOf are the UIDs of those that the claim is reserved for, in order.
+func reservationsOf(claim *resourcev1.ResourceClaim) []string {
+	var uids []string
+	for _, r := range claim.Status.ReservedFor {
+		uids = append(uids, string(r.UID))
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// markPrefix begins the annotations by which Prebind marks claims.
+const markPrefix = "resource-claims.prebind.dev/"
+
+// marksOn are the attempts that have marked the claim, by the UID of the pod.
+func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
+	marks := map[string][]string{}
+	if claim == nil {
+		return marks
+	}
+	for key := range claim.Annotations {
+		if rest, ok := strings.CutPrefix(key, markPrefix); ok {
+			uid, attempt, _ := strings.Cut(rest, ".")
+			marks[uid] = append(marks[uid], attempt)
+		}
+	}
+	return marks
+}
+
+// managersOf are those who have written what the claim holds.
+func managersOf(claim *resourcev1.ResourceClaim) []string {
+	var names []string
+	for _, m := range claim.ManagedFields {
+		names = append(names, m.Manager)
+	}
+	return names
+}
+
+// assertReserved checks that the claim is allocated, and reserved once for each of
+// the pods and for nobody else.
+func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	stored := b.getResourceClaim(claim)
+	assert.True(b.t, allocated(stored), "the claim %s should be allocated", claim)
+	assert.True(b.t, reservedOnceFor(pods...)(stored), "the claim %s should be reserved once for each of %d pods: %v", claim, len(pods), stored.Status.ReservedFor)
+	return stored
+}
+
+// untilUnmarked waits until nothing tells any more that Prebind was at work.
+func (b *bench) untilUnmarked(claim string) {
+	b.t.Helper()
+	b.untilResourceClaim(claim, "unmarked", unmarked)
+}
+
+func (b *bench) assertUnmarked(claim string) {
+	b.t.Helper()
+	assert.Empty(b.t, marksOn(b.getResourceClaim(claim)))
+}
+
+// untilPodsBound waits until so many of the test's pods are bound, and returns
+// them.
+func (b *bench) untilPodsBound(n int) []*corev1.Pod {
+	b.t.Helper()
+	var bound []*corev1.Pod
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		bound = b.boundPods()
+		assert.GreaterOrEqual(c, len(bound), n)
+	}, patience, 200*time.Millisecond, "%d pods should be bound; events: %q", n, b.allEvents())
+	require.Len(b.t, bound, n)
+	return bound
+}
+
+func (b *bench) boundPods() []*corev1.Pod {
+	b.t.Helper()
+	list, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	require.NoError(b.t, err)
+	var bound []*corev1.Pod
+	for i := range list.Items {
+		if list.Items[i].Spec.NodeName != "" {
+			bound = append(bound, &list.Items[i])
+		}
+	}
+	return bound
+}
+
+// claimHistory is every version of the test's claims, in order, from when it was
+// begun.
+type claimHistory struct {
+	mu       sync.Mutex
+	versions []*resourcev1.ResourceClaim
+}
+
+// watchResourceClaims begins to note every version of the claims.
+func (b *bench) watchResourceClaims() *claimHistory {
+	b.t.Helper()
+	h := &claimHistory{}
+	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	require.NoError(b.t, err)
+	for i := range list.Items {
+		h.add(&list.Items[i])
+	}
+	watcher, err := b.client.ResourceV1().ResourceClaims(b.ns).Watch(b.t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	require.NoError(b.t, err)
+	b.t.Cleanup(watcher.Stop)
+	go func() {
+		for event := range watcher.ResultChan() {
+			if claim, ok := event.Object.(*resourcev1.ResourceClaim); ok {
+				if event.Type == watch.Deleted {
+					claim = claim.DeepCopy()
+					claim.Status = resourcev1.ResourceClaimStatus{}
+				}
+				h.add(claim)
+			}
+		}
+	}()
+	return h
+}
+
+func (h *claimHistory) add(claim *resourcev1.ResourceClaim) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.versions = append(h.versions, claim)
+}
+
+func (h *claimHistory) all() []*resourcev1.ResourceClaim {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.versions)
+}
+
+// upTo returns all versions when this one is among them.
+func (h *claimHistory) upTo(b *bench, claim *resourcev1.ResourceClaim) []*resourcev1.ResourceClaim {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		assert.True(c, slices.ContainsFunc(h.all(), func(v *resourcev1.ResourceClaim) bool {
+			return v.UID == claim.UID && v.ResourceVersion == claim.ResourceVersion
+		}))
+	}, patience, 20*time.Millisecond, "the watch should have come to the version %s of %s", claim.ResourceVersion, claim.Name)
+	return h.all()
+}
+
+// marked says whether any version had a mark for the pod.
+func (h *claimHistory) marked(pod types.UID) bool {
+	return slices.ContainsFunc(h.all(), func(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)[string(pod)]) > 0 })
+}
