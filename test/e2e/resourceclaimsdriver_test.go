@@ -239,13 +239,9 @@ func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
 	return marks
 }
 
-// managersOf are those who have written what the claim holds.
-func managersOf(claim *resourcev1.ResourceClaim) []string {
-	var names []string
-	for _, m := range claim.ManagedFields {
-		names = append(names, m.Manager)
-	}
-	return names
+// writtenByPrebind says whether Prebind has written anything that the claim holds.
+func writtenByPrebind(claim *resourcev1.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return strings.HasPrefix(m.Manager, "prebind") })
 }
 
 // assertReserved checks that the claim is allocated, and reserved once for each of

@@ -1,0 +1,318 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// ownedClasses are those that Prebind allocates: each test has one of its own.
+const ownedClasses = raceClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
+
+// What Prebind allocates, and what is about the end of a bind, has an installation
+// of its own.
+func TestResourceClaimsAllocate(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 0, "--resource-claims-allocate="+ownedClasses)
+	w.addComponent(t, "plugins/resource-claims-allocate")
+	for range 2 {
+		_, err := w.start(t.Context())
+		require.NoError(t, err)
+	}
+	hook := &laterHook{refuses: map[string]int{}}
+	newHook(t, w, on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create}, "pods/binding"), hook.judge, func() error {
+		return w.client.CoreV1().Pods(metav1.NamespaceDefault).Bind(t.Context(),
+			gen.Binding(gen.Pod(canary), "node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	})
+	t.Run("undisturbed", func(t *testing.T) {
+		t.Run("race", func(t *testing.T) { testAllocationRace(t, w) })
+		t.Run("when the claim is made", func(t *testing.T) { testAllocatesWhenMade(t, w) })
+		t.Run("binding conditions", func(t *testing.T) { testAllocatedConditions(t, w) })
+		t.Run("refused", func(t *testing.T) { testAllocationRefused(t, w) })
+		t.Run("reservations are rolled back", func(t *testing.T) { testReservationRolledBack(t, w, hook) })
+		t.Run("allocations are rolled back", func(t *testing.T) { testAllocationRolledBack(t, w, hook) })
+		t.Run("kube-scheduler's reservation is its own", func(t *testing.T) { testSchedulersReservation(t, w, hook) })
+	})
+	t.Run("killed after it is allowed", func(t *testing.T) { testKilledAfterReservation(t, w, hook) })
+	t.Run("killed while it waits", func(t *testing.T) { testKilledWhileWaiting(t, w) })
+	t.Run("switched off", func(t *testing.T) { testResourceClaimsOff(t, w) })
+}
+
+// addComponent applies a component of config/webhook that is left out as shipped.
+func (w *world) addComponent(t *testing.T, component string) {
+	t.Helper()
+	dir := filepath.Join("..", "..", "config", "webhook", filepath.FromSlash(component))
+	out, err := w.cluster.Kubectl(t.Context(), "apply", "-f", filepath.Join(dir, "role.yaml"), "-f", filepath.Join(dir, "rolebinding.yaml")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// laterHook refuses so many Bindings of a namespace, after Prebind was asked.
+type laterHook struct {
+	mu      sync.Mutex
+	refuses map[string]int
+}
+
+func (h *laterHook) judge(_ context.Context, r *admissionv1.AdmissionRequest) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refuses[r.Namespace] == 0 {
+		return nil
+	}
+	h.refuses[r.Namespace]--
+	return errors.New("not yet, says the hook")
+}
+
+func (h *laterHook) refuse(b *bench, times int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refuses[b.ns] = times
+}
+
+// refusedLater posts the Binding of the pod, which Prebind allows and the hook
+// refuses.
+func (b *bench) refusedLater(h *laterHook, node string) {
+	b.t.Helper()
+	h.refuse(b, 1)
+	err := b.bindByHand(b.binding(node))
+	require.ErrorContains(b.t, err, "says the hook")
+	said := b.decisions()
+	require.Equal(b.t, "allowed", said[len(said)-1])
+}
+
+// The bind is refused after Prebind has reserved one of the pod's two claims: that
+// reservation goes, and what others wrote stays.
+func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
+	t.Parallel()
+	b := newBench(t, w, nil)
+	pod := b.podWith(byHand, gen.UsesResourceClaim("reserved"), gen.UsesResourceClaim("free"))
+	requests := gen.RequestsDevices("some.example.com", 1)
+	b.resourceClaim("reserved", requests, gen.AllocatedFor("node-1", "some.example.com", gen.Device("gpu-0")), gen.ReservedForPod(pod.Name, pod.UID))
+	free := b.resourceClaim("free", requests, gen.AllocatedFor("node-1", "some.example.com", gen.Device("gpu-1")))
+	seen := b.watchResourceClaims()
+
+	b.refusedLater(hook, "node-1")
+	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still be on its way")
+	claim := b.untilResourceClaim("free", "released", released)
+	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
+	b.untilEvent("PreBindRolledBack", "the bind to node-1 did not come about", "resource-claims", b.ns+"/free")
+	assert.False(t, says(b.events(), "PreBindRolledBack", b.ns+"/reserved"), "%q", b.events())
+	own := b.assertReserved("reserved", pod)
+	for _, claim := range seen.upTo(b, own) {
+		if claim.Name == "reserved" {
+			assert.Empty(t, marksOn(claim), "it is not Prebind's")
+			assert.False(t, writtenByPrebind(claim), "it is not Prebind's")
+		}
+	}
+
+	require.NoError(t, b.bindByHand(b.binding("node-1")))
+	b.untilBound()
+	b.untilUnmarked("free")
+	b.assertReserved("free", pod)
+	b.assertReserved("reserved", pod)
+}
+
+// What Prebind allocated for a bind that does not come about is free again.
+func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
+	t.Parallel()
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver("owned-undone.example.com")
+	d.publish("node-2", gen.Device("gpu-0"))
+	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
+	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
+	b.refusedLater(hook, "node-2")
+	claim := b.assertReserved("gpu", pod)
+	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(claim))
+	assert.Equal(t, claimedBy(claim), b.recorded(d.name))
+
+	// Meanwhile, nobody else gets it.
+	b.resourceClaim("other", gen.RequestsDevices(d.name, 1))
+	other, err := b.createPod("other", byHand, gen.UsesResourceClaim("other"))
+	require.NoError(t, err)
+	err = b.bindByHand(gen.Binding(other, "node-2"))
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	assert.ErrorContains(t, err, "nothing that is free on the node node-2 fits")
+
+	b.untilResourceClaim("gpu", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
+	b.untilEvent("PreBindRolledBack", "the bind to node-2 did not come about", "resource-claims gave back the devices of", b.ns+"/gpu")
+	errs := b.insist(t.Context(), gen.Binding(other, "node-2"))
+	require.NoError(t, errs[len(errs)-1])
+	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(b.assertReserved("other", other)))
+	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, b.recorded(d.name))
+	err = b.bindByHand(b.binding("node-2"))
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	b.untilNoneMarked()
+}
+
+// kube-scheduler takes its own reservation back when its bind fails, and makes it
+// again; Prebind has no part in it.
+func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
+	t.Parallel()
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	d.publish("node-3", gen.Device("gpu-0"))
+	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
+	seen := b.watchResourceClaims()
+	hook.refuse(b, 1)
+	b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
+	b.untilEvent("FailedScheduling", "says the hook")
+	pod := b.untilBound()
+	for _, claim := range seen.upTo(b, b.assertReserved("gpu", pod)) {
+		assert.Empty(t, marksOn(claim))
+		assert.False(t, writtenByPrebind(claim))
+	}
+	assert.Equal(t, []string{"allowed", "allowed"}, b.decisions())
+	assert.False(t, says(b.events(), "PreBindRolledBack"), "%q", b.events())
+}
+
+// attemptOn is the attempt that has marked the claim for the pod.
+func (b *bench) attemptOn(claim *resourcev1.ResourceClaim, pod *corev1.Pod) string {
+	b.t.Helper()
+	attempts := marksOn(claim)[string(pod.UID)]
+	require.NotEmpty(b.t, attempts, "the claim %s should be marked", claim.Name)
+	return attempts[0]
+}
+
+// killReplicaOf kills the replica that works on the attempt, and has it started
+// again when the test is over.
+func (b *bench) killReplicaOf(attempt string) {
+	b.t.Helper()
+	held, err := json.Marshal(map[string]string{"attempt": attempt})
+	require.NoError(b.t, err)
+	killed := b.replicaOf(string(held))
+	require.NoError(b.t, killed.Kill())
+	b.t.Cleanup(func() { assert.NoError(b.t, killed.Restart(context.WithoutCancel(b.t.Context()))) })
+}
+
+// The replica is killed between the reservation and the bind, which does not come
+// about: the other one takes back the reservation, and what was allocated.
+func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver("owned-killed.example.com")
+	d.publish("node-4", gen.Device("gpu-0"))
+	b.resourceClaim("owned", gen.RequestsDevices(d.name, 1))
+	others := b.resourceClaim("others", gen.RequestsDevices("some.example.com", 1), gen.AllocatedFor("node-4", "some.example.com", gen.Device("gpu-7")))
+	pod := b.podWith(byHand, gen.UsesResourceClaim("owned"), gen.UsesResourceClaim("others"))
+	b.refusedLater(hook, "node-4")
+	b.killReplicaOf(b.attemptOn(b.assertReserved("others", pod), pod))
+	b.assertReserved("others", pod)
+	b.assertReserved("owned", pod)
+
+	claim := b.untilResourceClaim("others", "released", released)
+	assert.Equal(t, others.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
+	b.untilResourceClaim("owned", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
+	b.untilEvent("PreBindRolledBack", "node-4", b.ns+"/others")
+	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+
+	require.NoError(t, b.bindByHand(b.binding("node-4")))
+	b.untilBound()
+	b.untilNoneMarked()
+	b.assertReserved("owned", pod)
+	b.assertReserved("others", pod)
+}
+
+// The replica is killed while the bind waits for its device: the other one goes on
+// with it, and is not disturbed by the sweep of what the killed one left behind.
+func testKilledWhileWaiting(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	slow := gen.BoundBy(gen.Device("nic-0"), "attached", "broken")
+	d.publish("node-5", slow)
+	b.resourceClaim("nic", gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-5", d.name, slow))
+	seen := b.watchResourceClaims()
+	pod := b.podWith(byHand, gen.UsesResourceClaim("nic"))
+	ctx, bound := t.Context(), make(chan []error, 1)
+	go func() { bound <- b.insist(ctx, b.binding("node-5")) }()
+	attempt := b.attemptOn(b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod)), pod)
+	b.killReplicaOf(attempt)
+
+	b.untilResourceClaim("nic", "swept", func(claim *resourcev1.ResourceClaim) bool { return !slices.Contains(marksOn(claim)[string(pod.UID)], attempt) })
+	b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod))
+	d.report("nic", "attached", "Attached", "")
+	errs := <-bound
+	require.NoError(t, errs[len(errs)-1])
+	d.assertReadyBefore(b.untilBound(), "nic", "attached")
+	b.untilUnmarked("nic")
+	b.assertReserved("nic", pod)
+
+	lost := slices.IndexFunc(seen.all(), func(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) > 0 && !reservedOnceFor(pod)(claim) && writtenStatus(claim) })
+	assert.Negative(t, lost, "the pod should keep its reservation all the time")
+}
+
+// writtenStatus says whether Prebind has written the claim's status before.
+func writtenStatus(claim *resourcev1.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+		return m.Subresource == "status" && m.Manager != "some-scheduler"
+	})
+}
+
+// Switched off, nothing is checked and nothing written.
+func testResourceClaimsOff(t *testing.T, w *world) {
+	require.NoError(t, w.prebind.Stop())
+	_, err := w.prebind.Start(t.Context(), append(slices.Clone(w.args), "--prebind-plugins=*,-resource-claims")...)
+	require.NoError(t, err)
+	b := newBench(t, w, nil)
+	before := b.resourceClaim("gpu", gen.RequestsDevices(raceClass, 1))
+	b.podWith(byHand, gen.UsesResourceClaim("gpu"), gen.UsesResourceClaim("missing"))
+	require.NoError(t, b.bindByHand(b.binding("node-1")))
+	b.assertTopology(b.untilBound())
+	assert.Equal(t, []string{"allowed"}, b.decisions())
+	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
+}
+
+// A cluster whose API server knows no ResourceClaims: the plugin is left out, with a
+// line that says so, and the rest works.
+func TestResourceClaimsAbsent(t *testing.T) {
+	t.Parallel()
+	// kube-scheduler 1.36 does not get ready without them.
+	c := clustertest.Start(t, cluster.Options{Audit: true, WithoutScheduler: true, ExtraArgs: map[string][]string{
+		cluster.APIServer: {"--runtime-config=resource.k8s.io/v1=false"},
+	}})
+	w, err := newWorld(t.Context(), c, shared.prebind.Binary(), 1)
+	require.NoError(t, err)
+	replica := w.prebind.Replicas()[0]
+	t.Cleanup(func() { assert.NoError(t, replica.Kill()) })
+	_, err = w.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+
+	log, err := os.ReadFile(replica.LogFile())
+	require.NoError(t, err)
+	var lines []string
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "Left a PreBind plugin out") {
+			lines = append(lines, line)
+		}
+	}
+	require.Len(t, lines, 1, "%s", log)
+	assert.Contains(t, lines[0], `plugin="resource-claims"`)
+	assert.Contains(t, lines[0], "resource.k8s.io/v1, Kind=ResourceClaim")
+
+	b := newBench(t, w, nil)
+	b.claim("data", b.dynamic("1s"))
+	b.pod(byHand, "data")
+	require.NoError(t, b.bindByHand(b.binding("node-1")))
+	b.assertTopology(b.untilBound())
+	b.assertClaimBound("data", "node-1")
+	require.NoError(t, replica.Err())
+}
