@@ -66,12 +66,16 @@ func (e *Engine) required(b *corev1.Binding, pod *corev1.Pod) (map[string]bool, 
 	for _, plugin := range e.o.Plugins {
 		on = append(on, plugin.Name())
 	}
+	known := "on: " + strings.Join(on, ", ")
+	if len(on) == 0 {
+		known = "none is on"
+	}
 	required := map[string]bool{}
 	for name := range strings.SplitSeq(p.Value, ",") {
 		name = strings.TrimSpace(name)
 		if name != "" && !slices.Contains(on, name) {
-			err := api.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (on: %s)",
-				p.Annotation, short(name), strings.Join(on, ", ")).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
+			err := api.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (%s)",
+				p.Annotation, short(name), known).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
 			err.Plugin = guardName
 			return nil, err
 		}
