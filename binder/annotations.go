@@ -66,12 +66,16 @@ func (e *Engine) required(b *corev1.Binding, pod *corev1.Pod) (map[string]bool, 
 	for _, plugin := range e.o.Plugins {
 		on = append(on, plugin.Name())
 	}
+	known := "on: " + strings.Join(on, ", ")
+	if len(on) == 0 {
+		known = "none is on"
+	}
 	required := map[string]bool{}
 	for name := range strings.SplitSeq(p.Value, ",") {
 		name = strings.TrimSpace(name)
 		if name != "" && !slices.Contains(on, name) {
-			err := api.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (on: %s)",
-				p.Annotation, short(name), strings.Join(on, ", ")).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
+			err := api.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (%s)",
+				p.Annotation, short(name), known).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
 			err.Plugin = guardName
 			return nil, err
 		}
@@ -104,10 +108,12 @@ func takingPart(plugins []api.PreBinder, domain string, required map[string]bool
 	return taking
 }
 
-// sameParameters says whether two Bindings of one bind tell the binder and its
-// plugins the same. What the plugins themselves added to the one, which comes
-// back when the API server calls again for the same request, does not count.
-func (e *Engine) sameParameters(a, b *corev1.Binding, added map[string]map[string]string) bool {
+// sameParameters says whether a call tells the binder and its plugins the same, by
+// Binding and pod, as the one that a context was made for. What the plugins
+// themselves added to the Binding, which comes back when the API server calls again
+// for the same request, does not count.
+func (e *Engine) sameParameters(c *call, bc *api.BindContext) bool {
+	added := bc.Annotations()
 	relevant := func(key string) bool {
 		prefix, short, _ := strings.Cut(key, "/")
 		name, ok := strings.CutSuffix(prefix, "."+e.o.Domain)
@@ -130,5 +136,6 @@ func (e *Engine) sameParameters(a, b *corev1.Binding, added map[string]map[strin
 		}
 		return true
 	}
-	return within(a.Annotations, b.Annotations) && within(b.Annotations, a.Annotations)
+	same := func(x, y map[string]string) bool { return within(x, y) && within(y, x) }
+	return same(c.Binding.Annotations, bc.Binding.Annotations) && same(c.pod.Annotations, bc.Pod.Annotations)
 }

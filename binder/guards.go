@@ -63,12 +63,16 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels map[str
 	if len(problems) == 0 {
 		return nil
 	}
+	advice := "bound like this, the pod could never be updated again; correct the Binding"
+	if len(annotations) > 0 && apivalidation.ValidateAnnotationsSize(merged) != nil && guardMerged(pod, b, nil, nil) == nil {
+		advice = "the annotations that Prebind adds do not fit any more; shorten those of the pod or the Binding, or let fewer mutators run"
+	}
 	err := &api.Error{
 		Kind:    api.KindInvalid,
 		Plugin:  guardName,
 		Object:  api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
-		Advice:  "bound like this, the pod could never be updated again; correct the Binding",
+		Advice:  advice,
 	}
 	for _, p := range problems {
 		err.Fields = append(err.Fields, api.Field{Path: short(p.Field), Message: short(p.ErrorBody())})

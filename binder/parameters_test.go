@@ -318,6 +318,22 @@ func TestOtherParameters(t *testing.T) {
 			assert.EqualValues(t, 1, w.rollBacks.Load())
 		})
 	})
+	t.Run("By the pod", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			edited := gen.Pod("web", gen.UID("pod-1"), gen.Annotation(key, "2"))
+			w := newWaiter()
+			pods := holding(thePod, theNode)
+			e := newTestEngine(t, func(o *Options) { o.Plugins, o.Cached = []api.PreBinder{w}, pods })
+			first := later(t.Context(), e, theRequest())
+			synctest.Wait()
+			pods.set(edited, theNode)
+			second := later(t.Context(), e, theRequest())
+			assert.Equal(t, api.KindStale, kindOf((<-first).Err))
+			w.release <- nil
+			require.Nil(t, (<-second).Err)
+			assert.EqualValues(t, 2, w.preBinds.Load(), "a user may have edited the pod")
+		})
+	})
 	t.Run("After it failed", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()

@@ -47,7 +47,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 	defer held.release()
 	for {
 		a, r, at := e.attempts.join(c.key)
-		if (at == preparing || at == failed) && !e.sameParameters(c.Binding, r.bc.Binding, r.bc.Annotations()) {
+		if (at == preparing || at == failed) && !e.sameParameters(c, r.bc) {
 			// What is under way, or its error, is not what this call asks for.
 			e.attempts.dismiss(a, r)
 			at = undoing

@@ -38,7 +38,8 @@ type Reader struct {
 }
 
 // New returns a Reader. A claim that the cache lacks, or holds without an
-// allocation, is read live once: the scheduler has allocated it a moment ago.
+// allocation and the pod's reservation, is read live once: the scheduler has allocated
+// it a moment ago.
 func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: live} }
 
 // Devices returns the devices that the claims of the pod are allocated, in the
@@ -58,7 +59,7 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]api.Device, er
 		}
 		var claim *resourcev1.ResourceClaim
 		if err == nil {
-			claim, err = r.allocated(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
+			claim, err = r.allocated(ctx, pod, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("the claim %q of the pod: %w", ref.Name, err))
@@ -74,9 +75,12 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]api.Device, er
 	return devices, errors.Join(errs...)
 }
 
-func (r *Reader) allocated(ctx context.Context, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
+func (r *Reader) allocated(ctx context.Context, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
 	claim := &resourcev1.ResourceClaim{}
-	if err := r.cached.Get(ctx, key, claim); err == nil && claim.Status.Allocation != nil {
+	err := r.cached.Get(ctx, key, claim)
+	// Reserved for this pod: the allocation is not one from before, which the cache
+	// has not seen the end of.
+	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, true) {
 		return claim, nil
 	}
 	claim = &resourcev1.ResourceClaim{}

@@ -22,8 +22,14 @@ import (
 func claim(name string, results ...resourcev1.DeviceRequestAllocationResult) *resourcev1.ResourceClaim {
 	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	if results != nil {
+		c.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "web", UID: "pod-1"}}
 		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: results}}
 	}
+	return c
+}
+
+func stale(c *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
+	c.Status.ReservedFor = nil
 	return c
 }
 
@@ -74,6 +80,13 @@ func TestDevices(t *testing.T) {
 			live:   []client.Object{claim("own", result("gpu", "gpu-0")), claim("new", result("gpu", "gpu-1"))},
 			want:   []api.Device{device("a.gpu", "gpu-0"), device("b.gpu", "gpu-1")},
 		},
+		"AllocatedAnew": {
+			reason: "what is not reserved for the pod may be the allocation before",
+			claims: []corev1.PodResourceClaim{byName("a", "own")},
+			cached: []client.Object{stale(claim("own", result("gpu", "gpu-0")))},
+			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
+			want:   []api.Device{device("a.gpu", "gpu-1")},
+		},
 		"Unknown": {
 			reason: "what is not known is said, and the rest is told",
 			claims: []corev1.PodResourceClaim{byName("a", "missing"), byName("b", "bare"), byTemplate, byName("c", "own")},
@@ -85,7 +98,7 @@ func TestDevices(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			pod := gen.Pod("web")
+			pod := gen.Pod("web", gen.UID("pod-1"))
 			pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses = tc.claims, tc.statuses
 			reader := func(objects []client.Object) client.Reader {
 				return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).Build()

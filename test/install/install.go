@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/cluster"
 )
@@ -56,6 +58,8 @@ type Prebind struct {
 	grace      time.Duration
 	kubeconfig string
 	replicas   []*Replica
+	// kustomization is what is applied.
+	kustomization string
 }
 
 // New installs the shipped manifests. No replica runs yet: until one does, only
@@ -76,7 +80,7 @@ func New(ctx context.Context, o Options) (*Prebind, error) {
 	if err != nil {
 		return nil, fmt.Errorf("install: %w", err)
 	}
-	p := &Prebind{o: o, root: root, client: c}
+	p := &Prebind{o: o, root: root, client: c, kustomization: filepath.Join(root, manifests)}
 	for _, step := range []func(context.Context) error{p.applyCertManager, p.applyManifests, p.readDeployment, p.IssueCertificates} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("install: %w", err)
@@ -104,12 +108,56 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 }
 
 func (p *Prebind) applyManifests(ctx context.Context) error {
-	return p.kubectl(ctx, "apply", "-k", filepath.Join(p.root, manifests))
+	return p.kubectl(ctx, "apply", "-k", p.kustomization)
+}
+
+// AddComponents applies the manifests once more, with components of config/webhook
+// that are left out as shipped, such as mutators/device-info: an operator's
+// kustomization on top of the shipped one.
+func (p *Prebind) AddComponents(ctx context.Context, components ...string) error {
+	dir := p.file("overlay")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("install: %w", err)
+	}
+	overlay, err := overlayOf(filepath.Join(p.root, manifests), components, dir)
+	if err != nil {
+		return fmt.Errorf("install: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), overlay, 0o600); err != nil {
+		return fmt.Errorf("install: %w", err)
+	}
+	p.kustomization = dir
+	return p.applyManifests(ctx)
+}
+
+// overlayOf is the kustomization, in dir, of the base with the components, which
+// are folders below it. Kustomize takes no absolute path, and follows links before
+// it goes up from a folder.
+func overlayOf(base string, components []string, dir string) ([]byte, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	way, err := filepath.Rel(dir, base)
+	if err != nil {
+		return nil, err
+	}
+	way = filepath.ToSlash(way)
+	below := make([]string, 0, len(components))
+	for _, c := range components {
+		below = append(below, path.Join(way, c))
+	}
+	return yaml.Marshal(map[string]any{
+		"apiVersion": "kustomize.config.k8s.io/v1beta1",
+		"kind":       "Kustomization",
+		"resources":  []string{way},
+		"components": below,
+	})
 }
 
 // Uninstall removes everything that the manifests brought.
 func (p *Prebind) Uninstall(ctx context.Context) error {
-	return errors.Join(p.Stop(), p.kubectl(ctx, "delete", "-k", filepath.Join(p.root, manifests), "--wait=false"))
+	return errors.Join(p.Stop(), p.kubectl(ctx, "delete", "-k", p.kustomization, "--wait=false"))
 }
 
 // Unregister removes the webhook configuration only: the API server binds pods

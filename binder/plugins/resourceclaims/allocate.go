@@ -10,26 +10,18 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
 )
-
-// features are what the allocator may use: those that are on by default in
-// Kubernetes 1.36, but for admin access, which is no allocation.
-var features = structured.Features{
-	PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true,
-}
 
 // celExpressions is how many compiled expressions of classes and claims are kept.
 const celExpressions = 100
@@ -51,6 +43,10 @@ type OwnedOptions struct {
 // OwnedClasses allocates claims of DeviceClasses that no scheduler allocates. What
 // it gives stands first in one record for each pool, and then in the claim: two
 // replicas never give a device twice. It is safe for concurrent use.
+//
+// Every write of an allocation is on the condition of a version of the claim that
+// has the attempt's mark. So an entry of a record is stale, and stays so, when the
+// claim has neither the device nor the mark of the entry's attempt.
 type OwnedClasses struct {
 	o       OwnedOptions
 	classes sets.Set[string]
@@ -84,14 +80,16 @@ func NewOwnedClasses(o OwnedOptions) (*OwnedClasses, error) {
 }
 
 // Owns says why a claim is not Prebind's to allocate: each of its requests has to be
-// of an owned class.
+// of an owned class, and for whole devices.
 func (a *OwnedClasses) Owns(_ context.Context, claim *resourcev1.ResourceClaim) error {
-	check := func(request, class string, admin *bool) error {
+	check := func(request, class string, admin *bool, capacity *resourcev1.CapacityRequirements) error {
 		switch {
 		case !a.classes.Has(class):
 			return fmt.Errorf("its request %q is of the DeviceClass %q, and Prebind allocates only %s", request, class, strings.Join(sets.List(a.classes), ", "))
 		case ptr.Deref(admin, false):
 			return fmt.Errorf("its request %q asks for admin access", request)
+		case capacity != nil:
+			return fmt.Errorf("its request %q asks for a part of a device's capacity", request)
 		default:
 			return nil
 		}
@@ -101,12 +99,12 @@ func (a *OwnedClasses) Owns(_ context.Context, claim *resourcev1.ResourceClaim) 
 	}
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly != nil {
-			if err := check(r.Name, r.Exactly.DeviceClassName, r.Exactly.AdminAccess); err != nil {
+			if err := check(r.Name, r.Exactly.DeviceClassName, r.Exactly.AdminAccess, r.Exactly.Capacity); err != nil {
 				return err
 			}
 		}
 		for _, sub := range r.FirstAvailable {
-			if err := check(r.Name+"/"+sub.Name, sub.DeviceClassName, nil); err != nil {
+			if err := check(r.Name+"/"+sub.Name, sub.DeviceClassName, nil, sub.Capacity); err != nil {
 				return err
 			}
 		}
@@ -131,7 +129,7 @@ func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim 
 		if err != nil {
 			return nil, err
 		}
-		result, err := a.choose(ctx, bc.Node, claim, records, bc.Attempt)
+		result, err := a.choose(ctx, bc, claim, records)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +144,7 @@ func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim 
 			}
 		}
 		if other {
-			return nil, api.Wait(claimObject(claim.Namespace, claim.Name), "the bind of another pod is allocating it").Advise("repeat the Binding")
+			return a.byOther(ctx, claim)
 		}
 		if result == nil {
 			return nil, api.Refuse(claimObject(claim.Namespace, claim.Name), "nothing that is free on the node %s fits its requests", bc.Node.Name).
@@ -163,67 +161,18 @@ func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim 
 	}
 }
 
-// choose runs the public allocator. It returns nil when nothing fits.
-func (a *OwnedClasses) choose(ctx context.Context, node *corev1.Node, claim *resourcev1.ResourceClaim, records []*poolRecord, attempt string) (*resourcev1.AllocationResult, error) {
+// byOther returns the claim as another attempt has allocated it, or says that it is
+// at it.
+func (a *OwnedClasses) byOther(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	about := claimObject(claim.Namespace, claim.Name)
-	var slicesList resourcev1.ResourceSliceList
-	var claims resourcev1.ResourceClaimList
-	for _, list := range []client.ObjectList{&slicesList, &claims} {
-		if err := a.o.Cached.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, api.Internal(about, err)
-		}
+	fresh := &resourcev1.ResourceClaim{}
+	if err := a.o.Live.Get(ctx, client.ObjectKeyFromObject(claim), fresh); err != nil {
+		return nil, api.FromAPI(about, "reading it", err)
 	}
-	state := structured.AllocatedState{
-		AllocatedDevices: taken(claim.UID, attempt, claims.Items, records), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	if fresh.UID == claim.UID && fresh.Status.Allocation != nil {
+		return fresh, nil
 	}
-	published := make([]*resourcev1.ResourceSlice, 0, len(slicesList.Items))
-	for i := range slicesList.Items {
-		published = append(published, &slicesList.Items[i])
-	}
-	allocator, err := structured.NewAllocator(ctx, features, state, classLister{ctx: ctx, cached: a.o.Cached}, published, a.cel)
-	if err != nil {
-		return nil, api.Internal(about, err)
-	}
-	results, err := allocator.Allocate(ctx, node, []*resourcev1.ResourceClaim{claim})
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case err != nil:
-		return nil, api.Refuse(about, "its devices could not be allocated: %v", err).Because(err).Advise("correct the claim, its DeviceClass, or the ResourceSlices")
-	case len(results) != 1:
-		return nil, nil
-	}
-	return &results[0], nil
-}
-
-// taken are the devices that are not free for the claim: by what the claims of the
-// cache say, and by the records, which are never behind.
-func taken(claim types.UID, attempt string, claims []resourcev1.ResourceClaim, records []*poolRecord) sets.Set[structured.DeviceID] {
-	all := sets.New[structured.DeviceID]()
-	for i := range claims {
-		if allocation := claims[i].Status.Allocation; allocation != nil && claims[i].UID != claim {
-			all = all.Union(devicesOf(allocation))
-		}
-	}
-	for _, r := range records {
-		for device, e := range r.entries {
-			if e.UID != claim || e.Attempt != attempt {
-				all.Insert(structured.MakeDeviceID(r.driver, r.pool, device))
-			}
-		}
-	}
-	return all
-}
-
-func devicesOf(allocation *resourcev1.AllocationResult) sets.Set[structured.DeviceID] {
-	all := sets.New[structured.DeviceID]()
-	for _, r := range allocation.Devices.Results {
-		if !ptr.Deref(r.AdminAccess, false) {
-			all.Insert(structured.MakeDeviceID(r.Driver, r.Pool, r.Device))
-		}
-	}
-	return all
+	return nil, api.Wait(about, "another bind is allocating it").Advise("repeat the Binding")
 }
 
 // write gives the claim what was chosen, and reserves it for the pod: the finalizer
@@ -232,90 +181,100 @@ func devicesOf(allocation *resourcev1.AllocationResult) sets.Set[structured.Devi
 func (a *OwnedClasses) write(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
 	result.AllocationTimestamp = ptr.To(metav1.NewTime(a.o.Clock.Now()))
 	key := client.ObjectKeyFromObject(claim)
+	about := claimObject(key.Namespace, key.Name)
 	for {
-		err := a.tryWrite(ctx, bc, claim, result)
+		allocated, err := a.tryWrite(ctx, bc, claim, result)
 		if err == nil {
-			return claim, nil
+			return allocated, nil
 		}
 		fresh := &resourcev1.ResourceClaim{}
 		if apierrors.IsConflict(err) {
 			err = a.o.Live.Get(ctx, key, fresh)
 		}
 		switch {
-		case err == nil && fresh.UID == claim.UID && fresh.Status.Allocation == nil:
-			claim = fresh
-			continue
-		case err == nil:
-			_, err = a.pools.giveBack(ctx, claim.UID, bc.Attempt)
-			return fresh, err
-		case apierrors.IsNotFound(err):
-			return nil, api.Refuse(claimObject(key.Namespace, key.Name), "the claim is gone").Because(err).Advise("create it, or correct the pod")
-		default:
-			return nil, api.FromAPI(claimObject(key.Namespace, key.Name), "allocating it", err)
+		case apierrors.IsNotFound(err), err == nil && fresh.UID != claim.UID:
+			return nil, api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+		case err != nil:
+			return nil, api.FromAPI(about, "allocating it", err)
+		case fresh.Status.Allocation != nil:
+			return fresh, a.pools.giveBack(ctx, claim.UID, bc.Attempt, devicesOf(fresh.Status.Allocation))
+		case fresh.DeletionTimestamp != nil:
+			return nil, api.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
+		case !markedBy(fresh, bc.Attempt):
+			return nil, api.Wait(about, "this bind was rolled back by another replica").Advise("repeat the Binding")
 		}
+		claim = fresh
 	}
 }
 
-// tryWrite leaves the claim as the API server has answered.
-func (a *OwnedClasses) tryWrite(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) error {
+// tryWrite returns the claim as the API server has answered.
+func (a *OwnedClasses) tryWrite(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
+	claim = claim.DeepCopy()
 	if !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
 		before := claim.DeepCopy()
-		claim.Finalizers = append(slices.Clone(claim.Finalizers), resourcev1.Finalizer)
-		if err := a.o.Writer.Patch(ctx, claim, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-			return err
+		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
+		if err := a.o.Writer.Patch(ctx, claim, whileAsIn(before), fieldOwner); err != nil {
+			return nil, err
 		}
 	}
 	before := claim.DeepCopy()
 	claim.Status.Allocation = result
 	if !reservedFor(claim, bc.Pod.UID) {
-		claim.Status.ReservedFor = append(slices.Clone(claim.Status.ReservedFor), resourcev1.ResourceClaimConsumerReference{
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{
 			Resource: "pods", Name: bc.Pod.Name, UID: bc.Pod.UID,
 		})
 	}
-	return a.o.Status.Status().Patch(ctx, claim, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	return claim, a.o.Status.Status().Patch(ctx, claim, whileAsIn(before), fieldOwner)
+}
+
+// whileAsIn makes a patch that fails when the claim is not as it was before.
+func whileAsIn(before *resourcev1.ResourceClaim) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
 // Undo implements Allocator. The allocation goes only when this attempt made it and
 // no other pod has reserved the claim.
 func (a *OwnedClasses) Undo(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (bool, error) {
-	records, err := a.pools.list(ctx)
-	if err != nil {
-		return false, err
-	}
-	mine := ownedBy(records, claim.UID, bc.Attempt)
-	if len(mine) == 0 {
+	if claim.Status.Allocation == nil {
+		// Whatever is in the records for it is stale once the mark is off.
 		return false, nil
 	}
-	undone := false
-	if claim.Status.Allocation != nil {
-		if others := len(claim.Status.ReservedFor); others > 1 || others == 1 && !reservedFor(claim, bc.Pod.UID) {
-			// It is in use, and stays. The records keep it until it is given up.
+	for _, r := range claim.Status.ReservedFor {
+		if r.UID != bc.Pod.UID {
 			return false, nil
 		}
-		before := claim.DeepCopy()
-		deallocated := claim.DeepCopy()
-		deallocated.Status = resourcev1.ResourceClaimStatus{}
-		if err := a.o.Status.Status().Patch(ctx, deallocated, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-			return false, err
-		}
-		undone = true
 	}
-	_, err = a.pools.giveBack(ctx, claim.UID, bc.Attempt)
-	return undone, err
-}
-
-// Tidy gives up what claims in the records do not hold any more.
-func (a *OwnedClasses) Tidy(ctx context.Context) error {
 	records, err := a.pools.list(ctx)
-	if err != nil {
-		return err
+	if records == nil && err != nil {
+		return false, err
 	}
-	_, err = a.prune(ctx, records)
-	return err
+	if !recorded(records, claim, bc.Attempt) {
+		return false, nil
+	}
+	if err := a.deallocate(ctx, claim); err != nil {
+		return false, err
+	}
+	return true, a.pools.giveBack(ctx, claim.UID, bc.Attempt, nil)
 }
 
-// prune drops, from the records, what their claims do not hold: it looks. It says
-// whether it dropped anything.
+// deallocate takes the devices from a claim that is as it was read.
+func (a *OwnedClasses) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	empty := claim.DeepCopy()
+	empty.Status = resourcev1.ResourceClaimStatus{}
+	return a.o.Status.Status().Patch(ctx, empty, whileAsIn(claim), fieldOwner)
+}
+
+// Tidy implements Allocator. It gives up entries of the records that are stale, and
+// allocations of Prebind's that were left behind: nobody has reserved the claim, and
+// no attempt has marked it.
+func (a *OwnedClasses) Tidy(ctx context.Context) error {
+	records, broken := a.pools.list(ctx)
+	_, err := a.prune(ctx, records)
+	return errors.Join(broken, err)
+}
+
+// prune does what Tidy does, with records that were just read: it looks at their
+// claims. It says whether it gave anything up.
 func (a *OwnedClasses) prune(ctx context.Context, records []*poolRecord) (bool, error) {
 	pruned := false
 	claims := map[types.UID]*resourcev1.ResourceClaim{}
@@ -323,17 +282,13 @@ func (a *OwnedClasses) prune(ctx context.Context, records []*poolRecord) (bool, 
 		var stale []string
 		for device, e := range r.entries {
 			if _, looked := claims[e.UID]; !looked {
-				claim := &resourcev1.ResourceClaim{}
-				err := a.o.Live.Get(ctx, types.NamespacedName(e.Claim), claim)
-				if client.IgnoreNotFound(err) != nil {
-					return pruned, api.FromAPI(claimObject(e.Claim.Namespace, e.Claim.Name), "looking whether it still holds its devices", err)
-				}
-				if err != nil || claim.UID != e.UID {
-					claim = nil
+				claim, err := a.holder(ctx, records, e)
+				if err != nil {
+					return pruned, err
 				}
 				claims[e.UID] = claim
 			}
-			if !holds(claims[e.UID], structured.MakeDeviceID(r.driver, r.pool, device), e.Attempt) {
+			if !holds(claims[e.UID], r.id(device), e.Attempt) {
 				stale = append(stale, device)
 			}
 		}
@@ -349,47 +304,52 @@ func (a *OwnedClasses) prune(ctx context.Context, records []*poolRecord) (bool, 
 	return pruned, nil
 }
 
-// holds says whether the claim has the device, or an attempt may be about to give
+// holder is the claim that the entry names, as the API server has it, or nil when it
+// is gone. One that was left behind is deallocated first.
+func (a *OwnedClasses) holder(ctx context.Context, records []*poolRecord, e entry) (*resourcev1.ResourceClaim, error) {
+	claim := &resourcev1.ResourceClaim{}
+	err := a.o.Live.Get(ctx, types.NamespacedName(e.Claim), claim)
+	switch {
+	case apierrors.IsNotFound(err), err == nil && claim.UID != e.UID:
+		return nil, nil
+	case err != nil:
+		return nil, api.FromAPI(claimObject(e.Claim.Namespace, e.Claim.Name), "looking whether it still holds its devices", err)
+	case claim.Status.Allocation == nil, len(claim.Status.ReservedFor) > 0, markedBy(claim, ""), !recorded(records, claim, ""):
+		return claim, nil
+	}
+	err = a.deallocate(ctx, claim)
+	switch {
+	case err == nil, apierrors.IsNotFound(err):
+		return nil, nil
+	case apierrors.IsConflict(err):
+		return claim, nil // Somebody uses it after all.
+	default:
+		return nil, api.FromAPI(claimObject(e.Claim.Namespace, e.Claim.Name), "taking back its devices, which nobody uses", err)
+	}
+}
+
+// holds says whether the claim has the device, or the attempt may be about to give
 // it: then that attempt's mark is on the claim.
-func holds(claim *resourcev1.ResourceClaim, device structured.DeviceID, attempt string) bool {
+func holds(claim *resourcev1.ResourceClaim, device deviceID, attempt string) bool {
 	switch {
 	case claim == nil:
 		return false
 	case claim.Status.Allocation != nil:
 		return devicesOf(claim.Status.Allocation).Has(device)
 	default:
-		for key := range claim.Annotations {
-			if strings.HasPrefix(key, Name+".") && strings.HasSuffix(key, "."+attempt) {
-				return true
-			}
+		return markedBy(claim, attempt)
+	}
+}
+
+// markedBy says whether the claim has a mark of the attempt, for whichever pod; for
+// "", of any attempt.
+func markedBy(claim *resourcev1.ResourceClaim, attempt string) bool {
+	for key := range claim.Annotations {
+		if strings.HasPrefix(key, Name+".") && (attempt == "" || strings.HasSuffix(key, "."+attempt)) {
+			return true
 		}
-		return false
 	}
-}
-
-// classLister reads DeviceClasses from the cache.
-type classLister struct {
-	ctx    context.Context //nolint:containedctx // It lives as long as one allocation, whose interface takes none.
-	cached client.Reader
-}
-
-// List implements structured.DeviceClassLister.
-func (l classLister) List() ([]*resourcev1.DeviceClass, error) {
-	var list resourcev1.DeviceClassList
-	if err := l.cached.List(l.ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, err
-	}
-	classes := make([]*resourcev1.DeviceClass, 0, len(list.Items))
-	for i := range list.Items {
-		classes = append(classes, &list.Items[i])
-	}
-	return classes, nil
-}
-
-// Get implements structured.DeviceClassLister.
-func (l classLister) Get(class string) (*resourcev1.DeviceClass, error) {
-	found := &resourcev1.DeviceClass{}
-	return found, l.cached.Get(l.ctx, client.ObjectKey{Name: class}, found)
+	return false
 }
 
 func name(claim *resourcev1.ResourceClaim) claimName {

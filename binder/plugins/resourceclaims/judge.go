@@ -24,6 +24,9 @@ const (
 	unallocated state = "unallocated"
 	// unreserved: it is allocated for the node, and not reserved for the pod.
 	unreserved state = "unreserved"
+	// borrowed: another attempt at the pod's bind has reserved it, and takes the
+	// reservation back when it fails, unless this one marks the claim as well.
+	borrowed state = "borrowed"
 	// unready: it is reserved, and binding conditions are not true yet.
 	unready state = "unready"
 	// ready: the pod may be bound, as far as this claim is concerned.
@@ -37,20 +40,28 @@ type judgement struct {
 	state state
 	// waits is the condition of an unready claim, in plain words.
 	waits string
-	// until is when an unready claim is given up; the zero time for never.
+	// until is when an unready claim is given up.
 	until time.Time
+}
+
+// period is the time that binding conditions have to become true.
+type period struct {
+	timeout time.Duration
+	// began is when the bind began to wait: it counts for claims that do not tell
+	// when they were allocated.
+	began, now time.Time
 }
 
 // judge decides on a claim of the pod on the node. An error is the final word on
 // this node.
-func judge(pod *corev1.Pod, node *corev1.Node, ref reference, claim *resourcev1.ResourceClaim, timeout time.Duration, now time.Time) (judgement, error) {
+func judge(pod *corev1.Pod, node *corev1.Node, ref reference, claim *resourcev1.ResourceClaim, within period) (judgement, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	j := judgement{ref: ref, claim: claim}
 	if claim.DeletionTimestamp != nil {
 		return j, api.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
 	}
 	if ref.generated {
-		if err := resourceclaim.IsForPod(pod, claim, true); err != nil {
+		if err := madeFor(pod, claim); err != nil {
 			return j, api.Refuse(about, "the claim was not made for this pod").Because(err).
 				Advise("delete it: kube-controller-manager makes the pod's own")
 		}
@@ -69,7 +80,7 @@ func judge(pod *corev1.Pod, node *corev1.Node, ref reference, claim *resourcev1.
 		j.state = unreserved
 		return j, reservable(pod, ref, claim)
 	}
-	return conditions(j, timeout, now)
+	return conditions(j, within)
 }
 
 // admits says whether the allocation's devices can be used on the node. One
@@ -92,7 +103,7 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 	case ref.extended:
 		return api.Refuse(about, "the claim stands for extended resources and is not reserved for the pod, which only the scheduler does that made it").
 			Advise("see why the scheduler did not reserve it")
-	case ref.generated && resourceclaim.IsForPod(pod, claim, false) != nil:
+	case ref.ofPodGroup(pod, claim):
 		return api.Refuse(about, "the claim is the PodGroup's and not reserved for it, which only a scheduler does that knows PodGroups").
 			Advise("see why the scheduler did not reserve it")
 	case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
@@ -105,8 +116,9 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 
 // conditions finds out whether the binding conditions of a reserved claim are true
 // (KEP-5007). It follows DynamicResources: a failure condition that is true, or the
-// end of the time since the allocation, is final.
-func conditions(j judgement, timeout time.Duration, now time.Time) (judgement, error) {
+// end of the time since the allocation, is final. The failures of all devices are
+// looked at first.
+func conditions(j judgement, within period) (judgement, error) {
 	about := claimObject(j.claim.Namespace, j.claim.Name)
 	j.state = ready
 	for i := range j.claim.Status.Allocation.Devices.Results {
@@ -128,12 +140,17 @@ func conditions(j judgement, timeout time.Duration, now time.Time) (judgement, e
 			}
 		}
 	}
-	if at := j.claim.Status.Allocation.AllocationTimestamp; j.state == unready && at != nil {
-		j.until = at.Add(timeout)
-		if !now.Before(j.until) {
-			return j, api.Refuse(about, "%s after its allocation it is still waiting for %s", timeout, j.waits).
-				Advise("see the driver; the claim has to be allocated anew")
-		}
+	if j.state == ready {
+		return j, nil
+	}
+	since := within.began
+	if at := j.claim.Status.Allocation.AllocationTimestamp; at != nil {
+		since = at.Time
+	}
+	j.until = since.Add(within.timeout)
+	if !within.now.Before(j.until) {
+		return j, api.Refuse(about, "its allocation is older than %s, and it is still waiting for %s", within.timeout, j.waits).
+			Advise("see the driver; the claim has to be allocated anew")
 	}
 	return j, nil
 }

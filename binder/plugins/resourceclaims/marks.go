@@ -11,11 +11,15 @@ import (
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
 )
 
-// mark is the value of an annotation of a claim that says which attempt reserved it
+// fieldOwner is the name under which the API server notes what this plugin wrote.
+const fieldOwner = client.FieldOwner("prebind-" + Name)
+
+// mark is the value of an annotation of a claim that says which attempt reserves it
 // for which pod. Its key is <plugin>.<domain>/<pod UID>.<attempt>, so that attempts
 // mark a claim without a conflict.
 type mark struct {
@@ -76,12 +80,32 @@ func marksOf(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
 // markedByOthers says whether another attempt at the same pod's bind has marked
 // the claim.
 func markedByOthers(claim *resourcev1.ResourceClaim, domain string, pod types.UID, attempt string) bool {
-	for key := range claim.Annotations {
-		if uid, by, ok := splitKey(domain, key); ok && uid == pod && by != attempt {
-			return true
+	return slices.ContainsFunc(marksOf(claim, domain), func(m api.Mark) bool { return m.PodUID == pod && m.Attempt != attempt })
+}
+
+// reservedByOthers says whether the API server has noted of the pod's reservation
+// that somebody else made it. A mark is put on a claim a moment before the
+// reservation, and a scheduler may reserve it in between.
+func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
+	others := false
+	for _, entry := range claim.ManagedFields {
+		var fields struct {
+			Status struct {
+				ReservedFor map[string]json.RawMessage `json:"f:reservedFor"`
+			} `json:"f:status"`
 		}
+		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			continue
+		}
+		if _, has := fields.Status.ReservedFor[`k:{"uid":"`+string(pod)+`"}`]; !has {
+			continue
+		}
+		if entry.Manager == string(fieldOwner) {
+			return false
+		}
+		others = true
 	}
-	return false
+	return others
 }
 
 // unique drops marks that are there already: a pod may have several claims.

@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
@@ -61,11 +62,16 @@ type Allocator interface {
 	// nil.
 	Owns(ctx context.Context, claim *resourcev1.ResourceClaim) error
 	// Allocate gives the claim devices for the bind's node, and reserves it for the
-	// pod. It refuses when nothing on the node fits.
+	// pod. The claim has the attempt's mark, and no write may come about any more when
+	// that is taken off. When somebody else has allocated the claim meanwhile, it
+	// returns it so. It refuses when nothing on the node fits.
 	Allocate(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 	// Undo takes back what this attempt allocated for the claim, as it stands in the
-	// API server, if anything. It says whether it did.
+	// API server, while only the bind's pod has reserved it. It says whether it did.
+	// It fails with a conflict when the claim has changed.
 	Undo(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (bool, error)
+	// Tidy gives up devices that no claim has any more.
+	Tidy(ctx context.Context) error
 }
 
 // Plugin reserves claims; see New. It is safe for concurrent use.
@@ -77,6 +83,7 @@ var (
 	_ api.Confirmer   = (*Plugin)(nil)
 	_ api.PostBinder  = (*Plugin)(nil)
 	_ api.Recoverer   = (*Plugin)(nil)
+	_ api.Tidier      = (*Plugin)(nil)
 )
 
 // Watches are the kinds that Options.Cached has to hold.
@@ -104,7 +111,7 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	if !hasClaims(bc.Pod) {
 		return api.Skip, nil
 	}
-	s, err := p.survey(ctx, bc, bc.Pod, nil)
+	s, err := p.survey(ctx, bc, bc.Pod, p.o.Clock.Now())
 	if err != nil {
 		return api.Run, err
 	}
@@ -131,7 +138,7 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 	if err != nil {
 		return err
 	}
-	s, err := p.survey(ctx, bc, pod, writtenBy(bc))
+	s, err := p.survey(ctx, bc, pod, p.o.Clock.Now())
 	if err != nil {
 		return err
 	}
@@ -145,17 +152,18 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 // PreBindRollBack takes back the reservations that this attempt made, and nothing
 // else. The allocation stays, unless it is this attempt's as well.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
-	var needed []client.ObjectKey
+	keys := p.touched(ctx, bc)
 	if refs, err := references(bc.Pod); err == nil && !bc.Recovered {
-		// The cache may not have this attempt's marks yet.
+		// The cache may not have the marks of an earlier round yet.
 		for _, ref := range refs {
-			if ref.claim != "" {
-				needed = append(needed, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: ref.claim})
+			key := client.ObjectKey{Namespace: bc.Pod.Namespace, Name: ref.claim}
+			if ref.claim != "" && !slices.Contains(keys, key) {
+				keys = append(keys, key)
 			}
 		}
 	}
 	var errs []error
-	for _, key := range p.touched(ctx, bc, needed...) {
+	for _, key := range keys {
 		undone, err := p.release(ctx, bc, key)
 		if err != nil {
 			errs = append(errs, err)
@@ -188,4 +196,12 @@ func (p *Plugin) Marks(ctx context.Context) ([]api.Mark, error) {
 		marks = append(marks, marksOf(&claims.Items[i], p.o.Domain)...)
 	}
 	return unique(marks), nil
+}
+
+// Tidy gives up the devices that no claim has any more.
+func (p *Plugin) Tidy(ctx context.Context) error {
+	if p.o.Allocator == nil {
+		return nil
+	}
+	return p.o.Allocator.Tidy(ctx)
 }

@@ -10,10 +10,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,6 +72,10 @@ func (n *claimName) UnmarshalText(text []byte) error {
 	return nil
 }
 
+func (r *poolRecord) id(device string) deviceID {
+	return structured.MakeDeviceID(r.driver, r.pool, device)
+}
+
 // poolRecordName is the same for all replicas. Drivers and pools have slashes in
 // their names, so that it is a hash; the record says which it is.
 func poolRecordName(driver, pool string) string {
@@ -118,27 +124,30 @@ type pools struct {
 	namespace string
 }
 
-// list returns all records as the API server has them.
+// list returns all records as the API server has them, also with an error about
+// those that cannot be read.
 func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
 	var objects corev1.ConfigMapList
 	if err := s.live.List(ctx, &objects, client.InNamespace(s.namespace), client.MatchingLabels{poolLabel: poolValue}); err != nil {
 		return nil, api.FromAPI(api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: "prebind-pool-*"}, "reading the records of the pools", err)
 	}
 	records := make([]*poolRecord, 0, len(objects.Items))
+	var broken error
 	for i := range objects.Items {
 		r, err := decodePool(&objects.Items[i])
 		if err != nil {
-			return nil, err
+			broken = err
+			continue
 		}
 		records = append(records, r)
 	}
-	return records, nil
+	return records, broken
 }
 
 // take notes in the records that the claim has the devices. It goes through the
 // pools in order; with errOthersWrote it may have written some of them: the same
 // claim's next choice finds them free, and giveBack or prune the rest.
-func (s *pools) take(ctx context.Context, records []*poolRecord, e entry, devices sets.Set[structured.DeviceID]) error {
+func (s *pools) take(ctx context.Context, records []*poolRecord, e entry, devices sets.Set[deviceID]) error {
 	byPool := map[[2]string][]string{}
 	for d := range devices {
 		pool := [2]string{d.Driver.String(), d.Pool.String()}
@@ -202,29 +211,25 @@ func (s *pools) write(ctx context.Context, r *poolRecord) error {
 	}
 }
 
-// giveBack drops what the attempt took for the claim. It says whether there was
-// anything.
-func (s *pools) giveBack(ctx context.Context, claim types.UID, attempt string) (bool, error) {
-	given := false
+// giveBack drops what the attempt took for the claim, but for what is kept.
+func (s *pools) giveBack(ctx context.Context, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
 	for {
 		records, err := s.list(ctx)
-		if err != nil {
-			return given, err
+		if records == nil && err != nil {
+			return err
 		}
-		mine := ownedBy(records, claim, attempt)
-		if len(mine) == 0 {
-			return given, nil
+		wrote := error(nil)
+		for _, r := range records {
+			before := len(r.entries)
+			maps.DeleteFunc(r.entries, func(device string, e entry) bool {
+				return e.UID == claim && e.Attempt == attempt && !keep.Has(r.id(device))
+			})
+			if len(r.entries) < before && wrote == nil {
+				wrote = s.write(ctx, r)
+			}
 		}
-		for r, devices := range mine {
-			for _, device := range devices {
-				delete(r.entries, device)
-			}
-			if err := s.write(ctx, r); errors.Is(err, errOthersWrote) {
-				continue
-			} else if err != nil {
-				return given, err
-			}
-			given = true
+		if !errors.Is(wrote, errOthersWrote) {
+			return wrote
 		}
 	}
 }
@@ -250,17 +255,19 @@ func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) (bool
 	return err == nil, err
 }
 
-// ownedBy are the devices that the attempt took for the claim, by record.
-func ownedBy(records []*poolRecord, claim types.UID, attempt string) map[*poolRecord][]string {
-	mine := map[*poolRecord][]string{}
+// recorded says whether all devices of the claim are in the records as given to it
+// by the attempt; for "", by any attempt. Then Prebind has allocated the claim.
+func recorded(records []*poolRecord, claim *resourcev1.ResourceClaim, attempt string) bool {
+	ours := sets.New[deviceID]()
 	for _, r := range records {
 		for device, e := range r.entries {
-			if e.UID == claim && e.Attempt == attempt {
-				mine[r] = append(mine[r], device)
+			if e.UID == claim.UID && (attempt == "" || e.Attempt == attempt) {
+				ours.Insert(r.id(device))
 			}
 		}
 	}
-	return mine
+	devices := devicesOf(claim.Status.Allocation)
+	return len(devices) > 0 && ours.IsSuperset(devices)
 }
 
 // heldByOther says whether another attempt has taken devices for the claim.

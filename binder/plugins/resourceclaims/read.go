@@ -22,14 +22,54 @@ type survey struct {
 	// unmade are those of templates that have not been made yet.
 	unmade []reference
 	claims []judgement
-	pod    *corev1.Pod
+	// pod and node are those that were looked at.
+	pod  *corev1.Pod
+	node *corev1.Node
 }
 
-// survey judges the pod's claims by the cache, or by what this attempt has written
-// since; whatever would end the bind is judged once more by the API server.
-func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Pod, written map[client.ObjectKey]*resourcev1.ResourceClaim) (survey, error) {
-	s := survey{pod: pod}
-	refs, err := references(pod)
+// view is what a survey goes by.
+type view struct {
+	pod  *corev1.Pod
+	node *corev1.Node
+	// claim returns one of the pod's claims.
+	claim  func(key client.ObjectKey) (*resourcev1.ResourceClaim, error)
+	within period
+}
+
+// survey judges the pod's claims by the cache, and by what this attempt has written
+// since. Whatever would end the bind, and a claim that nobody has allocated, is
+// judged by the API server. The pod is the one of the cache, as is the bind's node;
+// began is when the bind began to wait.
+func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Pod, began time.Time) (survey, error) {
+	own := writtenBy(bc)
+	v := view{pod: pod, node: bc.Node, within: period{timeout: p.o.BindingTimeout, began: began, now: p.o.Clock.Now()}}
+	v.claim = func(key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
+		claim := &resourcev1.ResourceClaim{}
+		if err := p.o.Cached.Get(ctx, key, claim); err != nil {
+			return nil, err
+		}
+		if written := own[key]; written != nil && newer(written, claim) {
+			return written, nil
+		}
+		return claim, nil
+	}
+	s, err := p.surveyBy(ctx, bc, v)
+	if err == nil && len(s.in(unallocated)) == 0 {
+		return s, nil
+	}
+	v.claim = func(key client.ObjectKey) (*resourcev1.ResourceClaim, error) { return p.read(ctx, key) }
+	if v.pod, err = p.livePod(ctx, bc); err != nil {
+		return s, err
+	}
+	if v.node, err = p.liveNode(ctx, bc); err != nil {
+		return s, err
+	}
+	return p.surveyBy(ctx, bc, v)
+}
+
+func (p *Plugin) surveyBy(ctx context.Context, bc *api.BindContext, v view) (survey, error) {
+	s := survey{pod: v.pod, node: v.node}
+	refs, err := references(v.pod)
 	if err != nil {
 		return s, err
 	}
@@ -38,7 +78,11 @@ func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Po
 			s.unmade = append(s.unmade, ref)
 			continue
 		}
-		j, err := p.look(ctx, bc, pod, ref, written)
+		claim, err := v.claim(client.ObjectKey{Namespace: v.pod.Namespace, Name: ref.claim})
+		if err != nil {
+			return s, err
+		}
+		j, err := p.decide(ctx, bc, v, ref, claim)
 		if err != nil {
 			return s, err
 		}
@@ -47,48 +91,44 @@ func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Po
 	return s, nil
 }
 
-// look judges one claim.
-func (p *Plugin) look(ctx context.Context, bc *api.BindContext, pod *corev1.Pod, ref reference, written map[client.ObjectKey]*resourcev1.ResourceClaim) (judgement, error) {
-	key := client.ObjectKey{Namespace: pod.Namespace, Name: ref.claim}
-	claim := &resourcev1.ResourceClaim{}
-	if err := p.o.Cached.Get(ctx, key, claim); err != nil {
-		claim = nil
-	}
-	if own := written[key]; own != nil && (claim == nil || newer(own, claim)) {
-		claim = own
-	}
-	if claim != nil {
-		j, err := p.decide(ctx, bc, pod, ref, claim)
-		if err == nil && j.state != unallocated {
-			return j, nil
-		}
-	}
-	live, err := p.read(ctx, key)
+// decide judges one claim, as judge does, and adds whether Prebind may allocate it,
+// and whose its reservation is.
+func (p *Plugin) decide(ctx context.Context, bc *api.BindContext, v view, ref reference, claim *resourcev1.ResourceClaim) (judgement, error) {
+	j, err := judge(v.pod, v.node, ref, claim, v.within)
 	if err != nil {
-		return judgement{}, err
-	}
-	return p.decide(ctx, bc, pod, ref, live)
-}
-
-func (p *Plugin) decide(ctx context.Context, bc *api.BindContext, pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) (judgement, error) {
-	j, err := judge(pod, bc.Node, ref, claim, p.o.BindingTimeout, p.o.Clock.Now())
-	if err != nil || j.state != unallocated {
 		return j, err
 	}
-	about := claimObject(claim.Namespace, claim.Name)
-	if ref.extended {
-		return j, api.Refuse(about, "the claim stands for extended resources and has no devices, which only the scheduler allocates that made it").
-			Advise("see why the scheduler did not allocate it")
+	switch j.state {
+	case unallocated:
+		return j, p.allocatable(ctx, v.pod, ref, claim)
+	case unready, ready:
+		if p.markOn(bc, claim) == "" && reservedFor(claim, bc.Pod.UID) && markedByOthers(claim, p.o.Domain, bc.Pod.UID, bc.Attempt) {
+			j.state = borrowed
+		}
+	case unreserved, borrowed:
 	}
-	if p.o.Allocator == nil {
-		return j, api.Refuse(about, "the claim has no devices: the scheduler has not allocated it").
+	return j, nil
+}
+
+// allocatable says why Prebind may not allocate the claim, or nil.
+func (p *Plugin) allocatable(ctx context.Context, pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
+	about := claimObject(claim.Namespace, claim.Name)
+	switch {
+	case ref.extended:
+		return api.Refuse(about, "the claim stands for extended resources and has no devices, which only the scheduler allocates that made it").
+			Advise("see why the scheduler did not allocate it")
+	case ref.ofPodGroup(pod, claim):
+		return api.Refuse(about, "the claim is the PodGroup's and has no devices, which only a scheduler allocates that knows PodGroups").
+			Advise("see why the scheduler did not allocate it")
+	case p.o.Allocator == nil:
+		return api.Refuse(about, "the claim has no devices: the scheduler has not allocated it").
 			Advise("use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate")
 	}
 	if err := p.o.Allocator.Owns(ctx, claim); err != nil {
-		return j, api.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).
+		return api.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).
 			Advise("use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate")
 	}
-	return j, nil
+	return nil
 }
 
 // read returns the claim as the API server has it.
@@ -112,38 +152,67 @@ func newer(a, b *resourcev1.ResourceClaim) bool {
 
 // pendingPod is the pod as it is now: its claims may have been made meanwhile.
 func (p *Plugin) pendingPod(ctx context.Context, bc *api.BindContext) (*corev1.Pod, error) {
-	key := client.ObjectKeyFromObject(bc.Pod)
 	pod := &corev1.Pod{}
-	if err := p.o.Cached.Get(ctx, key, pod); err == nil && pod.UID == bc.Pod.UID {
+	err := p.o.Cached.Get(ctx, client.ObjectKeyFromObject(bc.Pod), pod)
+	if err == nil && pod.UID == bc.Pod.UID && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil {
 		return pod, nil
 	}
-	pod = &corev1.Pod{}
-	err := p.o.Live.Get(ctx, key, pod)
+	return p.livePod(ctx, bc)
+}
+
+// podAsItIs is the pod as the API server has it, or nil when it is gone.
+func (p *Plugin) podAsItIs(ctx context.Context, bc *api.BindContext) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	err := p.o.Live.Get(ctx, client.ObjectKeyFromObject(bc.Pod), pod)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && pod.UID != bc.Pod.UID:
-		return nil, api.Stale(podObject(bc.Pod), "the pod is gone").Advise("forget this bind")
+		return nil, nil
 	case err != nil:
 		return nil, api.FromAPI(podObject(bc.Pod), "reading it", err)
 	}
 	return pod, nil
 }
 
-// done says that nothing is left to do or to wait for.
-func (s survey) done() bool {
-	for _, j := range s.claims {
-		if j.state != ready {
-			return false
-		}
+// livePod is the pod as the API server has it, while it can be bound.
+func (p *Plugin) livePod(ctx context.Context, bc *api.BindContext) (*corev1.Pod, error) {
+	pod, err := p.podAsItIs(ctx, bc)
+	switch {
+	case err != nil:
+		return nil, err
+	case pod == nil:
+		return nil, api.Stale(podObject(bc.Pod), "the pod is gone").Advise("forget this bind")
+	case pod.DeletionTimestamp != nil:
+		return nil, api.Stale(podObject(bc.Pod), "the pod is being deleted").Advise("forget this bind")
+	case pod.Spec.NodeName != "":
+		return nil, api.Stale(podObject(bc.Pod), "the pod is bound to the node %s already", pod.Spec.NodeName).Advise("forget this bind")
 	}
-	return len(s.unmade) == 0
+	return pod, nil
 }
 
-// in returns the claims in this state.
-func (s survey) in(wanted state) []judgement {
+func (p *Plugin) liveNode(ctx context.Context, bc *api.BindContext) (*corev1.Node, error) {
+	about := api.Object{Kind: "Node", Name: bc.Node.Name}
+	node := &corev1.Node{}
+	err := p.o.Live.Get(ctx, client.ObjectKey{Name: bc.Node.Name}, node)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, api.Refuse(about, "the node is gone").Because(err).Advise("choose another")
+	case err != nil:
+		return nil, api.FromAPI(about, "reading it", err)
+	}
+	return node, nil
+}
+
+// done says that nothing is left to do or to wait for.
+func (s survey) done() bool { return len(s.unmade) == 0 && len(s.in(ready)) == len(s.claims) }
+
+// in returns the claims in one of these states.
+func (s survey) in(wanted ...state) []judgement {
 	var found []judgement
 	for _, j := range s.claims {
-		if j.state == wanted {
-			found = append(found, j)
+		for _, state := range wanted {
+			if j.state == state {
+				found = append(found, j)
+			}
 		}
 	}
 	return found
@@ -166,7 +235,7 @@ func (s survey) waitsFor() (api.Object, string) {
 func (s survey) until() time.Time {
 	var first time.Time
 	for _, j := range s.in(unready) {
-		if !j.until.IsZero() && (first.IsZero() || j.until.Before(first)) {
+		if first.IsZero() || j.until.Before(first) {
 			first = j.until
 		}
 	}
@@ -184,7 +253,7 @@ func (s survey) intents(node string) []string {
 		switch j.state {
 		case unallocated:
 			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s, and reserve it for the pod", node, about))
-		case unreserved:
+		case unreserved, borrowed:
 			all = append(all, fmt.Sprintf("reserve %s for the pod", about))
 		case unready:
 			all = append(all, "wait for "+j.waits)

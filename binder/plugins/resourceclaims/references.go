@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/prebind/prebind/binder/api"
@@ -53,6 +54,19 @@ func references(pod *corev1.Pod) ([]reference, error) {
 		refs = append(refs, reference{of: "extended resources", claim: status.ResourceClaimName, generated: true, extended: true})
 	}
 	return refs, nil
+}
+
+// madeFor says why a claim that was made from a template is not the pod's, nor its
+// PodGroup's.
+func madeFor(pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
+	// IsForPod takes for granted that a pod with a PodGroup has its name.
+	grouped := pod.Spec.SchedulingGroup != nil && pod.Spec.SchedulingGroup.PodGroupName != nil
+	return resourceclaim.IsForPod(pod, claim, grouped)
+}
+
+// ofPodGroup says whether the claim was made for the pod's PodGroup.
+func (r reference) ofPodGroup(pod *corev1.Pod, claim *resourcev1.ResourceClaim) bool {
+	return r.generated && resourceclaim.IsForPod(pod, claim, false) != nil
 }
 
 func podObject(pod *corev1.Pod) api.Object {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"time"
 
-	resourcev1 "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -16,6 +15,7 @@ import (
 
 // untilReady does for the pod's claims what can be done, and waits for the rest.
 func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
+	began := p.o.Clock.Now()
 	changes := p.o.Changes.Subscribe(notify.Key{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name})
 	defer changes.Close()
 	for {
@@ -33,13 +33,13 @@ func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
 				changes.Add(notify.Key{Kind: "ResourceClaim", Namespace: pod.Namespace, Name: ref.claim})
 			}
 		}
-		s, err := p.survey(ctx, bc, pod, writtenBy(bc))
+		s, err := p.survey(ctx, bc, pod, began)
 		if err != nil {
 			return err
 		}
-		if wrote, err := p.advance(ctx, bc, s); err != nil {
+		if acted, err := p.advance(ctx, bc, s, began); err != nil {
 			return err
-		} else if wrote {
+		} else if acted {
 			continue
 		}
 		if s.done() {
@@ -54,43 +54,43 @@ func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
 }
 
 // advance allocates and reserves what can be, once all claims have been made:
-// nothing is taken for a pod that may have to wait for long. It says whether it
-// wrote anything.
-func (p *Plugin) advance(ctx context.Context, bc *api.BindContext, s survey) (bool, error) {
+// nothing is taken for a pod that may have to wait for long. It says whether there
+// was anything, so that another look is due.
+func (p *Plugin) advance(ctx context.Context, bc *api.BindContext, s survey, began time.Time) (bool, error) {
 	if len(s.unmade) > 0 {
 		return false, nil
 	}
-	wrote := false
-	for _, step := range []struct {
-		of state
-		do func(context.Context, *api.BindContext, *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
-	}{{unallocated, p.allocate}, {unreserved, p.reserve}} {
-		for _, j := range s.in(step.of) {
-			if _, err := step.do(ctx, bc, j.claim); err != nil {
-				return wrote, err
-			}
-			wrote = true
+	v := view{pod: s.pod, node: s.node, within: period{timeout: p.o.BindingTimeout, began: began, now: p.o.Clock.Now()}}
+	allocate, reserve := s.in(unallocated), s.in(unreserved, borrowed)
+	for _, j := range allocate {
+		if err := p.allocate(ctx, bc, v, j); err != nil {
+			return true, err
 		}
 	}
-	return wrote, nil
+	for _, j := range reserve {
+		if err := p.reserve(ctx, bc, v, j); err != nil {
+			return true, err
+		}
+	}
+	return len(allocate)+len(reserve) > 0, nil
 }
 
-// allocate has the claim allocated and reserved; survey has seen that it may be.
-func (p *Plugin) allocate(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	marked, err := p.putMark(ctx, bc, claim, mark{Pod: bc.Pod.Name, Node: bc.Node.Name, Allocated: true})
+// allocate has the claim allocated and reserved. Where it turns out to be something
+// else than the survey saw, the next one judges it.
+func (p *Plugin) allocate(ctx context.Context, bc *api.BindContext, v view, seen judgement) error {
+	marked, err := p.putMark(ctx, bc, seen.claim, mark{Pod: bc.Pod.Name, Node: bc.Node.Name, Allocated: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if marked.Status.Allocation != nil {
-		// The next survey judges it as it is now.
-		return marked, nil
+	if j, err := p.decide(ctx, bc, v, seen.ref, marked); err != nil || j.state != unallocated {
+		return err
 	}
 	allocated, err := p.o.Allocator.Allocate(ctx, bc, marked)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	remember(bc, client.ObjectKeyFromObject(claim), allocated)
-	return allocated, nil
+	remember(bc, client.ObjectKeyFromObject(marked), allocated)
+	return nil
 }
 
 // sleep waits for a change, or until the time, if there is one.

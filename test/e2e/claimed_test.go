@@ -1,0 +1,221 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"io"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// installDevices does what a driver does on the node: it publishes n devices,
+// gpu-0 and on, in the pool of the node. The DeviceClass has the driver's name.
+func (w *world) installDevices(t *testing.T, driver, node string, n int) {
+	t.Helper()
+	class := &resourcev1.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: driver},
+		Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{{
+			CEL: &resourcev1.CELDeviceSelector{Expression: `device.driver == "` + driver + `"`},
+		}}},
+	}
+	_, err := w.client.ResourceV1().DeviceClasses().Create(t.Context(), class, metav1.CreateOptions{})
+	require.NoError(t, err)
+	slice := &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: node + "-" + driver},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1},
+		},
+	}
+	for i := range n {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{Name: "gpu-" + strconv.Itoa(i)})
+	}
+	_, err = w.client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+// deviceClaim makes a claim for two devices as the request gpu, and for one of two
+// kinds as the request nic.
+func (b *bench) deviceClaim(name, class string) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	claim.Spec.Devices.Requests = []resourcev1.DeviceRequest{
+		{Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, Count: 2}},
+		{Name: "nic", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "fast", DeviceClassName: class}, {Name: "slow", DeviceClassName: class}}},
+	}
+	claim, err := b.client.ResourceV1().ResourceClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	return claim
+}
+
+// allocate does the scheduler's part of a claim, for a scheduler that binds by
+// hand.
+func (b *bench) allocate(claim *resourcev1.ResourceClaim, driver, pool string) {
+	b.t.Helper()
+	result := func(request, device string) resourcev1.DeviceRequestAllocationResult {
+		return resourcev1.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: device}
+	}
+	claim.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{
+		result("gpu", "gpu-3"), result("nic/slow", "gpu-2"), result("gpu", "gpu-0"),
+	}}}
+	_, err := b.client.ResourceV1().ResourceClaims(b.ns).UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{})
+	require.NoError(b.t, err)
+}
+
+// devicesOf is what a pod should tell that calls the claim so, by the claim as the
+// API server has it.
+func (b *bench) devicesOf(claim, name string) map[string]string {
+	b.t.Helper()
+	stored, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), claim, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	require.NotNil(b.t, stored.Status.Allocation, "the claim %s should be allocated", claim)
+	byRequest := map[string][]string{}
+	for _, r := range stored.Status.Allocation.Devices.Results {
+		key := deviceInfo + name + "." + strings.ReplaceAll(r.Request, "/", ".")
+		byRequest[key] = append(byRequest[key], r.Driver+"/"+r.Pool+"/"+r.Device)
+	}
+	out := map[string]string{}
+	for key, devices := range byRequest {
+		out[key] = strings.Join(devices, ",")
+	}
+	return out
+}
+
+// devices are those that the pod tells.
+func devices(pod *corev1.Pod) map[string]string {
+	told := maps.Clone(pod.Annotations)
+	maps.DeleteFunc(told, func(key, _ string) bool { return !strings.HasPrefix(key, deviceInfo) })
+	return told
+}
+
+// uses adds the claims to a pod: what the pod calls them, and their names.
+func uses(claims map[string]string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		for _, name := range slices.Sorted(maps.Keys(claims)) {
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: new(claims[name])})
+			pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: name})
+		}
+	}
+}
+
+// A bound pod tells which devices its ResourceClaims were allocated.
+func testClaimedDevices(t *testing.T, w *world) {
+	t.Run("kube-scheduler", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		driver := b.ns + ".example.com"
+		b.installDevices(t, driver, "node-2", 4)
+		b.deviceClaim("claim", driver)
+		b.changed(cluster.DefaultScheduler, uses(map[string]string{"accel": "claim"}))
+		pod := b.untilBound()
+		assert.Equal(t, "node-2", pod.Spec.NodeName, "where the devices are")
+		want := b.devicesOf("claim", "accel")
+		assert.Equal(t, want, devices(pod))
+		assert.Equal(t, 1, strings.Count(want[deviceInfo+"accel.gpu"], ","), "two devices: %v", want)
+		assert.True(t, strings.HasPrefix(want[deviceInfo+"accel.nic.fast"], driver+"/node-2/gpu-"), "one device: %v", want)
+		b.assertNeverFailed()
+	})
+
+	t.Run("by hand", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		driver := b.ns + ".example.com"
+		b.installDevices(t, driver, "node-3", 4)
+		b.allocate(b.deviceClaim("claim", driver), driver, "node-3")
+		b.changed(byHand, uses(map[string]string{"accel": "claim"}))
+		require.NoError(t, b.bindByHand(b.binding("node-3")))
+		want := map[string]string{
+			deviceInfo + "accel.gpu":      driver + "/node-3/gpu-3," + driver + "/node-3/gpu-0",
+			deviceInfo + "accel.nic.slow": driver + "/node-3/gpu-2",
+		}
+		require.Equal(t, want, b.devicesOf("claim", "accel"))
+		assert.Equal(t, want, devices(b.untilBound()))
+	})
+
+	t.Run("some are not allocated", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		driver := b.ns + ".example.com"
+		b.installDevices(t, driver, "node-4", 4)
+		b.deviceClaim("pending", driver)
+		b.allocate(b.deviceClaim("allocated", driver), driver, "node-4")
+		b.changed(byHand, uses(map[string]string{"a": "pending", "b": "allocated", "c": "missing"}))
+		require.NoError(t, b.bindByHand(b.binding("node-4")), "claims are none of Prebind's business")
+		pod := b.untilBound()
+		assert.Equal(t, b.devicesOf("allocated", "b"), devices(pod))
+		assert.Equal(t, "zone-1", pod.Annotations["topology.prebind.dev/zone"])
+		assert.Equal(t, []string{"allowed"}, b.decisions())
+	})
+
+	t.Run("none is allocated", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		b.installDevices(t, b.ns+".example.com", "node-4", 4)
+		b.deviceClaim("pending", b.ns+".example.com")
+		b.changed(byHand, uses(map[string]string{"a": "pending"}))
+		require.NoError(t, b.bindByHand(b.binding("node-4")), "claims are none of Prebind's business")
+		assert.Empty(t, devices(b.untilBound()))
+	})
+
+	t.Run("no claims", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		b.podWith(byHand, gen.Annotation("example.com/claims", "none"))
+		require.NoError(t, b.bindByHand(b.binding("node-5")))
+		assert.Empty(t, devices(b.untilBound()))
+	})
+}
+
+// The permission to read ResourceClaims comes with the component
+// config/webhook/mutators/device-info: without it the replica never gets ready, and
+// says what it waits for.
+func TestDeviceInfoWithoutItsComponent(t *testing.T) {
+	t.Parallel()
+	var addresses [2]string
+	for i := range addresses {
+		var err error
+		addresses[i], err = shared.cluster.ReserveAddress(t.Context())
+		require.NoError(t, err)
+	}
+	process, err := cluster.NewProcess(cluster.ProcessOptions{
+		Name: "without-component",
+		Path: shared.prebind.Binary(),
+		Args: []string{
+			"serve", "--mutators=*,device-info", "--kubeconfig=" + shared.prebind.Kubeconfig(), "--cert-dir=" + shared.prebind.CertDir(),
+			"--webhook-bind-address=" + addresses[0], "--health-probe-bind-address=" + addresses[1], "--metrics-bind-address=0",
+		},
+		LogFile: filepath.Join(t.TempDir(), "log"),
+	})
+	require.NoError(t, err)
+	require.NoError(t, process.Start())
+	t.Cleanup(func() { assert.NoError(t, process.Kill()) })
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.Contains(c, process.Tail(100), `resourceclaims.resource.k8s.io is forbidden`)
+	}, patience, 100*time.Millisecond, "it should say what it may not do")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addresses[1]+"/readyz", nil)
+		require.NoError(c, err)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(c, err)
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		require.NoError(c, err)
+		assert.Equal(c, http.StatusServiceUnavailable, response.StatusCode)
+		assert.Contains(c, string(body), "has not read all of: ResourceClaim\n")
+	}, patience, 100*time.Millisecond, "all else should be there")
+}

@@ -1,0 +1,131 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// manifests are the shipped examples of workloads.
+const manifests = "../../docs/manifests"
+
+// The shipped workloads run where Pod Security is at its strictest, and every
+// container reads where it is.
+func testManifests(t *testing.T, w *world) {
+	prepareForManifests(t, w)
+	tests := map[string]struct {
+		// pods is how many there should be.
+		pods int
+		// reads is what each of them should read, besides what only it can know.
+		reads func(pod *corev1.Pod, node *corev1.Node) map[string]string
+	}{
+		"cassandra.yaml": {pods: 3, reads: func(_ *corev1.Pod, node *corev1.Node) map[string]string {
+			return map[string]string{
+				"env CASSANDRA_DC":   node.Labels[corev1.LabelTopologyRegion],
+				"env CASSANDRA_RACK": node.Labels[cluster.RackLabel],
+			}
+		}},
+		"kafka.yaml": {pods: 3, reads: func(pod *corev1.Pod, node *corev1.Node) map[string]string {
+			return map[string]string{
+				"env KAFKA_BROKER_RACK": node.Labels[corev1.LabelTopologyZone],
+				"env KAFKA_NODE_ID":     pod.Name[len("kafka-"):],
+				"env POD_NAME":          pod.Name,
+			}
+		}},
+		"topology-job.yaml": {pods: 4, reads: func(pod *corev1.Pod, node *corev1.Node) map[string]string {
+			return map[string]string{
+				"file path":                pathOf(node),
+				"env JOB_COMPLETION_INDEX": pod.Labels["batch.kubernetes.io/job-completion-index"],
+			}
+		}},
+		"gpu-pod.yaml": {pods: 1, reads: func(_ *corev1.Pod, node *corev1.Node) map[string]string {
+			devices := "gpu.nvidia.com/" + node.Name + "/gpu-0,gpu.nvidia.com/" + node.Name + "/gpu-1"
+			return map[string]string{
+				"env GPUS":           devices,
+				"file devices":       devices,
+				"env CAPACITY_TYPE":  "spot",
+				"file instance-type": "gpu.xlarge",
+			}
+		}},
+		"bind-report.yaml": {pods: 1, reads: func(pod *corev1.Pod, _ *corev1.Node) map[string]string {
+			return map[string]string{
+				"env BOUND_BY":  kubeScheduler,
+				"env SCHEDULER": cluster.DefaultScheduler,
+				"file calls":    "1",
+				"file time":     pod.Annotations[bindInfo+"time"],
+				"file waited":   pod.Annotations[bindInfo+"waited"],
+			}
+		}},
+	}
+	files, err := filepath.Glob(filepath.Join(manifests, "*.yaml"))
+	require.NoError(t, err)
+	for _, file := range files {
+		name := filepath.Base(file)
+		require.Contains(t, tests, name, "every file belongs to a case")
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"})
+			b.kubectl("apply", "--namespace", b.ns, "-f", filepath.Join(manifests, name))
+			for _, pod := range b.untilAllBound(tc.pods) {
+				read, err := downward(&pod)
+				require.NoError(t, err)
+				for what, value := range read {
+					assert.NotEmpty(t, value, "%s of the pod %s", what, pod.Name)
+				}
+				assert.Equal(t, tc.reads(&pod, b.node(pod.Spec.NodeName)), read, "of the pod %s", pod.Name)
+			}
+		})
+	}
+}
+
+// prepareForManifests makes what the shipped workloads take for granted: a default
+// StorageClass and a node with GPUs.
+func prepareForManifests(t *testing.T, w *world) {
+	t.Helper()
+	class := gen.StorageClass("standard", cluster.ProvisionerName, gen.Annotation("storageclass.kubernetes.io/is-default-class", "true"))
+	_, err := w.client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Node("gpu-node",
+		cluster.WithLabels(map[string]string{corev1.LabelInstanceTypeStable: "gpu.xlarge", capacityLabel: "spot"}),
+		cluster.WithTaints(corev1.Taint{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}))))
+	w.installDevices(t, "gpu.nvidia.com", "gpu-node", 2)
+}
+
+// untilAllBound waits until the namespace has these many pods and all of them have
+// a node. It reports each of them ready, as its kubelet would: some workloads start
+// one pod after the other.
+func (b *bench) untilAllBound(n int) []corev1.Pod {
+	b.t.Helper()
+	var pods []corev1.Pod
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		list, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{})
+		require.NoError(c, err)
+		pods = list.Items
+		bound := 0
+		for i := range pods {
+			if pods[i].Spec.NodeName == "" {
+				continue
+			}
+			bound++
+			if pods[i].Status.Phase == corev1.PodPending {
+				assert.NoError(c, b.patchStatus(pods[i].Name))
+			}
+		}
+		assert.Len(c, pods, n)
+		assert.Equal(c, n, bound)
+	}, patience, 100*time.Millisecond, "%d pods should be bound; events: %v", n, b.allEvents())
+	return pods
+}

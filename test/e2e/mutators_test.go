@@ -1,0 +1,553 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"maps"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// Labels and annotations of nodes that Kubernetes knows nothing of.
+const (
+	leafLabel       = "example.com/net-leaf"
+	spineLabel      = "example.com/net-spine"
+	serialNote      = "example.com/serial"
+	ownerNote       = "example.com/owner"
+	rackPodLabel    = "topology.prebind.dev/rack"
+	pathNote        = "topology.prebind.dev/path"
+	bindInfo        = "bind-info.prebind.dev/"
+	deviceInfo      = "device-info.prebind.dev/"
+	nodeInfo        = "node-info.prebind.dev/"
+	capacityLabel   = "karpenter.sh/capacity-type"
+	variantLabel    = "e2e.prebind.dev/variant"
+	kubeScheduler   = "system:kube-scheduler"
+	secondNodesRack = "rack-2-1"
+)
+
+// What is about mutators has an installation of its own, with all of them on, and
+// beside it replicas with other flags, which have the binds of namespaces of their
+// own.
+func TestMutators(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 0,
+		"--mutators=*,node-info,bind-info,device-info",
+		"--topology-labels=example.com/net-*=n-*",
+		"--topology-path="+strings.Join([]string{corev1.LabelTopologyRegion, corev1.LabelTopologyZone, cluster.RackLabel, corev1.LabelHostname}, ","),
+		"--topology-pod-labels=rack,n-leaf",
+		"--node-info-annotations="+serialNote+","+ownerNote+"=team",
+	)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "mutators/device-info"))
+	for range 2 {
+		_, err := w.start(t.Context())
+		require.NoError(t, err)
+	}
+	off := &variant{name: "off", args: []string{"--mutators=", "--prebind-plugins="}}
+	required := &variant{name: "required", args: []string{"--topology-labels=" + cluster.RackLabel, "--required-mutators=topology"}}
+	// It is one replica, which sees every call of a bind.
+	replacing := &variant{name: "replacing", args: []string{
+		"--mutators=*,bind-info", "--topology-labels=" + cluster.RackLabel, "--topology-pod-labels=*", "--topology-replace-pod-labels",
+	}}
+	w.beside(t, off, required, replacing)
+
+	t.Run("facts", func(t *testing.T) { testFacts(t, w) })
+	t.Run("bind-info of a wait", func(t *testing.T) { testBindInfoOfAWait(t, replacing) })
+	t.Run("pod labels", func(t *testing.T) { testPodLabels(t, w) })
+	t.Run("pod labels and the user's", func(t *testing.T) { testUsersLabels(t, w, replacing) })
+	t.Run("required", func(t *testing.T) { testRequiredMutator(t, required) })
+	t.Run("no room for annotations", func(t *testing.T) { testNoRoomForAnnotations(t, w) })
+	t.Run("passes through", func(t *testing.T) { testPassesThrough(t, w, off) })
+	t.Run("claimed devices", func(t *testing.T) { testClaimedDevices(t, w) })
+	t.Run("manifests", func(t *testing.T) { testManifests(t, w) })
+}
+
+// variant is a replica with flags of its own in the same cluster, for the binds of
+// namespaces of its own.
+type variant struct {
+	name string
+	args []string
+
+	*world
+	replica *install.Replica
+}
+
+// labels are those of its namespaces. What the shipped webhook configuration leaves
+// out is the variant's.
+func (v *variant) labels() map[string]string {
+	return map[string]string{variantLabel: v.name, "prebind.dev/exempt": ""}
+}
+
+func (v *variant) bench(t *testing.T) *bench {
+	t.Helper()
+	return newBench(t, v.world, v.labels())
+}
+
+// beside starts the variants and returns when the API server asks them.
+func (w *world) beside(t *testing.T, variants ...*variant) {
+	t.Helper()
+	everybody := w.prebind.Replicas()
+	for i, v := range variants {
+		var err error
+		v.world = w
+		v.replica, err = w.prebind.Start(t.Context(), v.args...)
+		require.NoError(t, err)
+		v.register(t, int32(1000+i))
+	}
+	w.prebind.RouteTo(everybody...)
+	for _, v := range variants {
+		b := v.bench(t)
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			// There is no such pod: Prebind sees the Binding, and the API server says so.
+			err := b.client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			require.Error(c, err)
+			assert.NotEmpty(c, b.decisions())
+		}, patience, 100*time.Millisecond, "the API server should ask the replica %s", v.name)
+	}
+}
+
+// register has the binds sent to the variant: by a copy of the shipped webhook
+// configuration, and by another port of the same Service, so that the certificate
+// is the right one.
+func (v *variant) register(t *testing.T, port int32) {
+	t.Helper()
+	v.cluster.Services().Route(install.Namespace, install.Service, port, cluster.Backend{
+		Address: v.replica.WebhookAddress(), Ready: cluster.HTTPReady("http://" + v.replica.HealthAddress() + "/readyz"),
+	})
+	_, err := v.client.CoreV1().Services(install.Namespace).Patch(t.Context(), install.Service, types.JSONPatchType,
+		[]byte(`[{"op":"add","path":"/spec/ports/-","value":{"name":"`+v.name+`","port":`+strconv.Itoa(int(port))+`}}]`), metav1.PatchOptions{})
+	require.NoError(t, err)
+
+	configs := v.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	config, err := configs.Get(t.Context(), "prebind", metav1.GetOptions{})
+	require.NoError(t, err)
+	config.ObjectMeta = metav1.ObjectMeta{Name: "prebind-" + v.name}
+	config.Webhooks[0].ClientConfig.Service.Port = &port
+	config.Webhooks[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: v.labels()}
+	_, err = configs.Create(t.Context(), config, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+// knownNode makes a node that says of itself all that there is to say.
+func (b *bench) knownNode() (name string, pod []gen.PodOption) {
+	b.t.Helper()
+	name = "known-" + b.ns
+	labels := cluster.WithLabels(map[string]string{
+		b.label(): "yes", leafLabel: "leaf-7", spineLabel: "spine-2", cluster.RackLabel: "rack-42",
+		corev1.LabelInstanceTypeStable: "m7.large", capacityLabel: "spot",
+	})
+	taint := cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule})
+	say := func(node *corev1.Node) {
+		node.Annotations = map[string]string{serialNote: "SN 0042 / β", ownerNote: `{"team":"storage"}`, "example.com/secret": "not to be told"}
+		node.Spec.ProviderID = "example:///zone-1/i-0123456789"
+		node.Status.NodeInfo = corev1.NodeSystemInfo{
+			Architecture: "amd64", OperatingSystem: "linux", OSImage: "Example Linux 12 (stable)",
+			KernelVersion: "6.12.9-1", KubeletVersion: "v1.36.3", ContainerRuntimeVersion: "containerd://2.1.0",
+		}
+		node.Status.Addresses = []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: "10.1.2.3"},
+			{Type: corev1.NodeExternalIP, Address: "203.0.113.7"},
+			{Type: corev1.NodeInternalIP, Address: "fd00::7"},
+			{Type: corev1.NodeInternalDNS, Address: "known.internal.example.com"},
+			{Type: corev1.NodeExternalDNS, Address: "known.example.com"},
+			{Type: corev1.NodeHostName, Address: "known"},
+		}
+	}
+	require.NoError(b.t, cluster.CreateNodes(b.t.Context(), b.client, cluster.Node(name, labels, taint, say)))
+	return name, []gen.PodOption{b.steered(), gen.Tolerates(b.label())}
+}
+
+func (b *bench) node(name string) *corev1.Node {
+	b.t.Helper()
+	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), name, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	return node
+}
+
+// factsOf is what topology and node-info tell of a knownNode, as the API server
+// has it.
+func factsOf(node *corev1.Node) map[string]string {
+	l, info := node.Labels, node.Status.NodeInfo
+	address := func(i int) string { return node.Status.Addresses[i].Address }
+	facts := map[string]string{
+		"topology.prebind.dev/zone":     l[corev1.LabelTopologyZone],
+		"topology.prebind.dev/region":   l[corev1.LabelTopologyRegion],
+		"topology.prebind.dev/hostname": l[corev1.LabelHostname],
+		rackPodLabel:                    l[cluster.RackLabel],
+		"topology.prebind.dev/n-leaf":   l[leafLabel],
+		"topology.prebind.dev/n-spine":  l[spineLabel],
+		pathNote:                        pathOf(node),
+	}
+	for key, value := range map[string]string{
+		"instance-type":             l[corev1.LabelInstanceTypeStable],
+		"capacity-type":             l[capacityLabel],
+		"provider-id":               node.Spec.ProviderID,
+		"architecture":              info.Architecture,
+		"operating-system":          info.OperatingSystem,
+		"os-image":                  info.OSImage,
+		"kernel-version":            info.KernelVersion,
+		"kubelet-version":           info.KubeletVersion,
+		"container-runtime-version": info.ContainerRuntimeVersion,
+		"internal-ip":               address(0) + "," + address(2),
+		"external-ip":               address(1),
+		"internal-dns":              address(3),
+		"external-dns":              address(4),
+		"hostname":                  address(5),
+		"serial":                    node.Annotations[serialNote],
+		"team":                      node.Annotations[ownerNote],
+	} {
+		facts[nodeInfo+key] = value
+	}
+	return facts
+}
+
+func pathOf(node *corev1.Node) string {
+	l := node.Labels
+	return strings.Join([]string{l[corev1.LabelTopologyRegion], l[corev1.LabelTopologyZone], l[cluster.RackLabel], l[corev1.LabelHostname]}, "/")
+}
+
+// ours are the entries under Prebind's domain.
+func ours(all map[string]string) map[string]string {
+	out := maps.Clone(all)
+	maps.DeleteFunc(out, func(key, _ string) bool {
+		prefix, _, _ := strings.Cut(key, "/")
+		return !strings.HasSuffix(prefix, ".prebind.dev")
+	})
+	return out
+}
+
+// whoami is the user that posts the Bindings by hand.
+func (b *bench) whoami() string {
+	b.t.Helper()
+	review, err := b.client.AuthenticationV1().SelfSubjectReviews().Create(b.t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	require.NotEmpty(b.t, review.Status.UserInfo.Username)
+	return review.Status.UserInfo.Username
+}
+
+// A bound pod tells all that there is to tell of its node and its bind, and no
+// more, whoever has bound it and by whichever path.
+func testFacts(t *testing.T, w *world) {
+	legacy := func(b *bench, node string) error {
+		return b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("bindings").Body(b.binding(node)).Do(t.Context()).Error()
+	}
+	tests := map[string]struct {
+		reason    string
+		scheduler string
+		bind      func(b *bench, node string) error
+	}{
+		"kube-scheduler":       {reason: "it is not changed for Prebind", scheduler: cluster.DefaultScheduler},
+		"by hand":              {reason: "any client is a scheduler", scheduler: byHand, bind: func(b *bench, node string) error { return b.bindByHand(b.binding(node)) }},
+		"by hand, legacy path": {reason: "it is a bind like any other", scheduler: byHand, bind: legacy},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			node, options := b.knownNode()
+			created := b.podWith(tc.scheduler, options...)
+			user := kubeScheduler
+			if tc.bind != nil {
+				user = b.whoami()
+				require.NoError(t, tc.bind(b, node))
+			}
+			pod := b.untilBound()
+			require.Equal(t, node, pod.Spec.NodeName)
+
+			want := factsOf(b.node(node))
+			for key, value := range want {
+				require.NotEmpty(t, value, "the node should say something for %s", key)
+			}
+			want[bindInfo+"user"], want[bindInfo+"scheduler"], want[bindInfo+"calls"] = user, tc.scheduler, "1"
+			got := ours(pod.Annotations)
+			at, waited := got[bindInfo+"time"], got[bindInfo+"waited"]
+			delete(got, bindInfo+"time")
+			delete(got, bindInfo+"waited")
+			assert.Equal(t, want, got, tc.reason)
+			b.assertRecent(at, created.CreationTimestamp.Time)
+			assert.Regexp(t, `^\d+\.\d{3}s$`, waited)
+			assert.Less(t, parse(t, waited), 5*time.Second, "no call was held, for there was nothing to wait for")
+
+			assert.Equal(t, map[string]string{rackPodLabel: "rack-42", "topology.prebind.dev/n-leaf": "leaf-7"}, ours(pod.Labels),
+				"those that are to be labels as well, and no other")
+			assert.Equal(t, []string{"allowed"}, b.decisions())
+		})
+	}
+}
+
+// assertRecent checks a time that the pod tells, which has whole seconds.
+func (b *bench) assertRecent(at string, since time.Time) {
+	b.t.Helper()
+	told, err := time.Parse(time.RFC3339, at)
+	require.NoError(b.t, err)
+	assert.True(b.t, strings.HasSuffix(at, "Z"), "%s should be in UTC", at)
+	assert.WithinRange(b.t, told, since.Add(-time.Second), time.Now())
+}
+
+func parse(t *testing.T, duration string) time.Duration {
+	t.Helper()
+	d, err := time.ParseDuration(duration)
+	require.NoError(t, err)
+	return d
+}
+
+// A pod that had to wait for its volume tells how long, how often its scheduler
+// had to ask, and which attempt made it ready.
+func testBindInfoOfAWait(t *testing.T, v *variant) {
+	for name, by := range binders {
+		if !by.volumesByPrebind {
+			continue // It never waits in Prebind.
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := v.bench(t)
+			b.claim("data", b.dynamic("8s"))
+			created := b.podWith(by.scheduler, gen.UsesClaim("data"))
+			began, user := time.Now(), kubeScheduler
+			if by.scheduler == byHand {
+				user = b.whoami()
+				require.NoError(t, b.bindByHand(b.binding("node-1")))
+			}
+			pod := b.untilBound()
+			took := time.Since(began)
+			b.assertClaimBound("data", pod.Spec.NodeName)
+
+			said, told := b.decisions(), pod.Annotations
+			assert.Greater(t, len(said), 1, "a wait of 8 s should take more than one call")
+			assert.Equal(t, strconv.Itoa(len(said)), told[bindInfo+"calls"])
+			waited := parse(t, told[bindInfo+"waited"])
+			assert.GreaterOrEqual(t, waited, 8*time.Second, "the volume took so long")
+			if by.scheduler == byHand {
+				assert.LessOrEqual(t, waited, took)
+			}
+			assert.Equal(t, user, told[bindInfo+"user"])
+			assert.Equal(t, by.scheduler, told[bindInfo+"scheduler"])
+			b.assertRecent(told[bindInfo+"time"], created.CreationTimestamp.Add(waited))
+			require.NotEmpty(t, told[attemptKey])
+			assert.Equal(t, told[attemptKey], told[bindInfo+"attempt"])
+		})
+	}
+}
+
+// changed makes the pod "pod" with a spec that no option is for.
+func (b *bench) changed(scheduler string, change func(*corev1.Pod)) *corev1.Pod {
+	b.t.Helper()
+	pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())
+	change(pod)
+	pod, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	return pod
+}
+
+// placed makes the pod and binds it to the node by hand.
+func (b *bench) placed(name, node string) {
+	b.t.Helper()
+	pod, err := b.createPod(name, byHand)
+	require.NoError(b.t, err)
+	require.NoError(b.t, b.bindByHand(gen.Binding(pod, node)))
+}
+
+// The rack as a label of bound pods steers pods that come later.
+func testPodLabels(t *testing.T, w *world) {
+	inRack := func(rack string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{rackPodLabel: rack}}
+	}
+
+	t.Run("affinity", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		b.placed("one", "node-1")
+		b.placed("other", "node-5")
+		rack := b.node("node-5").Labels[cluster.RackLabel]
+		b.changed(cluster.DefaultScheduler, func(pod *corev1.Pod) {
+			pod.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: inRack(rack), TopologyKey: corev1.LabelHostname}},
+			}}
+		})
+		assert.Equal(t, "node-5", b.untilBound().Spec.NodeName, "where the pod is that is labelled with the rack")
+	})
+
+	for name, tc := range map[string]struct {
+		reason, rack, want string
+	}{
+		"spread":                 {reason: "its constraint counts the two pods of the rack", rack: secondNodesRack, want: "node-3"},
+		"spread by another rack": {reason: "no pod is counted, so it goes where it likes it best", rack: "rack-9-9", want: "node-2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			b.allow("node-2")
+			b.allow("node-3")
+			require.Equal(t, secondNodesRack, b.node("node-2").Labels[cluster.RackLabel])
+			b.placed("one", "node-2")
+			b.placed("two", "node-2")
+			b.changed(cluster.DefaultScheduler, func(pod *corev1.Pod) {
+				pod.Spec.NodeSelector = map[string]string{b.label(): "yes"}
+				pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+					PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: corev1.NodeSelectorTerm{
+						MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-2"}}},
+					}}},
+				}}
+				pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+					TopologyKey: corev1.LabelHostname, MaxSkew: 1, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: inRack(tc.rack),
+				}}
+			})
+			assert.Equal(t, tc.want, b.untilBound().Spec.NodeName, tc.reason)
+		})
+	}
+}
+
+// A label of the user's own is theirs, unless the operator has said otherwise; the
+// annotation tells the truth in any case.
+func testUsersLabels(t *testing.T, w *world, replacing *variant) {
+	keeping := func(t *testing.T) *bench { return newBench(t, w, nil) }
+	tests := map[string]struct {
+		reason         string
+		bench          func(t *testing.T) *bench
+		pod, binding   string
+		want, warnings string
+	}{
+		"none": {reason: "it is added", bench: keeping, want: "rack-1-2"},
+		"of the pod": {
+			reason: "others select by it", bench: keeping, pod: "mine",
+			want: "mine", warnings: "topology: the pod's own value of the label " + rackPodLabel + " is kept",
+		},
+		"of the Binding": {
+			reason: "the scheduler knows why", bench: keeping, binding: "theirs",
+			want: "theirs", warnings: "topology: the Binding's own value of the label " + rackPodLabel + " is kept",
+		},
+		"of both": {
+			reason: "the Binding's counts, as without Prebind", bench: keeping, pod: "mine", binding: "theirs",
+			want: "theirs", warnings: "topology: the Binding's own value of the label " + rackPodLabel + " is kept",
+		},
+		"equal":           {reason: "there is nothing to tell", bench: keeping, pod: "rack-1-2", want: "rack-1-2"},
+		"none, replacing": {reason: "it is added", bench: replacing.bench, want: "rack-1-2"},
+		"of the pod, replacing": {
+			reason: "the operator wants it so", bench: replacing.bench, pod: "mine",
+			want: "rack-1-2", warnings: "topology: the pod's value of the label " + rackPodLabel + " is replaced",
+		},
+		"of the Binding, replacing": {
+			reason: "the operator wants it so", bench: replacing.bench, binding: "theirs",
+			want: "rack-1-2", warnings: "topology: the Binding's value of the label " + rackPodLabel + " is replaced",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := tc.bench(t)
+			var pod []gen.PodOption
+			var binding []gen.BindingOption
+			if tc.pod != "" {
+				pod = append(pod, gen.Label(rackPodLabel, tc.pod))
+			}
+			if tc.binding != "" {
+				binding = append(binding, gen.Label(rackPodLabel, tc.binding))
+			}
+			b.podWith(byHand, pod...)
+			client, warned := b.listeningClient()
+			require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-4", binding...), metav1.CreateOptions{}))
+			bound := b.untilBound()
+			assert.Equal(t, tc.want, bound.Labels[rackPodLabel], tc.reason)
+			assert.Equal(t, "rack-1-2", bound.Annotations[rackPodLabel])
+			if tc.warnings == "" {
+				assert.Empty(t, warned.all())
+			} else {
+				assert.Equal(t, []string{"prebind: " + tc.warnings}, warned.all())
+			}
+		})
+	}
+}
+
+// A pod that must know its rack is not bound where there is none.
+func testRequiredMutator(t *testing.T, v *variant) {
+	words := []string{"topology", "no label " + cluster.RackLabel}
+	rackless := func(b *bench) (string, []gen.PodOption) {
+		name := "rackless-" + b.ns
+		require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(name,
+			cluster.WithLabels(map[string]string{cluster.RackLabel: "", b.label(): "yes"}),
+			cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule}))))
+		return name, []gen.PodOption{b.steered(), gen.Tolerates(b.label())}
+	}
+
+	t.Run("by hand", func(t *testing.T) {
+		t.Parallel()
+		b := v.bench(t)
+		node, options := rackless(b)
+		b.podWith(byHand, options...)
+		b.assertRefused(b.bindByHand(b.binding(node)), append(words, "Node "+node)...)
+		assert.Equal(t, []string{"refused"}, b.decisions())
+
+		b.allow("node-6")
+		require.NoError(t, b.bindByHand(b.binding("node-6")))
+		assert.Equal(t, "rack-3-2", b.untilBound().Annotations[rackPodLabel])
+	})
+
+	t.Run("kube-scheduler", func(t *testing.T) {
+		t.Parallel()
+		b := v.bench(t)
+		node, options := rackless(b)
+		b.podWith(cluster.DefaultScheduler, options...)
+		b.untilEvent(append(words, "BindRefused", node)...)
+		b.untilEvent(append(words, "FailedScheduling")...)
+		b.forbid(node)
+		b.allow("node-6")
+		bound := b.untilBound()
+		assert.Equal(t, "node-6", bound.Spec.NodeName)
+		assert.Equal(t, "rack-3-2", bound.Annotations[rackPodLabel])
+	})
+
+	t.Run("others need not", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, v.world, nil)
+		node, options := rackless(b)
+		b.podWith(byHand, options...)
+		require.NoError(t, b.bindByHand(b.binding(node)))
+		told := b.untilBound().Annotations
+		assert.NotContains(t, told, rackPodLabel)
+		assert.NotContains(t, told, pathNote, "with a gap it would be that of another place")
+		assert.Equal(t, node, told["topology.prebind.dev/hostname"])
+	})
+}
+
+// A pod that has used up what annotations may take is not bound: one annotation
+// more, and it could never be updated again.
+func testNoRoomForAnnotations(t *testing.T, w *world) {
+	const key, limit = "example.com/blob", 256 << 10
+	for name, tc := range map[string]struct {
+		reason string
+		// free is what the pod leaves.
+		free  int
+		bound bool
+	}{
+		"none left":  {reason: "what the mutators tell does not fit in", free: 10},
+		"some space": {reason: "it fits in", free: 4 << 10, bound: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			b.podWith(byHand, gen.Annotation(key, strings.Repeat("x", limit-tc.free-len(key))))
+			err := b.bindByHand(b.binding("node-1"))
+			if tc.bound {
+				require.NoError(t, err, tc.reason)
+				b.untilBound()
+				assert.NoError(t, b.patchLabels(), "the pod can be updated")
+				return
+			}
+			b.assertInvalid(err, "metadata.annotations", "Too long")
+			assert.Empty(t, ours(b.until("still unbound", notBound).Annotations), tc.reason)
+		})
+	}
+}

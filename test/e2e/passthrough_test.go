@@ -1,0 +1,271 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+	"github.com/prebind/prebind/webhook"
+)
+
+// exempt is a namespace where the API server binds as if Prebind were not there.
+var exempt = map[string]string{"prebind.dev/exempt": ""}
+
+// The API server stores whatever metadata a Binding brings, and then refuses every
+// update of that pod, the kubelet's included. With Prebind it is never stored.
+func TestMetadataThatNoPodSurvives(t *testing.T) {
+	t.Parallel()
+	const blob = "example.com/blob"
+	kib := func(n int) string { return strings.Repeat("x", n<<10) }
+	tests := map[string]struct {
+		pod     []gen.PodOption
+		binding gen.BindingOption
+		// key, in annotations or labels, is what the Binding brings.
+		key   string
+		label bool
+		says  []string
+	}{
+		"invalid annotation key": {
+			binding: gen.Annotation("bad key", "x"), key: "bad key",
+			says: []string{"metadata.annotations", `"bad key"`, "name part must consist of"},
+		},
+		"annotation key with two slashes": {
+			binding: gen.Annotation("example.com/rack/row", "7"), key: "example.com/rack/row",
+			says: []string{"metadata.annotations", `"example.com/rack/row"`},
+		},
+		"annotations of 300 KiB": {
+			binding: gen.Annotation(blob, kib(300)), key: blob,
+			says: []string{"metadata.annotations", "Too long", "262144"},
+		},
+		"annotations of pod and Binding, of 300 KiB together": {
+			pod:     []gen.PodOption{gen.Annotation("example.com/pods", kib(200))},
+			binding: gen.Annotation(blob, kib(100)), key: blob,
+			says: []string{"metadata.annotations", "Too long", "262144"},
+		},
+		"invalid label value": {
+			binding: gen.Label("example.com/rack", "in the cellar"), key: "example.com/rack", label: true,
+			says: []string{"metadata.labels", `"in the cellar"`},
+		},
+		"invalid label key": {
+			binding: gen.Label("example.com/the rack", "7"), key: "example.com/the rack", label: true,
+			says: []string{"metadata.labels", `"example.com/the rack"`},
+		},
+	}
+	for name, tc := range tests {
+		brought := func(pod *corev1.Pod) map[string]string {
+			if tc.label {
+				return pod.Labels
+			}
+			return pod.Annotations
+		}
+		t.Run(name+", without Prebind", func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, exempt)
+			b.podWith(byHand, tc.pod...)
+			require.NoError(t, b.bindByHand(b.binding("node-1", tc.binding)), "the API server does not look at it")
+			assert.Empty(t, b.decisions())
+			assert.Contains(t, brought(b.untilBound()), tc.key)
+			for what, err := range map[string]error{"labels": b.patchLabels(), "status": b.patchStatus("pod")} {
+				assert.True(t, apierrors.IsInvalid(err), "the update of the %s should be refused: %v", what, err)
+				assert.ErrorContains(t, err, tc.says[0])
+			}
+		})
+		t.Run(name+", with Prebind", func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			created := b.podWith(byHand, tc.pod...)
+			b.assertInvalid(b.bindByHand(b.binding("node-1", tc.binding)), tc.says...)
+			pod := b.until("still unbound", notBound)
+			assert.Equal(t, created.ResourceVersion, pod.ResourceVersion, "nothing should be stored")
+			require.NoError(t, b.patchLabels())
+
+			require.NoError(t, b.bindByHand(b.binding("node-1")), "without it")
+			b.assertTopology(b.untilBound())
+			assert.NoError(t, b.patchStatus("pod"))
+		})
+	}
+}
+
+// patchLabels updates the pod as anybody does.
+func (b *bench) patchLabels() error {
+	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), "pod", types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"example.com/updated":"yes"}}}`), metav1.PatchOptions{})
+	return err
+}
+
+// patchStatus reports the pod to be ready, as its kubelet does.
+func (b *bench) patchStatus(name string) error {
+	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), name, types.StrategicMergePatchType,
+		[]byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+	return err
+}
+
+// assertInvalid checks that the bind was refused as invalid, with all of the words.
+func (b *bench) assertInvalid(err error, words ...string) {
+	b.t.Helper()
+	require.True(b.t, apierrors.IsInvalid(err), "it should be refused as invalid: %v (%s)", err, apierrors.ReasonForError(err))
+	for _, w := range append(words, "never be updated again") {
+		assert.ErrorContains(b.t, err, w)
+	}
+	assert.Equal(b.t, []string{"invalid"}, b.decisions())
+}
+
+// With every mutator and plugin off, Prebind has no part in what the pod gets.
+func testPassesThrough(t *testing.T, w *world, off *variant) {
+	t.Run("reviews", func(t *testing.T) { testPassesReviews(t, w, off) })
+
+	t.Run("binds", func(t *testing.T) {
+		options := []gen.PodOption{gen.Label("example.com/app", "web"), gen.Annotation("example.com/owner", "me"), gen.Annotation("topology.prebind.dev/rack", "forged")}
+		binding := []gen.BindingOption{
+			gen.Label("example.com/by", "hand"), gen.Annotation("example.com/chosen-by", "hand"), gen.Annotation("topology.prebind.dev/zone", "forged"),
+			// A plugin that is off reads no annotations.
+			gen.Annotation("node-state.prebind.dev/expect", "there=is-no-such-label"), gen.Annotation("device.prebind.dev/gpu", "not valid: ;"),
+		}
+		binds := map[string]struct {
+			scheduler string
+			bind      func(b *bench) error
+		}{
+			"kube-scheduler": {scheduler: cluster.DefaultScheduler, bind: func(*bench) error { return nil }},
+			"by hand":        {scheduler: byHand, bind: func(b *bench) error { return b.bindByHand(b.binding("node-3", binding...)) }},
+			"by hand, legacy path": {scheduler: byHand, bind: func(b *bench) error {
+				return b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("bindings").
+					Body(b.binding("node-3", binding...)).Do(b.t.Context()).Error()
+			}},
+		}
+		for name, tc := range binds {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				bound := func(labels map[string]string) (*bench, *corev1.Pod) {
+					b := newBench(t, w, labels)
+					b.allow("node-3")
+					b.podWith(tc.scheduler, append(options, b.steered())...)
+					require.NoError(t, tc.bind(b))
+					return b, b.untilBound()
+				}
+				b, with := bound(off.labels())
+				_, without := bound(exempt)
+				assert.Equal(t, without.Annotations, with.Annotations)
+				assert.Equal(t, without.Labels, with.Labels)
+				assert.Equal(t, "forged", with.Annotations[rackPodLabel], "nobody owns the key")
+				assert.Equal(t, []string{"passed-through"}, b.decisions())
+				assert.NotContains(t, with.Annotations, attemptKey)
+			})
+		}
+	})
+
+	t.Run("metadata is checked", func(t *testing.T) {
+		t.Parallel()
+		b := off.bench(t)
+		b.podWith(byHand)
+		b.assertInvalid(b.bindByHand(b.binding("node-1", gen.Annotation("bad key", "x"))), `"bad key"`)
+	})
+
+	t.Run("what is required is missing", func(t *testing.T) {
+		t.Parallel()
+		b := off.bench(t)
+		b.podWith(byHand)
+		b.assertNotSwitchedOn(b.bindByHand(b.binding("node-1", requires("device"))), "device", "(on: )")
+		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+	})
+}
+
+// The answer to a review has no patch at all, whatever the Binding looks like.
+func testPassesReviews(t *testing.T, w *world, off *variant) {
+	t.Parallel()
+	b := off.bench(t)
+	b.pod(byHand)
+	const (
+		subresource = "pods/binding"
+		legacy      = "bindings"
+		target      = `"target":{"kind":"Node","name":"node-1"}`
+	)
+	tests := map[string]struct {
+		reason, path, object string
+		// others is what a replica with everything on says of the same review.
+		others string
+	}{
+		"plain": {reason: "the UID is not pinned", path: subresource, object: `{"metadata":{"name":"pod"},` + target + `}`, others: "allowed"},
+		"annotations and labels": {
+			reason: "they are left as they are", path: subresource, others: "allowed",
+			object: `{"metadata":{"name":"pod","annotations":{"z/a":"1","example.com/x.y":""},"labels":{"example.com/a":"b"}},` + target + `}`,
+		},
+		"a mutator's own key":          {reason: "no mutator is on", path: subresource, object: `{"metadata":{"annotations":{"topology.prebind.dev/zone":"forged"}},` + target + `}`, others: "allowed"},
+		"a plugin's parameters":        {reason: "no plugin is on", path: subresource, object: `{"metadata":{"annotations":{"node-state.prebind.dev/expect":"no=such"}},` + target + `}`, others: "refused"},
+		"a budget that is none":        {reason: "there is nothing to wait for", path: subresource, object: `{"metadata":{"annotations":{"binder.prebind.dev/timeout":"soon"}},` + target + `}`, others: "invalid"},
+		"null annotations":             {reason: "they are left as they are", path: subresource, object: `{"metadata":{"annotations":null,"creationTimestamp":null},` + target + `}`, others: "allowed"},
+		"no metadata":                  {reason: "none is made", path: subresource, object: `{` + target + `}`, others: "allowed"},
+		"fields that Prebind lacks":    {reason: "a later API may have them", path: subresource, object: `{"metadata":{"new":1},"spec":{"new":[1]},` + target + `}`, others: "allowed"},
+		"legacy":                       {reason: "it is the other way to bind", path: legacy, object: `{"metadata":{"name":"pod","annotations":{"a":"b"}},` + target + `}`, others: "allowed"},
+		"a node that does not exist":   {reason: "that is between the scheduler and the API server", path: subresource, object: `{"target":{"name":"node-none"}}`, others: "refused"},
+		"a target that is no node":     {reason: "the API server's own answer is the right one", path: subresource, object: `{"target":{"kind":"Minion","name":"node-1"}}`, others: "passed-through"},
+		"legacy, of a pod that is not": {reason: "the API server's own answer is the right one", path: legacy, object: `{"metadata":{"name":"none"},` + target + `}`, others: "passed-through"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, dryRun := range []bool{false, true} {
+				request := &admissionv1.AdmissionRequest{
+					UID:       types.UID(name),
+					Kind:      metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+					Resource:  metav1.GroupVersionResource{Version: "v1", Resource: tc.path},
+					Namespace: b.ns, Operation: admissionv1.Create, DryRun: &dryRun,
+					Object: runtime.RawExtension{Raw: []byte(`{"kind":"Binding","apiVersion":"v1",` + tc.object[1:])},
+				}
+				if tc.path == subresource {
+					request.Name, request.Resource.Resource, request.SubResource = "pod", "pods", "binding"
+				}
+				got := b.review(off.replica, request)
+				assert.Equal(t, &admissionv1.AdmissionResponse{
+					UID: request.UID, Allowed: true, AuditAnnotations: map[string]string{"decision": "passed-through"},
+				}, got, tc.reason)
+
+				if !dryRun {
+					continue // The others would begin to bind the pod, or tell it that they do not.
+				}
+				others := b.review(w.prebind.Replicas()[0], request)
+				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "with everything on the review should not be empty: %v", others)
+				assert.Equal(t, tc.others == "allowed", len(others.Patch) > 0)
+			}
+		})
+	}
+}
+
+// review posts a review to the replica itself, as the API server does.
+func (b *bench) review(replica *install.Replica, request *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	b.t.Helper()
+	body, err := json.Marshal(&admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"}, Request: request,
+	})
+	require.NoError(b.t, err)
+	post, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, "https://"+replica.WebhookAddress()+webhook.Path+"?timeout=10s", bytes.NewReader(body))
+	require.NoError(b.t, err)
+	post.Header.Set("Content-Type", "application/json")
+	response, err := insecure.Do(post)
+	require.NoError(b.t, err)
+	defer response.Body.Close()
+	body, err = io.ReadAll(response.Body)
+	require.NoError(b.t, err)
+	require.Equal(b.t, http.StatusOK, response.StatusCode, "%s", body)
+	var review admissionv1.AdmissionReview
+	require.NoError(b.t, json.Unmarshal(body, &review))
+	require.NotNil(b.t, review.Response)
+	return review.Response
+}
