@@ -5,11 +5,10 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -36,7 +35,7 @@ const ownedClasses = raceClass + ",owned-template.example.com,owned-slow.example
 func TestResourceClaimsAllocate(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0, "--resource-claims-allocate="+ownedClasses)
-	w.addComponent(t, "plugins/resource-claims-allocate")
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
 	for range 2 {
 		_, err := w.start(t.Context())
 		require.NoError(t, err)
@@ -58,14 +57,6 @@ func TestResourceClaimsAllocate(t *testing.T) {
 	t.Run("killed after it is allowed", func(t *testing.T) { testKilledAfterReservation(t, w, hook) })
 	t.Run("killed while it waits", func(t *testing.T) { testKilledWhileWaiting(t, w) })
 	t.Run("switched off", func(t *testing.T) { testResourceClaimsOff(t, w) })
-}
-
-// addComponent applies a component of config/webhook that is left out as shipped.
-func (w *world) addComponent(t *testing.T, component string) {
-	t.Helper()
-	dir := filepath.Join("..", "..", "config", "webhook", filepath.FromSlash(component))
-	out, err := w.cluster.Kubectl(t.Context(), "apply", "-f", filepath.Join(dir, "role.yaml"), "-f", filepath.Join(dir, "rolebinding.yaml")).CombinedOutput()
-	require.NoError(t, err, "%s", out)
 }
 
 // laterHook refuses so many Bindings of a namespace, after Prebind was asked.
@@ -166,24 +157,30 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 }
 
 // kube-scheduler takes its own reservation back when its bind fails, and makes it
-// again; Prebind has no part in it.
+// again at once; Prebind has no part in it, however far its cache is behind.
 func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
-	b := newBench(t, w, nil)
-	d := b.newDeviceDriver(b.ns + ".example.com")
-	d.publish("node-3", gen.Device("gpu-0"))
-	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
-	seen := b.watchResourceClaims()
-	hook.refuse(b, 1)
-	b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
-	b.untilEvent("FailedScheduling", "says the hook")
-	pod := b.untilBound()
-	for _, claim := range seen.upTo(b, b.assertReserved("gpu", pod)) {
-		assert.Empty(t, marksOn(claim))
-		assert.False(t, writtenByPrebind(claim))
+	for i := range 10 {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			d := b.newDeviceDriver(b.ns + ".example.com")
+			d.publish("node-3", gen.Device("gpu-0"))
+			b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
+			seen := b.watchResourceClaims()
+			hook.refuse(b, 1)
+			b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
+			b.untilEvent("FailedScheduling", "says the hook")
+			pod := b.untilBound()
+			for _, claim := range seen.upTo(b, b.assertReserved("gpu", pod)) {
+				assert.Empty(t, marksOn(claim))
+				assert.False(t, writtenByPrebind(claim))
+			}
+			assert.Equal(t, []string{"allowed", "allowed"}, b.decisions(), "%q", b.events())
+			assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+			assert.False(t, says(b.events(), "PreBindRolledBack"), "%q", b.events())
+		})
 	}
-	assert.Equal(t, []string{"allowed", "allowed"}, b.decisions())
-	assert.False(t, says(b.events(), "PreBindRolledBack"), "%q", b.events())
 }
 
 // attemptOn is the attempt that has marked the claim for the pod.
@@ -198,9 +195,7 @@ func (b *bench) attemptOn(claim *resourcev1.ResourceClaim, pod *corev1.Pod) stri
 // again when the test is over.
 func (b *bench) killReplicaOf(attempt string) {
 	b.t.Helper()
-	held, err := json.Marshal(map[string]string{"attempt": attempt})
-	require.NoError(b.t, err)
-	killed := b.replicaOf(string(held))
+	killed := b.replicaOfAttempt(attempt)
 	require.NoError(b.t, killed.Kill())
 	b.t.Cleanup(func() { assert.NoError(b.t, killed.Restart(context.WithoutCancel(b.t.Context()))) })
 }
@@ -281,13 +276,14 @@ func testResourceClaimsOff(t *testing.T, w *world) {
 	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
 }
 
-// A cluster whose API server knows no ResourceClaims: the plugin is left out, with a
-// line that says so, and the rest works.
+// A cluster whose API server knows no ResourceClaims, as that of Kubernetes 1.33: the
+// plugin is left out, with a line that says so, and the rest works.
 func TestResourceClaimsAbsent(t *testing.T) {
 	t.Parallel()
-	// kube-scheduler 1.36 does not get ready without them.
-	c := clustertest.Start(t, cluster.Options{Audit: true, WithoutScheduler: true, ExtraArgs: map[string][]string{
-		cluster.APIServer: {"--runtime-config=resource.k8s.io/v1=false"},
+	// A control plane of 1.36 does not get ready when only the API is switched off.
+	emulated := []string{"--emulated-version=1.33"}
+	c := clustertest.Start(t, cluster.Options{Audit: true, ExtraArgs: map[string][]string{
+		cluster.APIServer: emulated, cluster.ControllerManager: emulated, cluster.Scheduler: emulated,
 	}})
 	w, err := newWorld(t.Context(), c, shared.prebind.Binary(), 1)
 	require.NoError(t, err)
@@ -308,11 +304,11 @@ func TestResourceClaimsAbsent(t *testing.T) {
 	assert.Contains(t, lines[0], `plugin="resource-claims"`)
 	assert.Contains(t, lines[0], "resource.k8s.io/v1, Kind=ResourceClaim")
 
-	b := newBench(t, w, nil)
-	b.claim("data", b.dynamic("1s"))
-	b.pod(byHand, "data")
-	require.NoError(t, b.bindByHand(b.binding("node-1")))
-	b.assertTopology(b.untilBound())
-	b.assertClaimBound("data", "node-1")
+	for _, scheduler := range []string{byHand, cluster.NoPreBindScheduler} {
+		b := newBench(t, w, nil)
+		b.claim("data", b.dynamic("1s"))
+		pod := b.bind(scheduler, "node-1", "data")
+		b.assertClaimBound("data", pod.Spec.NodeName)
+	}
 	require.NoError(t, replica.Err())
 }
