@@ -11,6 +11,8 @@ func TestOneReplica(t *testing.T) {
 	w := ownWorld(t, 1, "--hold=1s") // Short calls, so that there are more of them.
 	t.Run("undisturbed", func(t *testing.T) {
 		testAttemptAnnotation(t, w)
+		testNodeDrained(t, w)
+		testDeviceRecordIsLostWhileBinding(t, w)
 	})
 	t.Run("refused afterwards", func(t *testing.T) {
 		testRefusedAfterwards(t, w)

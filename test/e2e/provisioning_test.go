@@ -34,6 +34,7 @@ func TestProvisionerAsksForAnotherNode(t *testing.T) {
 				for _, words := range []string{b.ns + "/data", full, "asks for another node"} {
 					assert.ErrorContains(t, err, words)
 				}
+				b.allow(free)
 				require.NoError(t, b.bindByHand(b.binding(free)))
 			} else {
 				if by.volumesByPrebind {
@@ -127,6 +128,7 @@ func TestNodeDeletedWhileWaiting(t *testing.T) {
 				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
 				assert.ErrorContains(t, err, "Node "+doomed)
 				b.assertUnbound("data", "the bind should end because of the node, not when the provisioner sees it")
+				b.allow(other)
 				// Until the provisioner has seen it, the claim is the node's.
 				errs := b.insist(t.Context(), b.binding(other))
 				for _, err := range errs[:len(errs)-1] {

@@ -152,7 +152,13 @@ func (b *bench) replicaOf(lock string) *install.Replica {
 	b.t.Helper()
 	var held struct{ Attempt string }
 	require.NoError(b.t, json.Unmarshal([]byte(lock), &held))
-	id, _, _ := strings.Cut(held.Attempt, "-")
+	return b.replicaOfAttempt(held.Attempt)
+}
+
+// replicaOfAttempt finds the replica that made the attempt.
+func (b *bench) replicaOfAttempt(attempt string) *install.Replica {
+	b.t.Helper()
+	id, _, _ := strings.Cut(attempt, "-")
 	for _, r := range b.prebind.Replicas() {
 		log, err := os.ReadFile(r.LogFile())
 		require.NoError(b.t, err)
@@ -160,7 +166,7 @@ func (b *bench) replicaOf(lock string) *install.Replica {
 			return r
 		}
 	}
-	require.Fail(b.t, "no replica has the attempt", lock)
+	require.Fail(b.t, "no replica has the attempt", attempt)
 	return nil
 }
 

@@ -87,8 +87,12 @@ func (s *stream) bindOne(n int) error {
 		}
 		options = append(options, gen.UsesClaim(name))
 	}
-	pod, err := s.createPod(name, s.schedulerOf(n), append(options, s.steered())...)
-	if err != nil || pod.Spec.SchedulerName != byHand {
+	scheduler := s.schedulerOf(n)
+	if scheduler != byHand {
+		options = append(options, s.steered())
+	}
+	pod, err := s.createPod(name, scheduler, options...)
+	if err != nil || scheduler != byHand {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)

@@ -118,6 +118,10 @@ func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resour
 		"uid":         claim.UID,
 		"annotations": map[string]any{markKey(p.o.Domain, bc.Pod.UID, bc.Attempt): m.encode()},
 	}}), fieldOwner)
+	if apierrors.IsInvalid(err) {
+		// It has another UID.
+		return nil, api.Wait(claimObject(claim.Namespace, claim.Name), "the claim was deleted and made anew meanwhile").Because(err).Advise("repeat the Binding")
+	}
 	if err != nil {
 		return nil, p.failed(claim, "marking it for this bind", err)
 	}

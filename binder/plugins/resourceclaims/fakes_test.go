@@ -1,0 +1,263 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	domain  = "prebind.dev"
+	timeout = 10 * time.Minute
+	driver  = "gpu.example.com"
+	class   = "gpu"
+	system  = "prebind-system"
+)
+
+// claimOption changes a claim.
+type claimOption func(*resourcev1.ResourceClaim)
+
+// theClaim is one of the default namespace that asks for one device.
+func theClaim(name string, options ...claimOption) *resourcev1.ResourceClaim {
+	claim := &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("claim-" + name)},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+			{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 1}},
+		}}},
+	}
+	for _, o := range options {
+		o(claim)
+	}
+	return claim
+}
+
+// allocated is for the node, with devices of its pool.
+func allocated(node string, devices ...string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
+		claim.Status.Allocation = &resourcev1.AllocationResult{NodeSelector: onNode(node)}
+		for _, device := range devices {
+			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{
+				Request: "r", Driver: driver, Pool: node, Device: device,
+			})
+		}
+	}
+}
+
+func onNode(node string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+	}}}
+}
+
+// allocatedAt sets the time of the allocation.
+func allocatedAt(at time.Time) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(at))
+	}
+}
+
+// needs sets the binding conditions of all devices.
+func needs(conditions, failures []string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		for i := range claim.Status.Allocation.Devices.Results {
+			claim.Status.Allocation.Devices.Results[i].BindingConditions = conditions
+			claim.Status.Allocation.Devices.Results[i].BindingFailureConditions = failures
+		}
+	}
+}
+
+// says is what the driver says of a device.
+func says(device string, conditions map[string]metav1.ConditionStatus) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		status := resourcev1.AllocatedDeviceStatus{Driver: driver, Pool: claim.Status.Allocation.Devices.Results[0].Pool, Device: device}
+		for name, is := range conditions {
+			status.Conditions = append(status.Conditions, metav1.Condition{Type: name, Status: is, Reason: "Why", Message: "because"})
+		}
+		claim.Status.Devices = append(claim.Status.Devices, status)
+	}
+}
+
+// reservedTo are reservations for pods by their names.
+func reservedTo(pods ...string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		for _, pod := range pods {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer(pod))
+		}
+	}
+}
+
+func consumer(pod string) resourcev1.ResourceClaimConsumerReference {
+	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("pod-" + pod)}
+}
+
+func meta1(m gen.Meta) claimOption {
+	return func(claim *resourcev1.ResourceClaim) { m(&claim.ObjectMeta) }
+}
+
+// made is for the pod, from a template.
+func made(pod string) claimOption {
+	return meta1(gen.OwnedBy("Pod", pod, types.UID("pod-"+pod)))
+}
+
+// marked has the mark of an attempt at the pod's bind.
+func marked(pod, attempt string) claimOption {
+	return meta1(gen.Annotation(markKey(domain, types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
+}
+
+type podChange func(*corev1.Pod)
+
+// thePod waits for a node.
+func thePod(name string, changes ...podChange) *corev1.Pod {
+	pod := gen.Pod(name, gen.UID(types.UID("pod-"+name)))
+	for _, change := range changes {
+		change(pod)
+	}
+	return pod
+}
+
+// uses are claims by their names.
+func uses(claims ...string) podChange {
+	return func(pod *corev1.Pod) {
+		for _, claim := range claims {
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "of-" + claim, ResourceClaimName: new(claim)})
+		}
+	}
+}
+
+// template is a claim that is made from one; without a name it is not made yet.
+func template(of, claim string) podChange {
+	return func(pod *corev1.Pod) {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: of, ResourceClaimTemplateName: new("a-template")})
+		if claim != "" {
+			pod.Status.ResourceClaimStatuses = append(pod.Status.ResourceClaimStatuses, corev1.PodResourceClaimStatus{Name: of, ResourceClaimName: new(claim)})
+		}
+	}
+}
+
+// extended is a claim for extended resources.
+func extended(claim string) podChange {
+	return func(pod *corev1.Pod) {
+		pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim}
+	}
+}
+
+// grouped is of a PodGroup.
+func grouped(group string) podChange {
+	return func(pod *corev1.Pod) { pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new(group)} }
+}
+
+// replica is one instance of the plugin, with its cache and its connections.
+type replica struct {
+	*Plugin
+	owned *OwnedClasses
+	api   *apiServer
+	cache *cached
+	conn  *connection
+}
+
+// newReplica is one without an allocator.
+func newReplica(t testing.TB, s *apiServer) *replica {
+	t.Helper()
+	r := &replica{api: s, cache: s.cache(), conn: s.connect()}
+	p, err := New(Options{
+		Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{},
+		Domain: domain, BindingTimeout: timeout,
+	})
+	require.NoError(t, err)
+	r.Plugin = p
+	return r
+}
+
+// newAllocating is one that owns the class.
+func newAllocating(t testing.TB, s *apiServer) *replica {
+	t.Helper()
+	r := newReplica(t, s)
+	owned, err := NewOwnedClasses(OwnedOptions{
+		Classes: []string{class}, Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Clock: clock.RealClock{}, Namespace: system,
+	})
+	require.NoError(t, err)
+	r.owned, r.o.Allocator = owned, owned
+	return r
+}
+
+// bind is one attempt at binding the pod to the node.
+func bind(pod *corev1.Pod, node, attempt string) *api.BindContext {
+	return &api.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
+}
+
+// recovered is what is left of an attempt after a crash.
+func recovered(pod *corev1.Pod, node, attempt string) *api.BindContext {
+	bc := bind(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}, node, attempt)
+	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	bc.Recovered = true
+	return bc
+}
+
+// pool is the devices of the class on a node.
+func pool(node string, devices ...string) client.Object {
+	slice := &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "slice-" + node},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: driver, NodeName: new(node), Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1},
+		},
+	}
+	for _, device := range devices {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{Name: device})
+	}
+	return slice
+}
+
+func deviceClass() client.Object {
+	return &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class}}
+}
+
+// run is PreFlight and PreBind, as the engine calls them.
+func (r *replica) run(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+	next, err := r.PreFlight(ctx, bc)
+	if err != nil || next == api.Skip {
+		return next, err
+	}
+	return next, r.PreBind(ctx, bc)
+}
+
+// users are the names of those who have the claim reserved.
+func users(claim *resourcev1.ResourceClaim) []string {
+	names := []string{}
+	for _, r := range claim.Status.ReservedFor {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// ofGroup is for the PodGroup, from a template.
+func ofGroup(group string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.OwnerReferences = append(claim.OwnerReferences, metav1.OwnerReference{
+			APIVersion: "scheduling.k8s.io/v1alpha2", Kind: "PodGroup", Name: group, UID: types.UID("group-" + group), Controller: new(true),
+		})
+	}
+}
+
+// reservedToGroup is the reservation of a PodGroup.
+func reservedToGroup(group string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{
+			APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: group, UID: types.UID("group-" + group),
+		})
+	}
+}

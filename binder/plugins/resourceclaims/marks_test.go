@@ -1,0 +1,181 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestMarkKey(t *testing.T) {
+	key := markKey(domain, "0e615ce3-b4cb-445b-a000-796bbbf57f7c", "abcdefgh-0123456789")
+	assert.Empty(t, validation.IsQualifiedName(key), "it has to be a key that the API server takes, with a UID and an attempt as they are")
+	uid, attempt, ok := splitKey(domain, key)
+	assert.True(t, ok)
+	assert.Equal(t, types.UID("0e615ce3-b4cb-445b-a000-796bbbf57f7c"), uid)
+	assert.Equal(t, "abcdefgh-0123456789", attempt)
+}
+
+func TestSplitKey(t *testing.T) {
+	cases := map[string]struct {
+		reason, key  string
+		uid, attempt string
+		ok           bool
+	}{
+		"Mark":         {reason: "the UID of a pod has no point, so the first one ends it", key: "resource-claims.prebind.dev/u.a", uid: "u", attempt: "a", ok: true},
+		"Points":       {reason: "the rest is the attempt's", key: "resource-claims.prebind.dev/u.a.b", uid: "u", attempt: "a.b", ok: true},
+		"OtherDomain":  {reason: "another Prebind's", key: "resource-claims.example.com/u.a"},
+		"OtherPlugin":  {reason: "another plugin's", key: "device.prebind.dev/u.a"},
+		"NoUID":        {reason: "no pod", key: "resource-claims.prebind.dev/.a"},
+		"NoAttempt":    {reason: "no attempt", key: "resource-claims.prebind.dev/u."},
+		"NoPoint":      {reason: "something that somebody wrote", key: "resource-claims.prebind.dev/note"},
+		"Prefix":       {reason: "nothing behind it", key: "resource-claims.prebind.dev/"},
+		"NoAnnotation": {reason: "nothing at all", key: ""},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			uid, attempt, ok := splitKey(domain, tc.key)
+			assert.Equal(t, tc.ok, ok, tc.reason)
+			if tc.ok {
+				assert.Equal(t, tc.uid, string(uid), tc.reason)
+				assert.Equal(t, tc.attempt, attempt, tc.reason)
+			}
+		})
+	}
+}
+
+func TestDecodeMark(t *testing.T) {
+	cases := map[string]struct {
+		reason, value string
+		want          mark
+		ok            bool
+	}{
+		"Mark":      {reason: "as it is written", value: mark{Pod: "web", Node: "node-a", Allocated: true}.encode(), want: mark{Pod: "web", Node: "node-a", Allocated: true}, ok: true},
+		"NoPod":     {reason: "nobody could be asked about it", value: `{"node":"node-a"}`},
+		"NoNode":    {reason: "nobody could tell what to look for", value: `{"pod":"web"}`},
+		"NoJSON":    {reason: "somebody else's words", value: "mine"},
+		"Empty":     {reason: "nothing", value: ""},
+		"WrongType": {reason: "a list is no mark", value: `["web"]`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			m, ok := decodeMark(tc.value)
+			assert.Equal(t, tc.ok, ok, tc.reason)
+			if tc.ok {
+				assert.Equal(t, tc.want, m, tc.reason)
+			}
+		})
+	}
+}
+
+func TestMarksOf(t *testing.T) {
+	claim := theClaim("c", marked("b", "here-2"), marked("a", "here-1"),
+		meta1(gen.Annotation("resource-claims.prebind.dev/pod-x.here-3", "not ours")), meta1(gen.Annotation("note", "x")))
+	want := []api.Mark{
+		{Pod: types.NamespacedName{Namespace: "default", Name: "a"}, PodUID: "pod-a", Node: "node-a", Attempt: "here-1"},
+		{Pod: types.NamespacedName{Namespace: "default", Name: "b"}, PodUID: "pod-b", Node: "node-a", Attempt: "here-2"},
+	}
+	assert.Equal(t, want, marksOf(claim, domain), "in order, without what is none")
+	assert.Empty(t, marksOf(claim, "example.com"), "another Prebind's are none")
+	assert.Equal(t, want, unique(append(marksOf(claim, domain), marksOf(claim, domain)...)), "a pod with two claims is one mark")
+}
+
+func TestMarkedByOthers(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		claim  *resourcev1.ResourceClaim
+		want   bool
+	}{
+		"Nobody":    {reason: "no mark", claim: theClaim("c")},
+		"Own":       {reason: "our own attempt is nobody else", claim: theClaim("c", marked("web", "here-1"))},
+		"Another":   {reason: "another attempt at this pod's bind", claim: theClaim("c", marked("web", "here-1"), marked("web", "there-1")), want: true},
+		"OtherPod":  {reason: "another pod has a reservation of its own", claim: theClaim("c", marked("db", "there-1"))},
+		"NoMark":    {reason: "what cannot be read would never be swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey(domain, "pod-web", "there-1"), "x")))},
+		"NoDomain":  {reason: "another Prebind does not sweep ours", claim: theClaim("c", meta1(gen.Annotation(markKey("example.com", "pod-web", "there-1"), mark{Pod: "web", Node: "n"}.encode())))},
+		"OtherNode": {reason: "wherever to", claim: theClaim("c", meta1(gen.Annotation(markKey(domain, "pod-web", "there-1"), mark{Pod: "web", Node: "node-b"}.encode()))), want: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, markedByOthers(tc.claim, domain, "pod-web", "here-1"), tc.reason)
+		})
+	}
+}
+
+func TestMarkedBy(t *testing.T) {
+	claim := theClaim("c", marked("web", "here-1"))
+	assert.True(t, markedBy(claim, "here-1"))
+	assert.True(t, markedBy(claim, ""), "any attempt")
+	assert.False(t, markedBy(claim, "here-11"))
+	assert.False(t, markedBy(claim, "ere-1"), "an attempt is told by the whole of its name")
+	assert.False(t, markedBy(theClaim("c", meta1(gen.Annotation("note", "x.here-1"))), ""))
+}
+
+// fields is an entry of managed fields as a real API server v1.36.3 writes it.
+func fields(manager string, pods ...string) metav1.ManagedFieldsEntry {
+	items := make([]string, 0, len(pods))
+	for _, pod := range pods {
+		items = append(items, `"k:{\"uid\":\"pod-`+pod+`\"}":{".":{},"f:name":{},"f:resource":{},"f:uid":{}}`)
+	}
+	return metav1.ManagedFieldsEntry{
+		Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "resource.k8s.io/v1", Subresource: "status",
+		FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:allocation":{".":{}},"f:reservedFor":{".":{},` + strings.Join(items, ",") + `}}}`),
+	}
+}
+
+func TestReservedByOthers(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		entries []metav1.ManagedFieldsEntry
+		want    bool
+	}{
+		"Nothing":   {reason: "where the API server tells nothing, the mark counts"},
+		"Ours":      {reason: "the API server says so", entries: []metav1.ManagedFieldsEntry{fields("kube-scheduler", "db"), fields(string(fieldOwner), "web")}},
+		"Scheduler": {reason: "kube-scheduler was faster", entries: []metav1.ManagedFieldsEntry{fields("kube-scheduler", "web"), fields(string(fieldOwner), "db")}, want: true},
+		"Both":      {reason: "an apply of somebody else adds an owner, ours stays", entries: []metav1.ManagedFieldsEntry{fields("kubectl", "web"), fields(string(fieldOwner), "web")}},
+		"OtherPods": {reason: "it is about this pod only", entries: []metav1.ManagedFieldsEntry{fields("kube-scheduler", "db")}},
+		"NoFields":  {reason: "an entry without any", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler"}}},
+		"Broken":    {reason: "an entry that cannot be read", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler", FieldsV1: metav1.NewFieldsV1("{")}}},
+		"NoStatus":  {reason: "an entry about annotations", entries: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:x":{}}}}`)}}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"))
+			claim.ManagedFields = tc.entries
+			assert.Equal(t, tc.want, reservedByOthers(claim, "pod-web"), tc.reason)
+		})
+	}
+}
+
+func FuzzMarks(f *testing.F) {
+	f.Add("resource-claims.prebind.dev/u.a", `{"pod":"web","node":"node-a"}`)
+	f.Add("resource-claims.prebind.dev/u.a", `{"pod":"web","node":"node-a","allocated":true}`)
+	f.Add("resource-claims.prebind.dev/.", `[]`)
+	f.Add("x", "")
+	f.Fuzz(func(t *testing.T, key, value string) {
+		uid, attempt, ok := splitKey(domain, key)
+		if ok {
+			assert.Equal(t, key, markKey(domain, uid, attempt), "a key is made of its parts, and of nothing else")
+		}
+		m, readable := decodeMark(value)
+		if readable {
+			again, ok := decodeMark(m.encode())
+			assert.True(t, ok)
+			assert.Equal(t, m, again, "a mark says what it said")
+		}
+		claim := theClaim("c", meta1(gen.Annotation(key, value)))
+		assert.Equal(t, ok && readable, len(marksOf(claim, domain)) == 1, "both parts make a mark")
+		if markedByOthers(claim, domain, uid, "here-1") {
+			assert.NotEmpty(t, marksOf(claim, domain), "what keeps a reservation is swept")
+		}
+	})
+}

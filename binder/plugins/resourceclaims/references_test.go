@@ -1,0 +1,92 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestReferences(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		want   []reference
+		has    bool
+		refuse bool
+	}{
+		"None":  {reason: "upstream empty: nothing to do", pod: thePod("web")},
+		"Named": {reason: "upstream claim-reference: it need not be the pod's own", pod: thePod("web", uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}, has: true},
+		"Template": {
+			reason: "upstream claim-template: it has to be the pod's own", pod: thePod("web", template("gpu", "web-gpu-x")),
+			want: []reference{{of: "gpu", claim: "web-gpu-x", generated: true}}, has: true,
+		},
+		"NotMadeYet": {reason: "upstream missing-claim: it comes", pod: thePod("web", template("gpu", "")), want: []reference{{of: "gpu", generated: true}}, has: true},
+		"NoneNeeded": {
+			reason: "a template may turn out to need no claim",
+			pod: thePod("web", template("gpu", ""), func(pod *corev1.Pod) {
+				pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}}
+			}), has: true,
+		},
+		"Unknown": {
+			reason: "a kind of reference of a later Kubernetes", has: true, refuse: true,
+			pod: thePod("web", func(pod *corev1.Pod) { pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "new"}} }),
+		},
+		"Extended": {
+			reason: "kube-scheduler's claim for extended resources comes last", pod: thePod("web", uses("a"), extended("web-ext")),
+			want: []reference{{of: "of-a", claim: "a"}, {of: "extended resources", claim: "web-ext", generated: true, extended: true}}, has: true,
+		},
+		"ExtendedOnly": {
+			reason: "also where the pod names no claim", pod: thePod("web", extended("web-ext")),
+			want: []reference{{of: "extended resources", claim: "web-ext", generated: true, extended: true}}, has: true,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.has, hasClaims(tc.pod), tc.reason)
+			refs, err := references(tc.pod)
+			if tc.refuse {
+				require.True(t, api.IsKind(err, api.KindRefuse), "%s: %v", tc.reason, err)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, refs, tc.reason)
+		})
+	}
+}
+
+func TestMadeFor(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		owner  claimOption
+		ok     bool
+		group  bool
+	}{
+		"Own":        {reason: "the pod's", pod: thePod("web"), owner: made("web"), ok: true},
+		"OtherPod":   {reason: "upstream wrong-claim; the pod has no PodGroup, which upstream's helper takes for granted", pod: thePod("web"), owner: made("db"), group: true},
+		"NoOwner":    {reason: "somebody made it by hand", pod: thePod("web"), owner: func(*resourcev1.ResourceClaim) {}, group: true},
+		"OwnInGroup": {reason: "a pod of a PodGroup has claims of its own, too", pod: thePod("web", grouped("team")), owner: made("web"), ok: true},
+		"Group":      {reason: "the PodGroup's", pod: thePod("web", grouped("team")), owner: ofGroup("team"), ok: true, group: true},
+		"OtherGroup": {reason: "another PodGroup's", pod: thePod("web", grouped("team")), owner: ofGroup("others"), group: true},
+		"GroupNoPod": {reason: "the pod is in no group", pod: thePod("web"), owner: ofGroup("team"), group: true},
+		"Namespace":  {reason: "the namespace counts", pod: thePod("web"), owner: func(c *resourcev1.ResourceClaim) { made("web")(c); meta1(gen.InNamespace("x"))(c) }, group: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			claim := theClaim("c", tc.owner)
+			err := madeFor(tc.pod, claim)
+			assert.Equal(t, tc.ok, err == nil, "%s: %v", tc.reason, err)
+			assert.Equal(t, tc.group, reference{generated: true}.ofPodGroup(tc.pod, claim), tc.reason)
+			assert.False(t, reference{}.ofPodGroup(tc.pod, claim), "a claim by its name is whoever's")
+		})
+	}
+}

@@ -1,0 +1,357 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var errDown = errors.New("the API server is down")
+
+// TestUpstream has the facts of upstream's TestPlugin (Kubernetes v1.36.3,
+// dynamicresources_test.go) that are about PreBind and Unreserve, and those of its
+// PreFilter and Filter that a Binding meets with here. The cases have upstream's
+// names. Those with a wait are in wait_test.go.
+func TestUpstream(t *testing.T) {
+	finalizer := func(claim *resourcev1.ResourceClaim) { claim.Finalizers = []string{resourcev1.Finalizer} }
+	cases := map[string]struct {
+		reason  string
+		pod     *corev1.Pod
+		objects []client.Object
+		// prepare is what others do between PreFlight and PreBind.
+		prepare func(s *apiServer)
+		// fail is the answer to a write.
+		fail func(w write) error
+		// want is the answer of PreFlight or PreBind; empty for none.
+		want api.Kind
+		text string
+		// skip says that PreFlight finds nothing to do.
+		skip bool
+		// after is how the claim is then.
+		users   []string
+		devices []string
+	}{
+		"empty":           {reason: "no claims, nothing to do", pod: thePod("web"), skip: true},
+		"claim-reference": {reason: "it is reserved", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
+		"claim-template": {
+			reason: "it is reserved", pod: thePod("web", template("gpu", "c")),
+			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"podgroup-claim-template": {
+			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped("team"), template("gpu", "c")), want: api.KindRefuse, text: "PodGroup's",
+			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
+		},
+		"podgroup-with-resources": {
+			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped("team"), template("gpu", "c")), want: api.KindRefuse, text: "PodGroup's",
+			objects: []client.Object{theClaim("c", ofGroup("team")), pool("node-a", "gpu-0")}, users: []string{},
+		},
+		"reserved-okay-podgroup": {
+			reason: "the scheduler did it", pod: thePod("web", grouped("team"), template("gpu", "c")), skip: true,
+			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team"))}, users: []string{"team"}, devices: []string{"gpu-0"},
+		},
+		"deleted-claim": {
+			reason: "final", pod: thePod("web", template("gpu", "c")), want: api.KindRefuse, text: "being deleted",
+			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), meta1(gen.Terminating()))}, users: []string{}, devices: []string{"gpu-0"},
+		},
+		"wrong-claim": {
+			reason: "another pod's", pod: thePod("web", template("gpu", "c")), want: api.KindRefuse, text: "not made for this pod",
+			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
+		},
+		"no-resources": {
+			reason: "nothing is free on the node", want: api.KindRefuse, text: "nothing that is free on the node node-a",
+			objects: []client.Object{theClaim("c")}, users: []string{},
+		},
+		"with-resources": {
+			reason: "finalizer, allocation and reservation", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
+			users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"with-resources-has-finalizer": {
+			reason: "the finalizer is there already", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
+			users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"with-resources-finalizer-gets-removed": {
+			reason: "it is added again", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
+			prepare: func(s *apiServer) {
+				s.change("c", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Finalizers = nil })
+			},
+			users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"with-resources-finalizer-gets-added": {
+			reason: "it is not added twice", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
+			prepare: func(s *apiServer) { s.change("c", "kube-scheduler", finalizer) },
+			users:   []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"with-resources-add-finalizer-fails": {
+			reason: "nothing is allocated without the finalizer", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: api.KindInternal, text: "down",
+			fail: nthWrite("patch", 2, errDown), users: []string{},
+		},
+		"with-resources-status-fails": {
+			reason: "the finalizer stays, as it does upstream", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: api.KindInternal, text: "down",
+			fail: nthWrite("patch status", 1, errDown), users: []string{},
+		},
+		"exhausted-resources-in-informer-cache": {
+			reason: "the device is another claim's", want: api.KindRefuse, text: "nothing that is free",
+			objects: []client.Object{theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), reservedTo("db")), pool("node-a", "gpu-0")}, users: []string{},
+		},
+		"tainted-device-enabled": {
+			reason: "a tainted device is not taken", want: api.KindRefuse, text: "nothing that is free",
+			objects: []client.Object{theClaim("c"), tainted(pool("node-a", "gpu-0"))}, users: []string{},
+		},
+		"request-admin-access-with-DRAAdminAccess-featuregate": {
+			reason: "differs: upstream allocates it, here only a scheduler does", want: api.KindRefuse, text: "admin access",
+			objects: []client.Object{theClaim("c", admin), pool("node-a", "gpu-0")}, users: []string{},
+		},
+		"structured-ignore-allocated-admin-access": {
+			reason: "a device that somebody looks at as an administrator is free", objects: []client.Object{
+				theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), asAdmin), pool("node-a", "gpu-0"),
+			}, users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"claim-parameters-CEL-runtime-error": {
+			reason: "the allocator's own words", want: api.KindRefuse, text: "no such key",
+			objects: []client.Object{theClaim("c", selector(`device.attributes["gpu.example.com"].nope == 1`)), pool("node-a", "gpu-0")}, users: []string{},
+		},
+		"missing-class": {
+			reason: "the allocator's own words", want: api.KindRefuse, text: "could not retrieve device class",
+			objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0"), without(deviceClass())}, users: []string{},
+		},
+		"claim-with-request-with-unknown-device-class": {
+			reason: "a class that is not Prebind's", want: api.KindRefuse, text: `DeviceClass "tpu"`,
+			objects: []client.Object{theClaim("c", ofClass("tpu")), pool("node-a", "gpu-0")}, users: []string{},
+		},
+		"claim-with-prioritized-list": {
+			reason: "the first that fits", objects: []client.Object{theClaim("c", firstOf(8, 1)), pool("node-a", "gpu-0", "gpu-1")},
+			users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"claim-with-prioritized-list-unknown-device-class": {
+			reason: "all of them have to be Prebind's", want: api.KindRefuse, text: `"r/s1" is of the DeviceClass "tpu"`,
+			objects: []client.Object{theClaim("c", firstOf(1, 1), secondOf("tpu")), pool("node-a", "gpu-0")}, users: []string{},
+		},
+		"wrong-topology": {
+			reason: "final on this node; upstream's PostFilter then takes the devices back", want: api.KindRefuse, text: "cannot be used on the node",
+			objects: []client.Object{theClaim("c", allocated("node-b", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
+		},
+		"good-topology": {reason: "the same, where they can be used", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
+		"reserved-okay": {
+			reason: "kube-scheduler has done all of it", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"))}, skip: true,
+			users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"add-allocation-timestamp-failure": {
+			reason: "deallocated between PreFlight and PreBind; the class is nobody's here", objects: []client.Object{theClaim("c", ofClass("tpu"), allocated("node-a", "gpu-0"))},
+			prepare: func(s *apiServer) {
+				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
+			},
+			want: api.KindRefuse, text: "has no devices", users: []string{},
+		},
+		"bound-claim-with-failed-binding": {
+			reason: "final, with the driver's reason", want: api.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
+			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))},
+		},
+		"bound-claim-with-timed-out-binding": {
+			reason: "final", want: api.KindRefuse, text: "older than", users: []string{"web"}, devices: []string{"gpu-0"},
+			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))}, //nolint:forbidigo // The plugin's clock is the real one here.
+		},
+		"multi-claims-binding-conditions-all-success": {
+			reason: "both are reserved", pod: thePod("web", uses("c", "d")), users: []string{"web"}, devices: []string{"gpu-0"},
+			objects: []client.Object{
+				theClaim("c", allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)), theClaim("d", allocated("node-a", "gpu-1"), needs(both, nil), says("gpu-1", yes)),
+			},
+		},
+		"multi-claims-binding-conditions-one-fail": {
+			reason: "nothing is reserved for a pod that cannot be bound", pod: thePod("web", uses("c", "d")), want: api.KindRefuse, text: "gpu-1", users: []string{}, devices: []string{"gpu-0"},
+			objects: []client.Object{
+				theClaim("c", allocated("node-a", "gpu-0")),
+				theClaim("d", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})),
+			},
+		},
+		"extended-resource-name-with-resources-has-claim": {
+			reason: "kube-scheduler has made it, allocated it and reserved it", pod: thePod("web", extended("c")), skip: true,
+			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), reservedTo("web"))}, users: []string{"web"}, devices: []string{"gpu-0"},
+		},
+		"extended-resource-name-bind-failure": {
+			reason: "differs: upstream makes it anew; here it is refused", pod: thePod("web", extended("c")), want: api.KindRefuse, text: "extended resources",
+			objects: []client.Object{theClaim("c", made("web"))}, users: []string{},
+		},
+		"claim-not-found": {reason: "there is no such claim", want: api.KindRefuse, text: "does not exist"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := tc.pod
+			if pod == nil {
+				pod = thePod("web", uses("c"))
+			}
+			s := newAPI(gen.Node("node-a"), deviceClass(), pod)
+			for _, o := range tc.objects {
+				if o, gone := o.(goneObject); gone {
+					s.remove(o.Object)
+					continue
+				}
+				s.put(o)
+			}
+			r := newAllocating(t, s)
+			bc := bind(pod, "node-a", "here-1")
+			s.forgetWrites()
+			next, err := r.PreFlight(t.Context(), bc)
+			assert.Empty(t, s.written(), "PreFlight never writes")
+			if tc.prepare != nil {
+				tc.prepare(s)
+			}
+			r.conn.before = tc.fail
+			if err == nil && next == api.Run {
+				assert.NotEmpty(t, bc.Intents(), "a dry run tells")
+				err = r.PreBind(t.Context(), bc)
+			}
+			r.conn.before = nil
+			assert.Equal(t, tc.skip, next == api.Skip, tc.reason)
+			if tc.skip {
+				assert.Empty(t, s.written(), "where all is in place nothing is written")
+				assert.Zero(t, s.reads, "nor is the API server asked")
+			}
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+			} else {
+				require.Error(t, err, tc.reason)
+				assert.Equal(t, tc.want, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+				assert.ErrorContains(t, err, tc.text, tc.reason)
+			}
+			if tc.want != "" && next == api.Run {
+				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			}
+			if claim := s.claim("c"); tc.users != nil {
+				assert.ElementsMatch(t, tc.users, users(claim), tc.reason)
+				assert.Equal(t, tc.devices, devices(claim), tc.reason)
+				if claim.Status.Allocation != nil {
+					assert.Equal(t, []string{resourcev1.Finalizer}, claim.Finalizers[:1], "an allocated claim has the finalizer, once")
+				}
+				if tc.want == "" && !tc.skip && tc.devices != nil {
+					r.PostBind(t.Context(), bc)
+					assert.Empty(t, marksOf(s.claim("c"), domain), "PostBind takes the mark off")
+					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "and leaves the rest")
+				}
+			}
+		})
+	}
+}
+
+// TestUpstreamBindFailure is upstream's bind-failure: Unreserve takes the
+// reservation back, and leaves the allocation.
+func TestUpstreamBindFailure(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		claim   *resourcev1.ResourceClaim
+		users   []string
+		devices []string
+	}{
+		"bind-failure":           {reason: "our reservation goes, the allocation stays", claim: theClaim("c", allocated("node-a", "gpu-0")), users: []string{}, devices: []string{"gpu-0"}},
+		"bind-failure-shared":    {reason: "those of others stay", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("db")), users: []string{"db"}, devices: []string{"gpu-0"}},
+		"bind-failure-allocated": {reason: "differs: what this attempt allocated goes, too; upstream keeps it and has PostFilter", claim: theClaim("c"), users: []string{}},
+		"bind-podgroup-failure": {
+			reason: "what the scheduler reserved for the PodGroup stays", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedToGroup("team")),
+			users: []string{"team"}, devices: []string{"gpu-0"},
+		},
+		"bind-failure-reserved": {reason: "what the scheduler reserved is its own to take back", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web")), users: []string{"web"}, devices: []string{"gpu-0"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := thePod("web", uses("c"), grouped("team"))
+			s := newAPI(gen.Node("node-a"), deviceClass(), pod, tc.claim, pool("node-a", "gpu-0"))
+			r := newAllocating(t, s)
+			bc := bind(pod, "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), bc))
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
+			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
+			assert.Empty(t, marksOf(s.claim("c"), domain), "no mark is left")
+			s.forgetWrites()
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Empty(t, s.written(), "once more does nothing")
+		})
+	}
+}
+
+// goneObject is one that is not there.
+type goneObject struct{ client.Object }
+
+func without(o client.Object) client.Object { return goneObject{o} }
+
+// nthWrite makes the nth write with the verb fail.
+func nthWrite(verb string, n int, err error) func(write) error {
+	return func(w write) error {
+		if w.verb == verb {
+			n--
+			if n == 0 {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// devices are those of the claim by their own names.
+func devices(claim *resourcev1.ResourceClaim) []string {
+	var names []string
+	if claim.Status.Allocation != nil {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			names = append(names, r.Device)
+		}
+	}
+	return names
+}
+
+func tainted(o client.Object) client.Object {
+	if slice, ok := o.(*resourcev1.ResourceSlice); ok {
+		slice.Spec.Devices[0].Taints = []resourcev1.DeviceTaint{{Key: "broken", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
+	}
+	return o
+}
+
+func admin(claim *resourcev1.ResourceClaim) {
+	claim.Spec.Devices.Requests[0].Exactly.AdminAccess = new(true)
+}
+
+func asAdmin(claim *resourcev1.ResourceClaim) {
+	claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+}
+
+func ofClass(class string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = class
+	}
+}
+
+func selector(expression string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}}
+	}
+}
+
+// firstOf asks for so many devices, or else so many.
+func firstOf(counts ...int64) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		request := &claim.Spec.Devices.Requests[0]
+		request.Exactly = nil
+		for i, count := range counts {
+			request.FirstAvailable = append(request.FirstAvailable, resourcev1.DeviceSubRequest{
+				Name: "s" + string(rune('0'+i)), DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: count,
+			})
+		}
+	}
+}
+
+func secondOf(class string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Spec.Devices.Requests[0].FirstAvailable[1].DeviceClassName = class
+	}
+}

@@ -1,0 +1,546 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// gpu names devices of the resource "gpu".
+func gpu(devices string) gen.Meta { return gen.Annotation("device.prebind.dev/gpu", devices) }
+
+// nodeLock asks for the lock of the node.
+func nodeLock() gen.Meta { return gen.Annotation("device.prebind.dev/node-lock", "true") }
+
+// garage is a node with devices that only the test's own pods go to.
+type garage struct {
+	*bench
+	node       string
+	toleration gen.PodOption
+}
+
+func newGarage(t *testing.T, w *world) *garage {
+	t.Helper()
+	g := &garage{bench: newBench(t, w, nil)}
+	g.node, g.toleration = g.ownNode("gpus")
+	return g
+}
+
+// parker is a pod, in a namespace of its own, that goes to the garage.
+type parker struct {
+	*bench
+	garage *garage
+	uid    types.UID
+}
+
+// parker makes a pod that is to be bound by hand.
+func (g *garage) parker(options ...gen.PodOption) *parker {
+	g.t.Helper()
+	return g.parkerOf(byHand, options...)
+}
+
+// parkerOf makes a pod for the scheduler, which sends it to the garage's node.
+func (g *garage) parkerOf(scheduler string, options ...gen.PodOption) *parker {
+	g.t.Helper()
+	p := &parker{bench: newBench(g.t, g.world, nil), garage: g}
+	p.create(scheduler, options...)
+	return p
+}
+
+// create makes the pod, for the first time or anew.
+func (p *parker) create(scheduler string, options ...gen.PodOption) {
+	p.t.Helper()
+	p.uid = p.podWith(scheduler, append(options, p.garage.toleration, p.garage.steered())...).UID
+}
+
+// park posts the pod's Binding to the garage.
+func (p *parker) park(options ...gen.BindingOption) error {
+	return p.bindByHand(p.binding(p.garage.node, options...))
+}
+
+// holds is what others are told of a device that the pod holds.
+func (p *parker) holds(device string) string {
+	return fmt.Sprintf("the device %s (gpu) is held by pod %s/pod", device, p.ns)
+}
+
+// finish ends the pod as its kubelet would.
+func (p *parker) finish(phase corev1.PodPhase) {
+	p.t.Helper()
+	_, err := p.client.CoreV1().Pods(p.ns).Patch(p.t.Context(), "pod", types.MergePatchType,
+		[]byte(`{"status":{"phase":"`+string(phase)+`"}}`), metav1.PatchOptions{}, "status")
+	require.NoError(p.t, err)
+}
+
+// records are where it stands which devices pods hold.
+func (b *bench) records() typedcorev1.ConfigMapInterface {
+	return b.client.CoreV1().ConfigMaps(install.Namespace)
+}
+
+func recordOf(node string) string { return "prebind-devices-" + node }
+
+// record is what stands in the node's record; nil if there is none.
+func (b *bench) record(node string) map[string]string {
+	b.t.Helper()
+	record, err := b.records().Get(b.t.Context(), recordOf(node), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	require.NoError(b.t, err)
+	return record.Data
+}
+
+// untilRecord watches the node's record until the condition holds for what stands
+// in it, which is nil while there is none.
+func (b *bench) untilRecord(node, what string, condition func(data map[string]string) bool) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 2*patience)
+	defer cancel()
+	only := fields.OneTermEqualSelector("metadata.name", recordOf(node)).String()
+	_, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return b.records().List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return b.records().Watch(ctx, o)
+		},
+	}, &corev1.ConfigMap{}, func(store cache.Store) (bool, error) {
+		return len(store.List()) == 0 && condition(nil), nil
+	}, func(e watch.Event) (bool, error) {
+		if e.Type == watch.Deleted {
+			return condition(nil), nil
+		}
+		record, ok := e.Object.(*corev1.ConfigMap)
+		return ok && condition(record.Data), nil
+	})
+	require.NoError(b.t, err, "waiting for the record of node %s to be %s: %v", node, what, b.record(node))
+}
+
+// granted is what a record says of one pod.
+type granted struct {
+	Pod    string `json:"pod"`
+	Bound  bool   `json:"bound"`
+	Grants []struct {
+		Attempt string                       `json:"attempt"`
+		Devices map[string]map[string]string `json:"devices"`
+	} `json:"grants"`
+}
+
+// grantedTo reads the pod's entry; nil if there is none. It may be called from any
+// goroutine.
+func grantedTo(data map[string]string, uid types.UID) *granted {
+	text, ok := data[string(uid)]
+	if !ok {
+		return nil
+	}
+	out := &granted{}
+	if err := json.Unmarshal([]byte(text), out); err != nil {
+		return nil
+	}
+	return out
+}
+
+// untilSettled waits until the pod's devices are its own, and checks what they
+// are, and that the record and the pod tell of the same attempt.
+func (p *parker) untilSettled(devices map[string]string) {
+	p.t.Helper()
+	pod := p.untilBound()
+	var entry *granted
+	p.untilRecord(p.garage.node, "the bound pod's", func(data map[string]string) bool {
+		entry = grantedTo(data, p.uid)
+		return entry != nil && entry.Bound && data["node-lock"] == ""
+	})
+	assert.Equal(p.t, p.ns+"/pod", entry.Pod)
+	if assert.Len(p.t, entry.Grants, 1, "it is bound by one attempt") {
+		assert.Equal(p.t, map[string]map[string]string{"gpu": devices}, entry.Grants[0].Devices)
+		assert.Equal(p.t, pod.Annotations[attemptKey], entry.Grants[0].Attempt)
+	}
+}
+
+// untilFree waits until nothing is recorded of the pod any more.
+func (p *parker) untilFree() {
+	p.t.Helper()
+	p.untilRecord(p.garage.node, "without the pod", func(data map[string]string) bool {
+		return data[string(p.uid)] == ""
+	})
+}
+
+// A device is one pod's at a time, and the other is told whose.
+func TestDeviceIsExclusive(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, second := g.parker(), g.parker()
+	require.NoError(t, first.park(gpu("GPU-1,GPU-2")))
+	first.untilSettled(map[string]string{"GPU-1": "1", "GPU-2": "1"})
+
+	second.assertRefused(second.park(gpu("GPU-2")), "device: Node "+g.node, first.holds("GPU-2"), "choose other devices, or another node")
+	err := second.park(gpu("GPU-3, GPU-1"))
+	assert.True(t, apierrors.IsForbidden(err), "one of two is not enough: %v", err)
+	assert.ErrorContains(t, err, first.holds("GPU-1"))
+	assert.Nil(t, grantedTo(second.record(g.node), second.uid), "it should have nothing of a bind that is refused")
+
+	require.NoError(t, second.park(gpu("GPU-3")))
+	second.untilSettled(map[string]string{"GPU-3": "1"})
+}
+
+// What is alike by its ID only is another device.
+func TestDeviceOfOtherResourceOrNode(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	elsewhere := newGarage(t, shared)
+	first, second, third := g.parker(), g.parker(), elsewhere.parker()
+	require.NoError(t, first.park(gpu("0")))
+	require.NoError(t, second.park(gen.Annotation("device.prebind.dev/nic", "0")), "a device of another resource")
+	require.NoError(t, third.park(gpu("0")), "a device of another node")
+}
+
+// Shares of a device are granted until they are a whole one.
+func TestDeviceShares(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	half, quarter, other := g.parker(), g.parker(), g.parker()
+	require.NoError(t, half.park(gpu("GPU-1:0.5")))
+	require.NoError(t, quarter.park(gpu("GPU-1:0.25")))
+	quarter.untilSettled(map[string]string{"GPU-1": "0.25"})
+
+	other.assertRefused(other.park(gpu("GPU-1")), "the device GPU-1 (gpu) is held by",
+		"pod "+half.ns+"/pod (0.5)", "pod "+quarter.ns+"/pod (0.25)", "1 of it is asked for and 0.25 is free")
+	err := other.park(gpu("GPU-1:0.250001"))
+	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.ErrorContains(t, err, "0.250001 of it is asked for and 0.25 is free")
+	require.NoError(t, other.park(gpu("GPU-1:0.25")), "what is left")
+	other.untilSettled(map[string]string{"GPU-1": "0.25"})
+}
+
+// The pod may name its devices; what the Binding names counts more.
+func TestDeviceByPodAndBinding(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, second := g.parker(gpu("GPU-1")), g.parker(gpu("GPU-1"))
+	require.NoError(t, first.park(gpu("GPU-2")))
+	first.untilSettled(map[string]string{"GPU-2": "1"})
+	assert.Equal(t, "GPU-2", first.untilBound().Annotations["device.prebind.dev/gpu"], "the pod should tell what it got")
+	require.NoError(t, second.park())
+	second.untilSettled(map[string]string{"GPU-1": "1"})
+}
+
+// Pods name their devices, and the real kube-scheduler knows nothing of it.
+func TestDeviceWithKubeScheduler(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first := g.parkerOf(cluster.DefaultScheduler, gpu("GPU-1"))
+	first.untilSettled(map[string]string{"GPU-1": "1"})
+	first.assertNeverFailed()
+	second := g.parkerOf(cluster.DefaultScheduler, gpu("GPU-1"))
+	second.untilEvent("FailedScheduling", "device: Node "+g.node, first.holds("GPU-1"))
+	second.untilEvent("BindRefused", first.holds("GPU-1"))
+	first.deletePod()
+	second.untilSettled(map[string]string{"GPU-1": "1"})
+	assert.Nil(t, grantedTo(second.record(g.node), first.uid))
+}
+
+// A mistake is told by the key, and nothing is granted.
+func TestDeviceInvalid(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		annotation gen.Meta
+		says       []string
+	}{
+		"more than a whole":    {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "a share over 0 and up to 1"}},
+		"one device twice":     {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "named twice"}},
+		"no device":            {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "no device ID"}},
+		"a space in it":        {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "no device ID"}},
+		"a lock that is vague": {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "neither true nor false"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGarage(t, shared)
+			p := g.parker()
+			err := p.park(tc.annotation)
+			assert.True(t, apierrors.IsInvalid(err), "%v", err)
+			for _, words := range tc.says {
+				assert.ErrorContains(t, err, words)
+			}
+			p.untilEvent(append(tc.says, "BindRefused")...)
+			assert.Nil(t, p.record(g.node), "nothing should be recorded")
+			assert.Equal(t, []string{"invalid"}, p.decisions())
+			p.until("still unbound", notBound)
+		})
+	}
+}
+
+// A device is free as soon as its pod does not need it any more.
+func TestDeviceOfPodThatIsGone(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		reason string
+		end    func(p *parker)
+		// held says that the pod is not gone yet.
+		held bool
+	}{
+		"succeeded": {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodSucceeded) }},
+		"failed":    {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodFailed) }},
+		"deleted":   {reason: "there is no such pod", end: func(p *parker) { p.deletePod() }},
+		"created anew": {reason: "another pod has its name", end: func(p *parker) {
+			p.deletePod()
+			p.create(byHand)
+		}},
+		"running": {reason: "its containers run", end: func(p *parker) { p.finish(corev1.PodRunning) }, held: true},
+		"terminating": {reason: "its containers may still run", held: true, end: func(p *parker) {
+			require.NoError(p.t, p.client.CoreV1().Pods(p.ns).Delete(p.t.Context(), "pod", metav1.DeleteOptions{GracePeriodSeconds: new(int64(600))}))
+		}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGarage(t, shared)
+			first, second := g.parker(), g.parker()
+			require.NoError(t, first.park(gpu("GPU-1")))
+			first.untilSettled(map[string]string{"GPU-1": "1"})
+			before := first.uid
+			tc.end(first)
+			if tc.held {
+				second.assertRefused(second.park(gpu("GPU-1")), first.holds("GPU-1"))
+				return
+			}
+			require.NoError(t, second.park(gpu("GPU-1")), tc.reason)
+			second.untilSettled(map[string]string{"GPU-1": "1"})
+			assert.NotContains(t, second.record(g.node), string(before))
+		})
+	}
+}
+
+// A pod that is created anew under its name is another pod: it gets what the first
+// one had, and is no heir of it while that is somebody else's.
+func TestDeviceOfPodCreatedAnew(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	p, other := g.parker(), g.parker()
+	require.NoError(t, p.park(gpu("GPU-1")))
+	p.deletePod()
+	p.create(byHand)
+	require.NoError(t, p.park(gpu("GPU-1")))
+	p.untilSettled(map[string]string{"GPU-1": "1"})
+	p.deletePod()
+	require.NoError(t, other.park(gpu("GPU-1")))
+	p.create(byHand)
+	p.assertRefused(p.park(gpu("GPU-1")), other.holds("GPU-1"))
+}
+
+// A bind that is refused after Prebind has allowed it gives its devices back: when
+// it cannot come about any more, or as soon as its pod is gone.
+func TestDeviceIsRolledBack(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, second, third := g.parker(gpu("GPU-1")), g.parker(gpu("GPU-1")), g.parker(gpu("GPU-3"))
+	first.refusedAfterUs(g.node)
+	third.refusedAfterUs(g.node)
+	second.assertRefused(second.park(), first.holds("GPU-1")+", whose bind is under way")
+
+	third.deletePod()
+	sooner := false
+	first.untilRecord(g.node, "without the first pod", func(data map[string]string) bool {
+		has := grantedTo(data, first.uid) != nil
+		sooner = sooner || has && grantedTo(data, third.uid) == nil
+		return !has
+	})
+	assert.True(t, sooner, "what a deleted pod was granted should be given back before the bind's time is up")
+	first.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+	require.NoError(t, second.park())
+	second.untilSettled(map[string]string{"GPU-1": "1"})
+	require.NoError(t, first.park(gpu("GPU-3")))
+	first.untilSettled(map[string]string{"GPU-3": "1"})
+}
+
+// Somebody deletes the record: the devices of pods that run are still theirs.
+func TestDeviceRecordIsLost(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, half, second := g.parker(), g.parker(), g.parker()
+	require.NoError(t, first.park(gpu("GPU-1")))
+	require.NoError(t, half.park(gpu("GPU-2:0.5")))
+	first.untilSettled(map[string]string{"GPU-1": "1"})
+	half.untilSettled(map[string]string{"GPU-2": "0.5"})
+	for _, lost := range []func(){
+		func() {
+			require.NoError(t, g.records().Delete(t.Context(), recordOf(g.node), metav1.DeleteOptions{}))
+		},
+		func() {}, // And again: it was not refused by what Prebind remembers.
+	} {
+		lost()
+		err := second.park(gpu("GPU-1"))
+		assert.True(t, apierrors.IsForbidden(err), "%v", err)
+		assert.ErrorContains(t, err, first.holds("GPU-1"))
+		err = second.park(gpu("GPU-2"))
+		assert.True(t, apierrors.IsForbidden(err), "%v", err)
+		assert.ErrorContains(t, err, "pod "+half.ns+"/pod (0.5)")
+	}
+	require.NoError(t, second.park(gpu("GPU-2:0.5")))
+	second.untilSettled(map[string]string{"GPU-2": "0.5"})
+	first.untilSettled(map[string]string{"GPU-1": "1"})
+	half.untilSettled(map[string]string{"GPU-2": "0.5"})
+}
+
+// The record is deleted while a bind is under way that was granted a device: it is
+// granted anew, or refused where another pod was faster. With one replica, the one
+// that remembers the grant has to see that it is gone; with more, the repeated call
+// may reach another one.
+func testDeviceRecordIsLostWhileBinding(t *testing.T, w *world) {
+	for name, faster := range map[string]bool{"nobody else wants the device": false, "another pod is faster": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGarage(t, w)
+			first, second := g.parker(gpu("GPU-1"), gen.UsesClaim("scratch")), g.parker(gpu("GPU-1"))
+			first.claim("scratch", first.dynamic("12s"))
+			bound := first.beginBind(g.node)
+			first.untilSelected("scratch")
+			require.NotNil(t, grantedTo(first.record(g.node), first.uid), "devices come before volumes")
+			require.NoError(t, g.records().Delete(t.Context(), recordOf(g.node), metav1.DeleteOptions{}))
+			if faster {
+				require.NoError(t, second.park())
+				first.assertRefused(first.end(bound), second.holds("GPU-1"))
+				second.untilSettled(map[string]string{"GPU-1": "1"})
+				return
+			}
+			require.NoError(t, first.end(bound))
+			first.untilSettled(map[string]string{"GPU-1": "1"})
+			second.assertRefused(second.park(), first.holds("GPU-1"))
+		})
+	}
+}
+
+func TestDeviceRecordIsLostWhileBinding(t *testing.T) {
+	t.Parallel()
+	testDeviceRecordIsLostWhileBinding(t, shared)
+}
+
+// A record that somebody has spoilt is not written over, for it may say what is
+// not known any more otherwise.
+func TestDeviceRecordIsUnreadable(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, second := g.parker(), g.parker()
+	require.NoError(t, first.park(gpu("GPU-1")))
+	first.untilSettled(map[string]string{"GPU-1": "1"})
+	patch := func(value string) {
+		_, err := g.records().Patch(t.Context(), recordOf(g.node), types.MergePatchType,
+			[]byte(`{"data":{"`+string(first.uid)+`":`+value+`}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	patch(`"what?"`)
+	spoilt := g.record(g.node)
+	err := second.park(gpu("GPU-2"))
+	assert.True(t, apierrors.IsInternalError(err), "%v (%s)", err, apierrors.ReasonForError(err))
+	for _, words := range []string{"device: ConfigMap " + install.Namespace + "/" + recordOf(g.node), string(first.uid), "cannot be read"} {
+		assert.ErrorContains(t, err, words)
+	}
+	second.untilEvent("BindRefused", recordOf(g.node), string(first.uid))
+	assert.Equal(t, spoilt, g.record(g.node), "it should not be written over")
+
+	patch("null")
+	require.NoError(t, second.park(gpu("GPU-2")))
+	second.untilSettled(map[string]string{"GPU-2": "1"})
+}
+
+// With a lock of the node, one pod is bound to it at a time.
+func TestDeviceNodeLock(t *testing.T) {
+	t.Parallel()
+	t.Run("the second waits for the first", func(t *testing.T) {
+		t.Parallel()
+		g := newGarage(t, shared)
+		first, second, third := g.parker(gpu("GPU-1"), nodeLock(), gen.UsesClaim("scratch")), g.parker(gpu("GPU-2"), nodeLock()), g.parker()
+		first.claim("scratch", first.dynamic("12s"))
+		bound := first.beginBind(g.node)
+		first.untilSelected("scratch")
+		next := second.beginBind(g.node)
+		second.untilEvent("WaitingForPreBind", "device: Node "+g.node, "waiting for the lock that pod "+first.ns+"/pod holds on the node")
+		require.NoError(t, third.park(gpu("GPU-3")), "who asks for no lock does not wait")
+		require.NoError(t, second.end(next))
+		assert.NotEmpty(t, first.until("there", func(*corev1.Pod) bool { return true }).Spec.NodeName, "the first should be bound before the second")
+		require.NoError(t, first.end(bound))
+		first.untilSettled(map[string]string{"GPU-1": "1"})
+		second.untilSettled(map[string]string{"GPU-2": "1"})
+	})
+	t.Run("ten at once take turns", func(t *testing.T) {
+		t.Parallel()
+		g := newGarage(t, shared)
+		parkers, bound := map[string]*parker{}, map[string]<-chan error{}
+		for n := range 10 {
+			device := fmt.Sprintf("GPU-%d", n)
+			parkers[device] = g.parker(gpu(device), nodeLock())
+		}
+		for device, p := range parkers {
+			bound[device] = p.beginBind(g.node)
+		}
+		for device, p := range parkers {
+			assert.NoError(t, p.end(bound[device]))
+			p.untilSettled(map[string]string{device: "1"})
+		}
+	})
+	t.Run("it goes with the pod", func(t *testing.T) {
+		t.Parallel()
+		g := newGarage(t, shared)
+		first, second := g.parker(nodeLock(), gen.UsesClaim("scratch")), g.parker(nodeLock())
+		first.claim("scratch", first.dynamic("10m"))
+		bound := first.beginBind(g.node)
+		first.untilSelected("scratch")
+		first.deletePod()
+		require.NoError(t, second.park())
+		require.Error(t, first.end(bound))
+		second.untilBound()
+		second.untilRecord(g.node, "unlocked", func(data map[string]string) bool { return data["node-lock"] == "" })
+	})
+}
+
+// A dry run tells what a bind would do, and does nothing.
+func TestDeviceDryRun(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, second := g.parker(), g.parker()
+	dryRun := func(p *parker, options ...gen.BindingOption) ([]string, error) {
+		client, warned := p.listeningClient()
+		err := client.CoreV1().Pods(p.ns).Bind(t.Context(), p.binding(g.node, options...), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return warned.all(), err
+	}
+	warnings, err := dryRun(first, gpu("GPU-1,GPU-2:0.5"), nodeLock())
+	require.NoError(t, err)
+	assert.Equal(t, []string{
+		"prebind: dry run: device would grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node " + g.node + " to the pod",
+		"prebind: dry run: device would lock Node " + g.node + " for the bind, and wait where another bind has locked it",
+	}, warnings)
+	assert.Nil(t, first.record(g.node), "nothing should be recorded")
+	first.until("still unbound", notBound)
+
+	require.NoError(t, second.park(gpu("GPU-1")))
+	second.untilSettled(map[string]string{"GPU-1": "1"})
+	before := maps.Clone(first.record(g.node))
+	_, err = dryRun(first, gpu("GPU-1"))
+	assert.True(t, apierrors.IsForbidden(err), "%v", err)
+	assert.ErrorContains(t, err, second.holds("GPU-1"))
+	assert.Equal(t, before, first.record(g.node))
+	assert.Empty(t, first.events(), "a dry run has no side effects")
+}

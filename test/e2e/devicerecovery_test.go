@@ -1,0 +1,150 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// refuser is a webhook that is asked after Prebind, and refuses the binds of some
+// namespaces.
+type refuser struct {
+	mu         sync.Mutex
+	namespaces map[string]bool
+}
+
+func newRefuser(t *testing.T, w *world) *refuser {
+	t.Helper()
+	r := &refuser{namespaces: map[string]bool{}}
+	newHook(t, w, on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create}, "pods/binding"), r.judge, func() error {
+		return w.client.CoreV1().Pods(metav1.NamespaceDefault).Bind(t.Context(),
+			gen.Binding(gen.Pod(canary), "node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	})
+	return r
+}
+
+func (r *refuser) judge(_ context.Context, request *admissionv1.AdmissionRequest) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.namespaces[request.Namespace] {
+		return errors.New("not on my watch")
+	}
+	return nil
+}
+
+// set begins or ends to refuse the pod.
+func (r *refuser) set(p *parker, refuse bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.namespaces[p.ns] = refuse
+}
+
+// refused has the pod's bind refused after Prebind has granted its devices.
+func (r *refuser) refused(p *parker) {
+	p.t.Helper()
+	r.set(p, true)
+	assert.ErrorContains(p.t, p.park(), "not on my watch")
+	r.set(p, false)
+	entry := grantedTo(p.record(p.garage.node), p.uid)
+	require.NotNil(p.t, entry, "the bind may still be on its way")
+	assert.False(p.t, entry.Bound)
+}
+
+// No device is lost, and none is given twice, when a replica is killed at a bind or
+// another webhook refuses it. node-state is off here: nothing needs it.
+func TestDeviceRecovery(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 1, "--prebind-plugins=*,-node-state")
+	doomed := w.prebind.Replicas()[0]
+	other, err := w.start(t.Context())
+	require.NoError(t, err)
+	w.prebind.RouteTo(doomed)
+	hook := newRefuser(t, w)
+	g := newGarage(t, w)
+
+	// One bind has been allowed and did not come about, and one waits for its volume.
+	left := g.parker(gpu("GPU-1"))
+	hook.refused(left)
+	entry := grantedTo(left.record(g.node), left.uid)
+	require.NotNil(t, entry)
+	require.Equal(t, doomed, left.replicaOfAttempt(entry.Grants[0].Attempt))
+	waiting := g.parker(gpu("GPU-2"), nodeLock(), gen.UsesClaim("data"))
+	waiting.claim("data", waiting.dynamic("15s"))
+	bound := make(chan []error, 1)
+	go func() { bound <- waiting.insist(t.Context(), waiting.binding(g.node)) }()
+	waiting.untilSelected("data")
+	require.NoError(t, doomed.Kill())
+	w.prebind.RouteTo(other)
+
+	t.Run("with", func(t *testing.T) {
+		t.Run("a bind that had been allowed is swept", func(t *testing.T) {
+			t.Parallel()
+			left, next := left.in(t), g.in(t).parker(gpu("GPU-1"))
+			next.assertRefused(next.park(), left.holds("GPU-1")+", whose bind is under way")
+			left.untilFree()
+			left.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+			require.NoError(t, next.park())
+			next.untilSettled(map[string]string{"GPU-1": "1"})
+			left.until("still unbound", notBound)
+		})
+		t.Run("a bind that waits goes on with another replica", func(t *testing.T) {
+			t.Parallel()
+			waiting, next := waiting.in(t), g.in(t).parker(gpu("GPU-2"), nodeLock())
+			<-bound
+			waiting.untilSettled(map[string]string{"GPU-2": "1"})
+			assert.Equal(t, other, waiting.replicaOfAttempt(waiting.untilBound().Annotations[attemptKey]))
+			next.assertRefused(next.park(), waiting.holds("GPU-2"))
+			waiting.deletePod()
+			require.NoError(t, next.park(), "the lock should be free as well")
+		})
+		t.Run("a bind that another webhook refuses is rolled back", func(t *testing.T) {
+			t.Parallel()
+			g := g.in(t)
+			first, second, deleted := g.parker(gpu("GPU-3")), g.parker(gpu("GPU-3")), g.parker(gpu("GPU-4"))
+			hook.refused(first)
+			second.assertRefused(second.park(), first.holds("GPU-3")+", whose bind is under way")
+			hook.refused(deleted)
+			deleted.deletePod()
+			deleted.untilFree()
+			assert.NotNil(t, grantedTo(g.record(g.node), first.uid), "a deleted pod's device should be free before the bind's time is up")
+			first.untilFree()
+			first.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+			require.NoError(t, second.park())
+			second.untilSettled(map[string]string{"GPU-3": "1"})
+		})
+		t.Run("who requires a plugin that is off is refused", func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			b.podWith(byHand, requires("device,node-state"))
+			b.assertNotSwitchedOn(b.bindByHand(b.binding("node-1")), "node-state", "device", "volumebinding")
+			require.NoError(t, b.bindByHand(b.binding("node-1", requires("device"))))
+		})
+	})
+	require.NoError(t, doomed.Restart(t.Context()))
+}
+
+// in is the same garage for a subtest.
+func (g *garage) in(t *testing.T) *garage {
+	b := *g.bench
+	b.t = t
+	return &garage{bench: &b, node: g.node, toleration: g.toleration}
+}
+
+// in is the same pod for a subtest.
+func (p *parker) in(t *testing.T) *parker {
+	b := *p.bench
+	b.t = t
+	return &parker{bench: &b, garage: p.garage.in(t), uid: p.uid}
+}

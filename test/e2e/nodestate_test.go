@@ -1,0 +1,366 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// driver is a label that comes to a node late, as when an operator installs what
+// it stands for.
+const driver = "gpu.example.com/driver"
+
+func expects(selector string) gen.Meta {
+	return gen.Annotation("node-state.prebind.dev/expect", selector)
+}
+
+func expectsConditions(list string) gen.Meta {
+	return gen.Annotation("node-state.prebind.dev/expect-conditions", list)
+}
+
+func waits(long string) gen.Meta { return gen.Annotation("node-state.prebind.dev/wait", long) }
+
+// patchNode merges the patch into the node.
+func (b *bench) patchNode(node, patch string, subresources ...string) {
+	b.t.Helper()
+	_, err := b.client.CoreV1().Nodes().Patch(b.t.Context(), node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
+	require.NoError(b.t, err)
+}
+
+// installDriver gives the node the label driver.
+func (b *bench) installDriver(node, version string) {
+	b.t.Helper()
+	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"`+version+`"}}}`)
+}
+
+// report sets a condition of the node, as its kubelet would.
+func (b *bench) report(node, condition, status, reason string) {
+	b.t.Helper()
+	b.patchNode(node, `{"status":{"conditions":[{"type":"`+condition+`","status":"`+status+`","reason":"`+reason+`"}]}}`, "status")
+}
+
+// taint adds a taint, and leaves those that are there.
+func (b *bench) taint(node, key string, effect corev1.TaintEffect) {
+	b.t.Helper()
+	b.kubectl("taint", "node", node, key+":"+string(effect))
+}
+
+// uncordon returns when pods may come to the node again: kube-controller-manager
+// takes a moment for the taint.
+func (b *bench) uncordon(node string) {
+	b.t.Helper()
+	b.kubectl("uncordon", node)
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.False(c, slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }))
+	}, patience, 50*time.Millisecond, "the taint should go")
+}
+
+func (b *bench) kubectl(args ...string) {
+	b.t.Helper()
+	out, err := b.cluster.Kubectl(b.t.Context(), args...).CombinedOutput()
+	require.NoError(b.t, err, "kubectl %v: %s", args, out)
+}
+
+// assertRefused checks that the bind was refused with all of the words, and that
+// the pod tells it as well.
+func (b *bench) assertRefused(err error, words ...string) {
+	b.t.Helper()
+	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v (%s)", err, apierrors.ReasonForError(err))
+	for _, w := range words {
+		assert.ErrorContains(b.t, err, w)
+	}
+	b.untilEvent(append([]string{"BindRefused"}, words...)...)
+	assert.Empty(b.t, b.until("still unbound", notBound).Spec.NodeName)
+}
+
+// A node changes between the scheduler's decision and the bind.
+func TestNodeChangesBeforeBind(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		reason string
+		// change is what happens to the node after the pod was meant for it.
+		change  func(b *bench, node string)
+		binding []gen.BindingOption
+		says    []string
+	}{
+		"cordoned": {
+			reason: "nothing new is to come to it",
+			change: func(b *bench, node string) { b.kubectl("cordon", node) },
+			says:   []string{"expected the node to be schedulable, it is cordoned"},
+		},
+		"drained": {
+			reason: "nobody would evict the pod any more",
+			change: func(b *bench, node string) { b.kubectl("drain", node, "--ignore-daemonsets") },
+			says:   []string{"expected the node to be schedulable, it is cordoned"},
+		},
+		"tainted NoExecute": {
+			reason: "the pod would be evicted at once",
+			change: func(b *bench, node string) { b.taint(node, "example.com/broken", corev1.TaintEffectNoExecute) },
+			says:   []string{"expected the taint example.com/broken:NoExecute to be gone", "does not tolerate it"},
+		},
+		"tainted NoSchedule": {
+			reason: "the scheduler would not have chosen it",
+			change: func(b *bench, node string) { b.taint(node, "example.com/reserved", corev1.TaintEffectNoSchedule) },
+			says:   []string{"expected the taint example.com/reserved:NoSchedule to be gone"},
+		},
+		"not ready": {
+			reason: "its kubelet would not start the pod",
+			change: func(b *bench, node string) { b.report(node, "Ready", "False", "KubeletNotReady") },
+			says:   []string{"expected the condition Ready to be True, it is False (KubeletNotReady)"},
+		},
+		"relabelled": {
+			reason: "its kubelet would reject the pod",
+			change: func(b *bench, node string) { b.forbid(node) },
+			says:   []string{"by the pod's nodeSelector, the node does not have it"},
+		},
+		"not what the scheduler went by": {
+			reason:  "the scheduler says what it believed",
+			change:  func(b *bench, node string) { b.installDriver(node, "535") },
+			binding: []gen.BindingOption{expects(driver + "=550,!maintenance")},
+			says:    []string{`expected the label ` + driver + ` to be "550", it is "535"`},
+		},
+		"without a condition that the scheduler went by": {
+			reason:  "the scheduler says what it believed",
+			change:  func(b *bench, node string) { b.report(node, "GPUReady", "False", "Resetting") },
+			binding: []gen.BindingOption{expectsConditions("GPUReady,DiskPressure!=True")},
+			says:    []string{"expected the condition GPUReady to be True, it is False (Resetting)"},
+		},
+		"never what is waited for": {
+			reason:  "it is waited for as long as was asked",
+			change:  func(*bench, string) {},
+			binding: []gen.BindingOption{expects(driver + "=550"), waits("3s")},
+			says:    []string{`after a wait of 3s: expected the label ` + driver + ` to be "550", the node does not have it`},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			node, toleration := b.ownNode("changed")
+			b.podWith(byHand, toleration, b.steered())
+			tc.change(b, node)
+			b.assertRefused(b.bindByHand(b.binding(node, tc.binding...)), append(tc.says, "node-state: Node "+node)...)
+			assert.Equal(t, []string{"refused"}, b.decisions(), tc.reason)
+		})
+	}
+}
+
+// A node is not yet as it has to be: with a wait, the bind goes on when it is.
+func TestNodeBecomesAsExpected(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		before, after func(b *bench, node string)
+		expects       gen.Meta
+		waitsFor      string
+	}{
+		"a label": {
+			before:   func(*bench, string) {},
+			after:    func(b *bench, node string) { b.installDriver(node, "550") },
+			expects:  expects(driver + "=550"),
+			waitsFor: `waiting for the label ` + driver + ` to be "550" (the node does not have it)`,
+		},
+		"a condition": {
+			before:   func(b *bench, node string) { b.report(node, "GPUReady", "False", "Resetting") },
+			after:    func(b *bench, node string) { b.report(node, "GPUReady", "True", "Reset") },
+			expects:  expectsConditions("GPUReady=True"),
+			waitsFor: "waiting for the condition GPUReady to be True (it is False (Resetting))",
+		},
+		"the end of maintenance": {
+			before:   func(b *bench, node string) { b.kubectl("cordon", node) },
+			after:    func(b *bench, node string) { b.kubectl("uncordon", node) },
+			expects:  expects(""),
+			waitsFor: "waiting for the node to be schedulable (it is cordoned)",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			node, toleration := b.ownNode("late")
+			tc.before(b, node)
+			b.podWith(byHand, toleration, tc.expects, waits("60s"))
+			bound := b.beginBind(node)
+			b.untilEvent("WaitingForPreBind", "node-state: Node "+node, tc.waitsFor)
+			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+			tc.after(b, node)
+			require.NoError(t, b.end(bound))
+			b.assertTopology(b.untilBound())
+			said := b.decisions()
+			assert.Equal(t, "waiting", said[0])
+			assert.Equal(t, "allowed", said[len(said)-1])
+			assert.NotContains(t, said, "refused")
+		})
+	}
+}
+
+// What the pod says counts as well, and what the Binding says counts more.
+func TestNodeStateOfPodAndBinding(t *testing.T) {
+	t.Parallel()
+	never, always := expects(driver+"=550"), expects("!"+driver)
+	tests := map[string]struct {
+		reason  string
+		pod     []gen.PodOption
+		binding []gen.BindingOption
+		refused bool
+	}{
+		"the pod's": {
+			reason: "a user needs no scheduler for it", pod: []gen.PodOption{never}, refused: true,
+		},
+		"the Binding's instead": {
+			reason: "it is newer", pod: []gen.PodOption{never}, binding: []gen.BindingOption{always},
+		},
+		"the Binding's instead, refused": {
+			reason: "it is newer", pod: []gen.PodOption{always}, binding: []gen.BindingOption{never}, refused: true,
+		},
+		"the Binding takes it back": {
+			reason: "an empty value expects nothing", pod: []gen.PodOption{never}, binding: []gen.BindingOption{expects("")},
+		},
+		"both": {
+			reason: "they are different keys", pod: []gen.PodOption{expectsConditions("GPUReady")}, binding: []gen.BindingOption{always}, refused: true,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.podWith(byHand, tc.pod...)
+			err := b.bindByHand(b.binding("node-1", tc.binding...))
+			if tc.refused {
+				b.assertRefused(err, "node-state: Node node-1: expected the", "the node does not have it")
+				return
+			}
+			assert.NoError(t, err, tc.reason)
+		})
+	}
+}
+
+// A mistake in an annotation is told, and never ignored.
+func TestNodeStateInvalid(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		annotation gen.Meta
+		says       []string
+	}{
+		"no selector":    {annotation: expects("a=b,,=c"), says: []string{"node-state.prebind.dev/expect", "must be a label selector"}},
+		"no condition":   {annotation: expectsConditions("GPUReady=yes"), says: []string{"node-state.prebind.dev/expect-conditions", "True, False or Unknown"}},
+		"no time":        {annotation: waits("soon"), says: []string{"node-state.prebind.dev/wait", `it is "soon"`}},
+		"an unknown key": {annotation: gen.Annotation("node-state.prebind.dev/expects", "a=b"), says: []string{"node-state.prebind.dev/expects", "is not known"}},
+		"too long":       {annotation: expects("a=" + strings.Repeat("b", 5000)), says: []string{"node-state.prebind.dev/expect", "longer than 4096 bytes"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.podWith(byHand)
+			err := b.bindByHand(b.binding("node-1", tc.annotation))
+			assert.True(t, apierrors.IsInvalid(err), "%v", err)
+			for _, words := range tc.says {
+				assert.ErrorContains(t, err, words)
+			}
+			assert.Equal(t, []string{"invalid"}, b.decisions())
+			b.untilEvent(append(tc.says, "BindRefused")...)
+			require.NoError(t, b.bindByHand(b.binding("node-1")), "without the mistake it should be bound")
+		})
+	}
+}
+
+// The node is drained while the pod's volume is being made: the bind is refused,
+// and the claim stays as it is, for nothing of a volume can be undone. There is one
+// replica here: another one, which knows nothing of the wait, would refuse the
+// repeated call before the volume is there.
+func testNodeDrained(t *testing.T, w *world) {
+	t.Run("the node is drained", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("drained")
+		b.claim("data", b.dynamic("10s"))
+		b.podWith(byHand, toleration, gen.UsesClaim("data"))
+		bound := b.beginBind(node)
+		require.Equal(t, node, b.untilSelected("data"))
+		b.kubectl("drain", node, "--ignore-daemonsets")
+		b.assertRefused(b.end(bound), "node-state: Node "+node, "after the bind was prepared: expected the node to be schedulable, it is cordoned")
+		claim := b.assertClaimBound("data", node)
+		assert.Equal(t, node, claim.Annotations[volume.AnnSelectedNode])
+		assert.False(t, says(b.events(), "PreBindRolledBack"), "nothing of it can be undone: %q", b.events())
+
+		b.uncordon(node)
+		require.NoError(t, b.bindByHand(b.binding(node)))
+		b.assertTopology(b.untilBound())
+		assert.Equal(t, claim.Spec.VolumeName, b.assertClaimBound("data", node).Spec.VolumeName, "the same volume")
+	})
+}
+
+// A node is drained while a pod's volume is made for it, and the pod may wait: no
+// other node would do any more, so that the client calls again until it is back.
+func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	node, toleration := b.ownNode("drained")
+	b.claim("data", b.dynamic("10s"))
+	b.podWith(byHand, toleration, gen.UsesClaim("data"), waits("2m"))
+	bound := b.beginBind(node)
+	require.Equal(t, node, b.untilSelected("data"))
+	b.kubectl("cordon", node)
+	b.untilClaimBound("data")
+	b.untilEvent("WaitingForPreBind", "Node "+node, "cordoned")
+	b.kubectl("uncordon", node)
+	require.NoError(t, b.end(bound))
+	b.assertTopology(b.untilBound())
+}
+
+// A pod that tolerates everything, as those of DaemonSets for networks do, goes to
+// a node that takes nobody else.
+func TestNodeStateIsTolerated(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	node, _ := b.ownNode("closed")
+	b.kubectl("cordon", node)
+	b.report(node, "Ready", "False", "KubeletNotReady")
+	b.taint(node, "example.com/broken", corev1.TaintEffectNoExecute)
+	b.podWith(byHand, gen.Tolerates(""))
+	require.NoError(t, b.bindByHand(b.binding(node)))
+	b.assertTopology(b.untilBound())
+	assert.Equal(t, []string{"allowed"}, b.decisions())
+}
+
+// The real kube-scheduler knows nothing of what the pod expects: it is told, or
+// waits without knowing it.
+func TestNodeStateWithKubeScheduler(t *testing.T) {
+	t.Parallel()
+	t.Run("refused until it is so", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		node, toleration := b.ownNode("late")
+		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"))
+		b.untilEvent("FailedScheduling", "node-state: Node "+node, `expected the label `+driver+` to be "550", the node does not have it`)
+		b.installDriver(node, "550")
+		b.assertTopology(b.untilBound())
+	})
+	t.Run("waits until it is so", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		node, toleration := b.ownNode("late")
+		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"), waits("2m"))
+		b.untilEvent("WaitingForPreBind", "node-state: Node "+node, `waiting for the label `+driver)
+		b.installDriver(node, "550")
+		b.assertTopology(b.untilBound())
+		b.assertNeverFailed()
+	})
+}

@@ -1,0 +1,70 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// requires asks for PreBind plugins by their names.
+func requires(names string) gen.Meta { return gen.Annotation("binder.prebind.dev/require", names) }
+
+// Whoever relies on a plugin says so, and is not bound without it.
+func TestRequire(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		reason  string
+		pod     []gen.PodOption
+		binding []gen.BindingOption
+		// missing is the plugin that there is not; without it the pod is bound.
+		missing string
+	}{
+		"one that is on":                     {reason: "it takes part", binding: []gen.BindingOption{requires("node-state")}},
+		"several":                            {reason: "all of them take part", binding: []gen.BindingOption{requires("volumebinding, device")}},
+		"none":                               {reason: "nothing is asked for", binding: []gen.BindingOption{requires("")}},
+		"one that there is not":              {reason: "nobody would do what is relied on", binding: []gen.BindingOption{requires("node-state,fpga")}, missing: "fpga"},
+		"a mutator":                          {reason: "it is no PreBind plugin", binding: []gen.BindingOption{requires("topology")}, missing: "topology"},
+		"the pod asks":                       {reason: "the user relies on it, whatever the scheduler knows", pod: []gen.PodOption{requires("fpga")}, missing: "fpga"},
+		"the pod asks for one that is on":    {reason: "it takes part", pod: []gen.PodOption{requires("device")}},
+		"the Binding corrects what pod asks": {reason: "its value counts", pod: []gen.PodOption{requires("fpga")}, binding: []gen.BindingOption{requires("device")}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.podWith(byHand, tc.pod...)
+			err := b.bindByHand(b.binding("node-1", tc.binding...))
+			if tc.missing == "" {
+				assert.NoError(t, err, tc.reason)
+				b.assertTopology(b.untilBound())
+				return
+			}
+			b.assertNotSwitchedOn(err, tc.missing, "node-state", "device", "volumebinding")
+			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName, tc.reason)
+		})
+	}
+}
+
+// assertNotSwitchedOn checks the refusal of a bind that requires a plugin which is
+// not among those that are on.
+func (b *bench) assertNotSwitchedOn(err error, plugin string, on ...string) {
+	b.t.Helper()
+	require.Error(b.t, err)
+	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	words := append([]string{"binder.prebind.dev/require", `"` + plugin + `", which is not switched on (on: `}, on...)
+	for _, w := range words {
+		assert.ErrorContains(b.t, err, w)
+	}
+	_, list, _ := strings.Cut(err.Error(), "(on: ")
+	assert.NotContains(b.t, list, plugin)
+	assert.Equal(b.t, []string{"refused"}, b.decisions())
+	b.untilEvent(append(words, "BindRefused")...)
+}
