@@ -49,6 +49,31 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	}
 }
 
+// However fast kube-scheduler is, and however far Prebind's cache is behind: there is
+// no attempt, and no call is repeated.
+func TestResourceClaimsOfManyTemplates(t *testing.T) {
+	t.Parallel()
+	const pods = 60
+	b := newBench(t, shared, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	d.publish("", gen.Devices("net", pods)...)
+	b.resourceClaimTemplate("net", gen.RequestsDevices(d.name, 1))
+	for i := range pods {
+		_, err := b.createPod(fmt.Sprintf("pod-%d", i), cluster.DefaultScheduler, gen.UsesResourceClaimTemplate("net"))
+		require.NoError(t, err)
+	}
+	for _, pod := range b.untilPodsBound(pods) {
+		assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+	}
+	for _, said := range b.decisions() {
+		assert.Equal(t, "allowed", said)
+	}
+	for _, claim := range b.resourceClaims() {
+		assert.Empty(t, marksOn(claim))
+		assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+	}
+}
+
 // The device takes some time until it can be used on the node: the pod is bound
 // when its driver says that it is ready.
 func TestBindingConditionsBecomeTrue(t *testing.T) {
