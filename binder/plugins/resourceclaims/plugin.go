@@ -111,7 +111,7 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	if !hasClaims(bc.Pod) {
 		return api.Skip, nil
 	}
-	s, err := p.survey(ctx, bc, bc.Pod, p.o.Clock.Now())
+	s, err := p.surveySurely(ctx, bc, bc.Pod)
 	if err != nil {
 		return api.Run, err
 	}
@@ -138,7 +138,7 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 	if err != nil {
 		return err
 	}
-	s, err := p.survey(ctx, bc, pod, p.o.Clock.Now())
+	s, err := p.surveySurely(ctx, bc, pod)
 	if err != nil {
 		return err
 	}

@@ -57,14 +57,34 @@ func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Po
 	if err == nil && len(s.in(unallocated)) == 0 {
 		return s, nil
 	}
-	v.claim = func(key client.ObjectKey) (*resourcev1.ResourceClaim, error) { return p.read(ctx, key) }
-	if v.pod, err = p.livePod(ctx, bc); err != nil {
+	return p.surveyLive(ctx, bc, v.within)
+}
+
+// surveyLive judges the pod's claims by the API server alone.
+func (p *Plugin) surveyLive(ctx context.Context, bc *api.BindContext, within period) (survey, error) {
+	pod, err := p.livePod(ctx, bc)
+	if err != nil {
+		return survey{}, err
+	}
+	node, err := p.liveNode(ctx, bc)
+	if err != nil {
+		return survey{}, err
+	}
+	return p.surveyBy(ctx, bc, view{pod: pod, node: node, within: within, claim: func(key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
+		return p.read(ctx, key)
+	}})
+}
+
+// surveySurely is survey, but that the API server has the last word on whatever is
+// not done: the cache may be behind what a scheduler wrote just before it binds, and
+// the bind has nothing to wait for then.
+func (p *Plugin) surveySurely(ctx context.Context, bc *api.BindContext, pod *corev1.Pod) (survey, error) {
+	now := p.o.Clock.Now()
+	s, err := p.survey(ctx, bc, pod, now)
+	if err != nil || s.done() {
 		return s, err
 	}
-	if v.node, err = p.liveNode(ctx, bc); err != nil {
-		return s, err
-	}
-	return p.surveyBy(ctx, bc, v)
+	return p.surveyLive(ctx, bc, period{timeout: p.o.BindingTimeout, began: now, now: now})
 }
 
 func (p *Plugin) surveyBy(ctx context.Context, bc *api.BindContext, v view) (survey, error) {
