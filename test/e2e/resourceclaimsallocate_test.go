@@ -67,7 +67,9 @@ func testAllocationRace(t *testing.T, w *world) {
 	}
 	require.GreaterOrEqual(t, gone, ofNode)
 	b.untilDevicesGiven(devices - gone)
-	maps.DeleteFunc(racers, func(name string, binding *corev1.Binding) bool { return refused[name] == nil || binding.Target.Name != raceNode(0) })
+	maps.DeleteFunc(racers, func(name string, binding *corev1.Binding) bool {
+		return refused[name] == nil || binding.Target.Name != raceNode(0)
+	})
 	require.Greater(t, gone+len(racers), devices/nodes)
 	again := b.bindAll(racers)
 	assert.Len(t, again, max(0, len(racers)-gone), "the devices that were given back should be given again")

@@ -242,7 +242,9 @@ func testKilledWhileWaiting(t *testing.T, w *world) {
 	attempt := b.attemptOn(b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod)), pod)
 	b.killReplicaOf(attempt)
 
-	b.untilResourceClaim("nic", "swept", func(claim *resourcev1.ResourceClaim) bool { return !slices.Contains(marksOn(claim)[string(pod.UID)], attempt) })
+	b.untilResourceClaim("nic", "swept", func(claim *resourcev1.ResourceClaim) bool {
+		return !slices.Contains(marksOn(claim)[string(pod.UID)], attempt)
+	})
 	b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod))
 	d.report("nic", "attached", "Attached", "")
 	errs := <-bound
@@ -251,7 +253,9 @@ func testKilledWhileWaiting(t *testing.T, w *world) {
 	b.untilUnmarked("nic")
 	b.assertReserved("nic", pod)
 
-	lost := slices.IndexFunc(seen.all(), func(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) > 0 && !reservedOnceFor(pod)(claim) && writtenStatus(claim) })
+	lost := slices.IndexFunc(seen.all(), func(claim *resourcev1.ResourceClaim) bool {
+		return len(marksOn(claim)) > 0 && !reservedOnceFor(pod)(claim) && writtenStatus(claim)
+	})
 	assert.Negative(t, lost, "the pod should keep its reservation all the time")
 }
 
