@@ -322,6 +322,11 @@ func TestOtherParameters(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			edited := gen.Pod("web", gen.UID("pod-1"), gen.Annotation(key, "2"))
 			w := newWaiter()
+			wait := w.preBind
+			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+				bc.Annotate("waiter", "device", "1")
+				return wait(ctx, bc)
+			}
 			pods := holding(thePod, theNode)
 			e := newTestEngine(t, func(o *Options) { o.Plugins, o.Cached = []api.PreBinder{w}, pods })
 			first := later(t.Context(), e, theRequest())
