@@ -104,6 +104,7 @@ func TestAskedByPod(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-2"))
 	require.NoError(t, prepare(t.Context(), replicaOf(s), bc))
 	assert.Equal(t, map[string]string{"web": "[a: F (fpga), GPU-2 (gpu)]"}, held(s), "the Binding's value of a key wins")
+	assert.Equal(t, map[string]map[string]string{"device": {"fpga": "F"}}, bc.Annotations(), "the bound pod says what was granted, whatever it is edited to meanwhile")
 }
 
 // TestNothingAsked: as when the plugin is only required by its name.
