@@ -114,26 +114,26 @@ func takingPart(plugins []api.PreBinder, domain string, required map[string]bool
 // for the same request, does not count.
 func (e *Engine) sameParameters(c *call, bc *api.BindContext) bool {
 	added := bc.Annotations()
-	ours := func(key string) bool {
+	ours := func(key, value string) bool {
 		prefix, short, _ := strings.Cut(key, "/")
-		_, own := added[strings.TrimSuffix(prefix, "."+e.o.Domain)][short]
-		return own || key == attemptAnnotation(e.o.Domain)
+		own, ok := added[strings.TrimSuffix(prefix, "."+e.o.Domain)][short]
+		return ok && own == value || key == attemptAnnotation(e.o.Domain)
 	}
-	nobodys := func(string) bool { return false }
+	nobodys := func(string, string) bool { return false }
 	return e.sameFor(c.Binding.Annotations, bc.Binding.Annotations, ours) && e.sameFor(c.pod.Annotations, bc.Pod.Annotations, nobodys)
 }
 
 // sameFor says whether the annotations tell the binder and its plugins the same, but
 // for those to leave out.
-func (e *Engine) sameFor(a, b map[string]string, leaveOut func(key string) bool) bool {
-	relevant := func(key string) bool {
+func (e *Engine) sameFor(a, b map[string]string, leaveOut func(key, value string) bool) bool {
+	relevant := func(key, value string) bool {
 		prefix, _, _ := strings.Cut(key, "/")
 		name, ok := strings.CutSuffix(prefix, "."+e.o.Domain)
-		return ok && (name == guardName || takesPart(e.o.Plugins, name)) && !leaveOut(key)
+		return ok && (name == guardName || takesPart(e.o.Plugins, name)) && !leaveOut(key, value)
 	}
 	within := func(x, y map[string]string) bool {
 		for key, value := range x {
-			if had, ok := y[key]; (!ok || had != value) && relevant(key) {
+			if had, ok := y[key]; (!ok || had != value) && relevant(key, value) {
 				return false
 			}
 		}

@@ -302,6 +302,16 @@ func TestUndoAllocation(t *testing.T) {
 		users  []string
 	}{
 		"Alone": {reason: "nobody else uses it", gone: true, users: []string{}},
+		"ReservedAgain": {
+			reason: "somebody took the reservation away, and the attempt made it again", gone: true, users: []string{},
+			then: func(t *testing.T, s *apiServer, one *replica) {
+				t.Helper()
+				s.change("c0", "kube-scheduler", unreserve)
+				pod := &corev1.Pod{}
+				require.NoError(t, s.get(claimKey("web-0"), pod))
+				require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+			},
+		},
 		"OtherPod": {
 			reason: "another pod uses it", users: []string{"db"},
 			then: func(t *testing.T, s *apiServer, two *replica) {

@@ -48,10 +48,9 @@ type model struct {
 	tasks    []*task
 	// late are writes whose callers were told that they had failed.
 	late []func()
-	// working are the attempts of processes that live.
-	working map[string]bool
-	// reserves are the claims that a scheduler has reserved for a pod itself.
-	uid    int
+	// working are the attempts of processes that live, with whether anybody calls.
+	working map[string]*bool
+	uid     int
 	calm   bool
 	faults []string
 	trace  []string
@@ -124,7 +123,7 @@ func (m *model) ready() []*task {
 
 // attempt is one bind, as the engine sees it through, while the scheduler calls.
 func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, pod *corev1.Pod, node string, calls *bool) {
-	m.working[id] = true
+	m.working[id] = calls
 	defer delete(m.working, id)
 	bc := bind(pod, node, id)
 	next, err := r.PreFlight(ctx, bc)
@@ -311,8 +310,13 @@ func (m *model) sweep(ctx context.Context, r *replica) {
 		m.fault("Marks: %v", err)
 	}
 	for _, mark := range marks {
-		if m.working[mark.Attempt] {
-			continue
+		if calls := m.working[mark.Attempt]; calls != nil {
+			if m.calm || !m.chance(10) {
+				continue
+			}
+			// The process stood still for so long that it was taken for dead.
+			m.note("%s was taken for dead", mark.Attempt)
+			*calls = false
 		}
 		pod := thePod(mark.Pod.Name)
 		pod.UID = mark.PodUID
@@ -465,7 +469,7 @@ func (m *model) settle() {
 func newModel(t *testing.T, seed int64) *model {
 	t.Helper()
 	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", "gpu-0", "gpu-1"), pool("node-b", "gpu-2"))
-	m := &model{t: t, rng: rand.New(rand.NewSource(seed)), s: s, working: map[string]bool{}}
+	m := &model{t: t, rng: rand.New(rand.NewSource(seed)), s: s, working: map[string]*bool{}}
 	for _, claim := range m.claims() {
 		s.put(theClaim(claim))
 	}
