@@ -114,28 +114,30 @@ func takingPart(plugins []api.PreBinder, domain string, required map[string]bool
 // for the same request, does not count.
 func (e *Engine) sameParameters(c *call, bc *api.BindContext) bool {
 	added := bc.Annotations()
-	relevant := func(key string) bool {
+	ours := func(key, value string) bool {
 		prefix, short, _ := strings.Cut(key, "/")
+		own, ok := added[strings.TrimSuffix(prefix, "."+e.o.Domain)][short]
+		return ok && own == value || key == attemptAnnotation(e.o.Domain)
+	}
+	nobodys := func(string, string) bool { return false }
+	return e.sameFor(c.Binding.Annotations, bc.Binding.Annotations, ours) && e.sameFor(c.pod.Annotations, bc.Pod.Annotations, nobodys)
+}
+
+// sameFor says whether the annotations tell the binder and its plugins the same, but
+// for those to leave out.
+func (e *Engine) sameFor(a, b map[string]string, leaveOut func(key, value string) bool) bool {
+	relevant := func(key, value string) bool {
+		prefix, _, _ := strings.Cut(key, "/")
 		name, ok := strings.CutSuffix(prefix, "."+e.o.Domain)
-		if !ok {
-			return false
-		}
-		if _, own := added[name][short]; own {
-			return false
-		}
-		if name == guardName {
-			return key != attemptAnnotation(e.o.Domain)
-		}
-		return slices.ContainsFunc(e.o.Plugins, func(p api.PreBinder) bool { return p.Name() == name })
+		return ok && (name == guardName || takesPart(e.o.Plugins, name)) && !leaveOut(key, value)
 	}
 	within := func(x, y map[string]string) bool {
 		for key, value := range x {
-			if had, ok := y[key]; (!ok || had != value) && relevant(key) {
+			if had, ok := y[key]; (!ok || had != value) && relevant(key, value) {
 				return false
 			}
 		}
 		return true
 	}
-	same := func(x, y map[string]string) bool { return within(x, y) && within(y, x) }
-	return same(c.Binding.Annotations, bc.Binding.Annotations) && same(c.pod.Annotations, bc.Pod.Annotations)
+	return within(a, b) && within(b, a)
 }

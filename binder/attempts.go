@@ -156,15 +156,11 @@ func (s *attempts) allowed(a *attempt) bool {
 	return true
 }
 
-// contexts returns those of the plugins whose PreBind was started, in order.
-func (s *attempts) contexts(a *attempt) []*api.BindContext {
+// startedBy returns the plugins whose PreBind was started, in order.
+func (s *attempts) startedBy(a *attempt) []ran {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	contexts := make([]*api.BindContext, 0, len(a.ran)+1)
-	for _, r := range a.ran {
-		contexts = append(contexts, r.bc)
-	}
-	return contexts
+	return slices.Clone(a.ran)
 }
 
 // dismiss gives up a round that is being prepared, or forgets its error: a call

@@ -44,19 +44,21 @@ type additions struct {
 	devices     []api.Device
 }
 
-// additionsOf collects what the contexts of one bind hold. Later ones win, and the
-// last one knows the devices: PreFlight, which every context has been through,
-// tells of all of them.
-func additionsOf(attempt string, contexts ...*api.BindContext) additions {
-	add := additions{attempt: attempt, annotations: map[string]map[string]string{}}
-	for _, bc := range contexts {
-		for plugin, annotations := range bc.Annotations() {
-			if add.annotations[plugin] == nil {
-				add.annotations[plugin] = map[string]string{}
-			}
-			maps.Copy(add.annotations[plugin], annotations)
+// additionsOf collects what plugins add: each by the context of its own last
+// PreBind, if there was any, and by the latest one, which wins. The latest one knows
+// the devices: PreFlight, which every context has been through, tells of all.
+func additionsOf(attempt string, latest *api.BindContext, started ...ran) additions {
+	add := additions{attempt: attempt, annotations: map[string]map[string]string{}, devices: latest.Devices()}
+	for _, r := range started {
+		if own := r.bc.Annotations()[r.plugin.Name()]; own != nil {
+			add.annotations[r.plugin.Name()] = own
 		}
-		add.devices = bc.Devices()
+	}
+	for plugin, annotations := range latest.Annotations() {
+		if add.annotations[plugin] == nil {
+			add.annotations[plugin] = map[string]string{}
+		}
+		maps.Copy(add.annotations[plugin], annotations)
 	}
 	return add
 }
@@ -143,7 +145,7 @@ func (e *Engine) allow(ctx context.Context, c *call, bc *api.BindContext) Decisi
 // tell which attempt it was. latest is the context by which this call knows that
 // it is prepared. It returns false when the attempt is not prepared any more.
 func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *api.BindContext) (Decision, bool) {
-	d, err := e.compose(ctx, c, additionsOf(a.id, append(e.attempts.contexts(a), latest)...))
+	d, err := e.compose(ctx, c, additionsOf(a.id, latest, e.attempts.startedBy(a)...))
 	if err != nil {
 		e.attempts.discard(a)
 		return e.later(c, err), true

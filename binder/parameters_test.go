@@ -174,6 +174,38 @@ func TestPluginAnnotates(t *testing.T) {
 	}
 }
 
+// TestAnnotationsOfLaterRounds: a plugin that ran again no longer adds what it added
+// before.
+func TestAnnotationsOfLaterRounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, other := &plugin{name: "p"}, &checker{plugin: plugin{name: "other"}}
+		p.preBind = func(_ context.Context, bc *api.BindContext) error {
+			if bc.Binding.Annotations["p.prebind.dev/pin"] == "" {
+				bc.Annotate("p", "pin", "pod")
+			}
+			return nil
+		}
+		other.preBind = func(_ context.Context, bc *api.BindContext) error {
+			bc.Annotate("other", "round", "1")
+			return nil
+		}
+		other.preFlight = func(context.Context, *api.BindContext) (api.Next, error) {
+			if other.preBinds.Load() > 0 {
+				return api.Skip, nil
+			}
+			return api.Run, nil
+		}
+		e := newTestEngine(t, func(o *Options) { o.Plugins, o.Live = []api.PreBinder{p, other}, holding(thePod) })
+		first := e.Bind(t.Context(), theRequest())
+		require.Nil(t, first.Err)
+		assert.Equal(t, "pod", first.Annotations["p.prebind.dev/pin"])
+		second := e.Bind(t.Context(), annotated("p.prebind.dev/pin", "binding"))
+		require.Nil(t, second.Err)
+		assert.NotContains(t, second.Annotations, "p.prebind.dev/pin", "the Binding's own stands")
+		assert.Equal(t, "1", second.Annotations["other.prebind.dev/round"], "one that did not run again still adds it")
+	})
+}
+
 // TestMutatorsSeeTheBind: what plugins found, and how the bind went, is known to
 // the mutators by the time that the bind is allowed.
 func TestMutatorsSeeTheBind(t *testing.T) {
@@ -318,10 +350,33 @@ func TestOtherParameters(t *testing.T) {
 			assert.EqualValues(t, 1, w.rollBacks.Load())
 		})
 	})
+	t.Run("Instead of its additions", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWaiter()
+			wait := w.preBind
+			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+				bc.Annotate("waiter", "device", "1")
+				return wait(ctx, bc)
+			}
+			e := engineWith(t, w)
+			first := later(t.Context(), e, theRequest())
+			synctest.Wait()
+			second := later(t.Context(), e, annotated(key, "2"))
+			assert.Equal(t, api.KindStale, kindOf((<-first).Err))
+			w.release <- nil
+			require.Nil(t, (<-second).Err, "another value is not what came back")
+			assert.EqualValues(t, 2, w.preBinds.Load())
+		})
+	})
 	t.Run("By the pod", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			edited := gen.Pod("web", gen.UID("pod-1"), gen.Annotation(key, "2"))
 			w := newWaiter()
+			wait := w.preBind
+			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+				bc.Annotate("waiter", "device", "1")
+				return wait(ctx, bc)
+			}
 			pods := holding(thePod, theNode)
 			e := newTestEngine(t, func(o *Options) { o.Plugins, o.Cached = []api.PreBinder{w}, pods })
 			first := later(t.Context(), e, theRequest())

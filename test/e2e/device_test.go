@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -538,9 +539,13 @@ func TestDeviceDryRun(t *testing.T) {
 	require.NoError(t, second.park(gpu("GPU-1")))
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 	before := maps.Clone(first.record(g.node))
-	_, err = dryRun(first, gpu("GPU-1"))
-	assert.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, second.holds("GPU-1"))
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		// A replica that has not heard of the grant yet would only find out by a write.
+		_, err := dryRun(first, gpu("GPU-1"))
+		require.Error(c, err)
+		assert.True(c, apierrors.IsForbidden(err), "%v", err)
+		assert.ErrorContains(c, err, second.holds("GPU-1"))
+	}, patience, 50*time.Millisecond)
 	assert.Equal(t, before, first.record(g.node))
 	assert.Empty(t, first.events(), "a dry run has no side effects")
 }

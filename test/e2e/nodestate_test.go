@@ -4,6 +4,11 @@
 package e2e
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,14 +16,18 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+	"github.com/prebind/prebind/webhook"
 )
 
 // driver is a label that comes to a node late, as when an operator installs what
@@ -76,6 +85,53 @@ func (b *bench) kubectl(args ...string) {
 	b.t.Helper()
 	out, err := b.cluster.Kubectl(b.t.Context(), args...).CombinedOutput()
 	require.NoError(b.t, err, "kubectl %v: %s", args, out)
+}
+
+// untilHeard returns when every replica has heard of the change of the node: none
+// of them would just allow the bind any more. A replica that has not heard yet
+// goes by the node as it was, for it asks the API server only before it refuses.
+func (b *bench) untilHeard(binding *corev1.Binding) {
+	b.t.Helper()
+	object, err := json.Marshal(binding)
+	require.NoError(b.t, err)
+	review, err := json.Marshal(&admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{
+			UID: "1", Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
+			Namespace: b.ns, Name: binding.Name, Operation: admissionv1.Create, DryRun: new(true), Object: runtime.RawExtension{Raw: object},
+		},
+	})
+	require.NoError(b.t, err)
+	for _, r := range b.prebind.Replicas() {
+		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+			answer, err := ask(b.t.Context(), r, review)
+			require.NoError(c, err)
+			assert.False(c, answer.Allowed && len(answer.Warnings) == 0)
+		}, patience, 50*time.Millisecond, "%s should hear of it", r.Name())
+	}
+}
+
+// ask has the replica itself answer the review, rather than one of them.
+func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.AdmissionResponse, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+r.WebhookAddress()+webhook.Path+"?timeout=5s", bytes.NewReader(review))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := insecure.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	var answer admissionv1.AdmissionReview
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+		return nil, err
+	}
+	if answer.Response == nil {
+		return nil, fmt.Errorf("%s answers %s", r.Name(), response.Status)
+	}
+	return answer.Response, nil
 }
 
 // assertRefused checks that the bind was refused with all of the words, and that
@@ -156,7 +212,9 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 			node, toleration := b.ownNode("changed")
 			b.podWith(byHand, toleration, b.steered())
 			tc.change(b, node)
-			b.assertRefused(b.bindByHand(b.binding(node, tc.binding...)), append(tc.says, "node-state: Node "+node)...)
+			binding := b.binding(node, tc.binding...)
+			b.untilHeard(binding)
+			b.assertRefused(b.bindByHand(binding), append(tc.says, "node-state: Node "+node)...)
 			assert.Equal(t, []string{"refused"}, b.decisions(), tc.reason)
 		})
 	}
@@ -196,6 +254,7 @@ func TestNodeBecomesAsExpected(t *testing.T) {
 			node, toleration := b.ownNode("late")
 			tc.before(b, node)
 			b.podWith(byHand, toleration, tc.expects, waits("60s"))
+			b.untilHeard(b.binding(node))
 			bound := b.beginBind(node)
 			b.untilEvent("WaitingForPreBind", "node-state: Node "+node, tc.waitsFor)
 			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)

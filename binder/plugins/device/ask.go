@@ -32,8 +32,8 @@ const (
 type share int64
 
 const (
-	whole       share = 1_000_000
-	shareDigits       = 6
+	shareDigits = 6
+	whole       = share(1_000_000)
 )
 
 // String is the shortest decimal number, such as 0.5 or 1.

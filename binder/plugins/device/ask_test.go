@@ -4,7 +4,6 @@
 package device
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -214,7 +213,7 @@ func TestManyBadAnnotations(t *testing.T) {
 	}
 	_, err := parse(on("Pod", values))
 	var invalid *api.Error
-	require.True(t, errors.As(err, &invalid))
+	require.ErrorAs(t, err, &invalid)
 	assert.Contains(t, err.Error(), "and 2997 more are wrong")
 	assert.Less(t, len(err.Error()), 2000)
 	assert.Len(t, invalid.Fields, 16)

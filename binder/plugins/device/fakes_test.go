@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -52,10 +55,18 @@ type server struct {
 	writes int
 }
 
+// restMapper is made once: it takes long.
+var restMapper = sync.OnceValue(func() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
+	return mapper
+})
+
 func newServer(t *testing.T, objects ...client.Object) *server {
 	t.Helper()
 	s := &server{t: t}
-	s.WithWatch = fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).
+	s.WithWatch = fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithRESTMapper(restMapper()).WithObjects(objects...).
 		WithInterceptorFuncs(interceptor.Funcs{Create: s.create, Update: s.update, Delete: s.remove, List: s.list}).Build()
 	return s
 }
@@ -158,7 +169,10 @@ func (s *server) change(pod *corev1.Pod, do func(pod *corev1.Pod)) {
 	now := &corev1.Pod{}
 	require.NoError(s.t, s.Get(s.t.Context(), client.ObjectKeyFromObject(pod), now))
 	do(now)
+	status := now.Status
 	require.NoError(s.t, s.Update(s.t.Context(), now))
+	now.Status = status
+	require.NoError(s.t, s.Status().Update(s.t.Context(), now))
 }
 
 func (s *server) delete(pod *corev1.Pod) {
@@ -248,7 +262,16 @@ func newLagging(s *server) *lagging {
 	return &lagging{server: s, hub: notify.NewHub(), seen: map[string]*corev1.ConfigMap{}}
 }
 
+// sync catches up, and tells those who wait.
 func (l *lagging) sync(ctx context.Context) error {
+	err := l.load(ctx)
+	for name := range l.seen {
+		l.hub.Changed(notify.Key{Kind: "ConfigMap", Namespace: namespace, Name: name})
+	}
+	return err
+}
+
+func (l *lagging) load(ctx context.Context) error {
 	var all corev1.ConfigMapList
 	if err := l.server.List(ctx, &all); err != nil {
 		return err
@@ -256,9 +279,6 @@ func (l *lagging) sync(ctx context.Context) error {
 	l.seen = map[string]*corev1.ConfigMap{}
 	for i := range all.Items {
 		l.seen[all.Items[i].Name] = &all.Items[i]
-	}
-	for name := range l.seen {
-		l.hub.Changed(notify.Key{Kind: "ConfigMap", Namespace: namespace, Name: name})
 	}
 	return nil
 }
@@ -282,8 +302,8 @@ func (l *lagging) List(_ context.Context, o client.ObjectList, _ ...client.ListO
 	if !ok {
 		return fmt.Errorf("the cache holds no %T", o)
 	}
-	for _, object := range l.seen {
-		into.Items = append(into.Items, *object)
+	for _, name := range slices.Sorted(maps.Keys(l.seen)) {
+		into.Items = append(into.Items, *l.seen[name])
 	}
 	return nil
 }

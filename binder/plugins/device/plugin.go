@@ -117,6 +117,7 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 		return api.Skip, nil
 	}
 	bc.Has(ask.list()...)
+	p.pin(bc)
 	rec, err := p.records.known(ctx, bc.Node.Name)
 	if err != nil {
 		return api.Run, err
@@ -140,6 +141,16 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
 	}
 	return api.Run, nil
+}
+
+// pin puts on the Binding what the pod itself asks for: so the pod carries, with its
+// node, what was granted, whatever its own annotations are edited to meanwhile.
+func (p *Plugin) pin(bc *api.BindContext) {
+	for key, parameter := range api.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod) {
+		if parameter.On.Kind == "Pod" {
+			bc.Annotate(Name, key, parameter.Value)
+		}
+	}
 }
 
 // PreBind grants the devices and takes the lock of the node, where it is asked

@@ -129,11 +129,11 @@ func TestGrantAndRelease(t *testing.T) {
 		"OtherAttempt": {reason: "each attempt has its own", entry: grants(grant{"a", one}), do: granting(pod, "b", one), want: grants(grant{"a", one}, grant{"b", one}), did: true},
 		"NoDevices":    {reason: "as with the lock alone", do: granting(pod, "a", devices{}), did: true},
 
-		"Release":           {reason: "the last takes the entry with it", entry: grants(grant{"a", one}, grant{"a", two}), do: releasing("a"), did: true},
-		"ReleaseOneOfTwo":   {reason: "another attempt keeps its own", entry: grants(grant{"a", one}, grant{"b", one}), do: releasing("a"), want: grants(grant{"b", one}), did: true},
-		"ReleaseOther":      {reason: "nothing is this attempt's", entry: grants(grant{"b", one}), do: releasing("a"), want: grants(grant{"b", one})},
-		"ReleaseBound":      {reason: "it is the pod's", entry: boundBy(grant{"a", one}), do: releasing("a"), want: boundBy(grant{"a", one})},
-		"ReleaseNothing":    {reason: "there is nothing", do: releasing("a")},
+		"Release":           {reason: "the last takes the entry with it", entry: grants(grant{"a", one}, grant{"a", two}), do: releasing, did: true},
+		"ReleaseOneOfTwo":   {reason: "another attempt keeps its own", entry: grants(grant{"a", one}, grant{"b", one}), do: releasing, want: grants(grant{"b", one}), did: true},
+		"ReleaseOther":      {reason: "nothing is this attempt's", entry: grants(grant{"b", one}), do: releasing, want: grants(grant{"b", one})},
+		"ReleaseBound":      {reason: "it is the pod's", entry: boundBy(grant{"a", one}), do: releasing, want: boundBy(grant{"a", one})},
+		"ReleaseNothing":    {reason: "there is nothing", do: releasing},
 		"Drop":              {reason: "all of it", entry: boundBy(grant{"a", one}, grant{"b", one}), do: func(r *record) bool { return r.drop("p") }, did: true},
 		"DropNothing":       {reason: "there is nothing", do: func(r *record) bool { return r.drop("p") }},
 		"Bind":              {reason: "the grant by which it was bound", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "b", two), want: boundBy(grant{"b", two}), did: true},
@@ -168,9 +168,7 @@ func granting(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
 	return func(r *record) bool { r.grant(pod, attempt, d); return true }
 }
 
-func releasing(attempt string) func(*record) bool {
-	return func(r *record) bool { return r.release("p", attempt) }
-}
+func releasing(r *record) bool { return r.release("p", "a") }
 
 func binding(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
 	return func(r *record) bool { return r.bind(pod, grant{Attempt: attempt, Devices: d}) }

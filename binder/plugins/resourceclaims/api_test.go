@@ -45,6 +45,8 @@ type apiServer struct {
 	writes []write
 	// reads counts what was asked for.
 	reads int
+	// faults are what the model has seen; see noteTheft.
+	faults []string
 }
 
 // write is one of a connection.
@@ -268,6 +270,7 @@ func (s *apiServer) update(before, after client.Object, status bool, manager str
 			if err := validStatus(was, now); err != nil {
 				return err
 			}
+			s.noteTheft(was, now, manager)
 			noteReservations(was, now, manager)
 		} else {
 			now.Status = *was.Status.DeepCopy()
@@ -351,12 +354,21 @@ type connection struct {
 	before func(w write) error
 	// after is asked when it was done; an error is the answer all the same.
 	after func(w write) error
+	// step, when it is set, does what is asked for, or not, or later.
+	step func(ctx context.Context, w write, do func() error) error
 }
 
 func (s *apiServer) connect() *connection { return &connection{api: s} }
 
 // carry carries out a write.
-func (c *connection) carry(w write, do func() error) error {
+func (c *connection) carry(ctx context.Context, w write, do func() error) error {
+	if c.step != nil {
+		return c.step(ctx, w, func() error { return c.carryNow(w, do) })
+	}
+	return c.carryNow(w, do)
+}
+
+func (c *connection) carryNow(w write, do func() error) error {
 	if c.before != nil {
 		if err := c.before(w); err != nil {
 			return err
@@ -380,33 +392,33 @@ func (c *connection) carry(w write, do func() error) error {
 	return err
 }
 
-func (c *connection) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+// ask carries out a read.
+func (c *connection) ask(ctx context.Context, w write, do func() error) error {
+	if c.step != nil {
+		return c.step(ctx, w, do)
+	}
 	if c.before != nil {
-		if err := c.before(write{"get", kindOf(into), key}); err != nil {
+		if err := c.before(w); err != nil {
 			return err
 		}
 	}
 	c.api.mu.Lock()
 	c.api.reads++
 	c.api.mu.Unlock()
-	return c.api.get(key, into)
+	return do()
 }
 
-func (c *connection) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	if c.before != nil {
-		if err := c.before(write{"list", reflect.TypeOf(list).Elem().Name(), client.ObjectKey{}}); err != nil {
-			return err
-		}
-	}
-	c.api.mu.Lock()
-	c.api.reads++
-	c.api.mu.Unlock()
-	return c.api.listInto(list, opts...)
+func (c *connection) Get(ctx context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	return c.ask(ctx, write{"get", kindOf(into), key}, func() error { return c.api.get(key, into) })
 }
 
-func (c *connection) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+func (c *connection) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	return c.ask(ctx, write{"list", reflect.TypeOf(list).Elem().Name(), client.ObjectKey{}}, func() error { return c.api.listInto(list, opts...) })
+}
+
+func (c *connection) Create(ctx context.Context, o client.Object, _ ...client.CreateOption) error {
 	key := client.ObjectKeyFromObject(o)
-	return c.carry(write{"create", kindOf(o), key}, func() error {
+	return c.carry(ctx, write{"create", kindOf(o), key}, func() error {
 		if c.api.objects[kindOf(o)][key] != nil {
 			return apierrors.NewAlreadyExists(schema.GroupResource{Resource: kindOf(o)}, o.GetName())
 		}
@@ -420,9 +432,9 @@ func (c *connection) Create(_ context.Context, o client.Object, _ ...client.Crea
 	})
 }
 
-func (c *connection) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+func (c *connection) Update(ctx context.Context, o client.Object, _ ...client.UpdateOption) error {
 	key := client.ObjectKeyFromObject(o)
-	return c.carry(write{"update", kindOf(o), key}, func() error {
+	return c.carry(ctx, write{"update", kindOf(o), key}, func() error {
 		before := c.api.objects[kindOf(o)][key]
 		if before == nil {
 			return notFound(kindOf(o), o.GetName())
@@ -441,11 +453,11 @@ func (c *connection) Update(_ context.Context, o client.Object, _ ...client.Upda
 	})
 }
 
-func (c *connection) Delete(_ context.Context, o client.Object, opts ...client.DeleteOption) error {
+func (c *connection) Delete(ctx context.Context, o client.Object, opts ...client.DeleteOption) error {
 	key := client.ObjectKeyFromObject(o)
 	var options client.DeleteOptions
 	options.ApplyOptions(opts)
-	return c.carry(write{"delete", kindOf(o), key}, func() error {
+	return c.carry(ctx, write{"delete", kindOf(o), key}, func() error {
 		before := c.api.objects[kindOf(o)][key]
 		if before == nil {
 			return notFound(kindOf(o), o.GetName())
@@ -459,9 +471,9 @@ func (c *connection) Delete(_ context.Context, o client.Object, opts ...client.D
 	})
 }
 
-func (c *connection) patch(verb string, o client.Object, p client.Patch, status bool, manager string) error {
+func (c *connection) patch(ctx context.Context, verb string, o client.Object, p client.Patch, status bool, manager string) error {
 	key := client.ObjectKeyFromObject(o)
-	return c.carry(write{verb, kindOf(o), key}, func() error {
+	return c.carry(ctx, write{verb, kindOf(o), key}, func() error {
 		before, after, err := c.api.patched(o, p)
 		if err != nil {
 			return err
@@ -473,10 +485,10 @@ func (c *connection) patch(verb string, o client.Object, p client.Patch, status 
 	})
 }
 
-func (c *connection) Patch(_ context.Context, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+func (c *connection) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.PatchOption) error {
 	var options client.PatchOptions
 	options.ApplyOptions(opts)
-	return c.patch("patch", o, p, false, options.FieldManager)
+	return c.patch(ctx, "patch", o, p, false, options.FieldManager)
 }
 
 // Status implements client.StatusClient.
@@ -487,10 +499,10 @@ type statusConnection struct {
 	c *connection
 }
 
-func (s statusConnection) Patch(_ context.Context, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+func (s statusConnection) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
 	var options client.SubResourcePatchOptions
 	options.ApplyOptions(opts)
-	return s.c.patch("patch status", o, p, true, options.FieldManager)
+	return s.c.patch(ctx, "patch status", o, p, true, options.FieldManager)
 }
 
 // cached is a replica's cache: of claims as they were when they were last let

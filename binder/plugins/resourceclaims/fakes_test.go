@@ -261,3 +261,17 @@ func reservedToGroup(group string) claimOption {
 		})
 	}
 }
+
+// records are the devices that the records of the pools have, with their claims.
+func records(t testing.TB, s *apiServer) map[string]string {
+	t.Helper()
+	all, err := (&pools{live: s.connect(), namespace: system}).list(t.Context())
+	require.NoError(t, err)
+	devices := map[string]string{}
+	for _, r := range all {
+		for device, e := range r.entries {
+			devices[r.pool+"/"+device] = e.Claim.Name
+		}
+	}
+	return devices
+}

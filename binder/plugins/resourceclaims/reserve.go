@@ -202,8 +202,11 @@ func (p *Plugin) releaseStep(ctx context.Context, bc *api.BindContext, key clien
 // is as it was read: an attempt that marks it now may rely on the reservation.
 func (p *Plugin) giveBack(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, marked string) (string, error) {
 	m, _ := decodeMark(marked)
+	if reservedByOthers(claim, bc.Pod.UID) {
+		return "", nil // They take it back themselves, or use it.
+	}
 	allocated := m.Allocated && p.o.Allocator != nil && claim.Status.Allocation != nil
-	reserved := reservedFor(claim, bc.Pod.UID) && !reservedByOthers(claim, bc.Pod.UID)
+	reserved := reservedFor(claim, bc.Pod.UID)
 	if !allocated && !reserved {
 		return "", nil
 	}

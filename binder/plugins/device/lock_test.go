@@ -1,0 +1,278 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// lockCase has pod one, whose attempt a holds the lock of node-a, and pod two, whose
+// attempt b wants it, in another replica.
+type lockCase struct {
+	*testing.T
+	s        *server
+	one, two *Plugin
+	a, b     *api.BindContext
+	// result is of two's PreBind.
+	result chan error
+}
+
+// lockTest runs f when two waits for the lock, in a bubble of its own.
+func lockTest(t *testing.T, f func(c *lockCase)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		first, second := podNamed("one"), podNamed("two")
+		s := newServer(t, first, second)
+		c := &lockCase{
+			T: t, s: s, one: replicaOf(s), two: replicaOf(s), result: make(chan error, 1),
+			a: bindOf(first, "a", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")),
+			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
+		}
+		require.NoError(t, prepare(t.Context(), c.one, c.a))
+		next, err := c.two.PreFlight(t.Context(), c.b)
+		require.NoError(t, err)
+		assert.Equal(t, api.Run, next)
+		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait where another bind has locked it")
+		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
+		c.waits()
+		assert.Equal(t, api.Waiting{Object: api.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node"}, c.b.WaitingFor())
+		f(c)
+	})
+}
+
+func (c *lockCase) waits() {
+	c.Helper()
+	synctest.Wait()
+	require.Empty(c, c.result, "two waits")
+	assert.Equal(c, "one", string(c.s.record("node-a").Lock.UID))
+	assert.NotContains(c, held(c.s), "two", "who waits holds nothing")
+}
+
+// goesOn says that two gets the lock without any time going by.
+func (c *lockCase) goesOn() {
+	c.Helper()
+	synctest.Wait()
+	require.Len(c, c.result, 1, "two goes on")
+	require.NoError(c, <-c.result)
+	require.NoError(c, c.two.Confirm(c.Context(), c.b))
+	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
+}
+
+// pass lets time go by in the bubble.
+func pass(d time.Duration) { <-time.After(d) }
+
+func TestLockIsReleasedByRollBack(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		assert.Equal(c, []string{"released its devices", "released the lock of the node"}, c.a.Undone())
+		c.goesOn()
+	})
+}
+
+func TestLockIsReleasedByPostBind(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		c.s.bind(c.a)
+		c.waits()
+		c.one.PostBind(c.Context(), c.a)
+		c.goesOn()
+		assert.Equal(c, "[a: GPU-1 (gpu)] bound", held(c.s)["one"])
+	})
+}
+
+// TestLockOfTwoAttempts is released with the second.
+func TestLockOfTwoAttempts(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		again := bindOf(c.a.Pod, "c", gen.Annotation(lockIt, "true"))
+		require.NoError(c, prepare(c.Context(), c.two, again), "a pod does not wait for itself")
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.waits()
+		require.NoError(c, c.two.PreBindRollBack(c.Context(), recovered(again)))
+		c.goesOn()
+	})
+}
+
+// TestLockExpires at its time, and its holder notices.
+func TestLockExpires(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		began := time.Now()
+		require.NoError(c, <-c.result)
+		assert.InDelta(c, timeout, time.Since(began), float64(time.Second))
+		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
+		assert.Contains(c, held(c.s), "one", "its devices are still its own")
+
+		err := c.one.Confirm(c.Context(), c.a)
+		assert.True(c, api.IsKind(err, api.KindWait), "%v", err)
+		assert.ErrorContains(c, err, "has expired")
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "who lost it cannot release it")
+		assert.Equal(c, []string{"released its devices"}, c.a.Undone())
+	})
+}
+
+// TestLockIsForTheWholeBind: one that ends before the API server can be done is as
+// good as expired, and is renewed by the repeated call.
+func TestLockIsForTheWholeBind(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		pass(timeout - bindTakes - time.Second)
+		next, err := c.one.PreFlight(c.Context(), c.a)
+		require.NoError(c, err)
+		assert.Equal(c, api.Skip, next, "there is time enough")
+		require.NoError(c, c.one.Confirm(c.Context(), c.a))
+
+		pass(3 * time.Second)
+		err = c.one.Confirm(c.Context(), c.a)
+		assert.True(c, api.IsKind(err, api.KindWait), "%v", err)
+		require.NoError(c, prepare(c.Context(), c.one, c.a))
+		c.waits()
+		pass(timeout - 2*time.Second)
+		c.waits()
+		pass(3 * time.Second)
+		synctest.Wait()
+		require.Len(c, c.result, 1, "two waits for as long as it was renewed for")
+	})
+}
+
+// TestLockOfAPodThatIsGone is taken from it when a bind comes to look, and at the
+// latest when it expires.
+func TestLockOfAPodThatIsGone(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		then   func(c *lockCase)
+	}{
+		"Deleted":   {reason: "it is gone", then: func(c *lockCase) { c.s.delete(c.a.Pod) }},
+		"Bound":     {reason: "a lock is for the bind only", then: func(c *lockCase) { c.s.bind(c.a) }},
+		"Finished":  {reason: "it has ended", then: func(c *lockCase) { c.s.bind(c.a); c.s.finish(c.a.Pod) }},
+		"Recreated": {reason: "the new one has no lock", then: func(c *lockCase) { recreate(c.s, c.one, c.a) }},
+	}
+	for name, tc := range cases {
+		for _, device := range []string{"GPU-3", "GPU-1"} {
+			t.Run(name+device, func(t *testing.T) {
+				lockTest(t, func(c *lockCase) {
+					tc.then(c)
+					third := podNamed("three")
+					require.NoError(c, c.s.Create(c.Context(), third))
+					bc := bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, device))
+					began := time.Now()
+					err := prepare(c.Context(), c.one, bc)
+					assert.Zero(c, time.Since(began), "nobody waits")
+					if name == "Bound" && device == "GPU-1" {
+						assert.True(c, api.IsKind(err, api.KindRefuse), "its devices are its own: %v", err)
+					} else {
+						require.NoError(c, err, tc.reason)
+						require.NoError(c, c.one.PreBindRollBack(c.Context(), bc))
+						c.goesOn()
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestLockWaitEnds(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		ctx, cancel := context.WithCancelCause(c.Context())
+		third := podNamed("three")
+		result := make(chan error)
+		go func() {
+			result <- c.one.PreBind(ctx, bindOf(third, "d", gen.Annotation(lockIt, "true")))
+		}()
+		synctest.Wait()
+		errBudget := errors.New("the budget is spent")
+		cancel(errBudget)
+		assert.ErrorIs(c, <-result, errBudget)
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.goesOn()
+	})
+}
+
+// TestConflictComesBeforeTheLock: there is nothing to wait for.
+func TestConflictComesBeforeTheLock(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		third := podNamed("three")
+		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
+		assert.True(c, api.IsKind(err, api.KindRefuse), "%v", err)
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.goesOn()
+	})
+}
+
+// TestLockWithACacheThatIsBehind: it says that the lock is another's, or free.
+func TestLockWithACacheThatIsBehind(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		cached := newLagging(c.s)
+		behind := pluginOn(c.s, cached, &line{server: c.s}, cached.hub)
+		ctx, cancel := context.WithCancel(c.Context())
+		result := make(chan error)
+		third := bindOf(podNamed("three"), "d", gen.Annotation(lockIt, "true"))
+		go func() { result <- behind.PreBind(ctx, third) }()
+		synctest.Wait()
+		assert.Equal(c, "the lock that pod default/one holds on the node", third.WaitingFor().For, "the cache has no record at all")
+		cancel()
+		assert.ErrorIs(c, <-result, context.Canceled)
+
+		require.NoError(c, cached.sync(c.Context()))
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.goesOn()
+		require.NoError(c, c.two.PreBindRollBack(c.Context(), c.b))
+		require.NoError(c, behind.PreBind(c.Context(), third), "the cache still has it locked by one")
+	})
+}
+
+// TestLockByOption: every pod that names devices takes it, and no other.
+func TestLockByOption(t *testing.T) {
+	s := newServer(t, podNamed("one"), podNamed("two"))
+	p := replicaOf(s, withLocks)
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
+	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
+	next, err := p.PreFlight(t.Context(), bindOf(podNamed("two"), "b"))
+	require.NoError(t, err)
+	assert.Equal(t, api.Skip, next)
+}
+
+// TestManyBindsOneLock: one after the other, across two replicas, and none is
+// forgotten.
+func TestManyBindsOneLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pods = 12
+		s := newServer(t)
+		replicas := []*Plugin{replicaOf(s, withLocks), replicaOf(s, withLocks)}
+		results := make(chan error, pods)
+		for i := range pods {
+			pod := podNamed(string(rune('a' + i)))
+			require.NoError(t, s.Create(t.Context(), pod))
+			go func() {
+				p, bc := replicas[i%2], bindOf(pod, pod.Name, gen.Annotation(gpu, "GPU-"+pod.Name))
+				if err := prepare(t.Context(), p, bc); err != nil {
+					results <- err
+					return
+				}
+				if rec := s.record("node-a"); rec.Lock == nil || rec.Lock.UID != pod.UID {
+					results <- errors.New("another has the lock")
+					return
+				}
+				pass(time.Second)
+				s.bind(bc)
+				p.PostBind(t.Context(), bc)
+				results <- nil
+			}()
+		}
+		began := time.Now()
+		for range pods {
+			require.NoError(t, <-results)
+		}
+		assert.Equal(t, pods*time.Second, time.Since(began), "nobody waits for longer than the others take")
+		assert.Len(t, held(s), pods)
+		assert.Nil(t, s.record("node-a").Lock)
+	})
+}

@@ -1,0 +1,679 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// TestModel runs replicas, each with a cache that lags behind, over one API server,
+// and checks after every step that no device is given twice. A replica's step is cut
+// into at every call to the API server: by steps of the others, errors, lost answers,
+// writes that land later, and its own end. Each seed is a course of its own;
+// PREBIND_SEED repeats one, and PREBIND_MODEL=5m tries more of them.
+func TestModel(t *testing.T) {
+	const steps = 250
+	span := 3 * time.Second
+	if text := os.Getenv("PREBIND_MODEL"); text != "" {
+		var err error
+		span, err = time.ParseDuration(text)
+		require.NoError(t, err)
+	}
+	var one *uint64
+	if text := os.Getenv("PREBIND_SEED"); text != "" {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+		one = &seed
+	}
+	began := time.Now()
+	for n := uint64(0); time.Since(began) < span && (one == nil || n == 0); n++ {
+		seed := n
+		if one != nil {
+			seed = *one
+		} else if n > 4 {
+			seed = rand.Uint64()
+		}
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			m := newModel(t, seed)
+			for range steps {
+				m.step()
+			}
+			m.settle()
+		})
+	}
+}
+
+// flightTakes is how long the API server may be at a bind that was allowed.
+const flightTakes = 34 * time.Second
+
+type model struct {
+	t        *testing.T
+	rng      *rand.Rand
+	s        *server
+	clock    *clocktesting.FakeClock
+	replicas []*replica
+	// flights are binds that were allowed.
+	flights []*flight
+	// late are writes that the API server is still at, though their caller has given
+	// up.
+	late []func()
+	// pods are all that ever were; a replica may still take one for pending.
+	pods []*corev1.Pod
+	// busy are the replicas whose step is cut into.
+	busy    []*replica
+	calm    bool
+	counter int
+	// locks is how many of a hundred binds want the lock, and last how many pods are
+	// bound at a time.
+	locks, last int
+	trace       []string
+}
+
+// replica is an engine as far as the plugin can tell.
+type replica struct {
+	id       string
+	plugin   *Plugin
+	cached   *lagging
+	attempts []*attempt
+	// cancel ends the PreBind under way.
+	cancel context.CancelCauseFunc
+	// cutOff says that it does not reach the API server, though calls reach it. The
+	// others take it for gone.
+	cutOff bool
+}
+
+// attempt is one for each pod and node.
+type attempt struct {
+	id   string
+	pod  *corev1.Pod
+	node string
+	bc   *api.BindContext
+	ran  bool
+	told bool
+}
+
+type flight struct {
+	attempt string
+	bc      *api.BindContext
+	ask     ask
+	since   time.Time
+}
+
+// crash is the panic by which a replica ends.
+type crash struct{}
+
+var (
+	errGivenUp = errors.New("given up")
+	errTimeout = apierrors.NewTimeoutError("lost", 1)
+)
+
+func newModel(t *testing.T, seed uint64) *model {
+	m := &model{
+		t: t, rng: rand.New(rand.NewPCG(seed, seed)), //nolint:gosec // A test is to be repeatable.
+		s: newServer(t), clock: clocktesting.NewFakeClock(noon), locks: 15, last: 8,
+	}
+	if m.chance(50) {
+		m.locks, m.last = 60, 3
+	}
+	for range 3 {
+		m.replicas = append(m.replicas, m.newReplica())
+	}
+	return m
+}
+
+func (m *model) name(prefix string) string {
+	m.counter++
+	return prefix + strconv.Itoa(m.counter)
+}
+
+func (m *model) newReplica() *replica {
+	r := &replica{id: m.name("r"), cached: newLagging(m.s)}
+	l := &line{server: m.s}
+	l.before = func(verb string, o any) error { return m.cut(r, verb, o, false) }
+	l.after = func(verb string, o any) error { return m.cut(r, verb, o, true) }
+	r.plugin = pluginOn(m.s, r.cached, l, notify.NewHub(), func(o *Options) {
+		o.Clock = impatient{FakeClock: m.clock, r: r}
+		o.NodeLockTimeout = 3 * flightTakes
+	})
+	return r
+}
+
+// impatient gives up the PreBind that begins to wait for a lock.
+type impatient struct {
+	*clocktesting.FakeClock
+	r *replica
+}
+
+func (c impatient) NewTimer(time.Duration) clock.Timer {
+	c.r.cancel(errGivenUp)
+	return c.FakeClock.NewTimer(1000 * time.Hour)
+}
+
+func (m *model) chance(percent int) bool { return m.rng.IntN(100) < percent }
+
+func (m *model) logf(format string, args ...any) {
+	m.trace = append(m.trace, strings.Repeat("  ", len(m.busy))+fmt.Sprintf(format, args...))
+}
+
+func (m *model) failf(format string, args ...any) {
+	m.t.Helper()
+	m.t.Logf("the last steps:\n%s", strings.Join(m.trace[max(0, len(m.trace)-60):], "\n"))
+	for _, node := range nodes {
+		if object := m.s.object(node); object != nil {
+			m.t.Logf("%s: %v", node, object.Data)
+		}
+	}
+	m.t.Fatalf(format, args...)
+}
+
+// cut is called before and after each call of a replica to the API server.
+func (m *model) cut(r *replica, verb string, o any, after bool) error {
+	if m.calm {
+		return nil
+	}
+	m.meanwhile()
+	record, write := o.(*corev1.ConfigMap)
+	write = write && (verb == "create" || verb == "update")
+	switch {
+	case r.cutOff:
+		return errTimeout
+	case m.chance(1):
+		m.logf("%s ends, after=%t %s", r.id, after, verb)
+		panic(crash{})
+	case m.chance(2):
+		m.logf("%s fails, after=%t %s", r.id, after, verb)
+		return errTimeout
+	case write && !after && m.chance(4):
+		m.logf("%s: %s lands later", r.id, verb)
+		copied := record.DeepCopy()
+		m.late = append(m.late, func() {
+			if verb == "create" {
+				_ = m.s.Create(m.t.Context(), copied) // Nobody is there to be told.
+			} else {
+				_ = m.s.Update(m.t.Context(), copied) // Nobody is there to be told.
+			}
+		})
+		return errTimeout
+	}
+	return nil
+}
+
+// meanwhile lets the others make steps.
+func (m *model) meanwhile() {
+	for len(m.busy) < 3 && m.chance(20) {
+		m.step()
+	}
+}
+
+var nodes = []string{"node-a", "node-b"}
+
+// step is one of anybody's.
+func (m *model) step() {
+	switch n := m.rng.IntN(100); {
+	case n < 12:
+		m.newPod()
+	case n < 45:
+		m.by((*model).call)
+	case n < 55:
+		m.land()
+	case n < 65:
+		m.by((*model).outcome)
+	case n < 74:
+		m.end()
+	case n < 82:
+		r := m.replicas[m.rng.IntN(len(m.replicas))]
+		require.NoError(m.t, r.cached.load(m.t.Context()))
+	case n < 89:
+		m.by((*model).sweep)
+	case n < 93:
+		m.by(func(m *model, r *replica) {
+			m.logf("%s tidies", r.id)
+			_ = r.plugin.Tidy(m.t.Context()) // It is tried again.
+		})
+	case n < 96 && len(m.late) > 0:
+		i := m.rng.IntN(len(m.late))
+		m.logf("a late write lands")
+		m.late[i]()
+		m.late = slices.Delete(m.late, i, i+1)
+	case n < 97 && m.chance(50):
+		m.replicas[m.rng.IntN(len(m.replicas))].cutOff = true
+	case n < 98 && len(m.busy) == 0:
+		m.loseRecord()
+	case n >= 98:
+		m.clock.Step(time.Duration(m.rng.IntN(40)) * time.Second)
+	}
+	if len(m.busy) == 0 && m.chance(20) {
+		// A replica that comes back while it is swept is more than the plugin can see.
+		for _, r := range m.replicas {
+			r.cutOff = false
+		}
+	}
+	m.check()
+}
+
+// by lets a replica that has nothing else to do make a step, in which it may end.
+func (m *model) by(do func(*model, *replica)) {
+	var idle []int
+	for i, r := range m.replicas {
+		if !slices.Contains(m.busy, r) {
+			idle = append(idle, i)
+		}
+	}
+	if len(idle) == 0 {
+		return
+	}
+	i := idle[m.rng.IntN(len(idle))]
+	r, depth := m.replicas[i], len(m.busy)
+	m.busy = append(m.busy, r)
+	defer func() {
+		m.busy = m.busy[:depth]
+		if caught := recover(); caught != nil {
+			if _, ok := caught.(crash); !ok {
+				panic(caught)
+			}
+			m.replicas[i] = m.newReplica()
+		}
+	}()
+	do(m, r)
+}
+
+func (m *model) newPod() {
+	name := m.name("p")
+	if m.chance(20) && len(m.pods) > 0 {
+		// One that was there before, or still is.
+		name = m.pods[m.rng.IntN(len(m.pods))].Name
+	}
+	pod := gen.Pod(name, gen.UID(types.UID(m.name("uid"))))
+	if m.chance(30) {
+		gen.Annotation(gpu, m.ids())(&pod.ObjectMeta)
+	}
+	if err := m.s.Create(m.t.Context(), pod); err == nil {
+		m.logf("pod %s %s", name, pod.UID)
+		m.pods = append(m.pods, pod)
+	}
+}
+
+func (m *model) ids() string {
+	all := []string{"G1", "G2", "G3", "G1:0.5", "G2:0.5", "G3:0.5", "G1,G2", "G1:0.5,G2:0.5"}
+	return all[m.rng.IntN(len(all))]
+}
+
+func (m *model) live(pod *corev1.Pod) *corev1.Pod {
+	now := &corev1.Pod{}
+	if err := m.s.Get(m.t.Context(), client.ObjectKeyFromObject(pod), now); err != nil {
+		return nil
+	}
+	return now
+}
+
+// call is a Binding that a scheduler posts, for one of the last pods.
+func (m *model) call(r *replica) {
+	if len(m.pods) == 0 {
+		return
+	}
+	last := min(len(m.pods), m.last)
+	pod, node := m.pods[len(m.pods)-1-m.rng.IntN(last)], nodes[m.rng.IntN(2)]
+	if now := m.live(pod); (now == nil || now.UID != pod.UID || now.Spec.NodeName != "") && m.chance(70) {
+		return // Seldom is a replica so far behind.
+	}
+	var a *attempt
+	for _, other := range r.attempts {
+		if other.pod.UID == pod.UID && other.node == node {
+			a = other
+		}
+	}
+	fresh := a == nil
+	if fresh {
+		a = &attempt{id: m.name(r.id + "-"), pod: pod, node: node}
+	}
+	bc := bindOf(pod, a.id)
+	bc.Node, bc.Binding.Target.Name = gen.Node(node), node
+	if a.bc != nil && m.chance(60) {
+		bc.Binding = a.bc.Binding.DeepCopy() // The scheduler repeats itself.
+	} else {
+		m.choose(bc)
+	}
+	m.logf("%s: %s binds %s to %s: %v", r.id, a.id, pod.UID, node, bc.Binding.Annotations)
+	if fresh {
+		r.attempts = append(r.attempts, a)
+	}
+	m.round(r, a, bc)
+}
+
+// choose does what a scheduler's plugin does.
+func (m *model) choose(bc *api.BindContext) {
+	if m.chance(80) || bc.Pod.Annotations[gpu] == "" {
+		gen.Annotation(gpu, m.ids())(&bc.Binding.ObjectMeta)
+	}
+	if m.chance(m.locks) {
+		gen.Annotation(lockIt, "true")(&bc.Binding.ObjectMeta)
+	}
+}
+
+// round is what the engine does for one call.
+func (m *model) round(r *replica, a *attempt, bc *api.BindContext) {
+	var ctx context.Context
+	ctx, r.cancel = context.WithCancelCause(m.t.Context())
+	defer r.cancel(nil)
+	next, err := r.plugin.PreFlight(ctx, bc)
+	if err == nil && next == api.Run {
+		a.ran, a.bc = true, bc
+		if err = r.plugin.PreBind(ctx, bc); err == nil {
+			m.meanwhile() // Other plugins take their time.
+			err = r.plugin.Confirm(ctx, bc)
+		}
+	}
+	if err != nil {
+		m.logf("%s: %s: %v", r.id, a.id, err)
+		if api.IsKind(err, api.KindInvalid) || api.IsKind(err, api.KindInternal) {
+			m.failf("this was not to be expected: %v", err)
+		}
+		if !a.told {
+			m.undo(r, a)
+		}
+		return
+	}
+	asked, err := r.plugin.ask(bc)
+	require.NoError(m.t, err)
+	a.told = true
+	m.flights = append(m.flights, &flight{attempt: a.id, bc: bc, ask: asked, since: m.clock.Now()})
+	m.logf("%s: %s is allowed", r.id, a.id)
+}
+
+func (m *model) undo(r *replica, a *attempt) {
+	if a.ran && m.chance(90) { // Else the API server is away for long, and the sweep does it.
+		err := r.plugin.PreBindRollBack(m.t.Context(), a.bc)
+		m.logf("%s: %s is rolled back: %v", r.id, a.id, err)
+	}
+	r.attempts = slices.DeleteFunc(r.attempts, func(other *attempt) bool { return other == a })
+}
+
+// land lets the API server be done with a bind that was allowed: it comes about, if
+// it still can, or the caller has given up.
+func (m *model) land() {
+	if len(m.flights) == 0 {
+		return
+	}
+	i := m.rng.IntN(len(m.flights))
+	f := m.flights[i]
+	m.flights = slices.Delete(m.flights, i, i+1)
+	if m.alive(f) && (m.calm || m.chance(85)) {
+		m.logf("%s is bound by %s", f.bc.Pod.UID, f.attempt)
+		m.s.bind(f.bc)
+	}
+}
+
+// alive says whether the bind can still come about.
+func (m *model) alive(f *flight) bool {
+	pod := m.live(f.bc.Pod)
+	return where(pod, f.bc.Pod.UID, f.bc.Node.Name) == pending && m.clock.Since(f.since) < flightTakes
+}
+
+func (m *model) flies(attempt string) bool {
+	return slices.ContainsFunc(m.flights, func(f *flight) bool { return f.attempt == attempt && m.alive(f) })
+}
+
+// outcome lets an attempt see what became of its bind.
+func (m *model) outcome(r *replica) {
+	if len(r.attempts) == 0 {
+		return
+	}
+	a := r.attempts[m.rng.IntN(len(r.attempts))]
+	pod := m.live(a.pod)
+	switch {
+	case pod != nil && pod.UID == a.pod.UID && pod.Spec.NodeName == a.node:
+		if a.ran {
+			m.logf("%s: %s sees that it is bound", r.id, a.id)
+			r.plugin.PostBind(m.t.Context(), a.bc)
+		}
+		r.attempts = slices.DeleteFunc(r.attempts, func(other *attempt) bool { return other == a })
+	case !m.flies(a.id):
+		m.undo(r, a)
+	}
+}
+
+// end is that of a pod.
+func (m *model) end() {
+	if len(m.pods) == 0 {
+		return
+	}
+	pod := m.pods[m.rng.IntN(len(m.pods))]
+	now := m.live(pod)
+	if now == nil || now.UID != pod.UID {
+		return
+	}
+	if m.chance(40) {
+		m.logf("%s finishes", pod.UID)
+		m.s.finish(pod)
+		return
+	}
+	m.logf("%s is deleted", pod.UID)
+	m.s.delete(pod)
+}
+
+// sweep is the engine's, of the marks in the replica's cache.
+func (m *model) sweep(r *replica) {
+	marks, err := r.plugin.Marks(m.t.Context())
+	require.NoError(m.t, err)
+	for _, mark := range marks {
+		worked := slices.ContainsFunc(m.replicas, func(other *replica) bool {
+			return !other.cutOff && slices.ContainsFunc(other.attempts, func(a *attempt) bool { return a.id == mark.Attempt })
+		})
+		if worked {
+			continue
+		}
+		pod := m.live(gen.Pod(mark.Pod.Name))
+		bc := recovered(&api.BindContext{Pod: gen.Pod(mark.Pod.Name, gen.UID(mark.PodUID)), Node: gen.Node(mark.Node), Attempt: mark.Attempt})
+		switch {
+		case pod != nil && pod.UID == mark.PodUID && pod.Spec.NodeName == mark.Node:
+			m.logf("%s sweeps: %s is bound", r.id, mark.Attempt)
+			r.plugin.PostBind(m.t.Context(), bc)
+		case pod != nil && pod.UID == mark.PodUID && pod.Spec.NodeName == "" && m.flies(mark.Attempt):
+			// The grace is longer than the API server can be at it.
+		default:
+			err := r.plugin.PreBindRollBack(m.t.Context(), bc)
+			m.logf("%s sweeps: %s is rolled back: %v", r.id, mark.Attempt, err)
+		}
+	}
+}
+
+// loseRecord deletes a record by hand, when no bind to the node is under way.
+func (m *model) loseRecord() {
+	node := nodes[m.rng.IntN(2)]
+	for _, r := range m.replicas {
+		if slices.ContainsFunc(r.attempts, func(a *attempt) bool { return a.node == node }) {
+			return
+		}
+	}
+	if slices.ContainsFunc(m.flights, func(f *flight) bool { return f.bc.Node.Name == node && m.alive(f) }) {
+		return
+	}
+	if object := m.s.object(node); object != nil {
+		m.logf("the record of %s is lost", node)
+		require.NoError(m.t, m.s.Delete(m.t.Context(), object))
+	}
+}
+
+// using are the devices of a node that pods use or are about to, and the pods with
+// its lock.
+type using struct {
+	devices map[types.UID]devices
+	locks   map[types.UID]bool
+}
+
+// check looks at what has to hold at any time.
+func (m *model) check() {
+	on := map[string]*using{}
+	for _, node := range nodes {
+		on[node] = &using{devices: map[types.UID]devices{}, locks: map[types.UID]bool{}}
+	}
+	for _, pod := range m.allPods() {
+		if where(&pod, pod.UID, pod.Spec.NodeName) == bound {
+			if says, ok := m.replicas[0].plugin.grantOf(&pod); ok {
+				on[pod.Spec.NodeName].devices[pod.UID] = says.Devices
+			}
+		}
+	}
+	for _, f := range m.flights {
+		if u := on[f.bc.Node.Name]; m.alive(f) {
+			u.devices[f.bc.Pod.UID] = most(u.devices[f.bc.Pod.UID], f.ask.devices)
+			if f.ask.lock {
+				u.locks[f.bc.Pod.UID] = true
+			}
+		}
+	}
+	clean := newStore(m.s, m.s, m.s, namespace, m.replicas[0].plugin.grantOf)
+	for node, u := range on {
+		rec, err := clean.read(m.t.Context(), node)
+		if err != nil {
+			m.failf("%v", err)
+		}
+		sum := map[string]share{}
+		for uid, held := range u.devices {
+			for key, ids := range held {
+				for id, s := range ids {
+					if sum[id] += s; sum[id] > whole {
+						m.failf("%s is given twice on %s: %v", id, node, u.devices)
+					}
+					if e := rec.Entries[uid]; e == nil || e.held(key, id) < s {
+						m.failf("the record of %s does not say that %s holds %s", node, uid, id)
+					}
+				}
+			}
+		}
+		if len(u.locks) > 1 {
+			m.failf("the lock of %s has two holders: %v", node, u.locks)
+		}
+	}
+}
+
+func most(a, b devices) devices {
+	all := devices{}
+	for _, d := range []devices{a, b} {
+		for key, ids := range d {
+			if all[key] == nil {
+				all[key] = map[string]share{}
+			}
+			for id, s := range ids {
+				all[key][id] = max(all[key][id], s)
+			}
+		}
+	}
+	return all
+}
+
+func (m *model) allPods() []corev1.Pod {
+	var pods corev1.PodList
+	require.NoError(m.t, m.s.List(m.t.Context(), &pods))
+	return pods.Items
+}
+
+// settle lets everything come to its end, and looks at what is left.
+func (m *model) settle() {
+	m.calm = true
+	for _, r := range m.replicas {
+		r.cutOff = false
+	}
+	m.logf("--- settling")
+	for _, write := range m.late {
+		write()
+	}
+	for len(m.flights) > 0 {
+		m.land()
+		m.check()
+	}
+	for _, r := range m.replicas {
+		for len(r.attempts) > 0 {
+			m.outcome(r)
+		}
+	}
+	m.clean()
+	for _, node := range nodes {
+		rec := m.s.record(node)
+		if rec == nil {
+			continue
+		}
+		if rec.Lock != nil {
+			m.failf("%s is still locked", node)
+		}
+		for uid, e := range rec.Entries {
+			m.entryIsRight(node, uid, e)
+		}
+	}
+	for _, pod := range m.allPods() {
+		if m.chance(50) {
+			m.s.finish(&pod)
+		} else {
+			m.s.delete(&pod)
+		}
+	}
+	if m.chance(50) {
+		m.newcomers()
+	}
+	m.clean()
+	m.clean()
+	for _, node := range nodes {
+		if object := m.s.object(node); object != nil {
+			m.failf("there is still something in the record of %s", node)
+		}
+	}
+}
+
+// newcomers are granted what belonged to pods that are gone, before anybody tidies.
+func (m *model) newcomers() {
+	for _, node := range nodes {
+		pod := podNamed(m.name("p"))
+		require.NoError(m.t, m.s.Create(m.t.Context(), pod))
+		bc := bindOf(pod, m.name("x-"), gen.Annotation(gpu, "G1,G2,G3"))
+		bc.Node = gen.Node(node)
+		if err := prepare(m.t.Context(), m.replicas[1].plugin, bc); err != nil {
+			m.failf("nobody is there any more, and still: %v", err)
+		}
+		m.s.delete(pod)
+	}
+}
+
+// clean is what the leader does in the end.
+func (m *model) clean() {
+	r := m.replicas[0]
+	for range 3 {
+		require.NoError(m.t, r.cached.load(m.t.Context()))
+		m.sweep(r)
+		require.NoError(m.t, r.plugin.Tidy(m.t.Context()))
+		m.check()
+	}
+}
+
+// entryIsRight: what is left is a running pod's, and no more than it uses.
+func (m *model) entryIsRight(node string, uid types.UID, e *entry) {
+	pod := m.live(gen.Pod(e.Pod.Name))
+	if where(pod, uid, node) != bound || !e.Bound {
+		m.failf("%s holds devices of %s and is not there", uid, node)
+	}
+	says, _ := m.replicas[0].plugin.grantOf(pod)
+	if len(e.Grants) != 1 || !e.Grants[0].Devices.equal(says.Devices) {
+		m.failf("%s uses %s and holds %v", uid, says.Devices, e.Grants)
+	}
+}

@@ -1,0 +1,536 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestOwns(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		claim  *resourcev1.ResourceClaim
+		text   string
+	}{
+		"Owned":      {reason: "all of it is Prebind's", claim: theClaim("c")},
+		"Listed":     {reason: "so are alternatives", claim: theClaim("c", firstOf(1, 2))},
+		"OtherClass": {reason: "a scheduler may give those devices at the same time", claim: theClaim("c", ofClass("tpu")), text: `"tpu", and Prebind allocates only gpu`},
+		"OneOfTwo":   {reason: "all have to be", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
+		"Admin":      {reason: "admin access is no allocation", claim: theClaim("c", admin), text: "admin access"},
+		"Capacity":   {reason: "parts of a device would need to be counted", claim: theClaim("c", partOf), text: "part of a device's capacity"},
+		"PartOfList": {reason: "also in a list", claim: theClaim("c", firstOf(1), partInList), text: "part of a device's capacity"},
+		"Nothing":    {reason: "there is nothing to give", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = nil }), text: "requests nothing"},
+		"Unknown":    {reason: "a request of a later Kubernetes", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "does not know"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := newAllocating(t, newAPI()).owned.Owns(t.Context(), tc.claim)
+			if tc.text == "" {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			assert.ErrorContains(t, err, tc.text, tc.reason)
+		})
+	}
+}
+
+func capacity() *resourcev1.CapacityRequirements {
+	return &resourcev1.CapacityRequirements{Requests: map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}}
+}
+
+func partOf(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly.Capacity = capacity() }
+
+func partInList(c *resourcev1.ResourceClaim) {
+	c.Spec.Devices.Requests[0].FirstAvailable[0].Capacity = capacity()
+}
+
+// world is a node with these devices, and claims and pods that use them.
+func world(t *testing.T, devices int, claims int, options ...claimOption) (*apiServer, []*corev1.Pod) {
+	t.Helper()
+	names := make([]string, 0, devices)
+	for i := range devices {
+		names = append(names, fmt.Sprintf("gpu-%d", i))
+	}
+	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", names...))
+	var pods []*corev1.Pod
+	for i := range claims {
+		name := fmt.Sprintf("c%d", i)
+		s.put(theClaim(name, options...))
+		pod := thePod(fmt.Sprintf("web-%d", i), uses(name))
+		s.put(pod)
+		pods = append(pods, pod)
+	}
+	return s, pods
+}
+
+// given are the devices that claims have, with how many claims have each.
+func given(t testing.TB, s *apiServer) map[string]int {
+	t.Helper()
+	var list resourcev1.ResourceClaimList
+	require.NoError(t, s.listInto(&list))
+	all := map[string]int{}
+	for i := range list.Items {
+		if allocation := list.Items[i].Status.Allocation; allocation != nil {
+			for _, r := range allocation.Devices.Results {
+				all[r.Pool+"/"+r.Device]++
+			}
+		}
+	}
+	return all
+}
+
+// TestTwoReplicasAllocate is a hundred pods, two replicas with caches that follow
+// nothing, and forty devices.
+func TestTwoReplicasAllocate(t *testing.T) {
+	s, pods := world(t, 40, 100)
+	replicas := []*replica{newAllocating(t, s), newAllocating(t, s)}
+	for _, r := range replicas {
+		r.cache.freeze()
+	}
+	var all sync.WaitGroup
+	errs := make([]error, len(pods))
+	for i, pod := range pods {
+		all.Go(func() {
+			errs[i] = replicas[i%2].PreBind(context.WithoutCancel(t.Context()), bind(pod, "node-a", fmt.Sprintf("here-%d", i)))
+		})
+	}
+	all.Wait()
+	refused := 0
+	for _, err := range errs {
+		if err != nil {
+			require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+			require.ErrorContains(t, err, "nothing that is free on the node node-a fits its requests")
+			refused++
+		}
+	}
+	assert.Equal(t, 60, refused)
+	devices := given(t, s)
+	assert.Len(t, devices, 40)
+	for device, times := range devices {
+		assert.Equal(t, 1, times, "%s was given twice", device)
+	}
+	assert.Len(t, records(t, s), 40)
+}
+
+// TestAllocateShared is one claim of many pods.
+func TestAllocateShared(t *testing.T) {
+	s, _ := world(t, 4, 1)
+	replicas := []*replica{newAllocating(t, s), newAllocating(t, s)}
+	var all sync.WaitGroup
+	errs := make([]error, 20)
+	for i := range errs {
+		pod := thePod(fmt.Sprintf("db-%d", i), uses("c0"))
+		s.put(pod)
+		all.Go(func() {
+			ctx := context.WithoutCancel(t.Context())
+			for call := range 5 {
+				// As the engine does when it is told to wait.
+				bc := bind(pod, "node-a", fmt.Sprintf("here-%d-%d", i, call))
+				if errs[i] = replicas[i%2].PreBind(ctx, bc); !api.IsKind(errs[i], api.KindWait) {
+					return
+				}
+				_ = replicas[i%2].PreBindRollBack(ctx, bc)
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	assert.Len(t, s.claim("c0").Status.ReservedFor, 20)
+	assert.Len(t, given(t, s), 1, "it is allocated once")
+	assert.Len(t, records(t, s), 1)
+}
+
+// TestSomebodyElseAllocates between two steps of ours.
+func TestSomebodyElseAllocates(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		verb   string
+		n      int
+		then   claimOption
+		kind   api.Kind
+	}{
+		"BeforeTheMark":    {reason: "the mark's answer tells", verb: "patch", n: 1, then: allocated("node-a", "gpu-3")},
+		"BeforeFinalizer":  {reason: "what was taken is given back", verb: "patch", n: 2, then: allocated("node-a", "gpu-3")},
+		"BeforeAllocation": {reason: "the same", verb: "patch status", n: 1, then: allocated("node-a", "gpu-3")},
+		"OtherNode":        {reason: "then it is judged as it is", verb: "patch status", n: 1, then: allocated("node-b", "gpu-3"), kind: api.KindRefuse},
+		"Ends":             {reason: "it is being deleted", verb: "patch status", n: 1, then: meta1(gen.Terminating()), kind: api.KindRefuse},
+		"Note":             {reason: "something else of the claim was changed", verb: "patch status", n: 1, then: meta1(gen.Label("note", "x"))},
+		"RolledBack":       {reason: "another replica thought that we were gone", verb: "patch status", n: 1, then: func(c *resourcev1.ResourceClaim) { c.Annotations = nil }, kind: api.KindWait},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pods := world(t, 4, 1)
+			r := newAllocating(t, s)
+			between(r, tc.verb, tc.n, func() { s.change("c0", "kube-scheduler", tc.then) })
+			bc := bind(pods[0], "node-a", "here-1")
+			err := r.PreBind(t.Context(), bc)
+			if tc.kind != "" {
+				require.Error(t, err, tc.reason)
+				assert.Equal(t, tc.kind, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+				require.NoError(t, r.Tidy(t.Context()))
+				assert.Empty(t, users(s.claim("c0")), tc.reason)
+				assert.Empty(t, records(t, s), tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, []string{"web-0"}, users(s.claim("c0")), tc.reason)
+			if name != "Note" {
+				assert.Empty(t, records(t, s), tc.reason)
+				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+				assert.Equal(t, []string{"gpu-3"}, devices(s.claim("c0")), "what somebody else allocated stays")
+			}
+		})
+	}
+}
+
+func TestLostAnswerOfAnAllocation(t *testing.T) {
+	for name, verb := range map[string]string{"Record": "create", "Finalizer": "patch", "Allocation": "patch status"} {
+		t.Run(name, func(t *testing.T) {
+			s, pods := world(t, 1, 2)
+			r := newAllocating(t, s)
+			n := 1
+			if verb == "patch" {
+				n = 2
+			}
+			r.conn.after = nthWrite(verb, n, apierrors.NewTimeoutError("lost", 1))
+			bc := bind(pods[0], "node-a", "here-1")
+			require.True(t, api.IsKind(r.PreBind(t.Context(), bc), api.KindWait))
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Empty(t, given(t, s), "it is given back")
+			require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "and free for others")
+			assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
+		})
+	}
+}
+
+// TestLateAllocation is carried out by the API server after the roll-back.
+func TestLateAllocation(t *testing.T) {
+	s, pods := world(t, 1, 2)
+	one, two := newAllocating(t, s), newAllocating(t, s)
+	bc := bind(pods[0], "node-a", "here-1")
+	var late *resourcev1.ResourceClaim
+	one.conn.before = func(w write) error {
+		if w.verb == "patch status" {
+			late = s.claim("c0")
+			return apierrors.NewTimeoutError("slow", 1)
+		}
+		return nil
+	}
+	require.Error(t, one.PreBind(t.Context(), bc))
+	one.conn.before = nil
+	require.NotNil(t, late)
+	require.NoError(t, one.PreBindRollBack(t.Context(), bc))
+	require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "the device is free")
+	_, err := one.owned.tryWrite(t.Context(), bc, late, s.claim("c1").Status.Allocation)
+	require.True(t, apierrors.IsConflict(err), "%v", err)
+	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
+}
+
+// TestTwoPools is a claim with devices of two pools, whose records are two writes.
+func TestTwoPools(t *testing.T) {
+	setup := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica) {
+		t.Helper()
+		s, pods := world(t, 1, 1, twoDevices)
+		fabric, ok := pool("fabric", "link-0").(*resourcev1.ResourceSlice)
+		require.True(t, ok)
+		fabric.Spec.NodeName, fabric.Spec.AllNodes = nil, new(true)
+		s.put(fabric)
+		return s, pods[0], newAllocating(t, s), newAllocating(t, s)
+	}
+	t.Run("Both", func(t *testing.T) {
+		s, pod, r, _ := setup(t)
+		bc := bind(pod, "node-a", "here-1")
+		require.NoError(t, r.PreBind(t.Context(), bc))
+		assert.Equal(t, map[string]string{"node-a/gpu-0": "c0", "fabric/link-0": "c0"}, records(t, s))
+		require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+		assert.Empty(t, records(t, s))
+		assert.Empty(t, given(t, s))
+	})
+	for n := 1; n <= 2; n++ {
+		t.Run(fmt.Sprintf("Fails%d", n), func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			r.conn.before = nthWrite("create", n, errDown)
+			bc := bind(pod, "node-a", "here-1")
+			require.ErrorContains(t, r.PreBind(t.Context(), bc), "down")
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			require.NoError(t, r.Tidy(t.Context()))
+			assert.Empty(t, records(t, s), "half of it is given up")
+		})
+	}
+	t.Run("OneIsTaken", func(t *testing.T) {
+		s, pod, r, two := setup(t)
+		other := thePod("db", uses("d"))
+		s.put(other)
+		s.put(theClaim("d"))
+		between(r, "create", 2, func() { require.NoError(t, two.PreBind(t.Context(), bind(other, "node-a", "there-1"))) })
+		bc := bind(pod, "node-a", "here-1")
+		err := r.PreBind(t.Context(), bc)
+		require.True(t, api.IsKind(err, api.KindRefuse), "one device was taken while the records were written: %v", err)
+		require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Len(t, given(t, s), 1)
+		assert.Len(t, records(t, s), 1)
+	})
+}
+
+func twoDevices(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly.Count = 2 }
+
+func TestUndoAllocation(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		then   func(t *testing.T, s *apiServer, two *replica)
+		gone   bool
+		users  []string
+	}{
+		"Alone": {reason: "nobody else uses it", gone: true, users: []string{}},
+		"ReservedAgain": {
+			reason: "somebody took the reservation away, and the attempt made it again", gone: true, users: []string{},
+			then: func(t *testing.T, s *apiServer, one *replica) {
+				t.Helper()
+				s.change("c0", "kube-scheduler", unreserve)
+				pod := &corev1.Pod{}
+				require.NoError(t, s.get(claimKey("web-0"), pod))
+				require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+			},
+		},
+		"OtherPod": {
+			reason: "another pod uses it", users: []string{"db"},
+			then: func(t *testing.T, s *apiServer, two *replica) {
+				t.Helper()
+				other := thePod("db", uses("c0"))
+				s.put(other)
+				require.NoError(t, two.PreBind(t.Context(), bind(other, "node-a", "there-1")))
+			},
+		},
+		"OtherAttempt": {
+			reason: "another attempt at the pod's bind relies on it", users: []string{"web-0"},
+			then: func(t *testing.T, s *apiServer, two *replica) {
+				t.Helper()
+				pod := &corev1.Pod{}
+				require.NoError(t, s.get(claimKey("web-0"), pod))
+				require.NoError(t, two.PreBind(t.Context(), bind(pod, "node-a", "there-1")))
+			},
+		},
+		"Bound": {
+			reason: "the pod is bound after all", users: []string{"web-0"},
+			then: func(t *testing.T, s *apiServer, _ *replica) {
+				t.Helper()
+				pod := &corev1.Pod{}
+				require.NoError(t, s.get(claimKey("web-0"), pod))
+				s.put(bound(pod, "node-b"))
+			},
+		},
+		"NotOurs": {
+			reason: "it was allocated anew by somebody else", users: []string{},
+			then: func(t *testing.T, s *apiServer, _ *replica) {
+				t.Helper()
+				s.change("c0", "kube-scheduler", func(c *resourcev1.ResourceClaim) {
+					c.Status = resourcev1.ResourceClaimStatus{}
+					allocated("node-a", "gpu-1")(c)
+				})
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pods := world(t, 2, 1)
+			one, two := newAllocating(t, s), newAllocating(t, s)
+			bc := bind(pods[0], "node-a", "here-1")
+			require.NoError(t, one.PreBind(t.Context(), bc))
+			if tc.then != nil {
+				tc.then(t, s, two)
+			}
+			require.NoError(t, one.PreBindRollBack(t.Context(), bc))
+			assert.Equal(t, tc.gone, s.claim("c0").Status.Allocation == nil, tc.reason)
+			assert.Equal(t, tc.users, users(s.claim("c0")), tc.reason)
+			for _, m := range marksOf(s.claim("c0"), domain) {
+				assert.NotEqual(t, "here-1", m.Attempt, "our mark is off")
+			}
+		})
+	}
+}
+
+func TestTidy(t *testing.T) {
+	allocatedBy := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *api.BindContext) {
+		t.Helper()
+		s, pods := world(t, 2, 1)
+		r := newAllocating(t, s)
+		bc := bind(pods[0], "node-a", "here-1")
+		require.NoError(t, r.PreBind(t.Context(), bc))
+		return s, pods[0], r, bc
+	}
+	t.Run("InUse", func(t *testing.T) {
+		s, _, r, bc := allocatedBy(t)
+		require.NoError(t, r.Tidy(t.Context()))
+		r.PostBind(t.Context(), bc)
+		s.forgetWrites()
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Empty(t, s.written())
+		assert.Len(t, records(t, s), 1)
+	})
+	t.Run("PodEnded", func(t *testing.T) {
+		s, _, r, bc := allocatedBy(t)
+		r.PostBind(t.Context(), bc)
+		// As kube-controller-manager does.
+		s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Empty(t, records(t, s))
+		var left corev1.ConfigMapList
+		require.NoError(t, s.listInto(&left))
+		assert.Empty(t, left.Items, "no empty record stays")
+	})
+	t.Run("ClaimGone", func(t *testing.T) {
+		s, _, r, _ := allocatedBy(t)
+		s.remove(theClaim("c0"))
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Empty(t, records(t, s))
+	})
+	t.Run("ClaimAnew", func(t *testing.T) {
+		s, _, r, _ := allocatedBy(t)
+		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("db"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Empty(t, records(t, s), "one of the same name is another")
+		assert.NotNil(t, s.claim("c0").Status.Allocation)
+	})
+	t.Run("LeftBehind", func(t *testing.T) {
+		s, pod, r, a := allocatedBy(t)
+		// Another attempt relies on it when the first fails, and fails then.
+		b := bind(pod, "node-a", "there-1")
+		require.NoError(t, r.PreBind(t.Context(), b))
+		require.NoError(t, r.PreBindRollBack(t.Context(), a))
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.NotNil(t, s.claim("c0").Status.Allocation, "an attempt works on it")
+		require.NoError(t, r.PreBindRollBack(t.Context(), b))
+		assert.NotNil(t, s.claim("c0").Status.Allocation, "it is not what the second has allocated")
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Nil(t, s.claim("c0").Status.Allocation, "nobody uses it")
+		assert.Empty(t, records(t, s))
+	})
+	t.Run("SomebodyComes", func(t *testing.T) {
+		s, pod, r, bc := allocatedBy(t)
+		s.change("c0", "", func(c *resourcev1.ResourceClaim) { c.Annotations, c.Status.ReservedFor = nil, nil })
+		other := newAllocating(t, s)
+		between(r, "patch status", 1, func() { require.NoError(t, other.PreBind(t.Context(), bind(pod, "node-a", "there-1"))) })
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Equal(t, []string{"web-0"}, users(s.claim("c0")))
+		assert.Len(t, records(t, s), 1)
+		_ = bc
+	})
+	t.Run("NotOurs", func(t *testing.T) {
+		s, _, r, _ := allocatedBy(t)
+		s.change("c0", "kube-scheduler", func(c *resourcev1.ResourceClaim) {
+			c.Annotations, c.Status = nil, resourcev1.ResourceClaimStatus{}
+			allocated("node-a", "gpu-1")(c)
+		})
+		require.NoError(t, r.Tidy(t.Context()))
+		assert.Equal(t, []string{"gpu-1"}, devices(s.claim("c0")), "what Prebind has not allocated stays")
+		assert.Empty(t, records(t, s))
+	})
+	t.Run("Off", func(t *testing.T) { require.NoError(t, newReplica(t, newAPI()).Tidy(t.Context())) })
+	t.Run("Down", func(t *testing.T) {
+		_, _, r, _ := allocatedBy(t)
+		r.conn.before = nthWrite("get", 1, errDown)
+		require.Error(t, r.Tidy(t.Context()), "it does not guess")
+		r.conn.before = nthWrite("list", 1, errDown)
+		require.Error(t, r.Tidy(t.Context()))
+	})
+	t.Run("BrokenRecord", func(t *testing.T) {
+		s, pods := world(t, 1, 1)
+		s.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "broken", Labels: map[string]string{poolLabel: poolValue}}})
+		r := newAllocating(t, s)
+		bc := bind(pods[0], "node-a", "here-1")
+		require.ErrorContains(t, r.PreBind(t.Context(), bc), "broken", "nothing is allocated while a record cannot be read")
+		require.NoError(t, r.PreBindRollBack(t.Context(), bc), "but what was reserved is given back")
+		require.ErrorContains(t, r.Tidy(t.Context()), "broken", "and somebody is told")
+	})
+}
+
+// TestPruneWhenNothingFits: what is in the way may be gone.
+func TestPruneWhenNothingFits(t *testing.T) {
+	t.Run("Record", func(t *testing.T) {
+		s, pods := world(t, 1, 2)
+		r := newAllocating(t, s)
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
+		s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
+			c.Annotations, c.Status = nil, resourcev1.ResourceClaimStatus{}
+		})
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")))
+		assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
+	})
+	t.Run("Cache", func(t *testing.T) {
+		s, pods := world(t, 1, 2)
+		r := newAllocating(t, s)
+		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
+		r.cache.freeze()
+		err := r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2"))
+		require.True(t, api.IsKind(err, api.KindRefuse), "it is in use: %v", err)
+		s.put(theClaim("c0"))
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "nothing is refused by the cache alone")
+	})
+	t.Run("CacheOfAClaimThatIsGone", func(t *testing.T) {
+		s, pods := world(t, 1, 2)
+		r := newAllocating(t, s)
+		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
+		r.cache.freeze()
+		s.remove(theClaim("c0"))
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")))
+	})
+	t.Run("Class", func(t *testing.T) {
+		s, pods := world(t, 1, 1)
+		r := newAllocating(t, s)
+		r.owned.o.Cached = noClasses{Reader: r.cache}
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")), "the class was made a moment ago")
+	})
+}
+
+type noClasses struct{ client.Reader }
+
+func (c noClasses) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	if _, is := into.(*resourcev1.DeviceClass); is {
+		return notFound("DeviceClass", key.Name)
+	}
+	return c.Reader.Get(ctx, key, into, opts...)
+}
+
+// TestAllocatedByOther is a claim that another bind is at.
+func TestAllocatedByOther(t *testing.T) {
+	s, pods := world(t, 2, 1)
+	one, two := newAllocating(t, s), newAllocating(t, s)
+	other := thePod("db", uses("c0"))
+	s.put(other)
+	two.cache.freeze()
+	between(one, "patch status", 1, func() {
+		err := two.PreBind(t.Context(), bind(other, "node-a", "there-1"))
+		require.True(t, api.IsKind(err, api.KindWait), "it is not allocated twice: %v", err)
+	})
+	require.NoError(t, one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
+	claim := s.claim("c0")
+	claim.Status = resourcev1.ResourceClaimStatus{}
+	fresh, err := two.owned.Allocate(t.Context(), bind(other, "node-a", "there-1"), claim)
+	require.NoError(t, err)
+	assert.NotNil(t, fresh.Status.Allocation, "what it has become is taken as it is")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	two.owned.turn <- struct{}{}
+	_, err = two.owned.Allocate(ctx, bind(other, "node-a", "there-1"), claim)
+	require.ErrorIs(t, err, context.Canceled, "it does not wait for its turn for ever")
+}

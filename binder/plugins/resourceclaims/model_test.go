@@ -1,0 +1,552 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// task is one thread of the model. It stands still before everything that it asks
+// of the API server, until the model lets it go on.
+type task struct {
+	name   string
+	goOn   chan struct{}
+	parked bool
+	// dead says that its process has ended: the API server does not hear of it any more.
+	dead  bool
+	ended bool
+}
+
+type taskKey struct{}
+
+// model is several replicas with lagging caches, schedulers that know ResourceClaims
+// and such that do not, kube-controller-manager, crashes, lost answers, and writes
+// that come late, over one API server. Its only source of chance is the seed.
+type model struct {
+	t        *testing.T
+	rng      *rand.Rand
+	s        *apiServer
+	replicas []*replica
+	tasks    []*task
+	// late are writes whose callers were told that they had failed.
+	late []func()
+	// working are the attempts of processes that live, with whether anybody calls.
+	working map[string]*bool
+	uid     int
+	calm   bool
+	faults []string
+	trace  []string
+}
+
+func (m *model) chance(percent int) bool { return m.rng.Intn(100) < percent }
+
+func (m *model) note(format string, args ...any) {
+	m.trace = append(m.trace, fmt.Sprintf(format, args...))
+}
+
+func (m *model) fault(format string, args ...any) {
+	m.faults = append(m.faults, fmt.Sprintf(format, args...))
+}
+
+// spawn starts a task, which stands still before it does anything.
+func (m *model) spawn(name string, run func(ctx context.Context, me *task)) *task {
+	me := &task{name: name, goOn: make(chan struct{})}
+	m.tasks = append(m.tasks, me)
+	ctx := context.WithValue(m.t.Context(), taskKey{}, me)
+	go func() {
+		m.park(me)
+		run(ctx, me)
+		me.ended = true
+	}()
+	return me
+}
+
+func (m *model) park(me *task) {
+	me.parked = true
+	<-me.goOn
+	me.parked = false
+}
+
+// step is the API server's side of every call of a task.
+func (m *model) step(ctx context.Context, w write, do func() error) error {
+	me, ok := ctx.Value(taskKey{}).(*task)
+	if !ok {
+		return do() // Nobody's: the end of the model.
+	}
+	m.park(me)
+	writes := w.verb != "get" && w.verb != "list"
+	switch {
+	case me.dead || !m.calm && m.chance(3):
+		if writes && m.chance(50) {
+			m.note("%s: %s comes late", me.name, w)
+			m.late = append(m.late, func() { _ = do() })
+		}
+		return apierrors.NewTimeoutError("no answer", 1)
+	case !m.calm && m.chance(3):
+		m.note("%s: %s, the answer is lost", me.name, w)
+		_ = do()
+		return apierrors.NewTimeoutError("lost answer", 1)
+	}
+	err := do()
+	m.note("%s: %s %v", me.name, w, err)
+	return err
+}
+
+// run lets a task go on to its next call.
+func (m *model) run(me *task) {
+	me.goOn <- struct{}{}
+	synctest.Wait()
+}
+
+func (m *model) ready() []*task {
+	synctest.Wait()
+	return slices.DeleteFunc(slices.Clone(m.tasks), func(t *task) bool { return t.ended || !t.parked })
+}
+
+// attempt is one bind, as the engine sees it through, while the scheduler calls.
+func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, pod *corev1.Pod, node string, calls *bool) {
+	m.working[id] = calls
+	defer delete(m.working, id)
+	bc := bind(pod, node, id)
+	next, err := r.PreFlight(ctx, bc)
+	if err != nil {
+		m.note("%s: PreFlight: %v", me.name, err)
+	}
+	if err != nil || me.dead {
+		return
+	}
+	if next == api.Skip {
+		m.bind(me, r, pod, node, calls)
+		return
+	}
+	for rounds := 1 + m.rng.Intn(2); ; rounds-- {
+		err = r.PreBind(ctx, bc)
+		if err == nil {
+			err = r.Confirm(ctx, bc)
+		}
+		if err == nil {
+			m.bind(me, r, pod, node, calls)
+		} else {
+			m.note("%s: PreBind: %v", me.name, err)
+		}
+		if me.dead {
+			return
+		}
+		if err != nil || rounds <= 1 || m.isBound(pod) {
+			break
+		}
+		bc = bind(pod, node, id)
+		if next, err := r.PreFlight(ctx, bc); err != nil || next == api.Skip {
+			break
+		}
+	}
+	for !me.dead {
+		live := &corev1.Pod{}
+		err := r.conn.Get(ctx, client.ObjectKeyFromObject(pod), live)
+		switch {
+		case err == nil && live.UID == pod.UID && live.Spec.NodeName == node:
+			r.PostBind(ctx, bc)
+			return
+		case err != nil && !apierrors.IsNotFound(err):
+			continue
+		}
+		if err := r.PreBindRollBack(ctx, bc); err == nil {
+			return
+		}
+	}
+}
+
+// bind is the rest of the API server's work on a Binding that was allowed. Another
+// webhook may refuse it.
+func (m *model) bind(me *task, r *replica, pod *corev1.Pod, node string, calls *bool) {
+	m.park(me)
+	if me.dead || !*calls || m.chance(30) {
+		return
+	}
+	live := &corev1.Pod{}
+	if m.s.get(client.ObjectKeyFromObject(pod), live) != nil || live.UID != pod.UID || live.Spec.NodeName != "" {
+		return
+	}
+	live.Spec.NodeName = node
+	m.s.put(live)
+	m.note("%s: %s is bound to %s by %s", me.name, pod.UID, node, r.o.Domain)
+}
+
+func (m *model) isBound(pod *corev1.Pod) bool {
+	live := &corev1.Pod{}
+	return m.s.get(client.ObjectKeyFromObject(pod), live) == nil && live.UID == pod.UID && live.Spec.NodeName != ""
+}
+
+// schedule is a scheduler at one pod. It chooses a node, posts the Binding, and may
+// give up the call at any time.
+func (m *model) schedule(ctx context.Context, me *task, name string) {
+	pod := &corev1.Pod{}
+	if m.s.get(client.ObjectKey{Namespace: "default", Name: name}, pod) != nil || pod.Spec.NodeName != "" {
+		return
+	}
+	node := []string{"node-a", "node-b"}[m.rng.Intn(2)]
+	var mine []string
+	if m.chance(50) {
+		mine = m.reserve(me, pod)
+	}
+	// A call that is repeated may reach another replica.
+	for range 1 + m.rng.Intn(3) {
+		i := m.rng.Intn(len(m.replicas))
+		m.uid++
+		id := fmt.Sprintf("replica%d-%d", i, m.uid)
+		calls := true
+		work := m.spawn(id, func(ctx context.Context, me *task) {
+			m.attempt(ctx, me, m.replicas[i], id, pod, node, &calls)
+		})
+		for !work.ended && !work.dead && !m.chance(4) {
+			m.park(me)
+		}
+		calls = false
+		if m.isBound(pod) {
+			return
+		}
+	}
+	for _, claim := range mine {
+		m.park(me)
+		m.unreserve(claim, pod)
+	}
+	_ = ctx
+}
+
+// reserve is kube-scheduler's: it reserves allocated claims itself.
+func (m *model) reserve(me *task, pod *corev1.Pod) []string {
+	var mine []string
+	for _, ref := range pod.Spec.ResourceClaims {
+		claim := m.s.claim(*ref.ResourceClaimName)
+		if claim == nil || claim.Status.Allocation == nil || reservedFor(claim, pod.UID) {
+			continue
+		}
+		m.park(me)
+		claim = m.s.claim(claim.Name)
+		if claim == nil || claim.Status.Allocation == nil || reservedFor(claim, pod.UID) || m.isBound(pod) {
+			continue
+		}
+		m.s.change(claim.Name, "kube-scheduler", func(c *resourcev1.ResourceClaim) {
+			c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+		})
+		m.note("%s: reserves %s for %s", me.name, claim.Name, pod.UID)
+		mine = append(mine, claim.Name)
+	}
+	return mine
+}
+
+// unreserve is kube-scheduler's. It does not bind the pod before all caches have
+// heard of it.
+func (m *model) unreserve(name string, pod *corev1.Pod) {
+	if m.isBound(pod) {
+		return
+	}
+	m.s.change(name, "kube-scheduler", func(c *resourcev1.ResourceClaim) {
+		c.Status.ReservedFor = slices.DeleteFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+	})
+	m.note("kube-scheduler: unreserves %s for %s", name, pod.UID)
+	for _, r := range m.replicas {
+		r.cache.follow(claimKey(name))
+	}
+}
+
+// pods that have ended are made anew, and kube-controller-manager gives back what
+// they had.
+func (m *model) end(name string) {
+	pod := &corev1.Pod{}
+	if m.s.get(client.ObjectKey{Namespace: "default", Name: name}, pod) != nil {
+		return
+	}
+	m.uid++
+	anew := pod.DeepCopy()
+	anew.UID, anew.Spec.NodeName = types.UID(fmt.Sprintf("%s-%d", name, m.uid)), ""
+	m.s.put(anew)
+	m.note("%s ends, %s is new", pod.UID, anew.UID)
+}
+
+func (m *model) controller() {
+	for _, name := range m.claims() {
+		claim := m.s.claim(name)
+		valid := slices.DeleteFunc(slices.Clone(claim.Status.ReservedFor), func(r resourcev1.ResourceClaimConsumerReference) bool {
+			pod := &corev1.Pod{}
+			return m.s.get(client.ObjectKey{Namespace: "default", Name: r.Name}, pod) != nil || pod.UID != r.UID
+		})
+		if len(valid) == len(claim.Status.ReservedFor) {
+			continue
+		}
+		m.note("kube-controller-manager: %s is left to %d", name, len(valid))
+		m.s.change(name, "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
+			if c.Status.ReservedFor = valid; len(valid) == 0 {
+				c.Status.Allocation, c.Finalizers = nil, nil
+			}
+		})
+	}
+}
+
+func (m *model) claims() []string { return []string{"shared", "one", "two", "three"} }
+
+// sweep settles marks of attempts that nobody works on, as the sweeper does.
+func (m *model) sweep(ctx context.Context, r *replica) {
+	marks, err := r.Marks(ctx)
+	if err != nil {
+		m.fault("Marks: %v", err)
+	}
+	for _, mark := range marks {
+		if calls := m.working[mark.Attempt]; calls != nil {
+			if m.calm || !m.chance(10) {
+				continue
+			}
+			// The process stood still for so long that it was taken for dead.
+			m.note("%s was taken for dead", mark.Attempt)
+			*calls = false
+		}
+		pod := thePod(mark.Pod.Name)
+		pod.UID = mark.PodUID
+		bc := recovered(pod, mark.Node, mark.Attempt)
+		live := &corev1.Pod{}
+		if err := r.conn.Get(ctx, mark.Pod, live); err != nil && !apierrors.IsNotFound(err) {
+			continue
+		}
+		if live.UID == mark.PodUID && live.Spec.NodeName == mark.Node {
+			r.PostBind(ctx, bc)
+			continue
+		}
+		m.note("sweeps %s", mark.Attempt)
+		_ = r.PreBindRollBack(ctx, bc)
+	}
+}
+
+// act does one thing.
+func (m *model) act() {
+	if ready := m.ready(); len(ready) > 0 && m.chance(80) {
+		me := ready[m.rng.Intn(len(ready))]
+		if strings.HasPrefix(me.name, "replica") && m.chance(1) {
+			m.note("%s dies", me.name)
+			me.dead = true
+			delete(m.working, me.name)
+		}
+		m.run(me)
+		return
+	}
+	switch m.rng.Intn(9) {
+	case 0, 1, 2:
+		name := fmt.Sprintf("pod%d", m.rng.Intn(5))
+		if !slices.ContainsFunc(m.tasks, func(t *task) bool { return t.name == name && !t.ended }) {
+			m.spawn(name, func(ctx context.Context, me *task) { m.schedule(ctx, me, name) })
+		}
+	case 3, 4:
+		m.replicas[m.rng.Intn(len(m.replicas))].cache.follow(claimKey(m.claims()[m.rng.Intn(4)]))
+	case 5:
+		if m.chance(30) {
+			m.end(fmt.Sprintf("pod%d", m.rng.Intn(5)))
+		}
+	case 6:
+		m.controller()
+	case 7:
+		if len(m.late) > 0 {
+			i := m.rng.Intn(len(m.late))
+			late := m.late[i]
+			m.late = slices.Delete(m.late, i, i+1)
+			m.note("a late write comes")
+			late()
+		}
+	case 8:
+		i := m.rng.Intn(len(m.replicas))
+		m.spawn("sweeper", func(ctx context.Context, _ *task) {
+			m.sweep(ctx, m.replicas[i])
+			if m.chance(30) {
+				_ = m.replicas[i].Tidy(ctx)
+			}
+		})
+	}
+}
+
+// check sees what must hold at any time.
+func (m *model) check() {
+	for device, times := range given(m.t, m.s) {
+		if times > 1 {
+			m.fault("%s is given to %d claims", device, times)
+		}
+	}
+	for i := range 5 {
+		pod := &corev1.Pod{}
+		if m.s.get(client.ObjectKey{Namespace: "default", Name: fmt.Sprintf("pod%d", i)}, pod) != nil || pod.Spec.NodeName == "" {
+			continue
+		}
+		for _, ref := range pod.Spec.ResourceClaims {
+			claim := m.s.claim(*ref.ResourceClaimName)
+			if !reservedFor(claim, pod.UID) {
+				m.fault("%s is bound, and %s is not reserved for it", pod.UID, claim.Name)
+			}
+			if fits, err := admits(claim.Status.Allocation.NodeSelector, gen.Node(pod.Spec.NodeName)); !fits || err != nil {
+				m.fault("%s is bound to %s, where %s cannot be used", pod.UID, pod.Spec.NodeName, claim.Name)
+			}
+		}
+	}
+	m.s.mu.Lock()
+	m.faults = append(m.faults, m.s.faults...)
+	m.s.faults = nil
+	m.s.mu.Unlock()
+}
+
+// settle lets everything come to its end, and sees what must hold then.
+func (m *model) settle() {
+	m.calm = true
+	for range 20_000 {
+		ready := m.ready()
+		if len(ready) == 0 {
+			break
+		}
+		m.run(ready[0])
+		m.check()
+	}
+	for _, late := range m.late {
+		late()
+		m.check()
+	}
+	for _, me := range m.tasks {
+		if !me.ended {
+			m.fault("%s does not end", me.name)
+		}
+	}
+	m.controller()
+	for range 3 {
+		for _, r := range m.replicas {
+			r.cache.freeze()
+			m.sweep(m.t.Context(), r)
+			if err := r.Tidy(m.t.Context()); err != nil {
+				m.fault("Tidy: %v", err)
+			}
+		}
+	}
+	m.check()
+	held := given(m.t, m.s)
+	for _, name := range m.claims() {
+		claim := m.s.claim(name)
+		if marks := marksOf(claim, domain); len(marks) > 0 {
+			m.fault("%s still has marks: %v", name, marks)
+		}
+		for _, r := range claim.Status.ReservedFor {
+			if pod := (&corev1.Pod{ObjectMeta: gen.Pod(r.Name, gen.UID(r.UID)).ObjectMeta}); !m.isBound(pod) {
+				m.fault("%s is reserved for %s, which is not bound", name, r.UID)
+			}
+		}
+		if len(claim.Status.ReservedFor) == 0 && claim.Status.Allocation != nil {
+			m.fault("%s has devices, and nobody uses it", name)
+		}
+	}
+	recorded := records(m.t, m.s)
+	for device := range held {
+		if recorded[device] == "" {
+			m.fault("%s is given, and in no record", device)
+		}
+	}
+	if len(recorded) != len(held) {
+		m.fault("the records have %d devices, the claims %d", len(recorded), len(held))
+	}
+}
+
+// newModel has three replicas, two nodes with three devices together, and four
+// claims for five pods.
+func newModel(t *testing.T, seed int64) *model {
+	t.Helper()
+	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", "gpu-0", "gpu-1"), pool("node-b", "gpu-2"))
+	m := &model{t: t, rng: rand.New(rand.NewSource(seed)), s: s, working: map[string]*bool{}}
+	for _, claim := range m.claims() {
+		s.put(theClaim(claim))
+	}
+	for i, claims := range [][]string{{"shared"}, {"shared"}, {"one"}, {"two", "shared"}, {"three"}} {
+		s.put(thePod(fmt.Sprintf("pod%d", i), uses(claims...)))
+	}
+	for range 3 {
+		r := newAllocating(t, s)
+		r.conn.step = m.step
+		r.cache.freeze()
+		m.replicas = append(m.replicas, r)
+	}
+	return m
+}
+
+func TestModel(t *testing.T) {
+	seeds := 120
+	if testing.Short() {
+		seeds = 20
+	}
+	binds := 0
+	for seed := range seeds {
+		synctest.Test(t, func(t *testing.T) {
+			m := newModel(t, int64(seed))
+			for range 500 {
+				m.act()
+				m.check()
+				if len(m.faults) > 0 {
+					break
+				}
+			}
+			failed := len(m.faults) > 0
+			if !failed {
+				m.settle()
+			} else {
+				drain(m)
+			}
+			binds += strings.Count(strings.Join(m.trace, "\n"), " is bound to ")
+			if len(m.faults) > 0 {
+				t.Logf("seed %d:\n%s", seed, strings.Join(m.trace[max(0, len(m.trace)-80):], "\n"))
+				require.Empty(t, m.faults)
+			}
+		})
+	}
+	require.Greater(t, binds, seeds, "the model comes to something")
+}
+
+// drain ends the tasks after a fault.
+func drain(m *model) {
+	faults := m.faults
+	m.calm = true
+	for range 20_000 {
+		ready := m.ready()
+		if len(ready) == 0 {
+			break
+		}
+		ready[0].dead = true
+		m.run(ready[0])
+	}
+	m.faults = faults
+}
+
+// noteTheft notes that this plugin takes back a reservation of a scheduler. It must
+// be called with mu held.
+func (s *apiServer) noteTheft(was, now *resourcev1.ResourceClaim, manager string) {
+	if manager != string(fieldOwner) {
+		return
+	}
+	for _, entry := range was.ManagedFields {
+		var fields map[string]map[string]map[string]any
+		if entry.Manager != "kube-scheduler" || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			continue
+		}
+		for _, r := range was.Status.ReservedFor {
+			if fields["f:status"]["f:reservedFor"][fieldKey(r.UID)] != nil && !reservedFor(now, r.UID) {
+				s.faults = append(s.faults, fmt.Sprintf("%s: the scheduler's reservation for %s was taken back", was.Name, r.UID))
+			}
+		}
+	}
+}

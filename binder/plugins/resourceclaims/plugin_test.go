@@ -1,0 +1,449 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestNew(t *testing.T) {
+	s := newAPI()
+	c := s.connect()
+	good := Options{Cached: s.cache(), Live: c, Writer: c, Status: c, Changes: notify.NewHub(), Clock: clock.RealClock{}, Domain: domain, BindingTimeout: timeout}
+	p, err := New(good)
+	require.NoError(t, err)
+	assert.Equal(t, Name, p.Name())
+	assert.Contains(t, Watches(), "ResourceClaim")
+	assert.Contains(t, OwnedWatches(), "ResourceSlice")
+	for name, spoil := range map[string]func(o *Options){
+		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil }, "Writer": func(o *Options) { o.Writer = nil },
+		"Status": func(o *Options) { o.Status = nil }, "Changes": func(o *Options) { o.Changes = nil }, "Clock": func(o *Options) { o.Clock = nil },
+		"Domain": func(o *Options) { o.Domain = "" }, "BindingTimeout": func(o *Options) { o.BindingTimeout = 0 },
+	} {
+		bad := good
+		spoil(&bad)
+		_, err := New(bad)
+		assert.ErrorContains(t, err, name, "it is required")
+	}
+	_, err = NewOwnedClasses(OwnedOptions{})
+	require.ErrorContains(t, err, "Classes")
+}
+
+// between calls f before the nth write of the kind, as somebody else who is faster.
+func between(r *replica, verb string, n int, f func()) {
+	r.conn.before = func(w write) error {
+		if w.verb == verb {
+			n--
+			if n == 0 {
+				f()
+			}
+		}
+		return nil
+	}
+}
+
+// setup is a claim that is allocated and not reserved, the pod, and two replicas.
+func setup(t *testing.T, options ...claimOption) (s *apiServer, pod *corev1.Pod, one, two *replica) {
+	t.Helper()
+	pod = thePod("web", uses("c"))
+	s = newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pod, theClaim("c", append([]claimOption{allocated("node-a", "gpu-0"), anywhere}, options...)...))
+	return s, pod, newAllocating(t, s), newAllocating(t, s)
+}
+
+func TestTheCacheRefusesNothing(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		cached func(c *cached)
+		pod    *corev1.Pod
+	}{
+		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { delete(c.frozen, claimKey("c")) }},
+		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c") }},
+		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", allocated("node-b", "gpu-1")) }},
+		"Deleted":     {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", meta1(gen.Terminating())) }},
+		"Full":        {reason: "there is room again", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", allocated("node-a"), full) }},
+		"Failed": {reason: "the failure was another allocation's", cached: func(c *cached) {
+			c.frozen[claimKey("c")] = theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes))
+		}},
+		"OtherClaim": {reason: "the pod's status named another claim before", cached: func(c *cached) {
+			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gpu", "gone"))}
+		}, pod: thePod("web", template("gpu", "c"))},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pod, r, _ := setup(t, made("web"))
+			if tc.pod != nil {
+				pod = tc.pod
+				s.put(pod)
+			}
+			r.cache.freeze()
+			tc.cached(r.cache)
+			if known := r.cache.pods[client.ObjectKeyFromObject(pod)]; known != nil {
+				pod = known
+			}
+			_, err := r.run(t.Context(), bind(pod, "node-a", "here-1"))
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), tc.reason)
+		})
+	}
+	t.Run("Labels", func(t *testing.T) {
+		pod := thePod("web", uses("c"))
+		s := newAPI(gen.Node("node-a", gen.Zone("z1")), pod, theClaim("c", labelled("z1")))
+		r := newReplica(t, s)
+		_, err := r.run(t.Context(), bind(pod, "node-a", "here-1"))
+		require.NoError(t, err, "the bind's node, which is of the cache, has no label yet")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")))
+	})
+}
+
+func claimKey(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: "default", Name: name}
+}
+
+func TestAPIServerDoesNotAnswer(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		fail   func(write) error
+		want   api.Kind
+	}{
+		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: api.KindWait},
+		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: api.KindWait},
+		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: api.KindWait},
+		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: api.KindInternal},
+		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w write) error {
+			if w.verb == "patch status" {
+				return invalid("resourceclaims/binding")
+			}
+			return nil
+		}, want: api.KindInternal},
+		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, notFound("ResourceClaim", "c")), want: api.KindRefuse},
+		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, invalid("metadata.uid: field is immutable")), want: api.KindWait},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			r.conn.before = tc.fail
+			bc := bind(pod, "node-a", "here-1")
+			err := r.PreBind(t.Context(), bc)
+			require.Error(t, err)
+			assert.Equal(t, tc.want, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+			r.conn.before = nil
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Empty(t, users(s.claim("c")))
+			assert.Empty(t, marksOf(s.claim("c"), domain))
+		})
+	}
+}
+
+// TestLostAnswer is a write that was carried out, and whose answer did not come.
+func TestLostAnswer(t *testing.T) {
+	for _, verb := range []string{"patch", "patch status"} {
+		t.Run(verb, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			r.conn.after = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
+			bc := bind(pod, "node-a", "here-1")
+			require.True(t, api.IsKind(r.PreBind(t.Context(), bc), api.KindWait))
+			again := bind(pod, "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), again), "the next round goes on from there")
+			require.NoError(t, r.PreBindRollBack(t.Context(), again))
+			assert.Empty(t, users(s.claim("c")), "it is ours, and goes")
+			assert.Empty(t, marksOf(s.claim("c"), domain))
+		})
+	}
+}
+
+// TestLateWrite is a reservation that the API server carries out after the
+// roll-back, as when the call had been given up.
+func TestLateWrite(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	var late *resourcev1.ResourceClaim
+	r.conn.before = nthWrite("patch status", 1, apierrors.NewTimeoutError("slow", 1))
+	require.Error(t, r.PreBind(t.Context(), bc))
+	r.conn.before = nil
+	late = s.claim("c")
+	require.NotEmpty(t, r.markOn(bc, late))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	_, err := r.addReservation(t.Context(), bc, late, false)
+	require.Error(t, err, "without its mark it is not carried out")
+	assert.Empty(t, users(s.claim("c")))
+}
+
+// TestSomebodyIsFaster is kube-scheduler, which reserves the claim between two
+// steps of ours. Its reservation is its own to take back.
+func TestSomebodyIsFaster(t *testing.T) {
+	for name, at := range map[string]string{"BeforeTheMark": "patch", "AfterTheMark": "patch status"} {
+		t.Run(name, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			between(r, at, 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+			bc := bind(pod, "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), bc))
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), "once")
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Equal(t, []string{"web"}, users(s.claim("c")))
+			assert.Empty(t, marksOf(s.claim("c"), domain), "our mark goes")
+			assert.Empty(t, bc.Undone())
+		})
+	}
+	t.Run("Crash", func(t *testing.T) {
+		s, pod, r, two := setup(t)
+		between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+		require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, "node-a", "here-1")))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "also when only the mark is left")
+	})
+	t.Run("SchedulerGivesUp", func(t *testing.T) {
+		s, pod, r, _ := setup(t)
+		bc := bind(pod, "node-a", "here-1")
+		require.NoError(t, r.PreBind(t.Context(), bc))
+		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
+		require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindWait), "the last look finds it")
+		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next round reserves it again")
+	})
+}
+
+// TestTwoAttempts are two replicas at the bind of one pod.
+func TestTwoAttempts(t *testing.T) {
+	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *api.BindContext, *api.BindContext) {
+		t.Helper()
+		s, pod, one, two := setup(t)
+		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
+		next, err := one.run(t.Context(), a)
+		require.NoError(t, err)
+		require.Equal(t, api.Run, next)
+		next, err = two.run(t.Context(), b)
+		require.NoError(t, err)
+		require.Equal(t, api.Run, next, "it relies on a reservation that may be taken back")
+		require.Len(t, marksOf(s.claim("c"), domain), 2, "so it marks it, too")
+		return s, pod, one, two, a, b
+	}
+	t.Run("FirstFails", func(t *testing.T) {
+		s, _, one, two, a, b := begin(t)
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second relies on it")
+		require.NoError(t, two.Confirm(t.Context(), b))
+		require.NoError(t, two.PreBindRollBack(t.Context(), b))
+		assert.Empty(t, users(s.claim("c")), "now nobody does")
+	})
+	t.Run("SecondBinds", func(t *testing.T) {
+		s, pod, one, two, a, b := begin(t)
+		pod = pod.DeepCopy()
+		pod.Spec.NodeName = "node-b"
+		s.put(pod)
+		two.PostBind(t.Context(), b)
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound, to another node, and uses it")
+		assert.Empty(t, marksOf(s.claim("c"), domain))
+	})
+	t.Run("BothFailAtOnce", func(t *testing.T) {
+		s, _, one, two, a, b := begin(t)
+		between(one, "patch", 1, func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Empty(t, users(s.claim("c")), "whoever is the last takes it back")
+		assert.Empty(t, marksOf(s.claim("c"), domain))
+	})
+	t.Run("SecondComesWhileFirstGoes", func(t *testing.T) {
+		s, pod, one, two := setup(t)
+		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
+		require.NoError(t, one.PreBind(t.Context(), a))
+		between(one, "patch status", 1, func() { require.NoError(t, two.PreBind(t.Context(), b)) })
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "it looks again before it takes the reservation")
+	})
+	t.Run("FirstGoesWhileSecondMarks", func(t *testing.T) {
+		s, pod, one, two := setup(t)
+		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
+		require.NoError(t, one.PreBind(t.Context(), a))
+		between(two, "patch", 1, func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
+		require.NoError(t, two.PreBind(t.Context(), b))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second reserves it itself then")
+	})
+	t.Run("Rounds", func(t *testing.T) {
+		s, pod, one, _ := setup(t)
+		require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "one-1")))
+		s.forgetWrites()
+		again := bind(pod, "node-a", "one-1")
+		next, err := one.run(t.Context(), again)
+		require.NoError(t, err)
+		assert.Equal(t, api.Skip, next, "a round of the same attempt has its mark")
+		assert.Empty(t, s.written())
+	})
+}
+
+// TestRollBackWithoutCache is a roll-back whose cache knows nothing of the mark.
+func TestRollBackWithoutCache(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	r.cache.freeze()
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	again := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBindRollBack(t.Context(), again), "of another round's context")
+	assert.Empty(t, users(s.claim("c")))
+	assert.Equal(t, []string{"released its reservation of ResourceClaim default/c"}, again.Undone())
+}
+
+func TestPodIsGone(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	s.remove(pod)
+	require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindStale))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Empty(t, users(s.claim("c")))
+	for name, change := range map[string]podChange{
+		"Anew": func(p *corev1.Pod) { p.UID = "another" }, "Bound": func(p *corev1.Pod) { p.Spec.NodeName = "node-b" },
+		"Deleted": func(p *corev1.Pod) { gen.Terminating()(&p.ObjectMeta) },
+	} {
+		other := pod.DeepCopy()
+		change(other)
+		s.put(other)
+		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-2"))
+		require.True(t, api.IsKind(err, api.KindStale), "%s: %v", name, err)
+	}
+}
+
+func TestClaimIsGone(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	s.remove(theClaim("c"))
+	require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindRefuse), "what we wrote does not make it be there")
+	r.PostBind(t.Context(), bc)
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
+	s.put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Equal(t, []string{"web"}, users(s.claim("c")), "one of the same name is another")
+}
+
+func TestMarks(t *testing.T) {
+	s, pod, r, two := setup(t)
+	marks, err := r.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, marks)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	marks, err = two.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []api.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
+	two.PostBind(t.Context(), recovered(pod, "node-a", "here-1"))
+	marks, err = two.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, marks, "what is confirmed is no mark any more")
+	assert.Equal(t, []string{"web"}, users(s.claim("c")))
+}
+
+// TestCrash ends the process after each of its writes, and rolls back what is left.
+func TestCrash(t *testing.T) {
+	for _, start := range []string{"allocated", "unallocated"} {
+		for n := 1; n <= 5; n++ {
+			t.Run(fmt.Sprintf("%s/%d", start, n), func(t *testing.T) {
+				s, pod, r, two := setup(t)
+				s.put(pool("node-a", "gpu-0"))
+				if start == "unallocated" {
+					s.put(theClaim("c"))
+				}
+				left := n
+				r.conn.before = func(w write) error {
+					if w.verb != "get" && w.verb != "list" {
+						left--
+					}
+					if left < 0 {
+						return errDown
+					}
+					return nil
+				}
+				_ = r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+				marks, err := two.Marks(t.Context())
+				require.NoError(t, err)
+				require.Len(t, marks, 1, "a mark comes before everything else")
+				for _, m := range marks {
+					require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
+				}
+				require.NoError(t, two.Tidy(t.Context()))
+				assert.Empty(t, users(s.claim("c")))
+				assert.Equal(t, start == "allocated", s.claim("c").Status.Allocation != nil, "only what we allocated goes")
+				assert.Empty(t, records(t, s))
+				assert.Empty(t, marksOf(s.claim("c"), domain))
+			})
+		}
+	}
+}
+
+// TestManyPods share one claim.
+func TestManyPods(t *testing.T) {
+	s, _, r, two := setup(t)
+	var all sync.WaitGroup
+	errs := make([]error, 60)
+	for i := range errs {
+		pod := thePod(fmt.Sprintf("web-%d", i), uses("c"))
+		s.put(pod)
+		all.Go(func() {
+			errs[i] = []*replica{r, two}[i%2].PreBind(context.WithoutCancel(t.Context()), bind(pod, "node-a", fmt.Sprintf("here-%d", i)))
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	assert.Len(t, s.claim("c").Status.ReservedFor, 60)
+	s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
+	err := r.PreBind(t.Context(), bind(thePod("web-0", uses("c")), "node-a", "here-x"))
+	require.ErrorContains(t, err, "256 pods")
+	assert.Equal(t, api.KindRefuse, api.AsError(Name, err).Kind)
+}
+
+// TestLastPlace: two pods, and room for one.
+func TestLastPlace(t *testing.T) {
+	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
+	between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("db")) })
+	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	assert.Len(t, s.claim("c").Status.ReservedFor, 256)
+}
+
+// BenchmarkPreFlight is the good case: the scheduler has reserved the claim, and
+// the plugin adds no more than a look into the cache.
+func BenchmarkPreFlight(b *testing.B) {
+	pod := thePod("web", uses("c"))
+	claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, nil), says("gpu-0", yes))
+	s := newAPI(pod, claim)
+	r := newReplica(b, s)
+	r.o.Cached = oneClaim{claim: claim}
+	bc := bind(pod, "node-a", "here-1")
+	b.ReportAllocs()
+	for b.Loop() {
+		if next, err := r.PreFlight(b.Context(), bc); err != nil || next != api.Skip {
+			b.Fatal(next, err)
+		}
+	}
+}
+
+// oneClaim is a cache that costs nothing.
+type oneClaim struct {
+	client.Reader
+	claim *resourcev1.ResourceClaim
+}
+
+func (c oneClaim) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if claim, ok := into.(*resourcev1.ResourceClaim); ok {
+		*claim = *c.claim
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// waiting is a PreBind in a bubble.
+type waiting struct {
+	*replica
+	bc     *api.BindContext
+	result chan error
+	began  time.Time
+}
+
+// begin runs PreBind until there is nothing to do but wait.
+func begin(ctx context.Context, t *testing.T, pod *corev1.Pod, objects ...client.Object) *waiting {
+	t.Helper()
+	s := newAPI(append(objects, gen.Node("node-a"), deviceClass(), pod)...)
+	w := &waiting{replica: newAllocating(t, s), bc: bind(pod, "node-a", "here-1"), result: make(chan error, 1)}
+	w.began = w.o.Clock.Now()
+	go func() { w.result <- w.PreBind(ctx, w.bc) }()
+	synctest.Wait()
+	return w
+}
+
+// ended says whether the wait is over, and how.
+func (w *waiting) ended() (bool, error) {
+	synctest.Wait()
+	select {
+	case err := <-w.result:
+		return true, err
+	default:
+		return false, nil
+	}
+}
+
+// waits sees that it is not over.
+func (w *waiting) waits(t *testing.T, reason string) {
+	t.Helper()
+	over, err := w.ended()
+	require.False(t, over, "%s: %v", reason, err)
+}
+
+// set is what the driver says of the device from now on.
+func set(device string, conditions map[string]metav1.ConditionStatus) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Status.Devices = nil
+		says(device, conditions)(claim)
+	}
+}
+
+func TestWaitForConditions(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		then   func(w *waiting)
+		refuse string
+		kind   api.Kind
+	}{
+		"True": {reason: "upstream bind-claim-with-binding-conditions, with a driver", then: func(w *waiting) { w.api.change("c", "driver", set("gpu-0", yes)) }},
+		"Failed": {
+			reason: "final, and it says why", refuse: "broken (Why) because", kind: api.KindRefuse,
+			then: func(w *waiting) {
+				w.api.change("c", "driver", set("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))
+			},
+		},
+		"Deallocated": {
+			reason: "the scheduler took the devices away, and Prebind allocates it", refuse: "nothing that is free", kind: api.KindRefuse,
+			then: func(w *waiting) {
+				w.api.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
+			},
+		},
+		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: api.KindRefuse, then: func(w *waiting) { w.api.remove(theClaim("c")) }},
+		"Ends":     {reason: "the claim is being deleted", refuse: "being deleted", kind: api.KindRefuse, then: func(w *waiting) { w.api.change("c", "", meta1(gen.Terminating())) }},
+		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: api.KindStale, then: func(w *waiting) { w.api.remove(w.bc.Pod) }},
+		"PodBound": {reason: "it is bound elsewhere", refuse: "bound to the node node-b", kind: api.KindStale, then: func(w *waiting) { w.api.put(bound(w.bc.Pod, "node-b")) }},
+		"Unreserved": {reason: "the scheduler took the reservation back: it is reserved again", then: func(w *waiting) {
+			w.api.change("c", "kube-scheduler", unreserve)
+			w.api.change("c", "driver", set("gpu-0", yes))
+		}},
+		"TimeOut": {
+			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "older than 10m0s", kind: api.KindRefuse,
+			then: func(*waiting) { time.Sleep(timeout) }, //nolint:forbidigo // The time of the bubble.
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := begin(t.Context(), t, thePod("web", uses("c")), theClaim("c", allocated("node-a", "gpu-0"), needs(both, []string{"broken"})))
+				w.waits(t, "the driver has said nothing yet")
+				assert.Equal(t, []string{"web"}, users(w.api.claim("c")), "it is reserved first")
+				assert.Equal(t, "ResourceClaim default/c", w.bc.WaitingFor().Object.String())
+				assert.Contains(t, w.bc.WaitingFor().For, "the condition attached of the device gpu.example.com/node-a/gpu-0")
+				tc.then(w)
+				over, err := w.ended()
+				require.True(t, over, tc.reason)
+				if tc.refuse == "" {
+					require.NoError(t, err, tc.reason)
+					assert.Equal(t, []string{"web"}, users(w.api.claim("c")))
+					require.NoError(t, w.Confirm(t.Context(), w.bc))
+					return
+				}
+				require.ErrorContains(t, err, tc.refuse, tc.reason)
+				assert.Equal(t, tc.kind, api.AsError(Name, err).Kind, tc.reason)
+			})
+		})
+	}
+}
+
+func unreserve(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil }
+
+func bound(pod *corev1.Pod, node string) *corev1.Pod {
+	pod = pod.DeepCopy()
+	pod.Spec.NodeName = node
+	return pod
+}
+
+// TestBindingTimeout is about when it is over.
+func TestBindingTimeout(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		age    time.Duration
+		after  time.Duration
+	}{
+		"FromAllocation": {reason: "the time that has gone by since the allocation counts", age: timeout - 10*time.Second, after: 10 * time.Second},
+		"FromBind":       {reason: "a claim that does not tell has all of it", age: -1, after: timeout},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				claim := theClaim("c", allocated("node-a", "gpu-0"), needs(both, nil))
+				if tc.age >= 0 {
+					allocatedAt(time.Now().Add(-tc.age))(claim) //nolint:forbidigo // The time of the bubble.
+				}
+				w := begin(t.Context(), t, thePod("web", uses("c")), claim)
+				time.Sleep(tc.after - time.Second) //nolint:forbidigo // The time of the bubble.
+				w.waits(t, tc.reason)
+				// A change that changes nothing of it does not begin the time anew.
+				w.api.change("c", "driver", set("gpu-0", map[string]metav1.ConditionStatus{"attached": "True"}))
+				w.waits(t, tc.reason)
+				time.Sleep(time.Second) //nolint:forbidigo // The time of the bubble.
+				over, err := w.ended()
+				require.True(t, over, tc.reason)
+				require.ErrorContains(t, err, "programmed", "it says what did not come")
+			})
+		})
+	}
+}
+
+func TestWaitForTheClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := begin(t.Context(), t, thePod("web", template("gpu", ""), uses("c")), theClaim("c", allocated("node-a", "gpu-0")))
+		w.waits(t, "upstream missing-claim: kube-controller-manager makes it")
+		assert.Contains(t, w.bc.WaitingFor().For, `the claim of its template for "gpu"`)
+		assert.Empty(t, w.api.written(), "nothing is taken for a pod that may have to wait for long")
+		w.api.put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
+		w.waits(t, "the pod does not name it yet")
+		w.api.put(thePod("web", template("gpu", "web-gpu"), uses("c")))
+		over, err := w.ended()
+		require.True(t, over)
+		require.NoError(t, err)
+		for _, name := range []string{"c", "web-gpu"} {
+			assert.Equal(t, []string{"web"}, users(w.api.claim(name)))
+		}
+	})
+}
+
+// TestWaitFor of a claim that the pod's status names before the cache, or the API
+// server, has it.
+func TestWaitIsEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		w := begin(ctx, t, thePod("web", uses("c")), theClaim("c", allocated("node-a", "gpu-0"), needs(both, nil)))
+		cause := errors.New("the budget is spent")
+		cancel(cause)
+		over, err := w.ended()
+		require.True(t, over)
+		require.ErrorIs(t, err, cause, "the engine knows its own cause")
+		require.NoError(t, w.PreBindRollBack(t.Context(), w.bc))
+		assert.Empty(t, users(w.api.claim("c")))
+	})
+}
+
+// TestWaitForOwned is a claim that Prebind allocates, whose device has conditions.
+func TestWaitForOwned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slice, ok := pool("node-a", "gpu-0").(*resourcev1.ResourceSlice)
+		require.True(t, ok)
+		slice.Spec.Devices[0].BindingConditions = both
+		slice.Spec.Devices[0].BindingFailureConditions = []string{"broken"}
+		w := begin(t.Context(), t, thePod("web", uses("c")), theClaim("c"), slice)
+		w.waits(t, "the driver sets it after the allocation")
+		allocation := w.api.claim("c").Status.Allocation
+		require.NotNil(t, allocation)
+		assert.Equal(t, both, allocation.Devices.Results[0].BindingConditions, "upstream bind-claim-with-binding-conditions")
+		assert.True(t, w.began.Equal(allocation.AllocationTimestamp.Time), "upstream add-allocation-timestamp")
+		w.api.change("c", "driver", set("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))
+		over, err := w.ended()
+		require.True(t, over)
+		require.ErrorContains(t, err, "broken")
+		require.NoError(t, w.PreBindRollBack(t.Context(), w.bc))
+		assert.Nil(t, w.api.claim("c").Status.Allocation, "the next attempt allocates it anew")
+		assert.Empty(t, records(t, w.api))
+	})
+}
