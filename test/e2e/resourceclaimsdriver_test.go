@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
@@ -54,16 +53,24 @@ func (d *deviceDriver) withdraw(node string) {
 	require.NoError(d.t, d.client.ResourceV1().ResourceSlices().Delete(d.t.Context(), gen.ResourceSlice(d.name, node).Name, metav1.DeleteOptions{}))
 }
 
-// report sets a condition to true for each of the claim's devices.
-func (d *deviceDriver) report(claim, condition, reason, message string) {
+// slowClaim is the claim whose devices take some time, until one of the conditions
+// says what came of it.
+const (
+	slowClaim = "nic"
+	attached  = "attached"
+	broken    = "broken"
+)
+
+// report sets a condition to true for each device of the slow claim.
+func (d *deviceDriver) report(condition, reason, message string) {
 	d.t.Helper()
-	require.NoError(d.t, d.tryReport(claim, condition, reason, message))
+	require.NoError(d.t, d.tryReport(condition, reason, message))
 }
 
-func (d *deviceDriver) tryReport(claim, condition, reason, message string) error {
+func (d *deviceDriver) tryReport(condition, reason, message string) error {
 	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), context.WithoutCancel(d.t.Context())
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		stored, err := claims.Get(ctx, claim, metav1.GetOptions{})
+		stored, err := claims.Get(ctx, slowClaim, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -81,21 +88,21 @@ func (d *deviceDriver) tryReport(claim, condition, reason, message string) error
 	})
 }
 
-// readyAfter reports the condition when the driver has worked for so long. It
+// readyAfter reports that the devices are attached when the driver has worked for so long. It
 // returns at once.
-func (d *deviceDriver) readyAfter(work time.Duration, claim, condition string) {
-	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(claim, condition, "Attached", "")) })
+func (d *deviceDriver) readyAfter(work time.Duration) {
+	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(attached, "Attached", "")) })
 	d.t.Cleanup(func() { timer.Stop() })
 }
 
-// assertReadyBefore checks that the pod was not bound before the condition of the
-// claim's devices became true. The API tells whole seconds.
-func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod, claim, condition string) {
+// assertReadyBefore checks that the pod was not bound before the devices of the slow
+// claim were attached. The API tells whole seconds.
+func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
 	d.t.Helper()
-	stored := d.getResourceClaim(claim)
+	stored := d.getResourceClaim(slowClaim)
 	require.NotEmpty(d.t, stored.Status.Devices)
 	for _, device := range stored.Status.Devices {
-		ready := apimeta.FindStatusCondition(device.Conditions, condition)
+		ready := apimeta.FindStatusCondition(device.Conditions, attached)
 		require.NotNil(d.t, ready)
 		at := scheduledAt(pod)
 		assert.False(d.t, at.Before(&ready.LastTransitionTime), "bound at %s, ready at %s", at, ready.LastTransitionTime)
@@ -345,9 +352,4 @@ func (h *claimHistory) upTo(b *bench, claim *resourcev1.ResourceClaim) []*resour
 		}))
 	}, patience, 20*time.Millisecond, "the watch should have come to the version %s of %s", claim.ResourceVersion, claim.Name)
 	return h.all()
-}
-
-// marked says whether any version had a mark for the pod.
-func (h *claimHistory) marked(pod types.UID) bool {
-	return slices.ContainsFunc(h.all(), func(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)[string(pod)]) > 0 })
 }

@@ -232,26 +232,26 @@ func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 func testKilledWhileWaiting(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver(b.ns + ".example.com")
-	slow := gen.BoundBy(gen.Device("nic-0"), "attached", "broken")
+	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
 	d.publish("node-5", slow)
-	b.resourceClaim("nic", gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-5", d.name, slow))
+	b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-5", d.name, slow))
 	seen := b.watchResourceClaims()
-	pod := b.podWith(byHand, gen.UsesResourceClaim("nic"))
+	pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
 	ctx, bound := t.Context(), make(chan []error, 1)
 	go func() { bound <- b.insist(ctx, b.binding("node-5")) }()
-	attempt := b.attemptOn(b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod)), pod)
+	attempt := b.attemptOn(b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod)), pod)
 	b.killReplicaOf(attempt)
 
-	b.untilResourceClaim("nic", "swept", func(claim *resourcev1.ResourceClaim) bool {
+	b.untilResourceClaim(slowClaim, "swept", func(claim *resourcev1.ResourceClaim) bool {
 		return !slices.Contains(marksOn(claim)[string(pod.UID)], attempt)
 	})
-	b.untilResourceClaim("nic", "reserved", reservedOnceFor(pod))
-	d.report("nic", "attached", "Attached", "")
+	b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
+	d.report(attached, "Attached", "")
 	errs := <-bound
 	require.NoError(t, errs[len(errs)-1])
-	d.assertReadyBefore(b.untilBound(), "nic", "attached")
-	b.untilUnmarked("nic")
-	b.assertReserved("nic", pod)
+	d.assertReadyBefore(b.untilBound())
+	b.untilUnmarked(slowClaim)
+	b.assertReserved(slowClaim, pod)
 
 	lost := slices.IndexFunc(seen.all(), func(claim *resourcev1.ResourceClaim) bool {
 		return len(marksOn(claim)) > 0 && !reservedOnceFor(pod)(claim) && writtenStatus(claim)
