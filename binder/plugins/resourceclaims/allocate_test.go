@@ -202,6 +202,16 @@ func TestSomebodyElseAllocates(t *testing.T) {
 	}
 }
 
+// TestAnswerOfARepeatedWrite is a proxy that repeats a write whose answer it lost:
+// it was carried out, and the answer is a conflict.
+func TestAnswerOfARepeatedWrite(t *testing.T) {
+	s, pods := world(t, 1, 1)
+	r := newAllocating(t, s)
+	r.conn.after = nthWrite("patch status", 1, conflict("ResourceClaim", "c0"))
+	require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
+	assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), "the claim has the device, so the record keeps it")
+}
+
 func TestLostAnswerOfAnAllocation(t *testing.T) {
 	for name, verb := range map[string]string{"Record": "create", "Finalizer": "patch", "Allocation": "patch status"} {
 		t.Run(name, func(t *testing.T) {

@@ -13,11 +13,13 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -51,9 +53,9 @@ type model struct {
 	// working are the attempts of processes that live, with whether anybody calls.
 	working map[string]*bool
 	uid     int
-	calm   bool
-	faults []string
-	trace  []string
+	calm    bool
+	faults  []string
+	trace   []string
 }
 
 func (m *model) chance(percent int) bool { return m.rng.Intn(100) < percent }
@@ -70,7 +72,7 @@ func (m *model) fault(format string, args ...any) {
 func (m *model) spawn(name string, run func(ctx context.Context, me *task)) *task {
 	me := &task{name: name, goOn: make(chan struct{})}
 	m.tasks = append(m.tasks, me)
-	ctx := context.WithValue(m.t.Context(), taskKey{}, me)
+	ctx := klog.NewContext(context.WithValue(m.t.Context(), taskKey{}, me), logr.Discard())
 	go func() {
 		m.park(me)
 		run(ctx, me)
@@ -94,8 +96,8 @@ func (m *model) step(ctx context.Context, w write, do func() error) error {
 	m.park(me)
 	writes := w.verb != "get" && w.verb != "list"
 	switch {
-	case me.dead || !m.calm && m.chance(3):
-		if writes && m.chance(50) {
+	case me.dead || !m.calm && m.chance(4):
+		if writes && m.chance(60) {
 			m.note("%s: %s comes late", me.name, w)
 			m.late = append(m.late, func() { _ = do() })
 		}
@@ -294,14 +296,17 @@ func (m *model) controller() {
 		}
 		m.note("kube-controller-manager: %s is left to %d", name, len(valid))
 		m.s.change(name, "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
-			if c.Status.ReservedFor = valid; len(valid) == 0 {
+			if c.Status.ReservedFor = valid; len(valid) == 0 && name != foreign {
 				c.Status.Allocation, c.Finalizers = nil, nil
 			}
 		})
 	}
 }
 
-func (m *model) claims() []string { return []string{"shared", "one", "two", "three"} }
+func (m *model) claims() []string { return []string{"shared", "one", "two", "three", foreign} }
+
+// foreign is a claim whose class is not Prebind's, with a device for all nodes.
+const foreign = "foreign"
 
 // sweep settles marks of attempts that nobody works on, as the sweeper does.
 func (m *model) sweep(ctx context.Context, r *replica) {
@@ -353,7 +358,7 @@ func (m *model) act() {
 			m.spawn(name, func(ctx context.Context, me *task) { m.schedule(ctx, me, name) })
 		}
 	case 3, 4:
-		m.replicas[m.rng.Intn(len(m.replicas))].cache.follow(claimKey(m.claims()[m.rng.Intn(4)]))
+		m.replicas[m.rng.Intn(len(m.replicas))].cache.follow(claimKey(m.claims()[m.rng.Intn(5)]))
 	case 5:
 		if m.chance(30) {
 			m.end(fmt.Sprintf("pod%d", m.rng.Intn(5)))
@@ -395,6 +400,7 @@ func (m *model) check() {
 			claim := m.s.claim(*ref.ResourceClaimName)
 			if !reservedFor(claim, pod.UID) {
 				m.fault("%s is bound, and %s is not reserved for it", pod.UID, claim.Name)
+				continue
 			}
 			if fits, err := admits(claim.Status.Allocation.NodeSelector, gen.Node(pod.Spec.NodeName)); !fits || err != nil {
 				m.fault("%s is bound to %s, where %s cannot be used", pod.UID, pod.Spec.NodeName, claim.Name)
@@ -439,6 +445,7 @@ func (m *model) settle() {
 	}
 	m.check()
 	held := given(m.t, m.s)
+	delete(held, "fabric/link")
 	for _, name := range m.claims() {
 		claim := m.s.claim(name)
 		if marks := marksOf(claim, domain); len(marks) > 0 {
@@ -449,7 +456,7 @@ func (m *model) settle() {
 				m.fault("%s is reserved for %s, which is not bound", name, r.UID)
 			}
 		}
-		if len(claim.Status.ReservedFor) == 0 && claim.Status.Allocation != nil {
+		if name != foreign && len(claim.Status.ReservedFor) == 0 && claim.Status.Allocation != nil {
 			m.fault("%s has devices, and nobody uses it", name)
 		}
 	}
@@ -464,16 +471,17 @@ func (m *model) settle() {
 	}
 }
 
-// newModel has three replicas, two nodes with three devices together, and four
+// newModel has three replicas, two nodes with three devices together, and five
 // claims for five pods.
 func newModel(t *testing.T, seed int64) *model {
 	t.Helper()
 	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", "gpu-0", "gpu-1"), pool("node-b", "gpu-2"))
 	m := &model{t: t, rng: rand.New(rand.NewSource(seed)), s: s, working: map[string]*bool{}}
-	for _, claim := range m.claims() {
+	for _, claim := range m.claims()[:4] {
 		s.put(theClaim(claim))
 	}
-	for i, claims := range [][]string{{"shared"}, {"shared"}, {"one"}, {"two", "shared"}, {"three"}} {
+	s.put(theClaim(foreign, ofClass("tpu"), allocated("fabric", "link"), anywhere))
+	for i, claims := range [][]string{{"shared", foreign}, {"shared"}, {"one", foreign}, {"two", "shared"}, {foreign}} {
 		s.put(thePod(fmt.Sprintf("pod%d", i), uses(claims...)))
 	}
 	for range 3 {

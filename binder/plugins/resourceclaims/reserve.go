@@ -110,9 +110,6 @@ func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resour
 	if writtenBy(bc)[key] == nil || p.markOn(bc, writtenBy(bc)[key]) == "" {
 		remember(bc, key, nil)
 	}
-	if had, ok := decodeMark(p.markOn(bc, claim)); ok && had.Allocated {
-		m.Allocated = true
-	}
 	marked := claim.DeepCopy()
 	err := p.o.Writer.Patch(ctx, marked, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
 		"uid":         claim.UID,
