@@ -181,10 +181,10 @@ func testClaimedDevices(t *testing.T, w *world) {
 	})
 }
 
-// The permission to read ResourceClaims comes with the component
-// config/webhook/mutators/device-info: without it the replica never gets ready, and
-// says what it waits for.
-func TestDeviceInfoWithoutItsComponent(t *testing.T) {
+// The permission to read what can be allocated comes with the component
+// config/webhook/plugins/resource-claims-allocate: without it the replica never gets
+// ready, and says what it waits for.
+func TestWithoutItsComponent(t *testing.T) {
 	t.Parallel()
 	var addresses [2]string
 	for i := range addresses {
@@ -196,7 +196,7 @@ func TestDeviceInfoWithoutItsComponent(t *testing.T) {
 		Name: "without-component",
 		Path: shared.prebind.Binary(),
 		Args: []string{
-			"serve", "--mutators=*,device-info", "--kubeconfig=" + shared.prebind.Kubeconfig(), "--cert-dir=" + shared.prebind.CertDir(),
+			"serve", "--resource-claims-allocate=gpu.example.com", "--kubeconfig=" + shared.prebind.Kubeconfig(), "--cert-dir=" + shared.prebind.CertDir(),
 			"--webhook-bind-address=" + addresses[0], "--health-probe-bind-address=" + addresses[1], "--metrics-bind-address=0",
 		},
 		LogFile: filepath.Join(t.TempDir(), "log"),
@@ -205,7 +205,7 @@ func TestDeviceInfoWithoutItsComponent(t *testing.T) {
 	require.NoError(t, process.Start())
 	t.Cleanup(func() { assert.NoError(t, process.Kill()) })
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.Contains(c, process.Tail(100), `resourceclaims.resource.k8s.io is forbidden`)
+		assert.Contains(c, process.Tail(100), `resourceslices.resource.k8s.io is forbidden`)
 	}, patience, 100*time.Millisecond, "it should say what it may not do")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addresses[1]+"/readyz", nil)
@@ -216,6 +216,6 @@ func TestDeviceInfoWithoutItsComponent(t *testing.T) {
 		body, err := io.ReadAll(response.Body)
 		require.NoError(c, err)
 		assert.Equal(c, http.StatusServiceUnavailable, response.StatusCode)
-		assert.Contains(c, string(body), "has not read all of: ResourceClaim\n")
+		assert.Contains(c, string(body), "has not read all of: DeviceClass, ResourceSlice\n")
 	}, patience, 100*time.Millisecond, "all else should be there")
 }

@@ -46,6 +46,8 @@ func TestMutators(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0,
 		"--mutators=*,node-info,bind-info,device-info",
+		// Claims are told of whether or not anybody sees to them.
+		"--prebind-plugins=*,-resource-claims",
 		"--topology-labels=example.com/net-*=n-*",
 		"--topology-path="+strings.Join([]string{corev1.LabelTopologyRegion, corev1.LabelTopologyZone, cluster.RackLabel, corev1.LabelHostname}, ","),
 		"--topology-pod-labels=rack,n-leaf",
@@ -546,7 +548,7 @@ func testNoRoomForAnnotations(t *testing.T, w *world) {
 				assert.NoError(t, b.patchLabels(), "the pod can be updated")
 				return
 			}
-			b.assertInvalid(err, "metadata.annotations", "Too long")
+			b.assertInvalid(err, "metadata.annotations", "Too long", "the annotations that Prebind adds do not fit")
 			assert.Empty(t, ours(b.until("still unbound", notBound).Annotations), tc.reason)
 		})
 	}
