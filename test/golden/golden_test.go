@@ -27,6 +27,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -45,6 +46,7 @@ import (
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
@@ -104,6 +106,13 @@ func withVolumes(t *testing.T, w world) []api.PreBinder {
 	}))}
 }
 
+func withClaims(t *testing.T, w world) []api.PreBinder {
+	return []api.PreBinder{must[*resourceclaims.Plugin](t)(resourceclaims.New(resourceclaims.Options{
+		Cached: w.client, Live: w.client, Writer: w.client, Status: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain,
+		BindingTimeout: 10 * time.Minute,
+	}))}
+}
+
 func topologyOf(t *testing.T, o topology.Options) mutators.Mutator {
 	return must[*topology.Mutator](t)(topology.New(o))
 }
@@ -151,24 +160,33 @@ func TestGolden(t *testing.T) {
 		"device-info": {reason: "what the plugin device and a claim gave", setup: func(*testing.T) setup {
 			return setup{mutators: []mutators.Mutator{deviceinfo.New()}, plugins: withDevice}
 		}},
-		"node-state":               {reason: "all is as it should be", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
-		"node-state-cordoned":      {reason: "drained after the decision", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
-		"node-state-expectation":   {reason: "the scheduler believed something else", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
-		"node-state-wait":          {reason: "it may come true", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
-		"node-state-invalid":       {reason: "its author is told what is wrong", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
-		"node-state-dry-run":       {reason: "what it would wait for", setup: func(*testing.T) setup { return setup{plugins: withNodeState, dryRun: true} }},
-		"device":                   {reason: "granted, and recorded", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"device-shares":            {reason: "two halves fit", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"device-taken":             {reason: "the holder is named", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"device-holder-gone":       {reason: "looked up, not guessed", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"device-locked":            {reason: "one bind at a time", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"device-invalid":           {reason: "its author is told what is wrong", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"device-dry-run":           {reason: "nothing is written", setup: func(*testing.T) setup { return setup{plugins: withDevice, dryRun: true} }},
-		"device-record-unreadable": {reason: "nothing is lost", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
-		"volumebinding":            {reason: "the claim's volume is in place", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
-		"volumebinding-waiting":    {reason: "the volume is in the making", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
-		"volumebinding-missing":    {reason: "there is no such claim", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
-		"require-not-on":           {reason: "whoever asks relies on it", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state":                  {reason: "all is as it should be", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-cordoned":         {reason: "drained after the decision", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-expectation":      {reason: "the scheduler believed something else", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-wait":             {reason: "it may come true", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-invalid":          {reason: "its author is told what is wrong", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
+		"node-state-dry-run":          {reason: "what it would wait for", setup: func(*testing.T) setup { return setup{plugins: withNodeState, dryRun: true} }},
+		"device":                      {reason: "granted, and recorded", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-shares":               {reason: "two halves fit", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-taken":                {reason: "the holder is named", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-holder-gone":          {reason: "looked up, not guessed", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-locked":               {reason: "one bind at a time", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-invalid":              {reason: "its author is told what is wrong", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"device-dry-run":              {reason: "nothing is written", setup: func(*testing.T) setup { return setup{plugins: withDevice, dryRun: true} }},
+		"device-record-unreadable":    {reason: "nothing is lost", setup: func(*testing.T) setup { return setup{plugins: withDevice} }},
+		"volumebinding":               {reason: "the claim's volume is in place", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
+		"volumebinding-waiting":       {reason: "the volume is in the making", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
+		"volumebinding-missing":       {reason: "there is no such claim", setup: func(*testing.T) setup { return setup{plugins: withVolumes} }},
+		"resource-claims":             {reason: "the scheduler has done it all", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-reserved":    {reason: "marked, and reserved for the pod", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-dry-run":     {reason: "nothing is written", setup: func(*testing.T) setup { return setup{plugins: withClaims, dryRun: true} }},
+		"resource-claims-missing":     {reason: "there is no such claim", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-unallocated": {reason: "nobody has chosen devices", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-elsewhere":   {reason: "its devices are those of another node", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-waiting":     {reason: "the driver prepares the device", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-failed":      {reason: "the driver cannot prepare it", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"resource-claims-unmade":      {reason: "the template's claim is still to be made", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
+		"require-not-on":              {reason: "whoever asks relies on it", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
 		"everything-together-taken": {reason: "a refusal after mutators keeps the warnings", setup: func(t *testing.T) setup {
 			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}, plugins: func(t *testing.T, w world) []api.PreBinder {
 				return append(withNodeState(t, w), withDevice(t, w)...)
@@ -222,7 +240,7 @@ func read(t *testing.T, name string) (objects []client.Object, binding *corev1.B
 // post has the Binding reviewed and returns the answer, and what was written.
 func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Binding) []byte {
 	t.Helper()
-	builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...)
+	builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).WithStatusSubresource(&resourcev1.ResourceClaim{})
 	indexer := indexes{builder: builder}
 	require.NoError(t, volumebinding.SetupIndexes(t.Context(), indexer))
 	w := world{client: withPodSelectors{builder.Build()}, changes: notify.NewHub()}
@@ -295,7 +313,7 @@ func readable(t *testing.T, body []byte, written []any) []byte {
 
 // kinds are those that plugins write.
 func kinds() []client.ObjectList {
-	return []client.ObjectList{&corev1.ConfigMapList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	return []client.ObjectList{&corev1.ConfigMapList{}, &resourcev1.ResourceClaimList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, &corev1.PodList{}, &corev1.NodeList{}}
 }
 
 // versions are the resource versions of all objects.
