@@ -179,7 +179,7 @@ func (a *OwnedClasses) byOther(ctx context.Context, claim *resourcev1.ResourceCl
 // first, as upstream does. When somebody else allocates the claim meanwhile, that
 // stands, and what was taken for it is given back.
 func (a *OwnedClasses) write(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
-	result.AllocationTimestamp = ptr.To(metav1.NewTime(a.o.Clock.Now()))
+	result.AllocationTimestamp = new(metav1.NewTime(a.o.Clock.Now()))
 	key := client.ObjectKeyFromObject(claim)
 	about := claimObject(key.Namespace, key.Name)
 	for {

@@ -30,7 +30,7 @@ func TestOwns(t *testing.T) {
 	}{
 		"Owned":      {reason: "all of it is Prebind's", claim: theClaim("c")},
 		"Listed":     {reason: "so are alternatives", claim: theClaim("c", firstOf(1, 2))},
-		"OtherClass": {reason: "a scheduler may give those devices at the same time", claim: theClaim("c", ofClass("tpu")), text: `"tpu", and Prebind allocates only gpu`},
+		"OtherClass": {reason: "a scheduler may give those devices at the same time", claim: theClaim("c", ofOtherClass), text: `"tpu", and Prebind allocates only gpu`},
 		"OneOfTwo":   {reason: "all have to be", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
 		"Admin":      {reason: "admin access is no allocation", claim: theClaim("c", admin), text: "admin access"},
 		"Capacity":   {reason: "parts of a device would need to be counted", claim: theClaim("c", partOf), text: "part of a device's capacity"},
@@ -519,6 +519,27 @@ func (c noClasses) Get(ctx context.Context, key client.ObjectKey, into client.Ob
 		return notFound("DeviceClass", key.Name)
 	}
 	return c.Reader.Get(ctx, key, into, opts...)
+}
+
+// TestRecordsChange is another replica that writes a record at the same time.
+func TestRecordsChange(t *testing.T) {
+	t.Run("First", func(t *testing.T) {
+		s, pods := world(t, 2, 2)
+		one, two := newAllocating(t, s), newAllocating(t, s)
+		between(one, "create", 1, func() { require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1"))) })
+		require.NoError(t, one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
+		assert.Equal(t, map[string]string{"node-a/gpu-0": "c1", "node-a/gpu-1": "c0"}, records(t, s))
+	})
+	t.Run("GivingBack", func(t *testing.T) {
+		s, pods := world(t, 2, 2)
+		one, two := newAllocating(t, s), newAllocating(t, s)
+		bc := bind(pods[0], "node-a", "here-1")
+		require.NoError(t, one.PreBind(t.Context(), bc))
+		between(one, "update", 1, func() { require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1"))) })
+		require.NoError(t, one.PreBindRollBack(t.Context(), bc))
+		assert.Equal(t, map[string]string{"node-a/gpu-1": "c1"}, records(t, s))
+		assert.Equal(t, []string{"gave back the devices of ResourceClaim default/c0"}, bc.Undone())
+	})
 }
 
 // TestAllocatedByOther is a claim that another bind is at.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"reflect"
 	"slices"
@@ -241,7 +242,7 @@ func (s *apiServer) patched(o client.Object, p client.Patch) (before, after clie
 	if err != nil {
 		return nil, nil, err
 	}
-	after, ok := reflect.New(reflect.TypeOf(o).Elem()).Interface().(client.Object)
+	after, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
 	if !ok {
 		return nil, nil, fmt.Errorf("%T is no object", o)
 	}
@@ -522,9 +523,9 @@ func (s *apiServer) cache() *cached { return &cached{api: s} }
 func (c *cached) freeze() {
 	c.api.mu.Lock()
 	defer c.api.mu.Unlock()
-	c.frozen = map[client.ObjectKey]client.Object{}
-	for key, o := range c.api.objects["ResourceClaim"] {
-		c.frozen[key] = o
+	c.frozen = maps.Clone(c.api.objects["ResourceClaim"])
+	if c.frozen == nil {
+		c.frozen = map[client.ObjectKey]client.Object{}
 	}
 }
 

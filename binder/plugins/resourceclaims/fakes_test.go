@@ -140,7 +140,8 @@ func uses(claims ...string) podChange {
 }
 
 // template is a claim that is made from one; without a name it is not made yet.
-func template(of, claim string) podChange {
+func template(claim string) podChange {
+	const of = "gpu"
 	return func(pod *corev1.Pod) {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: of, ResourceClaimTemplateName: new("a-template")})
 		if claim != "" {
@@ -156,9 +157,9 @@ func extended(claim string) podChange {
 	}
 }
 
-// grouped is of a PodGroup.
-func grouped(group string) podChange {
-	return func(pod *corev1.Pod) { pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new(group)} }
+// grouped is of the PodGroup team.
+func grouped(pod *corev1.Pod) {
+	pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("team")}
 }
 
 // replica is one instance of the plugin, with its cache and its connections.

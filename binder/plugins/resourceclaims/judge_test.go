@@ -83,11 +83,11 @@ func TestJudge(t *testing.T) {
 		"WrongOwner":   {reason: "upstream wrong-claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not made for this pod"},
 		"NoOwner":      {reason: "missing owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not made for this pod"},
 		"Group": {
-			reason: "the scheduler has reserved it for the PodGroup, upstream reserved-okay-podgroup", pod: thePod("web", grouped("team")), ref: reference{generated: true},
+			reason: "the scheduler has reserved it for the PodGroup, upstream reserved-okay-podgroup", pod: thePod("web", grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")}, want: ready,
 		},
 		"GroupUnreserved": {
-			reason: "nobody has, and it is not ours to do", pod: thePod("web", grouped("team")), ref: reference{generated: true},
+			reason: "nobody has, and it is not ours to do", pod: thePod("web", grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "PodGroup's",
 		},
 		"Extended":           {reason: "kube-scheduler has made and reserved it", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},

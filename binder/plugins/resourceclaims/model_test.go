@@ -480,7 +480,7 @@ func newModel(t *testing.T, seed int64) *model {
 	for _, claim := range m.claims()[:4] {
 		s.put(theClaim(claim))
 	}
-	s.put(theClaim(foreign, ofClass("tpu"), allocated("fabric", "link"), anywhere))
+	s.put(theClaim(foreign, ofOtherClass, allocated("fabric", "link"), anywhere))
 	for i, claims := range [][]string{{"shared", foreign}, {"shared"}, {"one", foreign}, {"two", "shared"}, {foreign}} {
 		s.put(thePod(fmt.Sprintf("pod%d", i), uses(claims...)))
 	}
@@ -494,7 +494,7 @@ func newModel(t *testing.T, seed int64) *model {
 }
 
 func TestModel(t *testing.T) {
-	seeds := 120
+	seeds := 60
 	if testing.Short() {
 		seeds = 20
 	}

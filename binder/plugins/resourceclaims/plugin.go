@@ -8,10 +8,17 @@
 // finds everything in place when the scheduler has done it already.
 //
 // Decisions are pure functions of pod, node and claim (references.go, judge.go,
-// marks.go); read.go, reserve.go and wait.go do the I/O. A reservation is marked in
-// the claim's annotations with the attempt that makes it, in a write just before,
-// for the API takes no annotations with a status; so it can be told whose it is, and
-// only that one is undone. The allocation stays, as it does in kube-scheduler.
+// marks.go); read.go, reserve.go and wait.go do the I/O; allocate.go, choose.go and
+// pools.go allocate claims of classes that an operator leaves to Prebind.
+//
+// A claim is marked in its annotations with the attempt that reserves it, in a write
+// just before, for the API takes no annotations with a status. The mark protects the
+// reservation: who relies on it marks the claim, and who fails takes it back when no
+// other attempt at the pod's bind has marked the claim and the pod is not bound. The
+// API server's own notes (managedFields) tell when somebody else made it after all.
+// Nothing is written late: each write into the status is on the condition of the
+// mark, or of the version of the claim. The allocation stays, as it does in
+// kube-scheduler, unless the attempt made it.
 package resourceclaims
 
 import (

@@ -82,8 +82,8 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 			c.frozen[claimKey("c")] = theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes))
 		}},
 		"OtherClaim": {reason: "the pod's status named another claim before", cached: func(c *cached) {
-			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gpu", "gone"))}
-		}, pod: thePod("web", template("gpu", "c"))},
+			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gone"))}
+		}, pod: thePod("web", template("c"))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

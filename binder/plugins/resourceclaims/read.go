@@ -45,7 +45,7 @@ func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Po
 	v := view{pod: pod, node: bc.Node, within: period{timeout: p.o.BindingTimeout, began: began, now: p.o.Clock.Now()}}
 	v.claim = func(key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
 		claim := &resourcev1.ResourceClaim{}
-		if err := p.o.Cached.Get(ctx, key, claim); err != nil {
+		if err := p.o.Cached.Get(ctx, key, claim, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, err
 		}
 		if written := own[key]; written != nil && newer(written, claim) {

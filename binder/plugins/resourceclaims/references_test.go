@@ -26,13 +26,13 @@ func TestReferences(t *testing.T) {
 		"None":  {reason: "upstream empty: nothing to do", pod: thePod("web")},
 		"Named": {reason: "upstream claim-reference: it need not be the pod's own", pod: thePod("web", uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}, has: true},
 		"Template": {
-			reason: "upstream claim-template: it has to be the pod's own", pod: thePod("web", template("gpu", "web-gpu-x")),
+			reason: "upstream claim-template: it has to be the pod's own", pod: thePod("web", template("web-gpu-x")),
 			want: []reference{{of: "gpu", claim: "web-gpu-x", generated: true}}, has: true,
 		},
-		"NotMadeYet": {reason: "upstream missing-claim: it comes", pod: thePod("web", template("gpu", "")), want: []reference{{of: "gpu", generated: true}}, has: true},
+		"NotMadeYet": {reason: "upstream missing-claim: it comes", pod: thePod("web", template("")), want: []reference{{of: "gpu", generated: true}}, has: true},
 		"NoneNeeded": {
 			reason: "a template may turn out to need no claim",
-			pod: thePod("web", template("gpu", ""), func(pod *corev1.Pod) {
+			pod: thePod("web", template(""), func(pod *corev1.Pod) {
 				pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}}
 			}), has: true,
 		},
@@ -74,9 +74,9 @@ func TestMadeFor(t *testing.T) {
 		"Own":        {reason: "the pod's", pod: thePod("web"), owner: made("web"), ok: true},
 		"OtherPod":   {reason: "upstream wrong-claim; the pod has no PodGroup, which upstream's helper takes for granted", pod: thePod("web"), owner: made("db"), group: true},
 		"NoOwner":    {reason: "somebody made it by hand", pod: thePod("web"), owner: func(*resourcev1.ResourceClaim) {}, group: true},
-		"OwnInGroup": {reason: "a pod of a PodGroup has claims of its own, too", pod: thePod("web", grouped("team")), owner: made("web"), ok: true},
-		"Group":      {reason: "the PodGroup's", pod: thePod("web", grouped("team")), owner: ofGroup("team"), ok: true, group: true},
-		"OtherGroup": {reason: "another PodGroup's", pod: thePod("web", grouped("team")), owner: ofGroup("others"), group: true},
+		"OwnInGroup": {reason: "a pod of a PodGroup has claims of its own, too", pod: thePod("web", grouped), owner: made("web"), ok: true},
+		"Group":      {reason: "the PodGroup's", pod: thePod("web", grouped), owner: ofGroup("team"), ok: true, group: true},
+		"OtherGroup": {reason: "another PodGroup's", pod: thePod("web", grouped), owner: ofGroup("others"), group: true},
 		"GroupNoPod": {reason: "the pod is in no group", pod: thePod("web"), owner: ofGroup("team"), group: true},
 		"Namespace":  {reason: "the namespace counts", pod: thePod("web"), owner: func(c *resourcev1.ResourceClaim) { made("web")(c); meta1(gen.InNamespace("x"))(c) }, group: true},
 	}

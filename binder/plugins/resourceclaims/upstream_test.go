@@ -47,27 +47,27 @@ func TestUpstream(t *testing.T) {
 		"empty":           {reason: "no claims, nothing to do", pod: thePod("web"), skip: true},
 		"claim-reference": {reason: "it is reserved", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
 		"claim-template": {
-			reason: "it is reserved", pod: thePod("web", template("gpu", "c")),
+			reason: "it is reserved", pod: thePod("web", template("c")),
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"podgroup-claim-template": {
-			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped("team"), template("gpu", "c")), want: api.KindRefuse, text: "PodGroup's",
+			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped, template("c")), want: api.KindRefuse, text: "PodGroup's",
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"podgroup-with-resources": {
-			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped("team"), template("gpu", "c")), want: api.KindRefuse, text: "PodGroup's",
+			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped, template("c")), want: api.KindRefuse, text: "PodGroup's",
 			objects: []client.Object{theClaim("c", ofGroup("team")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"reserved-okay-podgroup": {
-			reason: "the scheduler did it", pod: thePod("web", grouped("team"), template("gpu", "c")), skip: true,
+			reason: "the scheduler did it", pod: thePod("web", grouped, template("c")), skip: true,
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team"))}, users: []string{"team"}, devices: []string{"gpu-0"},
 		},
 		"deleted-claim": {
-			reason: "final", pod: thePod("web", template("gpu", "c")), want: api.KindRefuse, text: "being deleted",
+			reason: "final", pod: thePod("web", template("c")), want: api.KindRefuse, text: "being deleted",
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), meta1(gen.Terminating()))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"wrong-claim": {
-			reason: "another pod's", pod: thePod("web", template("gpu", "c")), want: api.KindRefuse, text: "not made for this pod",
+			reason: "another pod's", pod: thePod("web", template("c")), want: api.KindRefuse, text: "not made for this pod",
 			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"no-resources": {
@@ -129,7 +129,7 @@ func TestUpstream(t *testing.T) {
 		},
 		"claim-with-request-with-unknown-device-class": {
 			reason: "a class that is not Prebind's", want: api.KindRefuse, text: `DeviceClass "tpu"`,
-			objects: []client.Object{theClaim("c", ofClass("tpu")), pool("node-a", "gpu-0")}, users: []string{},
+			objects: []client.Object{theClaim("c", ofOtherClass), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"claim-with-prioritized-list": {
 			reason: "the first that fits", objects: []client.Object{theClaim("c", firstOf(8, 1)), pool("node-a", "gpu-0", "gpu-1")},
@@ -149,7 +149,7 @@ func TestUpstream(t *testing.T) {
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"add-allocation-timestamp-failure": {
-			reason: "deallocated between PreFlight and PreBind; the class is nobody's here", objects: []client.Object{theClaim("c", ofClass("tpu"), allocated("node-a", "gpu-0"))},
+			reason: "deallocated between PreFlight and PreBind; the class is nobody's here", objects: []client.Object{theClaim("c", ofOtherClass, allocated("node-a", "gpu-0"))},
 			prepare: func(s *apiServer) {
 				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
@@ -161,7 +161,7 @@ func TestUpstream(t *testing.T) {
 		},
 		"bound-claim-with-timed-out-binding": {
 			reason: "final", want: api.KindRefuse, text: "older than", users: []string{"web"}, devices: []string{"gpu-0"},
-			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))}, //nolint:forbidigo // The plugin's clock is the real one here.
+			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))},
 		},
 		"multi-claims-binding-conditions-all-success": {
 			reason: "both are reserved", pod: thePod("web", uses("c", "d")), users: []string{"web"}, devices: []string{"gpu-0"},
@@ -265,7 +265,7 @@ func TestUpstreamBindFailure(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			pod := thePod("web", uses("c"), grouped("team"))
+			pod := thePod("web", uses("c"), grouped)
 			s := newAPI(gen.Node("node-a"), deviceClass(), pod, tc.claim, pool("node-a", "gpu-0"))
 			r := newAllocating(t, s)
 			bc := bind(pod, "node-a", "here-1")
@@ -325,10 +325,9 @@ func asAdmin(claim *resourcev1.ResourceClaim) {
 	claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 }
 
-func ofClass(class string) claimOption {
-	return func(claim *resourcev1.ResourceClaim) {
-		claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = class
-	}
+// ofOtherClass asks for what is not Prebind's.
+func ofOtherClass(claim *resourcev1.ResourceClaim) {
+	claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = "tpu"
 }
 
 func selector(expression string) claimOption {

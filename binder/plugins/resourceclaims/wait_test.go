@@ -58,11 +58,11 @@ func (w *waiting) waits(t *testing.T, reason string) {
 	require.False(t, over, "%s: %v", reason, err)
 }
 
-// set is what the driver says of the device from now on.
-func set(device string, conditions map[string]metav1.ConditionStatus) claimOption {
+// set is what the driver says of the claim's device from now on.
+func set(conditions map[string]metav1.ConditionStatus) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		claim.Status.Devices = nil
-		says(device, conditions)(claim)
+		says("gpu-0", conditions)(claim)
 	}
 }
 
@@ -73,11 +73,11 @@ func TestWaitForConditions(t *testing.T) {
 		refuse string
 		kind   api.Kind
 	}{
-		"True": {reason: "upstream bind-claim-with-binding-conditions, with a driver", then: func(w *waiting) { w.api.change("c", "driver", set("gpu-0", yes)) }},
+		"True": {reason: "upstream bind-claim-with-binding-conditions, with a driver", then: func(w *waiting) { w.api.change("c", "driver", set(yes)) }},
 		"Failed": {
 			reason: "final, and it says why", refuse: "broken (Why) because", kind: api.KindRefuse,
 			then: func(w *waiting) {
-				w.api.change("c", "driver", set("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))
+				w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"broken": "True"}))
 			},
 		},
 		"Deallocated": {
@@ -92,7 +92,7 @@ func TestWaitForConditions(t *testing.T) {
 		"PodBound": {reason: "it is bound elsewhere", refuse: "bound to the node node-b", kind: api.KindStale, then: func(w *waiting) { w.api.put(bound(w.bc.Pod, "node-b")) }},
 		"Unreserved": {reason: "the scheduler took the reservation back: it is reserved again", then: func(w *waiting) {
 			w.api.change("c", "kube-scheduler", unreserve)
-			w.api.change("c", "driver", set("gpu-0", yes))
+			w.api.change("c", "driver", set(yes))
 		}},
 		"TimeOut": {
 			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "older than 10m0s", kind: api.KindRefuse,
@@ -146,13 +146,13 @@ func TestBindingTimeout(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				claim := theClaim("c", allocated("node-a", "gpu-0"), needs(both, nil))
 				if tc.age >= 0 {
-					allocatedAt(time.Now().Add(-tc.age))(claim) //nolint:forbidigo // The time of the bubble.
+					allocatedAt(time.Now().Add(-tc.age))(claim)
 				}
 				w := begin(t.Context(), t, thePod("web", uses("c")), claim)
 				time.Sleep(tc.after - time.Second) //nolint:forbidigo // The time of the bubble.
 				w.waits(t, tc.reason)
 				// A change that changes nothing of it does not begin the time anew.
-				w.api.change("c", "driver", set("gpu-0", map[string]metav1.ConditionStatus{"attached": "True"}))
+				w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"attached": "True"}))
 				w.waits(t, tc.reason)
 				time.Sleep(time.Second) //nolint:forbidigo // The time of the bubble.
 				over, err := w.ended()
@@ -165,13 +165,13 @@ func TestBindingTimeout(t *testing.T) {
 
 func TestWaitForTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := begin(t.Context(), t, thePod("web", template("gpu", ""), uses("c")), theClaim("c", allocated("node-a", "gpu-0")))
+		w := begin(t.Context(), t, thePod("web", template(""), uses("c")), theClaim("c", allocated("node-a", "gpu-0")))
 		w.waits(t, "upstream missing-claim: kube-controller-manager makes it")
 		assert.Contains(t, w.bc.WaitingFor().For, `the claim of its template for "gpu"`)
 		assert.Empty(t, w.api.written(), "nothing is taken for a pod that may have to wait for long")
 		w.api.put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
 		w.waits(t, "the pod does not name it yet")
-		w.api.put(thePod("web", template("gpu", "web-gpu"), uses("c")))
+		w.api.put(thePod("web", template("web-gpu"), uses("c")))
 		over, err := w.ended()
 		require.True(t, over)
 		require.NoError(t, err)
@@ -210,7 +210,7 @@ func TestWaitForOwned(t *testing.T) {
 		require.NotNil(t, allocation)
 		assert.Equal(t, both, allocation.Devices.Results[0].BindingConditions, "upstream bind-claim-with-binding-conditions")
 		assert.True(t, w.began.Equal(allocation.AllocationTimestamp.Time), "upstream add-allocation-timestamp")
-		w.api.change("c", "driver", set("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))
+		w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"broken": "True"}))
 		over, err := w.ended()
 		require.True(t, over)
 		require.ErrorContains(t, err, "broken")
