@@ -51,6 +51,8 @@ type attempts struct {
 	live    Getter
 	changes *notify.Hub
 	events  events.EventRecorder
+	// observer is never nil.
+	observer Observer
 	// attemptKey is the annotation by which a pod tells which attempt bound it.
 	attemptKey string
 

@@ -36,7 +36,8 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// Options of an Engine. All fields are required but Plugins and Claimed.
+// Options of an Engine. All fields are required but Plugins, Claimed and
+// Observer.
 type Options struct {
 	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
 	// returns is never changed.
@@ -70,7 +71,9 @@ type Options struct {
 	Changes *notify.Hub
 	// Events tells the pod what its bind waits for, and why it is refused.
 	Events events.EventRecorder
-	Clock  clock.WithDelayedExecution
+	// Observer counts what becomes of attempts. It may be nil.
+	Observer Observer
+	Clock    clock.WithDelayedExecution
 }
 
 func (o Options) validate() error {
@@ -122,11 +125,14 @@ func New(o Options) (*Engine, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
+	if o.Observer == nil {
+		o.Observer = unobserved{}
+	}
 	draining := make(chan struct{})
 	return &Engine{
 		o: o,
 		attempts: &attempts{
-			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events,
+			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer,
 			attemptKey: attemptAnnotation(o.Domain), byKey: map[attemptKey]*attempt{},
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),

@@ -39,6 +39,11 @@ func (s *attempts) run(ctx context.Context, a *attempt) {
 // conclude does what the outcome asks for.
 func (s *attempts) conclude(ctx context.Context, a *attempt, o outcome) {
 	switch o {
+	case outcomeBound, outcomeBoundByOther, outcomeNotBound:
+		s.observer.AttemptEnded(string(o))
+	case outcomeLeft, outcomePending, outcomeAgain:
+	}
+	switch o {
 	case outcomeBound, outcomeBoundByOther:
 		// Whichever attempt bound it: what was written is in use.
 		s.commit(ctx, a)

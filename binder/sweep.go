@@ -229,6 +229,13 @@ func (s *Sweeper) settle(ctx context.Context, p api.PreBinder, m api.Mark, livin
 	}
 	klog.FromContext(ctx).Info("Settling what an attempt left behind",
 		"plugin", p.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "verdict", v)
+	err = s.carryOut(ctx, v, p, m, pod)
+	s.engine.o.Observer.Swept(p.Name(), string(v), err)
+	return err
+}
+
+// carryOut commits the mark, or rolls it back.
+func (s *Sweeper) carryOut(ctx context.Context, v verdict, p api.PreBinder, m api.Mark, pod *corev1.Pod) error {
 	bc := recovered(m)
 	if v == verdictRollBack {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)

@@ -47,7 +47,9 @@ func (s *attempts) undo(ctx context.Context, a *attempt) {
 	for _, r := range slices.Backward(a.ran) {
 		// The plugins of a round share its context.
 		before := len(r.bc.Undone())
-		if err := rollBack(ctx, r); err != nil {
+		err := rollBack(ctx, r)
+		s.observer.RolledBack(r.plugin.Name(), err)
+		if err != nil {
 			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.plugin.Name())
 		}
 		if pod != nil && pod.UID == a.key.pod {

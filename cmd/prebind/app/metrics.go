@@ -48,10 +48,8 @@ func newMeasured(engine webhook.Engine, c clock.PassiveClock, registry prometheu
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15),
 		}, []string{"decision"}),
 	}
-	for _, c := range []prometheus.Collector{m.decisions, m.conflicts, m.failures, m.duration} {
-		if err := registry.Register(c); err != nil {
-			return nil, fmt.Errorf("registering metrics: %w", err)
-		}
+	if err := register(registry, m.decisions, m.conflicts, m.failures, m.duration); err != nil {
+		return nil, err
 	}
 	return m, nil
 }
@@ -77,4 +75,94 @@ func (m *measured) Bind(ctx context.Context, r binder.Request) binder.Decision {
 	}
 	m.duration.WithLabelValues(d.Kind()).Observe(m.clock.Since(begin).Seconds())
 	return d
+}
+
+// observer counts what becomes of attempts, and shows what is under way.
+type observer struct {
+	attempts  *prometheus.CounterVec
+	rollBacks *prometheus.CounterVec
+	swept     *prometheus.CounterVec
+}
+
+var _ binder.Observer = (*observer)(nil)
+
+// newObserver registers its counters.
+func newObserver(registry prometheus.Registerer) (*observer, error) {
+	o := &observer{
+		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_attempts_total",
+			Help: "Attempts that had prepared their bind, by what became of it: bound, bound by another attempt, or not bound.",
+		}, []string{"outcome"}),
+		rollBacks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_rollbacks_total",
+			Help: "PreBindRollBacks of plugins, by result: done, or failed when it was given up after minutes of repeats.",
+		}, []string{"plugin", "result"}),
+		swept: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_swept_total",
+			Help: "What ended attempts had left behind, by plugin, verdict (commit or roll back), and result: done, or failed when it is to be tried again.",
+		}, []string{"plugin", "verdict", "result"}),
+	}
+	return o, register(registry, o.attempts, o.rollBacks, o.swept)
+}
+
+// AttemptEnded implements binder.Observer.
+func (o *observer) AttemptEnded(outcome string) { o.attempts.WithLabelValues(outcome).Inc() }
+
+// RolledBack implements binder.Observer.
+func (o *observer) RolledBack(plugin string, err error) {
+	o.rollBacks.WithLabelValues(plugin, resultOf(err)).Inc()
+}
+
+// Swept implements binder.Observer.
+func (o *observer) Swept(plugin, verdict string, err error) {
+	o.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
+}
+
+func resultOf(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "done"
+}
+
+// underWay shows the numbers of an engine when they are asked for.
+type underWay struct {
+	stats                     func() binder.Stats
+	attempts, holds, maxHolds *prometheus.Desc
+}
+
+// newUnderWay registers the numbers that stats returns.
+func newUnderWay(stats func() binder.Stats, registry prometheus.Registerer) error {
+	return register(registry, &underWay{
+		stats:    stats,
+		attempts: prometheus.NewDesc("prebind_attempts", "Attempts under way, by phase.", []string{"phase"}, nil),
+		holds:    prometheus.NewDesc("prebind_holds", "Calls that are kept waiting. Each holds a concurrency seat of the API server.", nil, nil),
+		maxHolds: prometheus.NewDesc("prebind_max_holds", "The most calls that are kept waiting at a time (--max-holds).", nil, nil),
+	})
+}
+
+// Describe implements prometheus.Collector.
+func (u *underWay) Describe(to chan<- *prometheus.Desc) {
+	to <- u.attempts
+	to <- u.holds
+	to <- u.maxHolds
+}
+
+// Collect implements prometheus.Collector.
+func (u *underWay) Collect(to chan<- prometheus.Metric) {
+	s := u.stats()
+	for phase, n := range s.Attempts {
+		to <- prometheus.MustNewConstMetric(u.attempts, prometheus.GaugeValue, float64(n), phase)
+	}
+	to <- prometheus.MustNewConstMetric(u.holds, prometheus.GaugeValue, float64(s.Holds))
+	to <- prometheus.MustNewConstMetric(u.maxHolds, prometheus.GaugeValue, float64(s.MaxHolds))
+}
+
+func register(registry prometheus.Registerer, collectors ...prometheus.Collector) error {
+	for _, c := range collectors {
+		if err := registry.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return nil
 }

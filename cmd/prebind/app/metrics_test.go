@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -80,4 +81,37 @@ func TestMeasured(t *testing.T) {
 
 	_, err = newMeasured(&steps{}, clock, registry)
 	assert.Error(t, err, "a second registration is an error, not a panic")
+}
+
+func TestObserver(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	o, err := newObserver(registry)
+	require.NoError(t, err)
+	stats := binder.Stats{Attempts: map[string]int{"preparing": 2, "failed": 0}, Holds: 3, MaxHolds: 32}
+	require.NoError(t, newUnderWay(func() binder.Stats { return stats }, registry))
+	require.Error(t, newUnderWay(func() binder.Stats { return stats }, registry), "a second registration is an error, not a panic")
+	o.AttemptEnded("bound")
+	o.AttemptEnded("bound")
+	o.RolledBack("device", nil)
+	o.RolledBack("device", errors.New("no"))
+	o.Swept("device", "roll back", nil)
+
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	values := map[string]float64{}
+	for _, family := range families {
+		assert.NotEmpty(t, family.GetHelp())
+		for _, metric := range family.GetMetric() {
+			key := family.GetName()
+			for _, l := range metric.GetLabel() {
+				key += " " + l.GetValue()
+			}
+			values[key] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue()
+		}
+	}
+	assert.Equal(t, map[string]float64{
+		"prebind_attempts_total bound": 2, "prebind_rollbacks_total device done": 1, "prebind_rollbacks_total device failed": 1,
+		"prebind_swept_total device done roll back": 1, "prebind_attempts failed": 0, "prebind_attempts preparing": 2,
+		"prebind_holds": 3, "prebind_max_holds": 32,
+	}, values)
 }

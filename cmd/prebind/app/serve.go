@@ -118,6 +118,9 @@ func serve(ctx context.Context, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
+		return err
+	}
 	counted, err := newMeasured(engine, clock.RealClock{}, metrics.Registry)
 	if err != nil {
 		return err
@@ -225,6 +228,10 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id str
 		}
 		plugins = append(plugins, p)
 	}
+	observed, err := newObserver(metrics.Registry)
+	if err != nil {
+		return nil, err
+	}
 	return binder.New(binder.Options{
 		Cached:            mgr.GetCache(),
 		Live:              mgr.GetAPIReader(),
@@ -239,6 +246,7 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id str
 		Domain:            o.domain,
 		Changes:           changes,
 		Events:            mgr.GetEventRecorder("prebind"),
+		Observer:          observed,
 		Clock:             clock.RealClock{},
 	})
 }

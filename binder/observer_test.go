@@ -1,0 +1,102 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// watcher is an Observer that writes down what it is told.
+type watcher struct{ journal }
+
+func (w *watcher) AttemptEnded(outcome string) { w.add("ended: " + outcome) }
+func (w *watcher) RolledBack(plugin string, err error) {
+	w.add(fmt.Sprint("rolled back: ", plugin, " ", err))
+}
+
+func (w *watcher) Swept(plugin, verdict string, err error) {
+	w.add(fmt.Sprint("swept: ", plugin, " ", verdict, " ", err))
+}
+
+func TestObserver(t *testing.T) {
+	bound := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a"))
+	cases := map[string]struct {
+		reason  string
+		preBind error
+		// becomes is what the pod is when the bind has been allowed.
+		becomes *corev1.Pod
+		want    []string
+	}{
+		"Bound":    {reason: "the pod names another attempt, or none", becomes: bound, want: []string{"ended: bound by another attempt"}},
+		"NotBound": {reason: "every plugin is rolled back", becomes: terminatingCopy(), want: []string{"ended: not bound", "rolled back: p <nil>"}},
+		"Refused":  {reason: "nothing was prepared, but something may have been written", preBind: api.Refuse(claim, "no"), want: []string{"rolled back: p <nil>"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { return tc.preBind }}
+				s := newScene(t, p)
+				w := &watcher{}
+				s.o.Observer, s.attempts.observer = w, w
+				s.Bind(quiet(t), theRequest())
+				if tc.becomes != nil {
+					s.podIs(tc.becomes)
+				}
+				synctest.Wait()
+				assert.Equal(t, tc.want, w.all(), tc.reason)
+			})
+		})
+	}
+}
+
+func TestObserverOfSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &marker{writer: newWriter("p", &journal{}), marks: []api.Mark{markOf("b-1")}}
+		tries := 0
+		m.rollBack = func(context.Context, *api.BindContext) error {
+			if tries++; tries == 1 {
+				return errScripted
+			}
+			return nil
+		}
+		s := newScene(t, m)
+		w := &watcher{}
+		s.o.Observer = w
+		s.podIs(nil)
+		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
+		defer cancel()
+		NewSweeper(s.Engine, livingReplicas{}).Run(ctx)
+		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
+	})
+}
+
+func TestStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := newTestEngine(t, func(o *Options) { o.Plugins, o.MaxHolds, o.Live = []api.PreBinder{w}, 7, holding(thePod) })
+		none := Stats{Attempts: map[string]int{"preparing": 0, "prepared": 0, "failed": 0, "undoing": 0}, MaxHolds: 7}
+		require.Equal(t, none, e.Stats(), "every phase is there, so that a graph of it is")
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		now := e.Stats()
+		assert.Equal(t, 1, now.Attempts["preparing"])
+		assert.Equal(t, 1, now.Holds)
+		w.release <- nil
+		<-held
+		now = e.Stats()
+		assert.Equal(t, 1, now.Attempts["prepared"])
+		assert.Zero(t, now.Holds)
+	})
+}
