@@ -142,6 +142,10 @@ func (b *bench) untilClaimBound(name string) {
 func (b *bench) assertNeverFailed() {
 	b.t.Helper()
 	for _, e := range b.events() {
+		// On a busy machine kube-scheduler may hear of a pod before it hears of its claim.
+		if strings.Contains(e, "persistentvolumeclaim") && strings.Contains(e, "not found") {
+			continue
+		}
 		assert.NotContains(b.t, e, "FailedScheduling")
 	}
 }

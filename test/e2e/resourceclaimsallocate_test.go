@@ -95,7 +95,7 @@ func (b *bench) bindAll(bindings map[string]*corev1.Binding) map[string]error {
 		go func() {
 			for {
 				err := b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
-				if apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) {
+				if apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || unanswered(err) {
 					continue // After ten repeats client-go gives up, and the scheduler comes again.
 				}
 				results <- result{name: name, err: err}
@@ -111,6 +111,12 @@ func (b *bench) bindAll(bindings map[string]*corev1.Binding) map[string]error {
 		}
 	}
 	return refused
+}
+
+// unanswered says that the API server had no answer of Prebind in time: a machine
+// with few processors may be too busy, and a scheduler comes again then, too.
+func unanswered(err error) bool {
+	return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook") && strings.Contains(err.Error(), "deadline exceeded")
 }
 
 // given are the claims with devices: each for one pod that is bound to a node which

@@ -123,7 +123,6 @@ func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim 
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	pruned := false
 	for {
 		records, err := a.pools.list(ctx)
 		if err != nil {
@@ -134,12 +133,12 @@ func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim 
 			return nil, err
 		}
 		other := heldByOther(records, claim.UID, bc.Attempt)
-		if (result == nil || other) && !pruned {
-			// Whoever is in the records may be gone.
-			if pruned, err = a.prune(ctx, records); err != nil {
+		if result == nil || other {
+			// Whoever is in the records may be gone. It is looked at until nothing changes:
+			// another replica may be at it as well, and what this one dropped be there still.
+			if pruned, err := a.prune(ctx, records); err != nil {
 				return nil, err
-			}
-			if pruned {
+			} else if pruned {
 				continue
 			}
 		}

@@ -542,6 +542,28 @@ func TestRecordsChange(t *testing.T) {
 	})
 }
 
+// TestPruneMeetsAnother: what this replica wanted to drop is still in the record when
+// another one has written it in between, and is dropped then.
+func TestPruneMeetsAnother(t *testing.T) {
+	s, pods := world(t, 2, 3)
+	r := newAllocating(t, s)
+	for i, attempt := range []string{"here-1", "here-2"} {
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[i], "node-a", attempt)))
+	}
+	s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
+		c.Annotations, c.Status = nil, resourcev1.ResourceClaimStatus{}
+	})
+	between(r, "update", 1, func() {
+		var list corev1.ConfigMapList
+		require.NoError(t, s.listInto(&list))
+		require.Len(t, list.Items, 1)
+		list.Items[0].Annotations = map[string]string{"example.com/touched": "yes"}
+		s.put(&list.Items[0])
+	})
+	require.NoError(t, r.PreBind(t.Context(), bind(pods[2], "node-a", "here-3")))
+	assert.Equal(t, map[string]string{"node-a/gpu-0": "c2", "node-a/gpu-1": "c1"}, records(t, s))
+}
+
 // TestAllocatedByOther is a claim that another bind is at.
 func TestAllocatedByOther(t *testing.T) {
 	s, pods := world(t, 2, 1)
