@@ -15,7 +15,7 @@ import (
 )
 
 // attemptAnnotation is where a bound pod tells which attempt bound it.
-func attemptAnnotation(domain string) string { return guardName + "." + domain + "/attempt" }
+func attemptAnnotation(domain string) string { return api.AttemptAnnotation(domain) }
 
 // timeoutAnnotation is where a Binding, or a pod, asks for another budget.
 func timeoutAnnotation(domain string) string { return guardName + "." + domain + "/timeout" }

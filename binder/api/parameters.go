@@ -45,3 +45,6 @@ func Parameters(domain, plugin string, source Source, binding *corev1.Binding, p
 	collect("Binding", binding.Annotations)
 	return found
 }
+
+// AttemptAnnotation is where a bound pod tells which attempt bound it.
+func AttemptAnnotation(domain string) string { return "binder." + domain + "/attempt" }

@@ -53,17 +53,22 @@ func render(t *testing.T, dir string) []object {
 	out, err := kustomize(t.Context(), dir)
 	require.NoError(t, err)
 
+	return decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme,
+		policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme)
+}
+
+// decode reads manifests, of these kinds only.
+func decode(t *testing.T, content []byte, kinds ...func(*runtime.Scheme) error) []object {
+	t.Helper()
+
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{
-		admissionregistrationv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme,
-		policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme,
-	} {
+	for _, add := range kinds {
 		require.NoError(t, add(scheme))
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 
 	var objects []object
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(out)))
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	for {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {

@@ -4,10 +4,6 @@
 package manifests_test
 
 import (
-	"bufio"
-	"bytes"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,9 +16,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
@@ -56,25 +49,7 @@ func workloadFiles(t *testing.T) map[string][]byte {
 // roles above all.
 func decodeWorkload(t *testing.T, content []byte) []object {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme, resourcev1.AddToScheme} {
-		require.NoError(t, add(scheme))
-	}
-	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-	var objects []object
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return objects
-		}
-		require.NoError(t, err)
-		decoded, _, err := decoder.Decode(document, nil, nil)
-		require.NoError(t, err, "in\n%s", document)
-		obj, ok := decoded.(object)
-		require.True(t, ok, "%T has no metadata", decoded)
-		objects = append(objects, obj)
-	}
+	return decode(t, content, appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme, resourcev1.AddToScheme)
 }
 
 // podOf is the pod that the object makes, or nil.
