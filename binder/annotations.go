@@ -40,10 +40,10 @@ func replicaOf(attempt string) string {
 
 // budget is how long the attempt may take: what the Binding or else the pod asks
 // for, at most the operator's limit, or the operator's default.
-func (e *Engine) budget(b *corev1.Binding, pod *corev1.Pod) (time.Duration, *api.Error) {
-	p, ok := parameter(timeoutAnnotation(e.o.Domain), b, pod)
+func (e *Engine) budget(c *call) (time.Duration, *api.Error) {
+	p, ok := parameter(timeoutAnnotation(e.o.Domain), c.Binding, c.pod)
 	if !ok {
-		return e.o.PreBindTimeout, nil
+		return c.policy.preBindTimeout, nil
 	}
 	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
@@ -52,18 +52,18 @@ func (e *Engine) budget(b *corev1.Binding, pod *corev1.Pod) (time.Duration, *api
 		invalid.Plugin = guardName
 		return 0, invalid
 	}
-	return min(budget, e.o.MaxPreBindTimeout), nil
+	return min(budget, c.policy.maxPreBindTimeout), nil
 }
 
 // required are the PreBind plugins that must take part in the bind. One that is
 // not switched on ends it: whoever asks for it relies on it.
-func (e *Engine) required(b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *api.Error) {
-	p, ok := parameter(requireAnnotation(e.o.Domain), b, pod)
+func (e *Engine) required(c *call) (map[string]bool, *api.Error) {
+	p, ok := parameter(requireAnnotation(e.o.Domain), c.Binding, c.pod)
 	if !ok {
 		return nil, nil
 	}
 	var on []string
-	for _, plugin := range e.o.Plugins {
+	for _, plugin := range c.settings.Plugins {
 		on = append(on, plugin.Name())
 	}
 	known := "on: " + strings.Join(on, ", ")
@@ -120,16 +120,16 @@ func (e *Engine) sameParameters(c *call, bc *api.BindContext) bool {
 		return ok && own == value || key == attemptAnnotation(e.o.Domain)
 	}
 	nobodys := func(string, string) bool { return false }
-	return e.sameFor(c.Binding.Annotations, bc.Binding.Annotations, ours) && e.sameFor(c.pod.Annotations, bc.Pod.Annotations, nobodys)
+	return e.sameFor(c, c.Binding.Annotations, bc.Binding.Annotations, ours) && e.sameFor(c, c.pod.Annotations, bc.Pod.Annotations, nobodys)
 }
 
 // sameFor says whether the annotations tell the binder and its plugins the same, but
 // for those to leave out.
-func (e *Engine) sameFor(a, b map[string]string, leaveOut func(key, value string) bool) bool {
+func (e *Engine) sameFor(c *call, a, b map[string]string, leaveOut func(key, value string) bool) bool {
 	relevant := func(key, value string) bool {
 		prefix, _, _ := strings.Cut(key, "/")
 		name, ok := strings.CutSuffix(prefix, "."+e.o.Domain)
-		return ok && (name == guardName || takesPart(e.o.Plugins, name)) && !leaveOut(key, value)
+		return ok && (name == guardName || takesPart(c.settings.Plugins, name)) && !leaveOut(key, value)
 	}
 	within := func(x, y map[string]string) bool {
 		for key, value := range x {

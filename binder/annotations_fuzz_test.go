@@ -27,10 +27,11 @@ func FuzzBinderAnnotations(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	e := &Engine{o: Options{
-		Domain: "prebind.dev", Mutators: chain, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Hour,
+	settings := &Settings{
+		Mutators: chain, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Hour,
 		Plugins: []api.PreBinder{&plugin{name: "p"}, &plugin{name: "q"}},
-	}}
+	}
+	e := &Engine{o: Options{Domain: "prebind.dev"}}
 	f.Fuzz(func(t *testing.T, timeout, require string, onPod bool) {
 		pod, binding := gen.Pod("web"), gen.Binding(thePod, "node-a")
 		own := map[string]string{timeoutAnnotation("prebind.dev"): timeout, requireAnnotation("prebind.dev"): require}
@@ -46,13 +47,14 @@ func FuzzBinderAnnotations(f *testing.F) {
 			assert.Contains(t, err.Error(), annotation)
 			assert.Less(t, len(err.Error()), 4096)
 		}
-		if budget, err := e.budget(binding, pod); err != nil {
+		c := &call{Request: Request{Binding: binding}, settings: settings, policy: settings.policyFor("default"), pod: pod}
+		if budget, err := e.budget(c); err != nil {
 			check(err, api.KindInvalid, timeoutAnnotation("prebind.dev"))
 		} else {
 			assert.Positive(t, budget)
 			assert.LessOrEqual(t, budget, time.Hour)
 		}
-		if required, err := e.required(binding, pod); err != nil {
+		if required, err := e.required(c); err != nil {
 			check(err, api.KindRefuse, requireAnnotation("prebind.dev"))
 		} else {
 			delete(required, "")

@@ -28,7 +28,7 @@ func TestBudgetDoesNotHideAFailure(t *testing.T) {
 			rollBack: func(context.Context, *api.BindContext) error { pass(20 * time.Second); return nil },
 		}
 		e := newTestEngine(t, func(o *Options) {
-			o.Plugins, o.PreBindTimeout, o.Hold = []api.PreBinder{p}, 10*time.Second, time.Minute
+			o.Settings.Plugins, o.Settings.PreBindTimeout, o.Settings.Hold = []api.PreBinder{p}, 10*time.Second, time.Minute
 		})
 		d := e.Bind(t.Context(), theRequest())
 		assert.ErrorIs(t, d.Err, errScripted)
@@ -53,8 +53,8 @@ func TestWarningsSurviveADenial(t *testing.T) {
 		return api.Run, api.Refuse(claim, "no")
 	}}
 	e := newTestEngine(t, func(o *Options) {
-		o.Plugins = []api.PreBinder{p}
-		o.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) {
+		o.Settings.Plugins = []api.PreBinder{p}
+		o.Settings.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) {
 			return mutators.Output{}, errors.New("no idea")
 		}))
 	})

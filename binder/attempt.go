@@ -80,8 +80,10 @@ type attempt struct {
 
 // round is one pass through PreBind.
 type round struct {
-	bc      *api.BindContext
-	plugins []api.PreBinder
+	// settings are those that it began with.
+	settings *Settings
+	bc       *api.BindContext
+	plugins  []api.PreBinder
 	// confirm takes the last look, when all PreBinds have succeeded.
 	confirm func(ctx context.Context) *api.Error
 	// ctx ends when the round is given up; see attempts.giveUp.
@@ -99,8 +101,8 @@ type ran struct {
 	bc     *api.BindContext
 }
 
-func newRound(bc *api.BindContext, plugins []api.PreBinder, confirm func(ctx context.Context) *api.Error) *round {
-	return &round{bc: bc, plugins: plugins, confirm: confirm, done: make(chan struct{})}
+func newRound(settings *Settings, bc *api.BindContext, plugins []api.PreBinder, confirm func(ctx context.Context) *api.Error) *round {
+	return &round{settings: settings, bc: bc, plugins: plugins, confirm: confirm, done: make(chan struct{})}
 }
 
 // close ends the round, once.

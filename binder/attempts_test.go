@@ -128,7 +128,7 @@ func TestAttemptsAreByUIDAndNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
-			o.Plugins = []api.PreBinder{w}
+			o.Settings.Plugins = []api.PreBinder{w}
 			o.Cached = holding(thePod, theNode, gen.Pod("other", gen.UID("pod-2")))
 		})
 		answers := []<-chan Decision{
@@ -167,8 +167,8 @@ func TestMaxHolds(t *testing.T) {
 		w := newWaiter()
 		quick := gen.Pod("quick", gen.UID("pod-2"))
 		e := newTestEngine(t, func(o *Options) {
-			o.MaxHolds = 1
-			o.Plugins = []api.PreBinder{w}
+			o.Settings.MaxHolds = 1
+			o.Settings.Plugins = []api.PreBinder{w}
 			o.Cached = holding(thePod, quick, theNode)
 		})
 		held := later(t.Context(), e, theRequest())
@@ -301,7 +301,7 @@ func TestBudgetSpent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
-			o.Plugins, o.PreBindTimeout = []api.PreBinder{w}, 30*time.Second
+			o.Settings.Plugins, o.Settings.PreBindTimeout = []api.PreBinder{w}, 30*time.Second
 		})
 		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
 		pass(30 * time.Second)

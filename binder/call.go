@@ -21,6 +21,11 @@ import (
 // call is one Request on its way through the engine.
 type call struct {
 	Request
+	// settings are those in force when the call came, and policy what they say of the
+	// pod's namespace.
+	settings *Settings
+	policy   policy
+
 	key  attemptKey
 	pod  *corev1.Pod
 	node *corev1.Node
@@ -42,6 +47,8 @@ type additions struct {
 	attempt     string
 	annotations map[string]map[string]string
 	devices     []api.Device
+	// started are the plugins whose PreBind was: they may be switched off meanwhile.
+	started []string
 }
 
 // additionsOf collects what plugins add: each by the context of its own last
@@ -50,6 +57,7 @@ type additions struct {
 func additionsOf(attempt string, latest *api.BindContext, started ...ran) additions {
 	add := additions{attempt: attempt, annotations: map[string]map[string]string{}, devices: latest.Devices()}
 	for _, r := range started {
+		add.started = append(add.started, r.plugin.Name())
 		if own := r.bc.Annotations()[r.plugin.Name()]; own != nil {
 			add.annotations[r.plugin.Name()] = own
 		}
@@ -82,11 +90,11 @@ func (e *Engine) preview(ctx context.Context, c *call) *api.Error {
 // The decision tells in any case what the mutators met with.
 func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision, *api.Error) {
 	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: e.course(c, add.attempt), Devices: add.devices}
-	if e.o.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
-		claimed, err := e.o.Claimed(ctx, c.pod)
+	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
+		claimed, err := c.settings.Claimed(ctx, c.pod)
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
-	result := e.o.Mutators.Mutate(in)
+	result := c.settings.Mutators.Mutate(in)
 	d := Decision{
 		Annotations: result.Annotations, Labels: result.Labels,
 		Warnings: mutatorWarnings(result), Conflicts: result.Conflicts, Failures: result.Failures,
@@ -100,7 +108,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	for plugin, annotations := range add.annotations {
 		for short, value := range annotations {
 			key := plugin + "." + e.o.Domain + "/" + short
-			if !takesPart(c.plugins, plugin) || len(validation.IsQualifiedName(key)) > 0 {
+			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
 				return d, api.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
 			}
 			d.Annotations[key] = value

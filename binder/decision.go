@@ -40,6 +40,12 @@ type Decision struct {
 	PassThrough bool
 	// Annotations and Labels are to be set on the Binding, by complete key.
 	Annotations, Labels map[string]string
+	// Audit is what was decided where the decision is only reported: the bind goes
+	// ahead as it is. It is nil elsewhere.
+	Audit *Audit
+	// Explanation tells of a dry run what the bind would do. It is nil elsewhere, and
+	// where the API server gives its own answer.
+	Explanation *Explanation
 	// UID pins the Binding to the very pod that was checked. Empty when the
 	// Binding has a UID already.
 	UID types.UID
@@ -51,10 +57,22 @@ type Decision struct {
 	Failures  []mutators.Failure
 }
 
-// Kind is "allowed", "passed-through", or the kind of the error. These are the
-// values of the decision label of the metrics.
+// Audit is a decision that is only reported.
+type Audit struct {
+	// Kind is what Decision.Kind would be, or "waiting" where the bind would wait.
+	Kind string
+	// Err is why the bind would not be allowed, or nil.
+	Err *api.Error
+	// WaitsFor is what it would wait for.
+	WaitsFor []string
+}
+
+// Kind is "allowed", "passed-through", "audited", or the kind of the error. These
+// are the values of the decision label of the metrics.
 func (d Decision) Kind() string {
 	switch {
+	case d.Audit != nil:
+		return "audited"
 	case d.Err != nil:
 		return string(d.Err.Kind)
 	case d.PassThrough:
@@ -68,7 +86,7 @@ func denied(err *api.Error) Decision { return Decision{}.deny(err) }
 
 // deny makes the decision a denial; what the mutators met with stays.
 func (d Decision) deny(err *api.Error) Decision {
-	d = Decision{Err: err, Warnings: d.Warnings, Conflicts: d.Conflicts, Failures: d.Failures}
+	d = Decision{Err: err, Warnings: d.Warnings, Conflicts: d.Conflicts, Failures: d.Failures, Explanation: d.Explanation}
 	if err.Kind == api.KindWait {
 		d.RetryAfter = time.Second
 	}

@@ -15,20 +15,18 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/mutators"
 )
 
 // Getter reads one object by its key; client.Reader is one.
@@ -36,8 +34,7 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// Options of an Engine. All fields are required but Plugins, Claimed and
-// Observer.
+// Options of an Engine. All fields are required but Observer.
 type Options struct {
 	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
 	// returns is never changed.
@@ -45,24 +42,8 @@ type Options struct {
 	// Live reads the same from the API server, when the cache has nothing or
 	// says something that would end the bind.
 	Live Getter
-	// Mutators run on every Binding.
-	Mutators *mutators.Chain
-	// Plugins are the PreBind plugins in the order in which they run.
-	Plugins []api.PreBinder
-	// Claimed returns the devices that ResourceClaims have allocated to the pod, for
-	// the mutators. It is nil where no mutator asks for them.
-	Claimed func(ctx context.Context, pod *corev1.Pod) ([]api.Device, error)
-	// Hold is how long a call is kept waiting at most before the client is told
-	// to call again.
-	Hold time.Duration
-	// MaxHolds is how many calls are kept waiting at a time; a call over that is
-	// told at once to call again. Each one holds a seat of the API server.
-	MaxHolds int
-	// PreBindTimeout bounds one attempt over all its calls. The annotation
-	// binder.<domain>/timeout of the Binding, or else of the pod, sets another.
-	PreBindTimeout time.Duration
-	// MaxPreBindTimeout is the most that the annotation can ask for.
-	MaxPreBindTimeout time.Duration
+	// Settings are those in force until Configure changes them.
+	Settings Settings
 	// Replica identifies this process among the others, by letters and digits.
 	Replica string
 	// Domain of the binder's own annotations.
@@ -78,43 +59,24 @@ type Options struct {
 
 func (o Options) validate() error {
 	switch {
-	case o.Cached == nil || o.Live == nil || o.Mutators == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
-		return errors.New("engine: Cached, Live, Mutators, Changes, Events and Clock are required")
+	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
+		return errors.New("engine: Cached, Live, Changes, Events and Clock are required")
 	case o.Domain == "" || o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
 		return fmt.Errorf("engine: Domain and Replica are required, and Replica has no %q", attemptSeparator)
-	case o.Hold <= 0:
-		return fmt.Errorf("engine: Hold is %s, it must be positive", o.Hold)
-	case o.MaxHolds <= 0:
-		return fmt.Errorf("engine: MaxHolds is %d, it must be positive", o.MaxHolds)
-	case o.PreBindTimeout <= 0:
-		return fmt.Errorf("engine: PreBindTimeout is %s, it must be positive", o.PreBindTimeout)
-	case o.MaxPreBindTimeout < o.PreBindTimeout:
-		return fmt.Errorf("engine: MaxPreBindTimeout is %s, it must not be less than PreBindTimeout, %s", o.MaxPreBindTimeout, o.PreBindTimeout)
+	default:
+		return o.Settings.validate(o.Domain)
 	}
-	// Mutators and plugins write annotations under their names.
-	seen := map[string]bool{guardName: true}
-	for _, name := range o.Mutators.Names() {
-		seen[name] = true
-	}
-	for _, p := range o.Plugins {
-		if seen[p.Name()] {
-			return fmt.Errorf("engine: plugin %q is registered twice, or a mutator has its name", p.Name())
-		}
-		seen[p.Name()] = true
-		if problems := validation.IsDNS1123Subdomain(p.Name() + "." + o.Domain); len(problems) > 0 {
-			return fmt.Errorf("engine: plugin %q: with the domain its name makes no annotation prefix: %s", p.Name(), strings.Join(problems, "; "))
-		}
-	}
-	return nil
 }
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
 	o        Options
+	settings atomic.Pointer[Settings]
 	attempts *attempts
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
-	holds chan struct{}
+	// holding is how many calls are kept waiting.
+	holding atomic.Int64
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -129,17 +91,18 @@ func New(o Options) (*Engine, error) {
 		o.Observer = unobserved{}
 	}
 	draining := make(chan struct{})
-	return &Engine{
+	e := &Engine{
 		o: o,
 		attempts: &attempts{
 			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer,
 			attemptKey: attemptAnnotation(o.Domain), byKey: map[attemptKey]*attempt{},
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
-		holds:    make(chan struct{}, o.MaxHolds),
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
-	}, nil
+	}
+	e.settings.Store(&o.Settings)
+	return e, nil
 }
 
 // Drain ends every hold: the calls that wait are told to call again, and so is
@@ -163,18 +126,18 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	if !targetsNode(r.Binding) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Request: r, began: e.o.Clock.Now()}
-	pod, err := e.pod(ctx, r)
-	if pod == nil && err == nil {
+	c := &call{Request: r, settings: e.settings.Load(), began: e.o.Clock.Now()}
+	c.policy = c.settings.policyFor(r.Pod.Namespace)
+	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	var d Decision
-	if err != nil {
-		c.key = attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}
-		d = e.later(c, err)
-	} else {
-		c.pod, c.key = pod, attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
-		d = e.bind(ctx, c)
+	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
+	d, pod := e.decide(ctx, c)
+	if c.DryRun {
+		d = explain(c, d)
+	}
+	if c.policy.mode == ModeAudit && !d.PassThrough {
+		d = audited(d)
 	}
 	if pod != nil && !r.DryRun {
 		e.tell(pod, d)
@@ -182,25 +145,41 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	return d
 }
 
+// decide decides on a Binding, and returns the pod unless the API server gives its
+// own answer about it.
+func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
+	r := c.Request
+	pod, err := e.pod(ctx, r)
+	if pod == nil && err == nil {
+		return Decision{PassThrough: true}, nil
+	}
+	if err != nil {
+		c.key = attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}
+		return e.later(c, err), pod
+	}
+	c.pod, c.key = pod, attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
+	return e.bind(ctx, c), pod
+}
+
 // bind decides on a Binding for a pod that can be bound.
 func (e *Engine) bind(ctx context.Context, c *call) Decision {
-	required, err := e.required(c.Binding, c.pod)
+	required, err := e.required(c)
 	if err != nil {
 		return denied(err)
 	}
-	if e.idle() {
+	if c.settings.idle() {
 		if err := guardMerged(c.pod, c.Binding, nil, nil); err != nil {
 			return denied(err)
 		}
 		return Decision{PassThrough: true}
 	}
-	if c.budget, err = e.budget(c.Binding, c.pod); err != nil {
+	if c.budget, err = e.budget(c); err != nil {
 		return denied(err)
 	}
 	if c.node, err = e.node(ctx, c.key.node); err != nil {
 		return e.later(c, err)
 	}
-	c.plugins = takingPart(e.o.Plugins, e.o.Domain, required, c.Binding, c.pod)
+	c.plugins = takingPart(c.settings.Plugins, e.o.Domain, required, c.Binding, c.pod)
 	if err := e.preview(ctx, c); err != nil {
 		return c.preview.deny(err)
 	}
@@ -209,9 +188,6 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 	}
 	return e.prepare(ctx, c)
 }
-
-// idle says that nothing is switched on, so that Bindings pass unchanged.
-func (e *Engine) idle() bool { return e.o.Mutators.Len() == 0 && len(e.o.Plugins) == 0 }
 
 // pod returns the pod to be bound. It returns nil when it is gone or bound: the
 // API server then gives its own answer. The pod comes with the error that is about

@@ -25,9 +25,12 @@ import (
 
 func TestOptions(t *testing.T) {
 	valid := Options{
-		Cached: holding(), Live: holding(), Mutators: chain(t), Clock: clock.RealClock{},
+		Cached: holding(), Live: holding(), Clock: clock.RealClock{},
 		Changes: notify.NewHub(), Events: &recorder{}, Domain: "prebind.dev", Replica: "here",
-		Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
+		Settings: Settings{
+			Mode: ModeEnforce, Mutators: chain(t),
+			Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
+		},
 	}
 	cases := map[string]struct {
 		reason string
@@ -37,19 +40,22 @@ func TestOptions(t *testing.T) {
 		"Valid":            {reason: "plugins are not required", change: func(*Options) {}, ok: true},
 		"NoCache":          {reason: "required", change: func(o *Options) { o.Cached = nil }},
 		"NoLive":           {reason: "required", change: func(o *Options) { o.Live = nil }},
-		"NoMutators":       {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Mutators = nil }},
+		"NoMutators":       {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Settings.Mutators = nil }},
 		"NoClock":          {reason: "required", change: func(o *Options) { o.Clock = nil }},
-		"NoHold":           {reason: "must be positive", change: func(o *Options) { o.Hold = 0 }},
-		"NegativeMaxHolds": {reason: "must be positive", change: func(o *Options) { o.MaxHolds = -1 }},
-		"NoTimeout":        {reason: "must be positive", change: func(o *Options) { o.PreBindTimeout = 0 }},
+		"NoHold":           {reason: "must be positive", change: func(o *Options) { o.Settings.Hold = 0 }},
+		"NegativeMaxHolds": {reason: "must be positive", change: func(o *Options) { o.Settings.MaxHolds = -1 }},
+		"NoTimeout":        {reason: "must be positive", change: func(o *Options) { o.Settings.PreBindTimeout = 0 }},
 		"NoChanges":        {reason: "required", change: func(o *Options) { o.Changes = nil }},
 		"NoEvents":         {reason: "required", change: func(o *Options) { o.Events = nil }},
 		"NoDomain":         {reason: "required", change: func(o *Options) { o.Domain = "" }},
 		"NoReplica":        {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
 		"ReplicaWithDash":  {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
-		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.MaxPreBindTimeout = 1 }},
-		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
-		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
+		"NoMode":           {reason: "nobody has said whether to refuse", change: func(o *Options) { o.Settings.Mode = "" }},
+		"BadRule":          {reason: "so it is for a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Mode: "On"}} }},
+		"BadPattern":       {reason: "it would never name a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Names: []string{"["}}} }},
+		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.Settings.MaxPreBindTimeout = 1 }},
+		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
+		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +111,7 @@ func TestBindPassesThrough(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := &checker{plugin: plugin{name: "p"}}
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Plugins = tc.cached, tc.live, []api.PreBinder{p}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []api.PreBinder{p}
 			})
 			d := e.Bind(t.Context(), requestFor(tc.binding))
 			assert.Equal(t, Decision{PassThrough: true}, d, tc.reason)
@@ -171,7 +177,7 @@ func TestBindReadsPod(t *testing.T) {
 				return api.Skip, nil
 			}}
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Plugins = tc.cached, tc.live, []api.PreBinder{p}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []api.PreBinder{p}
 			})
 			d := e.Bind(t.Context(), theRequest())
 			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
@@ -205,7 +211,7 @@ func TestBindReadsNode(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Plugins = tc.cached, tc.live, []api.PreBinder{&plugin{name: "p"}}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []api.PreBinder{&plugin{name: "p"}}
 			})
 			d := e.Bind(t.Context(), theRequest())
 			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
@@ -304,7 +310,7 @@ func TestBindMutates(t *testing.T) {
 			}
 			c, err := mutators.NewChain(o)
 			require.NoError(t, err)
-			e := newTestEngine(t, func(o *Options) { o.Mutators = c })
+			e := newTestEngine(t, func(o *Options) { o.Settings.Mutators = c })
 			d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", tc.binding...)))
 			require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
 			if tc.kind != "" {

@@ -178,18 +178,21 @@ const testHold = 5 * time.Second
 func newTestEngine(t *testing.T, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
-		Cached:            holding(thePod, theNode),
-		Live:              holding(),
-		Mutators:          chain(t),
-		Hold:              testHold,
-		MaxHolds:          32,
-		PreBindTimeout:    10 * time.Minute,
-		MaxPreBindTimeout: 20 * time.Minute,
-		Replica:           "here",
-		Domain:            "prebind.dev",
-		Changes:           notify.NewHub(),
-		Events:            &recorder{},
-		Clock:             clock.RealClock{},
+		Cached: holding(thePod, theNode),
+		Live:   holding(),
+		Settings: Settings{
+			Mode:              ModeEnforce,
+			Mutators:          chain(t),
+			Hold:              testHold,
+			MaxHolds:          32,
+			PreBindTimeout:    10 * time.Minute,
+			MaxPreBindTimeout: 20 * time.Minute,
+		},
+		Replica: "here",
+		Domain:  "prebind.dev",
+		Changes: notify.NewHub(),
+		Events:  &recorder{},
+		Clock:   clock.RealClock{},
 	}
 	if change != nil {
 		change(&o)
@@ -203,7 +206,7 @@ func newTestEngine(t *testing.T, change func(o *Options)) *Engine {
 // engineWith is newTestEngine with these plugins and no mutator.
 func engineWith(t *testing.T, plugins ...api.PreBinder) *Engine {
 	t.Helper()
-	return newTestEngine(t, func(o *Options) { o.Plugins = plugins })
+	return newTestEngine(t, func(o *Options) { o.Settings.Plugins = plugins })
 }
 
 // journal is a list of what happened, in order.

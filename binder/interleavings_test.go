@@ -90,7 +90,7 @@ func TestAllowedWhileTheFollowerReads(t *testing.T) {
 		ch := &skipper{writer: newWriter("lock", calls)}
 		live := &slowLive{store: holding(thePod, theNode)}
 		e := newTestEngine(t, func(o *Options) {
-			o.Live, o.Plugins = live, []api.PreBinder{ch}
+			o.Live, o.Settings.Plugins = live, []api.PreBinder{ch}
 		})
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
@@ -337,7 +337,7 @@ func TestEveryAttemptHasItsOwnID(t *testing.T) {
 			return api.Run, nil
 		}
 		live := holding(thePod, theNode)
-		e := newTestEngine(t, func(o *Options) { o.Live, o.Plugins = live, []api.PreBinder{ch} })
+		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{ch} })
 		timed(t.Context(), e, theRequest())
 		pass(bindTakes - time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
@@ -353,7 +353,7 @@ func TestRoundWhileTheFollowerReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWriter("lock", &journal{})
 		live := &slowLive{store: holding(thePod, theNode)}
-		e := newTestEngine(t, func(o *Options) { o.Live, o.Plugins = live, []api.PreBinder{w} })
+		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{w} })
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
 		live.mu.Lock()

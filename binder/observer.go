@@ -3,6 +3,14 @@
 
 package binder
 
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
 // Observer is told what becomes of attempts. Its methods are called concurrently,
 // and must not block.
 type Observer interface {
@@ -39,12 +47,55 @@ type Stats struct {
 	Holds, MaxHolds int
 }
 
+// InFlight is an attempt that is under way in this replica.
+type InFlight struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Node      string `json:"node"`
+	Attempt   string `json:"attempt"`
+	// Phase is one of those of Stats.Attempts.
+	Phase string `json:"phase"`
+	// Plugin is at work, or was last.
+	Plugin string `json:"plugin,omitempty"`
+	// WaitsFor is what a plugin waits for, with the object first.
+	WaitsFor string `json:"waitsFor,omitempty"`
+	// Since is when the attempt began, and Budget how long it may take to prepare.
+	Since  metav1.Time     `json:"since"`
+	Budget metav1.Duration `json:"budget"`
+}
+
+// InFlight returns the attempts of now, the oldest first; the caller owns the slice.
+func (e *Engine) InFlight() []InFlight {
+	e.attempts.mu.Lock()
+	defer e.attempts.mu.Unlock()
+	all := make([]InFlight, 0, len(e.attempts.byKey))
+	for _, a := range e.attempts.byKey {
+		all = append(all, a.inFlight())
+	}
+	slices.SortFunc(all, func(a, b InFlight) int {
+		return cmp.Or(a.Since.Compare(b.Since.Time), strings.Compare(a.Attempt, b.Attempt))
+	})
+	return all
+}
+
+// inFlight must be called with attempts.mu held.
+func (a *attempt) inFlight() InFlight {
+	f := InFlight{
+		Namespace: a.round.bc.Pod.Namespace, Pod: a.round.bc.Pod.Name, Node: a.key.node, Attempt: a.id,
+		Phase: phaseNames[a.phase], Plugin: a.pluginName(), Since: metav1.NewTime(a.started), Budget: metav1.Duration{Duration: a.budget},
+	}
+	if w := a.round.bc.WaitingFor(); a.phase == preparing && w.For != "" {
+		f.WaitsFor = strings.TrimPrefix(w.Object.String()+": "+w.For, ": ")
+	}
+	return f
+}
+
 // phaseNames are the values of Stats.Attempts.
 var phaseNames = map[phase]string{preparing: "preparing", prepared: "prepared", failed: "failed", undoing: "undoing"}
 
 // Stats returns the numbers of now; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: map[string]int{}, Holds: len(e.holds), MaxHolds: cap(e.holds)}
+	s := Stats{Attempts: map[string]int{}, Holds: int(e.holding.Load()), MaxHolds: e.settings.Load().MaxHolds}
 	for _, name := range phaseNames {
 		s.Attempts[name] = 0
 	}

@@ -85,7 +85,9 @@ func TestObserverOfSweeps(t *testing.T) {
 func TestStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
-		e := newTestEngine(t, func(o *Options) { o.Plugins, o.MaxHolds, o.Live = []api.PreBinder{w}, 7, holding(thePod) })
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.Plugins, o.Settings.MaxHolds, o.Live = []api.PreBinder{w}, 7, holding(thePod)
+		})
 		none := Stats{Attempts: map[string]int{"preparing": 0, "prepared": 0, "failed": 0, "undoing": 0}, MaxHolds: 7}
 		require.Equal(t, none, e.Stats(), "every phase is there, so that a graph of it is")
 		held := later(t.Context(), e, theRequest())

@@ -75,7 +75,7 @@ type scene struct {
 func newScene(t *testing.T, plugins ...api.PreBinder) *scene {
 	s := &scene{cached: holding(thePod, theNode), live: holding(thePod, theNode), changes: notify.NewHub(), events: &recorder{}}
 	s.Engine = newTestEngine(t, func(o *Options) {
-		o.Cached, o.Live, o.Changes, o.Events, o.Plugins = s.cached, s.live, s.changes, s.events, plugins
+		o.Cached, o.Live, o.Changes, o.Events, o.Settings.Plugins = s.cached, s.live, s.changes, s.events, plugins
 	})
 	return s
 }

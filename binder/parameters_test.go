@@ -71,8 +71,8 @@ func TestDispatch(t *testing.T) {
 			p := &asked{checker: checker{plugin: plugin{name: "p"}, preFlight: skipping}, by: tc.by}
 			e := newTestEngine(t, func(o *Options) {
 				o.Cached = holding(pod, theNode)
-				o.Plugins = []api.PreBinder{always, p}
-				o.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, nil }))
+				o.Settings.Plugins = []api.PreBinder{always, p}
+				o.Settings.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, nil }))
 			})
 			d := e.Bind(t.Context(), annotated(tc.binding...))
 			if tc.refused != "" {
@@ -195,7 +195,7 @@ func TestAnnotationsOfLaterRounds(t *testing.T) {
 			}
 			return api.Run, nil
 		}
-		e := newTestEngine(t, func(o *Options) { o.Plugins, o.Live = []api.PreBinder{p, other}, holding(thePod) })
+		e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []api.PreBinder{p, other}, holding(thePod) })
 		first := e.Bind(t.Context(), theRequest())
 		require.Nil(t, first.Err)
 		assert.Equal(t, "pod", first.Annotations["p.prebind.dev/pin"])
@@ -217,8 +217,8 @@ func TestMutatorsSeeTheBind(t *testing.T) {
 			return api.Skip, nil
 		}}
 		e := newTestEngine(t, func(o *Options) {
-			o.Plugins = []api.PreBinder{p, w}
-			o.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+			o.Settings.Plugins = []api.PreBinder{p, w}
+			o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
 				seen = append(seen, in)
 				return mutators.Output{}, nil
 			}))
@@ -253,10 +253,10 @@ func TestClaimedDevices(t *testing.T) {
 			var seen mutators.Input
 			e := newTestEngine(t, func(o *Options) {
 				o.Cached = holding(pod, theNode)
-				o.Claimed = func(_ context.Context, pod *corev1.Pod) ([]api.Device, error) {
+				o.Settings.Claimed = func(_ context.Context, pod *corev1.Pod) ([]api.Device, error) {
 					return []api.Device{{Request: pod.Spec.ResourceClaims[0].Name, Driver: "d"}}, errUnread
 				}
-				o.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+				o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
 					seen = in
 					return mutators.Output{}, nil
 				}))
@@ -378,7 +378,7 @@ func TestOtherParameters(t *testing.T) {
 				return wait(ctx, bc)
 			}
 			pods := holding(thePod, theNode)
-			e := newTestEngine(t, func(o *Options) { o.Plugins, o.Cached = []api.PreBinder{w}, pods })
+			e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Cached = []api.PreBinder{w}, pods })
 			first := later(t.Context(), e, theRequest())
 			synctest.Wait()
 			pods.set(edited, theNode)
@@ -451,7 +451,9 @@ func TestRequiredMutatorFailsLate(t *testing.T) {
 		c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
 		require.NoError(t, err)
 		p := &plugin{name: "p"}
-		e := newTestEngine(t, func(o *Options) { o.Plugins, o.Mutators, o.Live = []api.PreBinder{p}, c, holding(thePod) })
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.Plugins, o.Settings.Mutators, o.Live = []api.PreBinder{p}, c, holding(thePod)
+		})
 		d := e.Bind(t.Context(), theRequest())
 		require.Equal(t, api.KindRefuse, kindOf(d.Err))
 		assert.Equal(t, "test", d.Err.Plugin)
@@ -465,13 +467,16 @@ func TestNamesAreUnique(t *testing.T) {
 	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{
-				Cached: holding(), Live: holding(), Mutators: chain(t, mutatorFunc(nil)), Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,
-				Replica: "here", Domain: "prebind.dev",
+				Cached: holding(), Live: holding(), Replica: "here", Domain: "prebind.dev",
+				Settings: Settings{
+					Mode: ModeEnforce, Mutators: chain(t, mutatorFunc(nil)),
+					Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,
+				},
 			}
 			e := newTestEngine(t, nil)
 			o.Changes, o.Events, o.Clock = e.o.Changes, e.o.Events, e.o.Clock
 			for _, n := range names {
-				o.Plugins = append(o.Plugins, &plugin{name: n})
+				o.Settings.Plugins = append(o.Settings.Plugins, &plugin{name: n})
 			}
 			_, err := New(o)
 			assert.ErrorContains(t, err, `"`+names[0]+`"`)

@@ -27,23 +27,10 @@ const (
 	rememberWaits = 10_000
 )
 
-// rehearse runs the PreFlight of a dry run and tells what a bind would do.
-func (e *Engine) rehearse(ctx context.Context, c *call) Decision {
-	bc := c.context(e.newAttemptID())
-	if _, err := preFlight(ctx, c.plugins, bc); err != nil {
-		return c.preview.deny(err)
-	}
-	d := e.allow(ctx, c, bc)
-	for _, intent := range bc.Intents() {
-		d.Warnings = append(d.Warnings, "dry run: "+intent)
-	}
-	return d
-}
-
 // prepare joins the attempt that is under way for this bind, or checks by
 // PreFlight and begins one where a plugin has something to do.
 func (e *Engine) prepare(ctx context.Context, c *call) Decision {
-	held := seat{engine: e}
+	held := seat{engine: e, hold: c.settings.Hold, most: c.settings.MaxHolds}
 	defer held.release()
 	for {
 		a, r, at := e.attempts.join(c.key)
@@ -72,7 +59,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 				}
 				continue
 			}
-			r = newRound(bc, run, func(ctx context.Context) *api.Error { return e.confirm(ctx, c, bc) })
+			r = newRound(c.settings, bc, run, func(ctx context.Context) *api.Error { return e.confirm(ctx, c, bc) })
 			if a == nil {
 				a = e.attempts.start(ctx, c.key, r, c.budget)
 			} else if !e.attempts.again(ctx, a, r) {
@@ -112,6 +99,10 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 		if r.err != nil {
 			e.attempts.toldError(a)
 			return e.later(c, r.err)
+		}
+		if r.settings != c.settings {
+			// Other plugins may take part now, or judge otherwise.
+			continue
 		}
 		if d, ok := e.allowBy(ctx, c, a, r.bc); ok {
 			return d
@@ -159,6 +150,9 @@ func (e *Engine) retryAfter(c *call) time.Duration {
 // seat is the time that one call is kept waiting, however often it waits.
 type seat struct {
 	engine *Engine
+	// hold is how long it is kept at most, and most how many calls are at a time.
+	hold   time.Duration
+	most   int
 	timer  clock.Timer
 	seated bool
 }
@@ -166,13 +160,9 @@ type seat struct {
 // until keeps the call until the channel is closed and says whether it was. Where
 // too many calls are kept already, or the process ends, it does not wait.
 func (h *seat) until(ctx context.Context, done <-chan struct{}) bool {
-	if !h.seated {
-		select {
-		case h.engine.holds <- struct{}{}:
-			h.seated = true
-			h.timer = h.engine.o.Clock.NewTimer(h.engine.o.Hold)
-		default:
-		}
+	if !h.seated && h.engine.sit(h.most) {
+		h.seated = true
+		h.timer = h.engine.o.Clock.NewTimer(h.hold)
 	}
 	if h.seated {
 		select {
@@ -216,6 +206,19 @@ func (h *seat) over(ctx context.Context) bool {
 func (h *seat) release() {
 	if h.seated {
 		h.timer.Stop()
-		<-h.engine.holds
+		h.engine.holding.Add(-1)
+	}
+}
+
+// sit takes a seat, if not that many are taken.
+func (e *Engine) sit(most int) bool {
+	for {
+		taken := e.holding.Load()
+		if taken >= int64(most) {
+			return false
+		}
+		if e.holding.CompareAndSwap(taken, taken+1) {
+			return true
+		}
 	}
 }

@@ -16,34 +16,47 @@ import (
 // preFlight fills the extensions, then runs the PreFlight of every plugin, in
 // order, and returns those whose PreBind has to run. The first error ends it.
 func preFlight(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) ([]api.PreBinder, *api.Error) {
-	for _, p := range plugins {
-		if extender, ok := p.(api.BindContextExtender); ok {
-			err := contained(ctx, func() error { return extender.SetupBindContextExtension(ctx, bc) })
-			if err != nil {
-				return nil, api.AsError(p.Name(), err)
-			}
-		}
+	if err := extend(ctx, plugins, bc); err != nil {
+		return nil, err
 	}
 	var run []api.PreBinder
 	for _, p := range plugins {
-		checker, ok := p.(api.PreFlighter)
-		if !ok {
-			run = append(run, p)
-			continue
-		}
-		next := api.Run
-		err := contained(ctx, func() (err error) {
-			next, err = checker.PreFlight(ctx, bc)
-			return err
-		})
+		next, err := check(ctx, p, bc)
 		if err != nil {
-			return nil, api.AsError(p.Name(), err)
+			return nil, err
 		}
 		if next == api.Run {
 			run = append(run, p)
 		}
 	}
 	return run, nil
+}
+
+// extend fills the extensions, in order. The first error ends it.
+func extend(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
+	for _, p := range plugins {
+		if extender, ok := p.(api.BindContextExtender); ok {
+			err := contained(ctx, func() error { return extender.SetupBindContextExtension(ctx, bc) })
+			if err != nil {
+				return api.AsError(p.Name(), err)
+			}
+		}
+	}
+	return nil
+}
+
+// check runs the PreFlight of one plugin; one that has none always runs.
+func check(ctx context.Context, p api.PreBinder, bc *api.BindContext) (api.Next, *api.Error) {
+	checker, ok := p.(api.PreFlighter)
+	if !ok {
+		return api.Run, nil
+	}
+	next := api.Run
+	err := contained(ctx, func() (err error) {
+		next, err = checker.PreFlight(ctx, bc)
+		return err
+	})
+	return next, api.AsError(p.Name(), err)
 }
 
 // preBind runs the PreBind of the plugins in order and returns the first error;

@@ -138,7 +138,7 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, p := range s.engine.o.Plugins {
+	for _, p := range s.engine.settings.Load().Plugins {
 		recoverer, ok := p.(api.Recoverer)
 		if !ok {
 			continue
@@ -165,7 +165,7 @@ func (s *Sweeper) tidy(ctx context.Context) error {
 	}
 	s.tidied = s.engine.o.Clock.Now()
 	var errs []error
-	for _, p := range s.engine.o.Plugins {
+	for _, p := range s.engine.settings.Load().Plugins {
 		tidier, ok := p.(api.Tidier)
 		if !ok {
 			continue

@@ -20,6 +20,9 @@ const (
 	ReasonWaiting = "WaitingForPreBind"
 	// ReasonRefused: the bind was refused, for the reason that the event says.
 	ReasonRefused = "BindRefused"
+	// ReasonAudited: the bind went ahead, in ModeAudit, that would have been refused or
+	// would have waited, for the reason that the event says.
+	ReasonAudited = "BindAudited"
 	// ReasonRolledBack: what was prepared for the bind was undone, for it did not
 	// come about.
 	ReasonRolledBack = "PreBindRolledBack"
@@ -33,6 +36,10 @@ const (
 // tell makes an event of a denial on the pod, so that no pod is refused silently.
 // Events that say the same are counted up by the recorder.
 func (e *Engine) tell(pod *corev1.Pod, d Decision) {
+	if d.Audit != nil {
+		e.tellAudit(pod, d)
+		return
+	}
 	if d.Err == nil {
 		return
 	}
@@ -40,13 +47,24 @@ func (e *Engine) tell(pod *corev1.Pod, d Decision) {
 	if d.Err.Kind == api.KindWait {
 		kind, reason = corev1.EventTypeNormal, ReasonWaiting
 	}
+	e.tellError(pod, d.Err, kind, reason, d.Err.Error())
+}
+
+// tellAudit makes an event of what would have kept the pod from being bound.
+func (e *Engine) tellAudit(pod *corev1.Pod, d Decision) {
+	if len(d.Warnings) > 0 {
+		e.tellError(pod, d.Audit.Err, corev1.EventTypeNormal, ReasonAudited, strings.Join(d.Warnings, "; "))
+	}
+}
+
+// tellError makes an event; err may be nil.
+func (e *Engine) tellError(pod *corev1.Pod, err *api.Error, kind, reason, note string) {
 	// Events of one reason about one object are counted as one: another object,
 	// such as another claim, makes another event.
 	var about runtime.Object
-	if o := d.Err.Object; o.Name != "" {
-		about = &corev1.ObjectReference{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name}
+	if err != nil && err.Object.Name != "" {
+		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
-	note := d.Err.Error()
 	if len(note) > maxNote {
 		note = strings.ToValidUTF8(note[:maxNote], "")
 	}

@@ -41,6 +41,7 @@ type BindContext struct {
 	mu          sync.Mutex
 	extensions  map[string]any
 	intents     []string
+	wouldWait   []Waiting
 	undone      []string
 	waiting     Waiting
 	annotations map[string]map[string]string
@@ -138,6 +139,22 @@ func (bc *BindContext) Intents() []string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]string(nil), bc.intents...)
+}
+
+// WouldWait records, in PreFlight, what PreBind will have to wait for as far as it
+// can be seen: whoever asks what a bind would do is told.
+func (bc *BindContext) WouldWait(w Waiting) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.wouldWait = append(bc.wouldWait, w)
+}
+
+// WouldWaitFor returns what was given to WouldWait, in order; the caller owns the
+// slice.
+func (bc *BindContext) WouldWaitFor() []Waiting {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return append([]Waiting(nil), bc.wouldWait...)
 }
 
 // Undid records, in PreBindRollBack, what was undone, as in "released the lock".

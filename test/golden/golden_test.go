@@ -251,9 +251,12 @@ func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Bindin
 		plugins = s.plugins(t, w)
 	}
 	engine, err := binder.New(binder.Options{
-		Cached: w.client, Live: w.client, Plugins: plugins, Claimed: claimed.New(w.client, w.client).Devices,
-		Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Domain: domain, Mutators: s.mutators, Required: s.required})),
-		Hold:     5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+		Cached: w.client, Live: w.client,
+		Settings: binder.Settings{
+			Mode: binder.ModeEnforce, Plugins: plugins, Claimed: claimed.New(w.client, w.client).Devices,
+			Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Domain: domain, Mutators: s.mutators, Required: s.required})),
+			Hold:     5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+		},
 		Replica: "replica", Domain: domain, Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)

@@ -138,6 +138,9 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	}
 	if ask.lock {
 		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
+		if rec.lockedFor(bc.Pod.UID, p.o.Clock.Now()) {
+			bc.WouldWait(api.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", rec.Lock.Pod)})
+		}
 	}
 	return api.Run, nil
 }

@@ -106,6 +106,7 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 		return api.Run, p.refuse(bc, f, "")
 	}
 	bc.Intend("%s would wait up to %s for %s", Name, e.wait, f.awaited())
+	bc.WouldWait(api.Waiting{Object: objectOf(bc), For: f.awaited()})
 	return api.Run, nil
 }
 

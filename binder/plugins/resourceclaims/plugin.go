@@ -128,6 +128,9 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	for _, intent := range s.intents(bc.Node.Name) {
 		bc.Intend("%s would %s", Name, intent)
 	}
+	for _, w := range s.waits() {
+		bc.WouldWait(w)
+	}
 	return api.Run, nil
 }
 

@@ -251,6 +251,18 @@ func (s survey) waitsFor() (api.Object, string) {
 	return api.Object{}, ""
 }
 
+// waits are all that has to be waited for, reservations aside.
+func (s survey) waits() []api.Waiting {
+	var all []api.Waiting
+	for _, ref := range s.unmade {
+		all = append(all, api.Waiting{Object: podObject(s.pod), For: ref.missing()})
+	}
+	for _, j := range s.in(unready) {
+		all = append(all, api.Waiting{Object: claimObject(j.claim.Namespace, j.claim.Name), For: j.waits})
+	}
+	return all
+}
+
 // until is when the first claim is given up; the zero time for never.
 func (s survey) until() time.Time {
 	var first time.Time

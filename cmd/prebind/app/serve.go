@@ -233,21 +233,24 @@ func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id str
 		return nil, err
 	}
 	return binder.New(binder.Options{
-		Cached:            mgr.GetCache(),
-		Live:              mgr.GetAPIReader(),
-		Mutators:          chain,
-		Plugins:           plugins,
-		Claimed:           claims,
-		Hold:              o.hold,
-		MaxHolds:          o.maxHolds,
-		PreBindTimeout:    o.preBindTimeout,
-		MaxPreBindTimeout: o.preBindMax,
-		Replica:           id,
-		Domain:            o.domain,
-		Changes:           changes,
-		Events:            mgr.GetEventRecorder("prebind"),
-		Observer:          observed,
-		Clock:             clock.RealClock{},
+		Cached: mgr.GetCache(),
+		Live:   mgr.GetAPIReader(),
+		Settings: binder.Settings{
+			Mode:              binder.ModeEnforce,
+			Mutators:          chain,
+			Plugins:           plugins,
+			Claimed:           claims,
+			Hold:              o.hold,
+			MaxHolds:          o.maxHolds,
+			PreBindTimeout:    o.preBindTimeout,
+			MaxPreBindTimeout: o.preBindMax,
+		},
+		Replica:  id,
+		Domain:   o.domain,
+		Changes:  changes,
+		Events:   mgr.GetEventRecorder("prebind"),
+		Observer: observed,
+		Clock:    clock.RealClock{},
 	})
 }
 

@@ -1,0 +1,238 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// onDemand is a checker that takes part only where an annotation asks for it.
+type onDemand struct{ checker }
+
+func (*onDemand) Asked() api.Source { return api.ByBinding }
+
+func acting(name string) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+		bc.Intend("%s would write something", name)
+		return api.Run, nil
+	}}
+}
+
+func waiting(name string) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+		bc.WouldWait(api.Waiting{Object: claim, For: "a volume"})
+		return api.Run, nil
+	}}
+}
+
+func nothingToDo(name string) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }}
+}
+
+func failing(name string, err error) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) { return api.Run, err }}
+}
+
+const aboutClaim = "PersistentVolumeClaim default/data"
+
+func TestExplanation(t *testing.T) {
+	tells := mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
+		return mutators.Output{Annotations: map[string]string{"node": in.Node.Name}, Labels: map[string]string{"rack": "r1"}}, nil
+	})
+	added := Explanation{Mode: ModeEnforce, Annotations: map[string]string{"test.prebind.dev/node": "node-a"}, Labels: map[string]string{"test.prebind.dev/rack": "r1"}}
+	with := func(change func(x *Explanation)) *Explanation {
+		x := added
+		change(&x)
+		return &x
+	}
+	no := &Refusal{Kind: api.KindRefuse, Plugin: "no", Object: aboutClaim, Message: "never", Advice: "give up"}
+	cases := map[string]struct {
+		reason  string
+		plugins []api.PreBinder
+		binding func(b *corev1.Binding)
+		want    *Explanation
+	}{
+		"Ready": {
+			reason: "nothing is to be done", plugins: []api.PreBinder{nothingToDo("a"), &onDemand{*nothingToDo("b")}},
+			want: with(func(x *Explanation) {
+				x.Verdict, x.Plugins = VerdictBind, []PluginExplanation{{Name: "a", Verdict: PluginReady}, {Name: "b", Verdict: PluginNotAsked}}
+			}),
+		},
+		"Acts": {
+			reason: "it would write and not wait", plugins: []api.PreBinder{acting("a"), &plugin{name: "b"}},
+			want: with(func(x *Explanation) {
+				x.Verdict = VerdictBind
+				x.Plugins = []PluginExplanation{{Name: "a", Verdict: PluginActs, Would: []string{"would write something"}}, {Name: "b", Verdict: PluginActs}}
+				x.Warnings = []string{"dry run: a would write something"}
+			}),
+		},
+		"Waits": {
+			reason: "each plugin has what it waits for itself", plugins: []api.PreBinder{waiting("a"), acting("b")},
+			want: with(func(x *Explanation) {
+				x.Verdict = VerdictWait
+				x.Plugins = []PluginExplanation{
+					{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": a volume"}},
+					{Name: "b", Verdict: PluginActs, Would: []string{"would write something"}},
+				}
+				x.Warnings = []string{"dry run: b would write something"}
+			}),
+		},
+		"WaitsAnew": {
+			reason: "a plugin that asks for another call keeps the bind waiting as well", plugins: []api.PreBinder{failing("a", api.Wait(claim, "not made yet"))},
+			want: &Explanation{
+				Verdict: VerdictWait, Mode: ModeEnforce,
+				Plugins: []PluginExplanation{{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": not made yet"}, Refusal: &Refusal{Kind: api.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"}}},
+				Refusal: &Refusal{Kind: api.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"},
+			},
+		},
+		"Refuses": {
+			reason: "the first refusal decides, and all that stands in the way is told", plugins: []api.PreBinder{
+				failing("no", api.Refuse(claim, "never").Advise("give up")), waiting("a"), failing("broken", errors.New("oops")),
+			},
+			want: &Explanation{
+				Verdict: VerdictRefuse, Mode: ModeEnforce, Refusal: no,
+				Plugins: []PluginExplanation{
+					{Name: "no", Verdict: PluginRefuses, Refusal: no},
+					{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": a volume"}},
+					{Name: "broken", Verdict: PluginRefuses, Refusal: &Refusal{Kind: api.KindInternal, Plugin: "broken", Message: "oops"}},
+				},
+			},
+		},
+		"Guard": {
+			reason: "what ends a bind before the plugins is told as well", plugins: []api.PreBinder{nothingToDo("a")},
+			binding: func(b *corev1.Binding) { b.Annotations = map[string]string{"binder.prebind.dev/require": "nobody"} },
+			want: &Explanation{Verdict: VerdictRefuse, Mode: ModeEnforce, Refusal: &Refusal{
+				Kind: api.KindRefuse, Plugin: "binder", Object: "Binding default/web",
+				Message: `its annotation binder.prebind.dev/require asks for the PreBind plugin "nobody", which is not switched on (on: a)`,
+				Advice:  "correct the annotation, or switch the plugin on by --prebind-plugins",
+			}},
+		},
+		"NoNode": {
+			reason: "a target that is no Node is the API server's", plugins: []api.PreBinder{nothingToDo("a")},
+			binding: func(b *corev1.Binding) { b.Target.Kind = "Pod" },
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Settings.Mutators = tc.plugins, chain(t, tells) })
+			binding := gen.Binding(thePod, "node-a")
+			if tc.binding != nil {
+				tc.binding(binding)
+			}
+			r := requestFor(binding)
+			r.DryRun = true
+			assert.Equal(t, tc.want, e.Bind(t.Context(), r).Explanation, tc.reason)
+			assert.Empty(t, e.InFlight(), "a dry run begins nothing")
+
+			real := e.Bind(t.Context(), requestFor(binding))
+			assert.Nil(t, real.Explanation, "only a dry run is explained")
+		})
+	}
+}
+
+// In audit mode every bind goes ahead as it is, and what would have been decided is
+// reported.
+func TestAudit(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		plugins []api.PreBinder
+		want    Audit
+		warning string
+		event   string
+	}{
+		"Allowed": {reason: "there is nothing to report", plugins: []api.PreBinder{acting("a")}, want: Audit{Kind: "allowed"}},
+		"Waits": {
+			reason: "nothing is waited for", plugins: []api.PreBinder{waiting("a")},
+			want:    Audit{Kind: "waiting", WaitsFor: []string{aboutClaim + ": a volume"}},
+			warning: "audit: the bind would wait for " + aboutClaim + ": a volume",
+			event:   "web Normal BindAudited: audit: the bind would wait for " + aboutClaim + ": a volume",
+		},
+		"Refused": {
+			reason: "nothing is refused", plugins: []api.PreBinder{refusing("a", "never")},
+			want:    Audit{Kind: "refused", Err: &api.Error{Kind: api.KindRefuse, Plugin: "a", Object: claim, Message: "never"}},
+			warning: "audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
+			event:   "web Normal BindAudited: audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
+		},
+		"Failed": {
+			reason: "our own failure is in nobody's way either", plugins: []api.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) { panic("oops") }}},
+			want: Audit{Kind: "internal"}, warning: "panicked", event: "panicked",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			events := &recorder{}
+			tells := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
+				return mutators.Output{Annotations: map[string]string{"a": "b"}}, nil
+			})
+			e := newTestEngine(t, func(o *Options) {
+				o.Settings.Plugins, o.Settings.Mode, o.Events, o.Settings.Mutators = tc.plugins, ModeAudit, events, chain(t, tells)
+			})
+			d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a")))
+			require.Nil(t, d.Err, tc.reason)
+			require.NotNil(t, d.Audit)
+			assert.Equal(t, "audited", d.Kind())
+			assert.Equal(t, tc.want.Kind, d.Audit.Kind)
+			assert.Equal(t, tc.want.WaitsFor, d.Audit.WaitsFor)
+			if tc.want.Err != nil {
+				assert.Equal(t, tc.want.Err, d.Audit.Err)
+			}
+			assert.Empty(t, d.Annotations, "the Binding stays as it is")
+			assert.Empty(t, d.UID, "the Binding stays as it is")
+			assert.Empty(t, e.InFlight(), "nothing is begun")
+			if tc.warning == "" {
+				assert.Empty(t, d.Warnings)
+				assert.Empty(t, events.all())
+				return
+			}
+			require.Len(t, d.Warnings, 1)
+			assert.Contains(t, d.Warnings[0], tc.warning)
+			require.Len(t, events.all(), 1)
+			assert.Contains(t, events.all()[0], tc.event)
+		})
+	}
+}
+
+// What is under way can be seen, the oldest first.
+func TestInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		second := gen.Pod("second", gen.UID("pod-2"))
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.Plugins, o.Cached, o.Live = []api.PreBinder{w}, holding(thePod, second, theNode), holding(thePod, second)
+		})
+		began := time.Now()
+		require.NotNil(t, e.Bind(t.Context(), theRequest()).Err)
+		require.NotNil(t, e.Bind(t.Context(), requestFor(gen.Binding(second, "node-a"))).Err)
+		all := e.InFlight()
+		require.Len(t, all, 2)
+		assert.Equal(t, "web", all[0].Pod)
+		assert.Equal(t, "second", all[1].Pod)
+		first := all[0]
+		assert.Equal(t, began, first.Since.Time)
+		assert.Equal(t, "preparing", first.Phase)
+		assert.Equal(t, "waiter", first.Plugin)
+		assert.Equal(t, "node-a", first.Node)
+		assert.Equal(t, aboutClaim+": the volume of the test", first.WaitsFor)
+		assert.Equal(t, 10*time.Minute, first.Budget.Duration)
+		w.release <- nil
+		w.release <- nil
+		synctest.Wait()
+		for _, f := range e.InFlight() {
+			assert.Equal(t, "prepared", f.Phase)
+			assert.Empty(t, f.WaitsFor, "it waits for nothing any more")
+		}
+	})
+}

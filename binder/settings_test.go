@@ -1,0 +1,128 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+func TestPolicyFor(t *testing.T) {
+	s := &Settings{
+		Mode: ModeEnforce, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
+		Namespaces: []NamespaceRule{
+			{Names: []string{"shop"}, Mode: ModeOff},
+			{Names: []string{"shop", "batch-*"}, Mode: ModeAudit, PreBindTimeout: time.Hour},
+			{Names: []string{"quick"}, MaxPreBindTimeout: time.Minute},
+			{Names: []string{"*-test"}, Mode: ModeEnforce, PreBindTimeout: time.Minute, MaxPreBindTimeout: 2 * time.Minute},
+		},
+	}
+	cases := map[string]struct {
+		reason, namespace string
+		want              policy
+	}{
+		"General":  {reason: "no rule names it", namespace: "web", want: policy{ModeEnforce, 10 * time.Minute, 30 * time.Minute}},
+		"First":    {reason: "the first rule counts, and it alone", namespace: "shop", want: policy{ModeOff, 10 * time.Minute, 30 * time.Minute}},
+		"Pattern":  {reason: "a longer time than the limit raises the limit", namespace: "batch-7", want: policy{ModeAudit, time.Hour, time.Hour}},
+		"NoMatch":  {reason: "a pattern is for the whole name", namespace: "my-batch-7", want: policy{ModeEnforce, 10 * time.Minute, 30 * time.Minute}},
+		"Limit":    {reason: "a lower limit lowers the time", namespace: "quick", want: policy{ModeEnforce, time.Minute, time.Minute}},
+		"AllThree": {reason: "everything can be given", namespace: "a-test", want: policy{ModeEnforce, time.Minute, 2 * time.Minute}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, s.policyFor(tc.namespace), tc.reason)
+		})
+	}
+}
+
+// settingsOf are those of the engine, to be changed.
+func settingsOf(e *Engine) Settings { return *e.settings.Load() }
+
+// Other settings hold for the next call, and bad ones change nothing.
+func TestConfigure(t *testing.T) {
+	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { return api.Refuse(claim, "no") }}
+	e := engineWith(t, p)
+	require.NotNil(t, e.Bind(t.Context(), theRequest()).Err)
+
+	off := settingsOf(e)
+	off.Plugins = nil
+	require.NoError(t, e.Configure(off))
+	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "the plugin is off")
+
+	bad := off
+	bad.Plugins, bad.Hold = []api.PreBinder{p}, 0
+	require.ErrorContains(t, e.Configure(bad), "Hold")
+	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "nothing of bad settings is in force")
+
+	exempt := settingsOf(e)
+	exempt.Plugins, exempt.Namespaces = []api.PreBinder{p}, []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
+	require.NoError(t, e.Configure(exempt))
+	d := e.Bind(t.Context(), theRequest())
+	assert.True(t, d.PassThrough, "as if Prebind were not there")
+	assert.Equal(t, Decision{PassThrough: true}, d)
+}
+
+// A bind that waits when a plugin is switched on is judged by that plugin too; one
+// whose plugin is switched off meanwhile gets what that has prepared, and undoes it.
+func TestConfigureWhileABindWaits(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		then   func(w *waiter) []api.PreBinder
+		err    string
+	}{
+		"SwitchedOn":  {reason: "nothing is bound past a plugin that is on", err: "the late one", then: func(w *waiter) []api.PreBinder { return []api.PreBinder{w, refusing("late", "the late one")} }},
+		"SwitchedOff": {reason: "what is prepared lets the bind go ahead", then: func(*waiter) []api.PreBinder { return []api.PreBinder{nothingToDo("other")} }},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWaiter()
+				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []api.PreBinder{w}, holding(thePod) })
+				first := e.Bind(t.Context(), theRequest())
+				require.True(t, api.IsKind(first.Err, api.KindWait))
+
+				s := settingsOf(e)
+				s.Plugins = tc.then(w)
+				require.NoError(t, e.Configure(s))
+				decided := later(t.Context(), e, theRequest())
+				synctest.Wait()
+				w.release <- nil
+				d := <-decided
+				if tc.err == "" {
+					require.Nil(t, d.Err, tc.reason)
+					assert.NotEmpty(t, d.Annotations["binder.prebind.dev/attempt"])
+				} else {
+					assert.ErrorContains(t, d.Err, tc.err, tc.reason)
+				}
+				pass(2 * time.Minute)
+				assert.EqualValues(t, 1, w.rollBacks.Load(), "no bind came of it")
+			})
+		})
+	}
+}
+
+// refusing is a plugin whose PreFlight refuses.
+func refusing(name, message string) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
+		return api.Run, api.Refuse(claim, "%s", message)
+	}}
+}
+
+// The number of calls that are held can be changed while some are.
+func TestSeats(t *testing.T) {
+	e := engineWith(t)
+	require.True(t, e.sit(2))
+	require.True(t, e.sit(2))
+	assert.False(t, e.sit(2), "both are taken")
+	assert.True(t, e.sit(3), "a third is allowed")
+	assert.False(t, e.sit(1), "fewer than are taken: nobody is sent away, and nobody comes in")
+	assert.Equal(t, 3, e.Stats().Holds)
+}
