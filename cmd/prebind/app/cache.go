@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -18,8 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
-
-	"github.com/prebind/prebind/binder/notify"
 )
 
 // newManager returns a manager whose cache holds pending pods and trimmed nodes.
@@ -27,10 +24,6 @@ import (
 //
 // The context is the one that the manager will be started with.
 func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (manager.Manager, error) {
-	narrowed, err := narrowedCaches(o)
-	if err != nil {
-		return nil, err
-	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 clientgoscheme.Scheme,
 		Metrics:                server.Options{BindAddress: o.metricsAddress},
@@ -46,7 +39,7 @@ func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (mana
 			DefaultTransform:            cache.TransformStripManagedFields(),
 			// Mutators and plugins read only, by contract.
 			DefaultUnsafeDisableDeepCopy: new(true),
-			ByObject:                     narrowed,
+			ByObject:                     narrowedCaches(o.registry, o.namespace),
 		},
 	})
 	if err != nil {
@@ -55,22 +48,19 @@ func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (mana
 	return mgr, nil
 }
 
-// narrowedCaches are the kinds of which the cache does not hold everything.
-func narrowedCaches(o *serveOptions) (map[client.Object]cache.ByObject, error) {
+// narrowedCaches are the kinds of which the cache does not hold everything: for
+// every plugin, as any may be switched on later. None is held for that alone.
+func narrowedCaches(r *registry, namespace string) map[client.Object]cache.ByObject {
 	narrowed := map[client.Object]cache.ByObject{
 		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", "")},
 		&corev1.Node{}: {Transform: trimNode},
 	}
-	specs, err := o.selectedPlugins()
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range specs {
-		if s.Caches != nil {
-			maps.Copy(narrowed, s.Caches(o.namespace))
+	for _, p := range r.plugins {
+		if p.Caches != nil {
+			maps.Copy(narrowed, p.Caches(namespace))
 		}
 	}
-	return narrowed, nil
+	return narrowed
 }
 
 // interruptible is a cache for which a manager stops waiting when it is stopped:
@@ -97,25 +87,4 @@ func trimNode(object any) (any, error) {
 		node.Status.Images = nil
 	}
 	return object, nil
-}
-
-// coreWatches are the kinds that the engine itself needs.
-func coreWatches() map[string]client.Object {
-	return map[string]client.Object{"Pod": &corev1.Pod{}, "Node": &corev1.Node{}}
-}
-
-// watch makes the cache hold the kinds, readiness wait for them, and the hub
-// hear of their changes.
-func watch(ctx context.Context, mgr manager.Manager, ready *readiness, changes *notify.Hub, kinds map[string]client.Object) error {
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		informer, err := mgr.GetCache().GetInformer(ctx, kinds[kind])
-		if err != nil {
-			return fmt.Errorf("watching %s objects: %w", kind, err)
-		}
-		if err := changes.Attach(kind, informer); err != nil {
-			return err
-		}
-		ready.waitFor(kind, informer.HasSynced)
-	}
-	return nil
 }

@@ -19,10 +19,7 @@ var version = "unknown"
 // program of a few lines brings its own plugins. Its errors are one line each,
 // for main to print; it never exits by itself.
 func NewCommand(options ...Option) *cobra.Command {
-	o := defaultServeOptions()
-	for _, option := range options {
-		option(o)
-	}
+	o := defaultServeOptions(options...)
 	root := &cobra.Command{
 		Use:   "prebind",
 		Short: "Mutators and PreBind plugins for every Kubernetes scheduler, at the admission of the Binding",
@@ -34,11 +31,11 @@ it, before the bind may go ahead. Schedulers need not know of it.`,
 		SilenceUsage:       true,
 		SilenceErrors:      true,
 		DisableSuggestions: true, // They would be further lines.
-		PersistentPreRunE:  func(*cobra.Command, []string) error { return o.checkLists() },
+		PersistentPreRunE:  func(*cobra.Command, []string) error { return o.registry.check() },
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
-	root.AddCommand(newServeCommand(o), newPluginsCommand(o), newVersionCommand())
+	root.AddCommand(newServeCommand(o), newPluginsCommand(o.registry), newConfigCommand(o.registry), newVersionCommand())
 	return root
 }
 

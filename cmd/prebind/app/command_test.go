@@ -76,16 +76,16 @@ func TestPlugins(t *testing.T) {
 	out, err := run(t, "plugins")
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 1+len(registeredMutators(defaultServeOptions()))+len(registeredPlugins(defaultServeOptions())), "a line for each, and the header")
+	require.Len(t, lines, 1+len(registeredMutators())+len(registeredPlugins()), "a line for each, and the header")
 	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
 	rest := lines[1:]
-	for _, s := range registeredMutators(defaultServeOptions()) {
+	for _, s := range registeredMutators() {
 		assert.Equal(t, []string{s.Name, "mutator", onOff(s.On), s.Name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
 		rest = rest[1:]
 	}
-	for _, s := range registeredPlugins(defaultServeOptions()) {
+	for _, s := range registeredPlugins() {
 		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
 		assert.Contains(t, rest[0], s.Description)
 		rest = rest[1:]
@@ -101,36 +101,41 @@ func TestHelp(t *testing.T) {
 	assert.NotContains(t, out, "[Alpha]", "what may vanish is not shown")
 }
 
-// TestRegistry: names are unique and complete, and everything that is on by
-// default can be built.
+// TestRegistry: names are unique and complete, and everything can be built with its
+// default arguments.
 func TestRegistry(t *testing.T) {
 	seen := map[string]bool{}
-	for _, s := range registeredMutators(defaultServeOptions()) {
-		assert.False(t, seen["mutator "+s.Name], s.Name)
-		seen["mutator "+s.Name] = true
-		assert.NotEmpty(t, s.Description)
-		m, err := s.Build()
+	s := defaultSettings(defaultServeOptions().registry)
+	require.NoError(t, s.registry.check())
+	for _, m := range s.registry.mutators {
+		assert.False(t, seen[m.Name], m.Name)
+		seen[m.Name] = true
+		assert.NotEmpty(t, m.Description)
+		built, err := m.Build(s.argumentsOf(m.Name))
 		require.NoError(t, err)
-		assert.Equal(t, s.Name, m.Name())
+		assert.Equal(t, m.Name, built.Name())
 	}
 	var order []string
-	for _, s := range registeredPlugins(defaultServeOptions()) {
-		assert.False(t, seen["plugin "+s.Name], s.Name)
-		assert.False(t, seen["mutator "+s.Name], "they write annotations under their names: %s", s.Name)
-		seen["plugin "+s.Name] = true
-		order = append(order, s.Name)
-		assert.NotEmpty(t, s.Description)
-		assert.NotNil(t, s.Build)
-		if s.Watches == nil {
+	for _, p := range s.registry.plugins {
+		assert.False(t, seen[p.Name], "they write annotations under their names: %s", p.Name)
+		seen[p.Name] = true
+		order = append(order, p.Name)
+		assert.NotEmpty(t, p.Description)
+		if p.Permissions != nil {
+			permissions, err := p.Permissions(s.argumentsOf(p.Name), "prebind-system")
+			require.NoError(t, err)
+			assert.NotEmpty(t, permissions, p.Name)
+		}
+		if p.Watches == nil {
 			continue
 		}
-		for kind, o := range s.Watches() {
+		for kind, o := range p.Watches(s.argumentsOf(p.Name)) {
 			assert.NotEmpty(t, kind)
 			assert.NotNil(t, o)
 		}
 	}
 	assert.Equal(t, []string{"node-state", "device", "resource-claims", "volumebinding"}, order, "what only looks comes first, what cannot be undone last")
-	chain, err := buildMutators(defaultServeOptions())
+	on, err := s.on()
 	require.NoError(t, err)
-	assert.Equal(t, 1, chain.Len())
+	assert.Equal(t, switchedOn{mutators: []string{"topology"}, plugins: order}, on)
 }

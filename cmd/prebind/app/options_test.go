@@ -5,8 +5,8 @@ package app
 
 import (
 	"testing"
-	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -60,51 +60,66 @@ func TestSelected(t *testing.T) {
 	}
 }
 
-func TestValidate(t *testing.T) {
+// completed is what serve makes of these flags.
+func completed(t *testing.T, args ...string) (*configuration, error) {
+	t.Helper()
+	o := defaultServeOptions()
+	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	sets := o.flags()
+	for _, section := range sets.Order {
+		fs.AddFlagSet(sets.FlagSets[section])
+	}
+	require.NoError(t, fs.Parse(args))
+	return o.complete(fs)
+}
+
+func TestComplete(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		change func(o *serveOptions)
+		args   []string
 		// says are parts of the error; none for no error.
 		says []string
 	}{
-		"Default":          {reason: "the defaults are valid", change: func(*serveOptions) {}},
-		"NoMetrics":        {reason: "0 switches metrics off", change: func(o *serveOptions) { o.metricsAddress = "0" }},
-		"IPv6":             {reason: "addresses of every family", change: func(o *serveOptions) { o.webhookAddress = "[::1]:9443" }},
-		"AllOff":           {reason: "nothing need be on", change: func(o *serveOptions) { o.mutators, o.plugins, o.topology.Labels = nil, nil, nil }},
-		"WebhookAddress":   {reason: "a port is needed", change: func(o *serveOptions) { o.webhookAddress = "9443" }, says: []string{"--webhook-bind-address", `"9443"`}},
-		"MetricsAddress":   {reason: "a port is needed", change: func(o *serveOptions) { o.metricsAddress = "localhost" }, says: []string{"--metrics-bind-address"}},
-		"HealthAddress":    {reason: "a port is needed", change: func(o *serveOptions) { o.healthAddress = "" }, says: []string{"--health-probe-bind-address"}},
-		"CertDir":          {reason: "a certificate is needed", change: func(o *serveOptions) { o.certDir = "" }, says: []string{"--cert-dir"}},
-		"Hold":             {reason: "must be positive", change: func(o *serveOptions) { o.hold = 0 }, says: []string{"--hold", "0s"}},
-		"MaxHolds":         {reason: "must be positive", change: func(o *serveOptions) { o.maxHolds = -1 }, says: []string{"--max-holds", "-1"}},
-		"Timeout":          {reason: "must be positive", change: func(o *serveOptions) { o.preBindTimeout = -time.Second }, says: []string{"--prebind-timeout"}},
-		"ShutdownTimeout":  {reason: "must be positive", change: func(o *serveOptions) { o.shutdownTimeout = 0 }, says: []string{"--shutdown-timeout"}},
-		"Domain":           {reason: "a DNS subdomain", change: func(o *serveOptions) { o.domain = "Not a\ndomain" }, says: []string{"--annotation-domain"}},
-		"UnknownMutator":   {reason: "the known ones are listed", change: func(o *serveOptions) { o.mutators = []string{"*", "to\npology"} }, says: []string{"--mutators", "topology"}},
-		"UnknownPlugin":    {reason: "the known ones are listed", change: func(o *serveOptions) { o.plugins = []string{"volumes"} }, says: []string{"--prebind-plugins", "volumebinding"}},
-		"BadTopologyLabel": {reason: "a label key", change: func(o *serveOptions) { o.topology.Labels = []string{"a\nb"} }, says: []string{"--topology-labels"}},
-		"TopologyPath":     {reason: "a label key", change: func(o *serveOptions) { o.topology.Path = []string{"a b"} }, says: []string{"--topology-path", "a b"}},
-		"TopologyPodLabel": {reason: "a key that is there", change: func(o *serveOptions) { o.topology.PodLabels = []string{"rack"} }, says: []string{"--topology-pod-labels", "rack"}},
-		"NodeAnnotations":  {reason: "an annotation key", change: func(o *serveOptions) { o.nodeInfo.Annotations = []string{"a/b/c"} }, says: []string{"--node-info-annotations"}},
-		"Required":         {reason: "what is on can be required", change: func(o *serveOptions) { o.requiredMutators = []string{"topology"} }},
-		"RequiredOff":      {reason: "what is off never runs", change: func(o *serveOptions) { o.requiredMutators = []string{"bind-info"} }, says: []string{"--required-mutators", "bind-info"}},
-		"NodeStateChecks":  {reason: "the known ones are listed", change: func(o *serveOptions) { o.nodeStateChecks = []string{"raedy"} }, says: []string{"--node-state-checks", "raedy", "ready"}},
-		"NoNodeState":      {reason: "nothing need be checked", change: func(o *serveOptions) { o.nodeStateChecks = nil }},
-		"NodeStateWait":    {reason: "must be positive", change: func(o *serveOptions) { o.nodeStateMaxWait = 0 }, says: []string{"--node-state-max-wait"}},
-		"NodeStateTooLong": {reason: "more than any attempt has", change: func(o *serveOptions) { o.nodeStateMaxWait = time.Hour }, says: []string{"--node-state-max-wait", "1h"}},
-		"NodeLockTimeout":  {reason: "must be positive", change: func(o *serveOptions) { o.deviceNodeLockTimeout = 0 }, says: []string{"--device-node-lock-timeout"}},
-		"ClaimsTimeout":    {reason: "must be positive", change: func(o *serveOptions) { o.resourceClaimsTimeout = 0 }, says: []string{"--resource-claims-binding-timeout"}},
-		"ClaimsAllocate":   {reason: "the name of a class", change: func(o *serveOptions) { o.resourceClaimsAllocate = []string{"GPU !"} }, says: []string{"--resource-claims-allocate", "GPU !"}},
+		"Default":          {reason: "the defaults are valid"},
+		"NoMetrics":        {reason: "0 switches metrics off", args: []string{"--metrics-bind-address=0"}},
+		"IPv6":             {reason: "addresses of every family", args: []string{"--webhook-bind-address=[::1]:9443"}},
+		"AllOff":           {reason: "nothing need be on", args: []string{"--mutators=", "--prebind-plugins=", "--topology-labels="}},
+		"WebhookAddress":   {reason: "a port is needed", args: []string{"--webhook-bind-address=9443"}, says: []string{"--webhook-bind-address", `"9443"`}},
+		"MetricsAddress":   {reason: "a port is needed", args: []string{"--metrics-bind-address=localhost"}, says: []string{"--metrics-bind-address"}},
+		"HealthAddress":    {reason: "a port is needed", args: []string{"--health-probe-bind-address="}, says: []string{"--health-probe-bind-address"}},
+		"CertDir":          {reason: "a certificate is needed", args: []string{"--cert-dir="}, says: []string{"--cert-dir"}},
+		"Mode":             {reason: "the known ones are listed", args: []string{"--mode=audit"}, says: []string{"--mode", `"audit"`, "Audit"}},
+		"Hold":             {reason: "must be positive", args: []string{"--hold=0s"}, says: []string{"--hold", "0s"}},
+		"MaxHolds":         {reason: "must be positive", args: []string{"--max-holds=-1"}, says: []string{"--max-holds", "-1"}},
+		"Timeout":          {reason: "must be positive", args: []string{"--prebind-timeout=-1s"}, says: []string{"--prebind-timeout"}},
+		"MaxTimeout":       {reason: "the default must be within the limit", args: []string{"--max-prebind-timeout=1m"}, says: []string{"--max-prebind-timeout"}},
+		"ShutdownTimeout":  {reason: "must be positive", args: []string{"--shutdown-timeout=0s"}, says: []string{"--shutdown-timeout"}},
+		"Domain":           {reason: "a DNS subdomain", args: []string{"--annotation-domain=Not a\ndomain"}, says: []string{"--annotation-domain"}},
+		"UnknownMutator":   {reason: "the known ones are listed", args: []string{"--mutators=*,topologie"}, says: []string{"--mutators", "topology"}},
+		"UnknownPlugin":    {reason: "the known ones are listed", args: []string{"--prebind-plugins=volumes"}, says: []string{"--prebind-plugins", "volumebinding"}},
+		"Contradiction":    {reason: "on and off at once", args: []string{"--mutators=topology,-topology"}, says: []string{"--mutators", "both on and off"}},
+		"BadTopologyLabel": {reason: "a label key", args: []string{"--topology-labels=a b"}, says: []string{"--topology-labels"}},
+		"TopologyPath":     {reason: "a label key", args: []string{"--topology-path=a b"}, says: []string{"--topology-path", "a b"}},
+		"TopologyPodLabel": {reason: "a key that is there", args: []string{"--topology-pod-labels=rack"}, says: []string{"--topology-pod-labels", "rack"}},
+		"NodeAnnotations":  {reason: "an annotation key", args: []string{"--node-info-annotations=a/b/c"}, says: []string{"--node-info-annotations"}},
+		"Required":         {reason: "what is on can be required", args: []string{"--required-mutators=topology"}},
+		"RequiredOff":      {reason: "what is off never runs", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
+		"NodeStateChecks":  {reason: "the known ones are listed", args: []string{"--node-state-checks=raedy"}, says: []string{"--node-state-checks", "raedy", "ready"}},
+		"NoNodeState":      {reason: "nothing need be checked", args: []string{"--node-state-checks="}},
+		"NodeStateWait":    {reason: "must be positive", args: []string{"--node-state-max-wait=0s"}, says: []string{"--node-state-max-wait"}},
+		"NodeStateTooLong": {reason: "more than any attempt has", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
+		"NodeLockTimeout":  {reason: "must be positive", args: []string{"--device-node-lock-timeout=0s"}, says: []string{"--device-node-lock-timeout"}},
+		"ClaimsTimeout":    {reason: "must be positive", args: []string{"--resource-claims-binding-timeout=0s"}, says: []string{"--resource-claims-binding-timeout"}},
+		"ClaimsAllocate":   {reason: "the name of a class", args: []string{"--resource-claims-allocate=GPU !"}, says: []string{"--resource-claims-allocate", "GPU !"}},
+		"NoFile":           {reason: "a file that is not there", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
 		"Several": {
-			reason: "all that is wrong is told at once", change: func(o *serveOptions) { o.hold, o.maxHolds, o.mutators = 0, 0, []string{"x"} },
-			says: []string{"--hold", "--max-holds", "--mutators"},
+			reason: "all that is wrong is told at once", args: []string{"--hold=0s", "--max-holds=0", "--mutators=x", "--webhook-bind-address=1"},
+			says: []string{"--hold", "--max-holds", "--mutators", "--webhook-bind-address"},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := defaultServeOptions()
-			tc.change(o)
-			err := o.validate()
+			_, err := completed(t, tc.args...)
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
 				return
@@ -128,7 +143,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 	}
 	for _, name := range []string{
 		"kubeconfig", "webhook-bind-address", "cert-dir", "metrics-bind-address", "health-probe-bind-address",
-		"mutators", "prebind-plugins", "annotation-domain", "hold", "max-holds", "prebind-timeout",
+		"mutators", "prebind-plugins", "annotation-domain", "config", "mode", "hold", "max-holds", "prebind-timeout",
 	} {
 		assert.True(t, known[name], "--%s", name)
 	}

@@ -7,15 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 )
 
-// readiness tells whether Bindings can be decided. waitFor is called before the
-// first check; the rest is safe for concurrent use.
+// readiness tells whether Bindings can be decided, and whether they should come
+// here. It is safe for concurrent use.
 type readiness struct {
-	caches   []cacheState
 	synced   atomic.Bool
 	draining atomic.Bool
+
+	mu     sync.Mutex
+	caches []cacheState
+	// trouble is what is wrong at run time, by what is watched.
+	trouble map[string]error
 }
 
 type cacheState struct {
@@ -23,14 +28,28 @@ type cacheState struct {
 	synced func() bool
 }
 
+// waitFor makes the process unready until the cache of the kind is synced.
 func (r *readiness) waitFor(kind string, synced func() bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.caches = append(r.caches, cacheState{kind: kind, synced: synced})
 }
 
 // drain makes the process unready for good.
 func (r *readiness) drain() { r.draining.Store(true) }
 
-// check returns why Bindings cannot be decided, or nil.
+// report sets what is wrong with something that is watched, or nil.
+func (r *readiness) report(what string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.trouble == nil {
+		r.trouble = map[string]error{}
+	}
+	r.trouble[what] = err
+}
+
+// check returns why Bindings cannot be decided here, or nil. It is asked for every
+// call.
 func (r *readiness) check() error {
 	if r.draining.Load() {
 		return errors.New("this replica is shutting down")
@@ -38,6 +57,8 @@ func (r *readiness) check() error {
 	if r.synced.Load() {
 		return nil
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var missing []string
 	for _, c := range r.caches {
 		if !c.synced() {
@@ -49,5 +70,22 @@ func (r *readiness) check() error {
 	}
 	// A cache that is synced stays so.
 	r.synced.Store(true)
+	return nil
+}
+
+// probe returns why calls should go to another replica, or nil. A call that comes
+// all the same is decided while check has nothing against it: it is the proof that
+// some API server lives, and another replica may be in the same trouble.
+func (r *readiness) probe() error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, err := range r.trouble {
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }

@@ -31,50 +31,70 @@ var resourceClaimKind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 
 // registeredMutators is every mutator that is compiled in, in the order in which
 // they run.
-func registeredMutators(o *serveOptions) []Mutator {
+func registeredMutators() []Mutator {
 	return []Mutator{
 		{
 			Name:        topology.Name,
 			On:          true,
 			Description: "labels of the node (zone, region, hostname; --topology-labels), and its place as a path",
-			Build:       func() (mutators.Mutator, error) { return topology.New(o.topology) },
+			Arguments:   defaultTopologyArguments,
+			Build: func(a Arguments) (mutators.Mutator, error) {
+				args, err := argumentsAs[*topologyArguments](a)
+				if err != nil {
+					return nil, err
+				}
+				return topology.New(args.options())
+			},
 		},
 		{
 			Name:        nodeinfo.Name,
 			Description: "facts of the node: instance type, capacity type, architecture, versions, addresses",
-			Build:       func() (mutators.Mutator, error) { return nodeinfo.New(o.nodeInfo) },
+			Arguments:   func() Arguments { return &nodeInfoArguments{} },
+			Build: func(a Arguments) (mutators.Mutator, error) {
+				args, err := argumentsAs[*nodeInfoArguments](a)
+				if err != nil {
+					return nil, err
+				}
+				return nodeinfo.New(nodeinfo.Options{Annotations: args.Annotations})
+			},
 		},
 		{
 			Name:        bindinfo.Name,
 			Description: "who bound the pod, when, after how many calls and how long a wait",
-			Build:       func() (mutators.Mutator, error) { return bindinfo.New(), nil },
+			Build:       func(Arguments) (mutators.Mutator, error) { return bindinfo.New(), nil },
 		},
 		{
 			Name:        deviceinfo.Name,
 			Description: "the devices that the plugin device, or ResourceClaims, gave to the pod",
 			Claims:      true,
-			Build:       func() (mutators.Mutator, error) { return deviceinfo.New(), nil },
+			Permissions: shipped("mutators/device-info"),
+			Build:       func(Arguments) (mutators.Mutator, error) { return deviceinfo.New(), nil },
 		},
 	}
 }
 
 // registeredPlugins is every PreBind plugin that is compiled in, in the order in
 // which they run: what only looks comes first, and what cannot be undone last.
-func registeredPlugins(o *serveOptions) []Plugin {
+func registeredPlugins() []Plugin {
 	return []Plugin{
 		{
 			Name:        nodestate.Name,
 			On:          true,
 			Description: "sees that the node is as the scheduler believed: ready, not cordoned, taints, affinity, and what annotations expect",
 			Annotations: "expect, expect-conditions, wait",
+			Arguments:   defaultNodeStateArguments,
 			Build: func(d Deps) (api.PreBinder, error) {
-				checks, err := nodestate.ParseChecks(o.nodeStateChecks)
+				args, err := argumentsAs[*nodeStateArguments](d.Arguments)
+				if err != nil {
+					return nil, err
+				}
+				checks, err := nodestate.ParseChecks(args.Checks)
 				if err != nil {
 					return nil, err
 				}
 				return nodestate.New(nodestate.Options{
 					Cached: d.Cached, Live: d.Live, Changes: d.Changes, Clock: d.Clock, Domain: d.Domain,
-					Checks: checks, MaxWait: o.nodeStateMaxWait,
+					Checks: checks, MaxWait: args.MaxWait,
 				})
 			},
 		},
@@ -83,12 +103,18 @@ func registeredPlugins(o *serveOptions) []Plugin {
 			On:          true,
 			Description: "gives the devices that annotations name to one pod at a time",
 			Annotations: "<resource>, node-lock",
-			Watches:     device.Watches,
+			Watches:     always(device.Watches),
 			Caches:      device.Caches,
+			Permissions: shipped("plugins/device"),
+			Arguments:   defaultDeviceArguments,
 			Build: func(d Deps) (api.PreBinder, error) {
+				args, err := argumentsAs[*deviceArguments](d.Arguments)
+				if err != nil {
+					return nil, err
+				}
 				return device.New(device.Options{
 					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Clock: d.Clock, Domain: d.Domain, Namespace: d.Namespace,
-					NodeLocks: o.deviceNodeLocks, NodeLockTimeout: o.deviceNodeLockTimeout,
+					NodeLocks: args.NodeLocks, NodeLockTimeout: args.NodeLockTimeout,
 				})
 			},
 		},
@@ -97,19 +123,27 @@ func registeredPlugins(o *serveOptions) []Plugin {
 			On:          true,
 			Description: "reserves the pod's ResourceClaims and waits for their devices",
 			Requires:    []schema.GroupVersionKind{resourceClaimKind},
-			Watches: func() map[string]client.Object {
-				if len(o.resourceClaimsAllocate) > 0 {
+			Arguments:   defaultResourceClaimsArguments,
+			Watches: func(a Arguments) map[string]client.Object {
+				if allocates(a) {
 					return resourceclaims.OwnedWatches()
 				}
 				return resourceclaims.Watches()
 			},
-			Build: func(d Deps) (api.PreBinder, error) { return newResourceClaims(o, d) },
+			Permissions: func(a Arguments, namespace string) ([]Permission, error) {
+				if allocates(a) {
+					return shipped("plugins/resource-claims", "plugins/resource-claims-allocate")(a, namespace)
+				}
+				return shipped("plugins/resource-claims")(a, namespace)
+			},
+			Build: newResourceClaims,
 		},
 		{
 			Name:        volumebinding.Name,
 			On:          true,
 			Description: "binds and waits for the pod's PersistentVolumeClaims",
-			Watches:     volumebinding.Watches,
+			Watches:     always(volumebinding.Watches),
+			Permissions: shipped("plugins/volumebinding"),
 			Index:       volumebinding.SetupIndexes,
 			Build: func(d Deps) (api.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes})
@@ -120,14 +154,18 @@ func registeredPlugins(o *serveOptions) []Plugin {
 
 // newResourceClaims builds the plugin, with an allocator where the operator owns
 // DeviceClasses by Prebind.
-func newResourceClaims(o *serveOptions, d Deps) (api.PreBinder, error) {
+func newResourceClaims(d Deps) (api.PreBinder, error) {
+	args, err := argumentsAs[*resourceClaimsArguments](d.Arguments)
+	if err != nil {
+		return nil, err
+	}
 	options := resourceclaims.Options{
 		Cached: d.Cached, Live: d.Live, Writer: d.Writer, Status: d.Status, Changes: d.Changes, Clock: d.Clock, Domain: d.Domain,
-		BindingTimeout: o.resourceClaimsTimeout,
+		BindingTimeout: args.BindingTimeout,
 	}
-	if len(o.resourceClaimsAllocate) > 0 {
+	if len(args.Allocate) > 0 {
 		owned, err := resourceclaims.NewOwnedClasses(resourceclaims.OwnedOptions{
-			Classes: o.resourceClaimsAllocate, Cached: d.Cached, Live: d.Live, Writer: d.Writer, Status: d.Status, Clock: d.Clock, Namespace: d.Namespace,
+			Classes: args.Allocate, Cached: d.Cached, Live: d.Live, Writer: d.Writer, Status: d.Status, Clock: d.Clock, Namespace: d.Namespace,
 		})
 		if err != nil {
 			return nil, err
@@ -135,6 +173,17 @@ func newResourceClaims(o *serveOptions, d Deps) (api.PreBinder, error) {
 		options.Allocator = owned
 	}
 	return resourceclaims.New(options)
+}
+
+// allocates says whether the operator owns DeviceClasses by Prebind.
+func allocates(a Arguments) bool {
+	args, err := argumentsAs[*resourceClaimsArguments](a)
+	return err == nil && len(args.Allocate) > 0
+}
+
+// always makes a Plugin.Watches of what is watched whatever the arguments are.
+func always(watches func() map[string]client.Object) func(Arguments) map[string]client.Object {
+	return func(Arguments) map[string]client.Object { return watches() }
 }
 
 // Mutator is an entry of the list of mutators. Name, Description and Build are
@@ -149,8 +198,14 @@ type Mutator struct {
 	// Claims asks for the devices of the pod's ResourceClaims in the input. Prebind
 	// needs the permission to get, list and watch ResourceClaims for it.
 	Claims bool
-	// Build is called once, at the start.
-	Build func() (mutators.Mutator, error)
+	// Permissions are those that Prebind needs besides while the mutator is on; nil for
+	// none.
+	Permissions func(a Arguments, namespace string) ([]Permission, error)
+	// Arguments returns new ones with their defaults; nil where there are none.
+	Arguments func() Arguments
+	// Build is called whenever a configuration that has the mutator on is put in force,
+	// with valid arguments that are never changed; nil where there are none.
+	Build func(a Arguments) (mutators.Mutator, error)
 }
 
 // Plugin is an entry of the list of PreBind plugins. Name, Description and Build
@@ -168,7 +223,7 @@ type Plugin struct {
 	// Watches returns the objects, by kind, that the cache holds, and whose changes
 	// the hub tells of, while the plugin is on. Prebind needs the permission to
 	// list and watch them. Pods that are not bound and nodes are there always.
-	Watches func() map[string]client.Object
+	Watches func(a Arguments) map[string]client.Object
 	// Requires lists the kinds without which the plugin has nothing to do: where the
 	// API server does not know one of them, the plugin is left out, with a line in
 	// the log.
@@ -178,7 +233,15 @@ type Plugin struct {
 	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Index adds the plugin's indexes to the cache.
 	Index func(ctx context.Context, indexer client.FieldIndexer) error
-	// Build is called once, at the start, if the plugin is on.
+	// Permissions are all that Prebind needs while the plugin is on, those for Watches
+	// included; namespace is Prebind's own. Where one is missing, Prebind does not
+	// start, or keeps its old configuration. Nil leaves it to the plugin to fail.
+	Permissions func(a Arguments, namespace string) ([]Permission, error)
+	// Arguments returns new ones with their defaults; nil where there are none.
+	Arguments func() Arguments
+	// Build is called when the plugin is switched on, and when its arguments change.
+	// What an earlier one has under way, that one brings to its end: the two know
+	// nothing of each other, like two replicas.
 	Build func(d Deps) (api.PreBinder, error)
 }
 
@@ -196,6 +259,9 @@ type Deps struct {
 	// Changes tells when an object that is watched changes.
 	Changes *notify.Hub
 	Clock   clock.WithDelayedExecution
+	// Arguments are the plugin's own, valid, and never changed; nil where there are
+	// none.
+	Arguments Arguments
 	// Domain is that of all annotations.
 	Domain string
 	// Namespace is that of Prebind's own objects.
@@ -203,22 +269,28 @@ type Deps struct {
 }
 
 // Option adds to the program; see NewCommand.
-type Option func(*serveOptions)
+type Option func(*registry)
+
+// registry is all that is compiled in, each in the order in which it runs.
+type registry struct {
+	mutators []Mutator
+	plugins  []Plugin
+}
 
 // WithMutator compiles a mutator in, to run after those that Prebind brings.
 func WithMutator(m Mutator) Option {
-	return func(o *serveOptions) { o.mutatorList = append(o.mutatorList, m) }
+	return func(r *registry) { r.mutators = append(r.mutators, m) }
 }
 
 // WithPlugin compiles a PreBind plugin in, to run after those that Prebind
 // brings. It is the WithPlugin of kube-scheduler's command.
 func WithPlugin(p Plugin) Option {
-	return func(o *serveOptions) { o.pluginList = append(o.pluginList, p) }
+	return func(r *registry) { r.plugins = append(r.plugins, p) }
 }
 
-// checkLists returns an error for two entries of one name or one that is not
+// check returns an error for two entries of one name or one that is not
 // complete: a mistake of whoever built the program.
-func (o *serveOptions) checkLists() error {
+func (r *registry) check() error {
 	seen := map[string]bool{}
 	check := func(what, name string, complete bool) error {
 		if !complete {
@@ -230,12 +302,12 @@ func (o *serveOptions) checkLists() error {
 		seen[what+name] = true
 		return nil
 	}
-	for _, m := range o.mutatorList {
+	for _, m := range r.mutators {
 		if err := check("mutator", m.Name, m.Name != "" && m.Description != "" && m.Build != nil); err != nil {
 			return err
 		}
 	}
-	for _, p := range o.pluginList {
+	for _, p := range r.plugins {
 		if err := check("PreBind plugin", p.Name, p.Name != "" && p.Description != "" && p.Build != nil); err != nil {
 			return err
 		}

@@ -8,13 +8,9 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -31,11 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/claimed"
-	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/replica"
-	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -53,13 +45,14 @@ while it shuts down, it answers HTTP 503 with Retry-After, so that the API serve
 turns to another replica.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
+			configuration, err := o.complete(cmd.Flags())
+			if err != nil {
 				return err
 			}
 			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
 				return fmt.Errorf("logging flags: %w", err)
 			}
-			return serve(cmd.Context(), o)
+			return serve(cmd.Context(), o, configuration)
 		},
 	}
 	sets := o.flags()
@@ -73,7 +66,7 @@ turns to another replica.`,
 
 // serve runs the webhook until the context ends. Whatever can be found wrong is
 // found before anything is started.
-func serve(ctx context.Context, o *serveOptions) error {
+func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	certificate, err := certwatcher.New(o.certFile(), o.keyFile())
 	if err != nil {
 		return fmt.Errorf("--cert-dir: reading the certificate: %w", err)
@@ -114,7 +107,17 @@ func serve(ctx context.Context, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
-	engine, err := newEngine(ctx, mgr, o, id, ready)
+	parts := newAssembly(mgr, o, ready, grants{client})
+	engine, err := newEngine(ctx, parts, c, o, id)
+	if err != nil {
+		return err
+	}
+	reach, err := reacher(config, lookTakes)
+	if err != nil {
+		return err
+	}
+	watching := newMonitor(reach, grants{client}, ready, clock.RealClock{})
+	reloads, err := newReloader(o, parts, engine, watching, c)
 	if err != nil {
 		return err
 	}
@@ -130,14 +133,14 @@ func serve(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 	server := webhook.NewServer(handler, certificate.GetCertificate)
-	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), &manager.Server{
+	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, &manager.Server{
 		Name:            "webhook",
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
 		ShutdownTimeout: &o.shutdownTimeout,
 	}, &manager.Server{
 		Name:            "probes",
-		Server:          probeServer(ready.check),
+		Server:          probeServer(ready.probe),
 		Listener:        probes,
 		ShutdownTimeout: &o.shutdownTimeout,
 	})
@@ -193,134 +196,27 @@ func addAll(mgr manager.Manager, runnables ...manager.Runnable) error {
 	return nil
 }
 
-// newEngine builds what the flags switch on and makes the cache hold what it
-// needs, and nothing else.
-func newEngine(ctx context.Context, mgr manager.Manager, o *serveOptions, id string, ready *readiness) (*binder.Engine, error) {
-	changes := notify.NewHub()
-	if err := watch(ctx, mgr, ready, changes, coreWatches()); err != nil {
-		return nil, err
-	}
-	chain, err := buildMutators(o)
+// newEngine makes the engine of the configuration.
+func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveOptions, id string) (*binder.Engine, error) {
+	settings, err := parts.settings(ctx, c.settings)
 	if err != nil {
 		return nil, err
-	}
-	claims, err := claimedDevices(ctx, mgr, o, ready, changes)
-	if err != nil {
-		return nil, err
-	}
-	specs, err := o.selectedPlugins()
-	if err != nil {
-		return nil, err
-	}
-	var plugins []api.PreBinder
-	for _, s := range specs {
-		lacking, err := missingKind(mgr, s.Requires)
-		if err != nil {
-			return nil, err
-		}
-		if lacking != "" {
-			klog.InfoS("Left a PreBind plugin out: the API server does not know what it is for", "plugin", s.Name, "kind", lacking)
-			continue
-		}
-		p, err := buildPlugin(ctx, mgr, o, ready, changes, s)
-		if err != nil {
-			return nil, fmt.Errorf("plugin %s: %w", s.Name, err)
-		}
-		plugins = append(plugins, p)
 	}
 	observed, err := newObserver(metrics.Registry)
 	if err != nil {
 		return nil, err
 	}
 	return binder.New(binder.Options{
-		Cached: mgr.GetCache(),
-		Live:   mgr.GetAPIReader(),
-		Settings: binder.Settings{
-			Mode:              binder.ModeEnforce,
-			Mutators:          chain,
-			Plugins:           plugins,
-			Claimed:           claims,
-			Hold:              o.hold,
-			MaxHolds:          o.maxHolds,
-			PreBindTimeout:    o.preBindTimeout,
-			MaxPreBindTimeout: o.preBindMax,
-		},
+		Cached:   parts.mgr.GetCache(),
+		Live:     parts.mgr.GetAPIReader(),
+		Settings: settings,
 		Replica:  id,
 		Domain:   o.domain,
-		Changes:  changes,
-		Events:   mgr.GetEventRecorder("prebind"),
+		Changes:  parts.changes,
+		Events:   parts.mgr.GetEventRecorder("prebind"),
 		Observer: observed,
 		Clock:    clock.RealClock{},
 	})
-}
-
-// buildPlugin makes the cache hold what the plugin needs, and builds it.
-func buildPlugin(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness, changes *notify.Hub, s Plugin) (api.PreBinder, error) {
-	if s.Index != nil {
-		if err := s.Index(ctx, mgr.GetFieldIndexer()); err != nil {
-			return nil, fmt.Errorf("indexing the cache: %w", err)
-		}
-	}
-	if s.Watches != nil {
-		if err := watch(ctx, mgr, ready, changes, s.Watches()); err != nil {
-			return nil, err
-		}
-	}
-	p, err := s.Build(Deps{Cached: mgr.GetCache(), Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Status: mgr.GetClient(), Changes: changes, Clock: clock.RealClock{}, Domain: o.domain, Namespace: o.namespace})
-	if err == nil && p.Name() != s.Name {
-		err = fmt.Errorf("it is registered as %q and calls itself %q", s.Name, p.Name())
-	}
-	return p, err
-}
-
-func buildMutators(o *serveOptions) (*mutators.Chain, error) {
-	specs, err := o.selectedMutators()
-	if err != nil {
-		return nil, err
-	}
-	var list []mutators.Mutator
-	for _, s := range specs {
-		m, err := s.Build()
-		if err != nil {
-			return nil, fmt.Errorf("mutator %s: %w", s.Name, err)
-		}
-		list = append(list, m)
-	}
-	return mutators.NewChain(mutators.Options{Domain: o.domain, Mutators: list, Required: o.requiredMutators})
-}
-
-// missingKind returns the first of the kinds that the API server does not know, or
-// "".
-func missingKind(mgr manager.Manager, kinds []schema.GroupVersionKind) (string, error) {
-	for _, kind := range kinds {
-		_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
-		if meta.IsNoMatchError(err) {
-			return kind.String(), nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("asking whether the API server knows %s: %w", kind, err)
-		}
-	}
-	return "", nil
-}
-
-// claimedDevices finds the devices of a pod's ResourceClaims, where a mutator asks
-// for them and the cluster has such claims.
-func claimedDevices(ctx context.Context, mgr manager.Manager, o *serveOptions, ready *readiness, changes *notify.Hub) (func(context.Context, *corev1.Pod) ([]api.Device, error), error) {
-	specs, err := o.selectedMutators()
-	if err != nil || !slices.ContainsFunc(specs, func(m Mutator) bool { return m.Claims }) {
-		return nil, err
-	}
-	if lacking, err := missingKind(mgr, []schema.GroupVersionKind{resourceClaimKind}); err != nil {
-		return nil, err
-	} else if lacking != "" {
-		klog.InfoS("The API server does not know ResourceClaims: mutators are told of none", "kind", lacking)
-		return nil, nil
-	}
-	if err := watch(ctx, mgr, ready, changes, claimed.Watches()); err != nil {
-		return nil, err
-	}
-	return claimed.New(mgr.GetCache(), mgr.GetAPIReader()).Devices, nil
 }
 
 // restConfig leads to the API server by the kubeconfig or, without one, from
@@ -343,14 +239,27 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 
 // contact fails when the API server does not answer.
 func contact(config *rest.Config) error {
-	probe := rest.CopyConfig(config)
-	probe.Timeout = firstContact
-	client, err := discovery.NewDiscoveryClientForConfig(probe)
+	reach, err := reacher(config, firstContact)
 	if err == nil {
-		_, err = client.ServerVersion()
+		err = reach()
 	}
 	if err != nil {
 		return fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
 	}
 	return nil
+}
+
+// reacher returns a function that says why the API server does not answer, within
+// the time; it takes no permission.
+func reacher(config *rest.Config, within time.Duration) (func() error, error) {
+	probe := rest.CopyConfig(config)
+	probe.Timeout = within
+	client, err := discovery.NewDiscoveryClientForConfig(probe)
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	return func() error {
+		_, err := client.ServerVersion()
+		return err
+	}, nil
 }

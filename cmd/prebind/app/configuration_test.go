@@ -1,0 +1,167 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/prebind/prebind/binder"
+)
+
+const fileHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
+
+// fileWith writes a configuration file.
+func fileWith(t *testing.T, content string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(name, []byte(content), 0o600))
+	return name
+}
+
+// The file goes over the defaults, and flags go over the file.
+func TestConfiguration(t *testing.T) {
+	file := fileWith(t, fileHead+`
+mode: Audit
+mutators: ["*", node-info]
+requiredMutators: [topology]
+budgets:
+  hold: 2s
+  maxHolds: 7
+arguments:
+  topology:
+    labels: [example.com/rack]
+  device:
+    nodeLocks: true
+  node-info:
+namespaces:
+- names: [batch-*]
+  mode: "Off"
+- names: [slow]
+  prebindTimeout: 20m
+`)
+	c, err := completed(t, "--config="+file, "--max-holds=9", "--topology-labels=a,b", "--mutators=topology")
+	require.NoError(t, err)
+	assert.Equal(t, general{
+		Mode: binder.ModeAudit, Mutators: []string{"topology"}, RequiredMutators: []string{"topology"}, PreBindPlugins: []string{"*"},
+		Budgets:    budgets{Hold: 2 * time.Second, MaxHolds: 9, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute},
+		Namespaces: []namespaceRule{{Names: []string{"batch-*"}, Mode: binder.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: 20 * time.Minute}},
+	}, c.general)
+	assert.Equal(t, &topologyArguments{Labels: []string{"a", "b"}}, c.argumentsOf("topology"), "a flag wins, and is not added to")
+	assert.Equal(t, &deviceArguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
+	assert.Equal(t, &nodeInfoArguments{}, c.argumentsOf("node-info"), "nothing is the default")
+
+	same, err := completed(t, "--config="+fileWith(t, fileHead))
+	require.NoError(t, err)
+	defaults, err := completed(t)
+	require.NoError(t, err)
+	assert.Equal(t, defaults.hash, same.hash, "what says the same has the same hash")
+	assert.NotEqual(t, defaults.hash, c.hash)
+}
+
+func TestConfigurationSaysWhatIsWrong(t *testing.T) {
+	cases := map[string]struct {
+		reason, content string
+		args            []string
+		want            []string
+	}{
+		"UnknownField":    {reason: "the line, and the known ones", content: "mutator: []\n", want: []string{`FILE:3: there is no field "mutator": the known ones are apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
+		"UnknownPlugin":   {reason: "so it is for the arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: there is no field "devices": the known ones are topology, node-info, node-state, device, resource-claims`}},
+		"UnknownArgument": {reason: "of each plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: there is no field "locks": the known ones are nodeLocks, nodeLockTimeout`}},
+		"Values": {
+			reason: "values are validated, and named by field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
+			want: []string{
+				"FILE:4: budgets.hold: 0s is not positive",
+				`FILE:5: prebindPlugins: there is no PreBind plugin "volumes": the known ones are node-state, device, resource-claims, volumebinding`,
+				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !" is no DeviceClass`,
+			},
+		},
+		"FlagIsWrong": {reason: "the one that counts is named", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: -1s is not positive"}},
+		"Namespaces": {
+			reason: "rules that cannot do anything", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
+			want: []string{
+				"FILE:4: namespaces[0]: it has no names", "FILE:5: namespaces[1]: nothing is different in it",
+				`FILE:6: namespaces[2].names[0]: "[" is no name or pattern`, `FILE:7: namespaces[2].mode: there is no mode "On"`,
+				"FILE:10: namespaces[3].maxPrebindTimeout: 1m0s is less than prebindTimeout, 2m0s",
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			file := fileWith(t, fileHead+tc.content)
+			_, err := completed(t, append(tc.args, "--config="+file)...)
+			require.Error(t, err, tc.reason)
+			for _, want := range tc.want {
+				assert.Contains(t, err.Error(), strings.ReplaceAll(want, "FILE", file), tc.reason)
+			}
+			assert.Equal(t, len(tc.want), strings.Count(err.Error(), file)+strings.Count(err.Error(), "--"), "nothing else is wrong: %v", err)
+			assert.NotContains(t, err.Error(), "\n")
+		})
+	}
+}
+
+// TestEveryFieldHasItsFlag: what the file can say a flag can, with the same words
+// in the example file and in the help. Rules of namespaces are for the file only.
+func TestEveryFieldHasItsFlag(t *testing.T) {
+	s := defaultSettings(defaultServeOptions().registry)
+	var sets cliflag.NamedFlagSets
+	s.addFlags(&sets)
+	flags := map[string]bool{}
+	for _, fs := range sets.FlagSets {
+		fs.VisitAll(func(f *pflag.Flag) { flags[f.Name] = true })
+	}
+	var visit func(prefix string, v reflect.Value)
+	visit = func(prefix string, v reflect.Value) {
+		v = reflect.Indirect(v)
+		for i := range v.NumField() {
+			name, inline, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+			field := prefix + name
+			switch {
+			case inline == "inline":
+				visit(prefix, v.Field(i))
+			case reflect.Indirect(v.Field(i)).Kind() == reflect.Struct:
+				visit(field+".", v.Field(i))
+			case field == "apiVersion" || field == "kind" || field == "namespaces":
+			default:
+				assert.True(t, flags[flagOf(field)], "%s has the flag --%s", field, flagOf(field))
+				delete(flags, flagOf(field))
+			}
+		}
+	}
+	visit("", s.document())
+	assert.Empty(t, flags, "every flag has its field")
+}
+
+func TestConfigCommands(t *testing.T) {
+	example, err := run(t, "config", "defaults")
+	require.NoError(t, err)
+	assert.Contains(t, example, "# How many calls are kept waiting at a time.")
+	file := fileWith(t, example)
+	out, err := run(t, "config", "check", file)
+	require.NoError(t, err, "the example is valid")
+	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins node-state, device, resource-claims, volumebinding\n", out)
+	printed, err := completed(t, "--config="+file)
+	require.NoError(t, err)
+	defaults, err := completed(t)
+	require.NoError(t, err)
+	assert.Equal(t, defaults.hash, printed.hash, "it holds the defaults")
+
+	_, err = run(t, "config", "check", fileWith(t, fileHead+"mode: No\nhold: 1s\nbudgets: {maxHolds: none}\n"))
+	require.Error(t, err)
+	lines := strings.Split(err.Error(), "\n")
+	assert.Len(t, lines, 2, "a line for each problem")
+	_, err = run(t, "config", "check", filepath.Join(t.TempDir(), "none"))
+	require.ErrorContains(t, err, "no such file")
+	_, err = run(t, "config")
+	require.ErrorContains(t, err, "config check FILE")
+}

@@ -1,0 +1,243 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/prebind/prebind/binder"
+)
+
+// readConfigurationEvery is how often the file is looked at. The kubelet brings
+// the change of a ConfigMap within about a minute, so a watch of the file would
+// gain nothing, and could miss it.
+const readConfigurationEvery = 2 * time.Second
+
+// tryConfigurationAgain is when a file that could not be put in force is tried once
+// more, as it is: a permission may have come meanwhile.
+const tryConfigurationAgain = 30 * time.Second
+
+// Reasons of the events about Prebind itself. They are stable.
+const (
+	reasonConfigured = "ConfigurationApplied"
+	reasonRefused    = "ConfigurationRefused"
+)
+
+// configurer is the engine, as the reload needs it.
+type configurer interface{ Configure(binder.Settings) error }
+
+// reloader puts the configuration file in force whenever it changes, as a whole or
+// not at all.
+type reloader struct {
+	o        *serveOptions
+	assembly *assembly
+	engine   configurer
+	monitor  *monitor
+	metrics  *configMetrics
+	events   events.EventRecorder
+	clock    clock.Clock
+	// put puts the content of the file in force, or returns why not.
+	put func(ctx context.Context, content []byte) error
+	// inForce is the configuration.
+	inForce atomic.Pointer[configuration]
+	// seen is the content in force. tried is another one that could not be put in
+	// force, when that was, and why.
+	seen  []byte
+	tried struct {
+		content []byte
+		at      time.Time
+		problem string
+	}
+}
+
+// newReloader returns the reloader of a configuration that is in force already.
+func newReloader(o *serveOptions, a *assembly, engine configurer, m *monitor, c *configuration) (*reloader, error) {
+	told, err := newConfigMetrics(metrics.Registry)
+	if err != nil {
+		return nil, err
+	}
+	r := &reloader{
+		o: o, assembly: a, engine: engine, monitor: m, metrics: told,
+		events: a.mgr.GetEventRecorder("prebind"), clock: clock.RealClock{},
+	}
+	r.put = r.putInForce
+	return r, r.begin(c)
+}
+
+// begin notes the configuration that is in force from the start.
+func (r *reloader) begin(c *configuration) error {
+	parts, err := needsOf(c.settings, r.o.namespace)
+	if err != nil {
+		return err
+	}
+	r.seen = c.content
+	r.inForce.Store(c)
+	r.monitor.expect(parts)
+	r.metrics.applied(c.hash, r.clock.Now())
+	return nil
+}
+
+// Start implements manager.Runnable.
+func (r *reloader) Start(ctx context.Context) error {
+	if r.o.configFile == "" {
+		return nil
+	}
+	for {
+		timer := r.clock.NewTimer(readConfigurationEvery)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C():
+		}
+		r.look(ctx)
+	}
+}
+
+// look puts the file in force if it is another than before. One that could not be
+// put in force is tried again now and then, for the reason may be over.
+func (r *reloader) look(ctx context.Context) {
+	content, err := os.ReadFile(r.o.configFile)
+	switch {
+	case err != nil:
+	case bytes.Equal(content, r.seen):
+		if r.tried.problem != "" {
+			r.tried.problem = ""
+			r.metrics.successful.Set(1)
+			klog.InfoS("The configuration file is again the one that is in force", "file", r.o.configFile)
+		}
+		return
+	case r.tried.problem != "" && bytes.Equal(content, r.tried.content) && r.clock.Since(r.tried.at) < tryConfigurationAgain:
+		return
+	default:
+		r.tried.content, r.tried.at = content, r.clock.Now()
+		err = r.put(ctx, content)
+	}
+	if err == nil {
+		r.seen, r.tried.problem = content, ""
+		r.metrics.successful.Set(1)
+		return
+	}
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if ctx.Err() != nil || text == r.tried.problem {
+		// The process ends, or it was told already.
+		return
+	}
+	r.tried.problem = text
+	r.metrics.refused()
+	klog.ErrorS(nil, "Refused a new configuration, the old one stays", "file", r.o.configFile, "reason", text)
+	r.events.Eventf(r.about(), nil, corev1.EventTypeWarning, reasonRefused, "Reloading", "%s", note("refused a new configuration, the old one stays: "+text))
+}
+
+// putInForce is put.
+func (r *reloader) putInForce(ctx context.Context, content []byte) error {
+	c, err := newConfiguration(r.o.registry, r.o.configFile, content, r.o.given)
+	if err != nil {
+		return err
+	}
+	settings, err := r.assembly.settings(ctx, c.settings)
+	if err != nil {
+		return err
+	}
+	parts, err := needsOf(c.settings, r.o.namespace)
+	if err != nil {
+		return err
+	}
+	if err := r.engine.Configure(settings); err != nil {
+		return err
+	}
+	r.monitor.expect(parts)
+	r.inForce.Store(c)
+	r.metrics.applied(c.hash, r.clock.Now())
+	on, err := c.on()
+	if err != nil {
+		return err
+	}
+	klog.InfoS("Put a new configuration in force", "file", r.o.configFile, "hash", c.hash, "mode", c.Mode, "mutators", on.mutators, "plugins", on.plugins)
+	r.events.Eventf(r.about(), nil, corev1.EventTypeNormal, reasonConfigured, "Reloading", "%s",
+		note(fmt.Sprintf("put a new configuration in force: mode %s, mutators %s, PreBind plugins %s", c.Mode, orNone(on.mutators), orNone(on.plugins))))
+	return nil
+}
+
+// about is what events about Prebind itself are about.
+func (r *reloader) about() *corev1.ObjectReference {
+	if r.o.podName == "" {
+		return &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: r.o.namespace}
+	}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: r.o.namespace, Name: r.o.podName}
+}
+
+// note is a text that an event can hold.
+func note(text string) string {
+	const most = 1024
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most-len("…")], "") + "…"
+	}
+	return text
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica has a
+// file of its own.
+func (*reloader) NeedLeaderElection() bool { return false }
+
+// configMetrics tell of the configuration in force.
+type configMetrics struct {
+	generation, successful, at prometheus.Gauge
+	reloads                    *prometheus.CounterVec
+	info                       *prometheus.GaugeVec
+}
+
+// newConfigMetrics registers them.
+func newConfigMetrics(registry prometheus.Registerer) (*configMetrics, error) {
+	m := &configMetrics{
+		generation: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "prebind_config_generation",
+			Help: "How many configurations this replica has put in force since its start, the first included.",
+		}),
+		successful: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "prebind_config_last_reload_successful",
+			Help: "1 if the configuration file as it is now is in force, 0 if it was refused and an older one stays.",
+		}),
+		at: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "prebind_config_last_reload_success_timestamp_seconds",
+			Help: "When the configuration in force was put in force.",
+		}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_config_reloads_total",
+			Help: "New configurations, by result: applied or refused.",
+		}, []string{"result"}),
+		info: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "prebind_config_info",
+			Help: "Always 1, with a hash of the configuration in force: replicas with the same hash do the same.",
+		}, []string{"hash"}),
+	}
+	return m, register(registry, m.generation, m.successful, m.at, m.reloads, m.info)
+}
+
+func (m *configMetrics) applied(hash string, at time.Time) {
+	m.generation.Inc()
+	m.successful.Set(1)
+	m.at.Set(float64(at.Unix()))
+	m.reloads.WithLabelValues("applied").Inc()
+	m.info.Reset()
+	m.info.WithLabelValues(hash).Set(1)
+}
+
+func (m *configMetrics) refused() {
+	m.successful.Set(0)
+	m.reloads.WithLabelValues("refused").Inc()
+}

@@ -1,0 +1,79 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// A file is put in force once, when it is another than before; a bad one is told
+// once, tried again now and then, and forgotten when the old one comes back.
+func TestReloaderLooks(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write := func(content string) { require.NoError(t, os.WriteFile(file, []byte(content), 0o600)) }
+	told, err := newConfigMetrics(prometheus.NewRegistry())
+	require.NoError(t, err)
+	told.applied("first", time.Time{})
+	recorder, now := events.NewFakeRecorder(100), clocktesting.NewFakeClock(time.Now())
+	r := &reloader{o: &serveOptions{configFile: file, namespace: "own"}, metrics: told, events: recorder, clock: now, seen: []byte("first")}
+	var put []string
+	fails := map[string]error{}
+	r.put = func(_ context.Context, content []byte) error {
+		put = append(put, string(content))
+		return fails[string(content)]
+	}
+	successful := func() float64 { return testutil.ToFloat64(told.successful) }
+	look := func() { r.look(t.Context()) }
+
+	write("first")
+	look()
+	assert.Empty(t, put, "it is in force")
+
+	write("second")
+	look()
+	look()
+	assert.Equal(t, []string{"second"}, put, "once")
+
+	fails["bad"] = errors.New("line 1\nline 2")
+	write("bad")
+	look()
+	look()
+	assert.Equal(t, []string{"second", "bad"}, put, "it would fail again")
+	assert.Zero(t, successful())
+	require.Len(t, recorder.Events, 1)
+	assert.Equal(t, "Warning ConfigurationRefused refused a new configuration, the old one stays: line 1; line 2", <-recorder.Events)
+
+	now.Step(tryConfigurationAgain)
+	look()
+	assert.Len(t, put, 3, "it may do by now")
+	assert.Empty(t, recorder.Events, "it was told already")
+	assert.EqualValues(t, 1, testutil.ToFloat64(told.reloads.WithLabelValues("refused")))
+
+	write("second")
+	look()
+	assert.Len(t, put, 3, "it is in force still")
+	assert.EqualValues(t, 1, successful())
+
+	require.NoError(t, os.Remove(file))
+	look()
+	assert.Zero(t, successful())
+	assert.Contains(t, <-recorder.Events, "no such file")
+
+	write("third")
+	look()
+	assert.Equal(t, "third", put[len(put)-1])
+	assert.EqualValues(t, 1, successful())
+}
