@@ -40,6 +40,8 @@ type Explanation struct {
 	Refusal *Refusal `json:"refusal,omitempty"`
 	// Warnings are those that the client would be shown.
 	Warnings []string `json:"warnings,omitempty"`
+	// Incomplete says that something was too long to be told.
+	Incomplete bool `json:"incomplete,omitempty"`
 }
 
 // PluginVerdict is what a PreBind plugin would do about a bind.

@@ -42,8 +42,23 @@ var codes = map[api.Kind]struct {
 	api.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
 
-// answer makes the response to a decision.
-func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
+// answer makes the response to a decision, with the explanation of it where the
+// Binding asks for one.
+func answer(b *bind, d binder.Decision, domain string) *admissionv1.AdmissionResponse {
+	response := respond(b, d)
+	if _, asked := b.request.Binding.Annotations[ExplainAnnotation(domain)]; asked && d.Explanation != nil {
+		text, err := encodeExplanation(*d.Explanation)
+		if err != nil {
+			text = "prebind: " + err.Error()
+		}
+		// It has the others in it, and needs all the room.
+		response.Warnings = []string{text}
+	}
+	return response
+}
+
+// respond makes the response to a decision.
+func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	if d.Err == nil {
 		patch, err := patchFor(b, d)
 		if err == nil {
@@ -60,6 +75,12 @@ func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 // one.
 func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{"decision": d.Kind()}}
+	if a := d.Audit; a != nil {
+		response.AuditAnnotations["audited"] = a.Kind
+		if a.Err != nil {
+			response.AuditAnnotations["plugin"] = a.Err.Plugin
+		}
+	}
 	if patch != nil {
 		response.Patch = patch
 		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)

@@ -37,6 +37,8 @@ type Options struct {
 	Log   klog.Logger
 	// Clock times the decisions for the log.
 	Clock clock.PassiveClock
+	// Domain is that of all annotations.
+	Domain string
 }
 
 // Handler answers AdmissionReviews. It is an http.Handler for Path.
@@ -46,8 +48,8 @@ type Handler struct {
 
 // NewHandler checks the options and returns the handler.
 func NewHandler(o Options) (*Handler, error) {
-	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
-		return nil, errors.New("webhook: Engine, Ready and Clock are required")
+	if o.Engine == nil || o.Ready == nil || o.Clock == nil || o.Domain == "" {
+		return nil, errors.New("webhook: Engine, Ready, Clock and Domain are required")
 	}
 	return &Handler{o: o}, nil
 }
@@ -98,7 +100,7 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
 	report(log, d, h.o.Clock.Since(begin))
-	return answer(bind, d)
+	return answer(bind, d, h.o.Domain)
 }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {
@@ -109,6 +111,12 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	log = log.WithValues("decision", d.Kind(), "took", took)
 	if d.Err != nil {
 		log = log.WithValues("plugin", d.Err.Plugin, "reason", d.Err.Error())
+	}
+	if a := d.Audit; a != nil {
+		log = log.WithValues("audited", a.Kind)
+		if a.Err != nil {
+			log = log.WithValues("plugin", a.Err.Plugin, "reason", a.Err.Error())
+		}
 	}
 	log.V(2).Info("Decided on a Binding")
 }

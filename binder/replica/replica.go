@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -28,6 +30,8 @@ const (
 	renewal = 10 * time.Second
 	// label marks the leases of replicas.
 	label = "prebind.dev/replica"
+	// statusAnnotation holds Options.Status.
+	statusAnnotation = "prebind.dev/status"
 	// prefix begins their names.
 	prefix = "prebind-replica-"
 )
@@ -35,7 +39,7 @@ const (
 // NewID returns an identifier for this process that no other has.
 func NewID() string { return rand.String(8) }
 
-// Options of the replicas. All fields are required.
+// Options of the replicas. All fields are required but Status.
 type Options struct {
 	// ID of this process; see NewID.
 	ID     string
@@ -43,6 +47,9 @@ type Options struct {
 	// Namespace of the leases.
 	Namespace string
 	Clock     clock.Clock
+	// Status returns what people should know of this process; it is put on the lease,
+	// with each renewal. It may be nil. An error is logged, and leaves the old one.
+	Status func() (string, error)
 }
 
 // Replicas keeps this process's lease and sees those of the others. Living is for
@@ -77,6 +84,7 @@ func (*Replicas) NeedLeaderElection() bool { return false }
 func (r *Replicas) Start(ctx context.Context) error {
 	mark := func(l *coordinationv1.Lease) error {
 		metav1.SetMetaDataLabel(&l.ObjectMeta, label, r.o.ID)
+		r.report(ctx, l)
 		return nil
 	}
 	keeper := lease.NewController(r.o.Clock, r.o.Client, r.o.ID, int32(duration/time.Second), nil, renewal,
@@ -84,6 +92,48 @@ func (r *Replicas) Start(ctx context.Context) error {
 	keeper.Run(ctx)
 	keeper.Stop()
 	return nil
+}
+
+// report puts the status on the lease.
+func (r *Replicas) report(ctx context.Context, l *coordinationv1.Lease) {
+	if r.o.Status == nil {
+		return
+	}
+	status, err := r.o.Status()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not tell the status of this replica")
+		return
+	}
+	metav1.SetMetaDataAnnotation(&l.ObjectMeta, statusAnnotation, status)
+}
+
+// Report is what a replica tells of itself.
+type Report struct {
+	// ID of the replica.
+	ID string
+	// Status is what Options.Status returned at the last renewal; empty if nothing.
+	Status string
+	// Renewed is when that was, by the replica's clock.
+	Renewed time.Time
+}
+
+// Reports returns those of all replicas whose leases there are, by ID.
+func Reports(ctx context.Context, client kubernetes.Interface, namespace string) ([]Report, error) {
+	list, err := client.CoordinationV1().Leases(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
+	if err != nil {
+		return nil, fmt.Errorf("listing the leases of replicas in %s: %w", namespace, err)
+	}
+	all := make([]Report, 0, len(list.Items))
+	for i := range list.Items {
+		l := &list.Items[i]
+		report := Report{ID: l.Labels[label], Status: l.Annotations[statusAnnotation]}
+		if l.Spec.RenewTime != nil {
+			report.Renewed = l.Spec.RenewTime.Time
+		}
+		all = append(all, report)
+	}
+	slices.SortFunc(all, func(a, b Report) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
 }
 
 // Living returns the replicas whose lease is kept. It removes leases that are not

@@ -16,7 +16,9 @@ import (
 
 func main() {
 	if err := app.NewCommand().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
+		if text := err.Error(); text != "" {
+			fmt.Fprintln(os.Stderr, "error:", text)
+		}
+		os.Exit(app.ExitCode(err))
 	}
 }

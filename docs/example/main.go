@@ -17,7 +17,9 @@ import (
 func main() {
 	command := app.NewCommand(app.WithPlugin(nodelock.Plugin()))
 	if err := command.ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
+		if text := err.Error(); text != "" {
+			fmt.Fprintln(os.Stderr, "error:", text)
+		}
+		os.Exit(app.ExitCode(err))
 	}
 }

@@ -260,7 +260,7 @@ func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Bindin
 		Replica: "replica", Domain: domain, Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
-	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}})
+	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}, Domain: domain})
 	require.NoError(t, err)
 
 	raw, err := json.Marshal(binding)

@@ -18,7 +18,10 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-const defaultDomain = "prebind.dev"
+const (
+	defaultDomain    = "prebind.dev"
+	defaultNamespace = "prebind-system"
+)
 
 // serveOptions are the flags of prebind serve.
 type serveOptions struct {
@@ -53,7 +56,7 @@ func defaultServeOptions(options ...Option) *serveOptions {
 		metricsAddress:  ":8080",
 		healthAddress:   ":8081",
 		domain:          defaultDomain,
-		namespace:       "prebind-system",
+		namespace:       defaultNamespace,
 		leaderElect:     true,
 		shutdownDelay:   5 * time.Second,
 		shutdownTimeout: 15 * time.Second,

@@ -42,10 +42,12 @@ func TestGrants(t *testing.T) {
 		allowed func(a authorizationv1.ResourceAttributes) (bool, error)
 		want    string
 	}{
-		"All":       {reason: "nothing is missing", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }},
-		"NoAnswer":  {reason: "what is not known is nobody's fault", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return false, errors.New("away") }},
-		"Core":      {reason: "the manifests are another version's", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind's service account may not get, list, watch nodes: apply the manifests"},
-		"Namespace": {reason: "leases are in the own namespace", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Namespace == "" || a.Verb != "delete", nil }, want: "delete leases.coordination.k8s.io in own"},
+		"All":      {reason: "nothing is missing", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }},
+		"NoAnswer": {reason: "what is not known is nobody's fault", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return false, errors.New("away") }},
+		"Core":     {reason: "the manifests are another version's", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind's service account may not get, list, watch nodes: apply the manifests"},
+		"Namespace": {reason: "leases are in the own namespace", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
+			return a.Namespace == "" || a.Verb != "delete", nil
+		}, want: "delete leases.coordination.k8s.io in own"},
 		"Plugin": {
 			reason: "the plugin is named, and the way out", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 				return a.Verb != "patch" || a.Group != "", nil

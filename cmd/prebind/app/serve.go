@@ -103,10 +103,6 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
-	replicas, err := replica.New(replica.Options{ID: id, Client: client, Namespace: o.namespace, Clock: clock.RealClock{}})
-	if err != nil {
-		return err
-	}
 	parts := newAssembly(mgr, o, ready, grants{client})
 	engine, err := newEngine(ctx, parts, c, o, id)
 	if err != nil {
@@ -121,6 +117,13 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
+	replicas, err := replica.New(replica.Options{
+		ID: id, Client: client, Namespace: o.namespace, Clock: clock.RealClock{},
+		Status: statusOf(engine, o, ready, id, reloads.inForce.Load),
+	})
+	if err != nil {
+		return err
+	}
 	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
 		return err
 	}
@@ -128,7 +131,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	handler, err := webhook.NewHandler(webhook.Options{Engine: counted, Ready: ready.check, Log: klog.Background(), Clock: clock.RealClock{}})
+	handler, err := webhook.NewHandler(webhook.Options{Engine: counted, Ready: ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: o.domain})
 	if err != nil {
 		return err
 	}

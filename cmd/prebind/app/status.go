@@ -1,0 +1,233 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/replica"
+)
+
+const (
+	// toldAttempts is how many attempts a replica tells of, the oldest first, so that
+	// its lease stays small.
+	toldAttempts = 200
+	// lookAtStatusEvery is the pause of --watch. A replica tells of itself every ten
+	// seconds.
+	lookAtStatusEvery = 2 * time.Second
+	// silentAfter is when a replica that tells nothing any more is not to be relied on.
+	silentAfter = 30 * time.Second
+)
+
+// replicaStatus is what a replica tells of itself. Its JSON is stable.
+type replicaStatus struct {
+	// Replica is its ID, with which its attempts begin.
+	Replica string `json:"replica"`
+	// Pod is empty where --pod-name is not given.
+	Pod     string `json:"pod,omitempty"`
+	Version string `json:"version"`
+	// Config is the hash of the configuration in force.
+	Config string `json:"config"`
+	Mode   string `json:"mode"`
+	// Problem is why it is not ready; empty if it is.
+	Problem string `json:"problem,omitempty"`
+	// Attempts are how many are under way, by phase.
+	Attempts map[string]int `json:"attempts"`
+	Holds    int            `json:"holds"`
+	MaxHolds int            `json:"maxHolds"`
+	// InFlight are the attempts, the oldest first, of Attempts in all.
+	InFlight []binder.InFlight `json:"inFlight,omitempty"`
+	// Told is when it told this.
+	Told metav1.Time `json:"told"`
+}
+
+// statusOf returns a function that tells of this process.
+func statusOf(engine *binder.Engine, o *serveOptions, ready *readiness, id string, inForce func() *configuration) func() (string, error) {
+	return func() (string, error) {
+		stats, c := engine.Stats(), inForce()
+		s := replicaStatus{
+			Replica: id, Pod: o.podName, Version: version, Config: c.hash, Mode: string(c.Mode),
+			Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds, InFlight: engine.InFlight(),
+		}
+		if err := ready.probe(); err != nil {
+			s.Problem = err.Error()
+		}
+		if len(s.InFlight) > toldAttempts {
+			s.InFlight = s.InFlight[:toldAttempts]
+		}
+		encoded, err := json.Marshal(s)
+		return string(encoded), err
+	}
+}
+
+// statusOptions are the flags of prebind status.
+type statusOptions struct {
+	user   userClient
+	output format
+	watch  bool
+	clock  clock.Clock
+}
+
+func newStatusCommand() *cobra.Command {
+	o := &statusOptions{clock: clock.RealClock{}}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the replicas, and the binds that they are at: who waits for what, and for how long",
+		Long: `Show the replicas, and the binds that they are at: who waits for what, and for how long.
+
+Each replica tells of itself every ten seconds, on its Lease. You need the permission
+to list leases in Prebind's namespace.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
+	}
+	fs := cmd.Flags()
+	fs.BoolVarP(&o.watch, "watch", "w", false, "Show it again whenever something has changed, until interrupted.")
+	o.output.addFlag(fs)
+	o.user.addFlags(fs)
+	// Another default than kubectl's: it is about Prebind's own namespace.
+	o.user.overrides.Context.Namespace = defaultNamespace
+	fs.Lookup("namespace").DefValue = defaultNamespace
+	return cmd
+}
+
+func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
+	config, namespace, err := o.user.config()
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("the way to the API server: %w", err)
+	}
+	shown := ""
+	for {
+		all, err := readStatus(ctx, client, namespace)
+		if err != nil {
+			return err
+		}
+		if now := fmt.Sprint(all); now != shown {
+			if shown != "" {
+				fmt.Fprintln(out, "---")
+			}
+			shown = now
+			if err := o.output.write(out, all, o.text(namespace, all)); err != nil {
+				return err
+			}
+		}
+		if !o.watch {
+			return nil
+		}
+		timer := o.clock.NewTimer(lookAtStatusEvery)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C():
+		}
+	}
+}
+
+// readStatus returns what the replicas tell, by ID.
+func readStatus(ctx context.Context, client kubernetes.Interface, namespace string) ([]replicaStatus, error) {
+	reports, err := replica.Reports(ctx, client, namespace)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]replicaStatus, 0, len(reports))
+	for _, r := range reports {
+		s := replicaStatus{Replica: r.ID}
+		if err := json.Unmarshal([]byte(r.Status), &s); err != nil {
+			s.Problem = "its lease does not say how it is: it may be of another version"
+		}
+		s.Told = metav1.NewTime(r.Renewed)
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// text returns a function that writes the replicas, then their binds.
+func (o *statusOptions) text(namespace string, all []replicaStatus) func(io.Writer) error {
+	return func(out io.Writer) error {
+		if len(all) == 0 {
+			_, err := fmt.Fprintf(out, "No replica of Prebind has a lease in the namespace %s.\n", namespace)
+			return err
+		}
+		now := o.clock.Now()
+		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+		fmt.Fprintln(w, "REPLICA\tPOD\tVERSION\tMODE\tCONFIG\tPREPARING\tPREPARED\tHOLDS\tTOLD\tREADY")
+		for _, s := range all {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d/%d\t%s ago\t%s\n", s.Replica, orDash(s.Pod), orDash(s.Version), orDash(s.Mode), orDash(s.Config),
+				s.Attempts["preparing"], s.Attempts["prepared"], s.Holds, s.MaxHolds, age(now, s.Told.Time), s.health(now))
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		return o.textBinds(out, all, now)
+	}
+}
+
+// textBinds writes the binds of all replicas, the oldest first.
+func (*statusOptions) textBinds(out io.Writer, all []replicaStatus, now time.Time) error {
+	var binds []binder.InFlight
+	under := 0
+	for _, s := range all {
+		binds = append(binds, s.InFlight...)
+		for _, n := range s.Attempts {
+			under += n
+		}
+	}
+	fmt.Fprintln(out)
+	if len(binds) == 0 {
+		_, err := fmt.Fprintln(out, "No bind is under way that a PreBind plugin has anything to do for.")
+		return err
+	}
+	slices.SortStableFunc(binds, func(a, b binder.InFlight) int { return a.Since.Compare(b.Since.Time) })
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "NAMESPACE\tPOD\tNODE\tPHASE\tFOR\tOF\tPLUGIN\tWAITS FOR")
+	for _, b := range binds {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.Phase, age(now, b.Since.Time),
+			duration.HumanDuration(b.Budget.Duration), orDash(b.Plugin), orDash(b.WaitsFor))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if under > len(binds) {
+		fmt.Fprintf(out, "\n%d more are not shown.\n", under-len(binds))
+	}
+	return nil
+}
+
+// health says in a word or a sentence whether the replica can be relied on.
+func (s replicaStatus) health(now time.Time) string {
+	switch {
+	case now.Sub(s.Told.Time) > silentAfter:
+		return "unknown: it has told nothing for a while"
+	case s.Problem != "":
+		return "no: " + s.Problem
+	default:
+		return "yes"
+	}
+}
+
+func age(now, then time.Time) string { return duration.HumanDuration(max(now.Sub(then), 0)) }
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}

@@ -1,0 +1,104 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"bytes"
+	"compress/flate"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/prebind/prebind/binder"
+)
+
+// ExplainAnnotation is what a dry-run Binding carries, with any value, to be
+// answered with the explanation in a warning: see DecodeExplanation.
+func ExplainAnnotation(domain string) string { return "binder." + domain + "/explain" }
+
+const (
+	// explanationPrefix begins the warning that is an explanation.
+	explanationPrefix = "prebind: explanation "
+	// shortened is how long the value of an annotation is where all of them together
+	// are too long for a warning.
+	shortened = 60
+	// maxExplanation is what one may be in memory: nobody else than Prebind should
+	// make them, but anybody could.
+	maxExplanation = 4 << 20
+)
+
+// encodeExplanation makes a warning of the explanation. The API server passes on
+// some 4,000 characters, so that it is compressed; where that does not do, values
+// are shortened, and left out in the end.
+func encodeExplanation(x binder.Explanation) (string, error) {
+	for _, smaller := range []func(*binder.Explanation){
+		func(*binder.Explanation) {},
+		func(x *binder.Explanation) { x.Annotations, x.Labels = shorten(x.Annotations), shorten(x.Labels) },
+		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
+		func(x *binder.Explanation) { x.Plugins = nil },
+	} {
+		before := x
+		smaller(&x)
+		x.Incomplete = x.Incomplete || len(before.Annotations) != len(x.Annotations) || len(before.Plugins) != len(x.Plugins)
+		text, err := compressed(x)
+		if err != nil {
+			return "", err
+		}
+		if len(text)+len(explanationPrefix) <= maxWarningRunes {
+			return explanationPrefix + text, nil
+		}
+	}
+	return "", fmt.Errorf("the explanation does not fit into a warning")
+}
+
+func compressed(x binder.Explanation) (string, error) {
+	var out bytes.Buffer
+	w, err := flate.NewWriter(&out, flate.BestCompression)
+	if err == nil {
+		err = json.NewEncoder(w).Encode(x)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		return "", fmt.Errorf("encoding the explanation: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(out.Bytes()), nil
+}
+
+// shorten returns the map with values that fit on a line.
+func shorten(values map[string]string) map[string]string {
+	short := make(map[string]string, len(values))
+	for key, value := range values {
+		if len(value) > shortened {
+			value = strings.ToValidUTF8(value[:shortened], "") + "…"
+		}
+		short[key] = value
+	}
+	return short
+}
+
+// DecodeExplanation returns the explanation that a warning of the API server holds.
+// It is nil for every other warning.
+func DecodeExplanation(warning string) (*binder.Explanation, error) {
+	text, ok := strings.CutPrefix(warning, explanationPrefix)
+	if !ok {
+		return nil, nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		return nil, fmt.Errorf("decoding the explanation: %w", err)
+	}
+	var x binder.Explanation
+	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(raw)), maxExplanation))
+	if err == nil {
+		err = json.Unmarshal(plain, &x)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decoding the explanation: %w", err)
+	}
+	return &x, nil
+}

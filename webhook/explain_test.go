@@ -1,0 +1,96 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/binder"
+)
+
+func explanation() binder.Explanation {
+	return binder.Explanation{
+		Verdict: binder.VerdictWait, Mode: binder.ModeEnforce,
+		Annotations: map[string]string{"topology.prebind.dev/zone": "zone-a"}, Labels: map[string]string{"topology.prebind.dev/rack": "r1"},
+		Plugins: []binder.PluginExplanation{
+			{Name: "device", Verdict: binder.PluginNotAsked},
+			{Name: "volumebinding", Verdict: binder.PluginWaits, Would: []string{"would set selected-node"}, WaitsFor: []string{"a volume"}},
+		},
+		Warnings: []string{"dry run: größe"},
+	}
+}
+
+// What goes through a warning comes out as it was, and fits into what the API
+// server passes on.
+func TestExplanation(t *testing.T) {
+	text, err := encodeExplanation(explanation())
+	require.NoError(t, err)
+	got, err := DecodeExplanation(text)
+	require.NoError(t, err)
+	want := explanation()
+	assert.Equal(t, &want, got)
+
+	got, err = DecodeExplanation("prebind: dry run: something")
+	require.NoError(t, err)
+	assert.Nil(t, got, "another warning is none")
+	for _, broken := range []string{"", "***", "AAAA", text[len(explanationPrefix) : len(text)-9]} {
+		_, err = DecodeExplanation(explanationPrefix + broken)
+		require.Error(t, err, "%q", broken)
+	}
+}
+
+// noise cannot be compressed.
+func noise(seed, n int) string {
+	var b strings.Builder
+	for i := range n {
+		b.WriteByte("abcdefghijklmnopqrstuvwxyz0123456789"[(i*i*7+i*seed*13+seed*seed*31+(i*2654435761>>7))%36])
+	}
+	return b.String()
+}
+
+func TestLargeExplanation(t *testing.T) {
+	values := func(n, size int) map[string]string {
+		all := map[string]string{}
+		for i := range n {
+			all[fmt.Sprintf("key-%d", i)] = noise(i, size)
+		}
+		return all
+	}
+	cases := map[string]struct {
+		reason      string
+		annotations map[string]string
+		check       func(t *testing.T, x *binder.Explanation)
+	}{
+		"Shortened": {reason: "a long value is shown in part", annotations: values(3, 20000), check: func(t *testing.T, x *binder.Explanation) {
+			t.Helper()
+			assert.Len(t, x.Annotations, 3)
+			assert.True(t, strings.HasSuffix(x.Annotations["key-1"], "…"))
+			assert.False(t, x.Incomplete)
+		}},
+		"LeftOut": {reason: "the verdict matters most", annotations: values(1000, 50), check: func(t *testing.T, x *binder.Explanation) {
+			t.Helper()
+			assert.Empty(t, x.Annotations)
+			assert.True(t, x.Incomplete)
+			assert.Len(t, x.Plugins, 2)
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			x := explanation()
+			x.Annotations = tc.annotations
+			text, err := encodeExplanation(x)
+			require.NoError(t, err)
+			assert.LessOrEqual(t, len(text), maxWarningRunes)
+			got, err := DecodeExplanation(text)
+			require.NoError(t, err)
+			assert.Equal(t, binder.VerdictWait, got.Verdict, tc.reason)
+			tc.check(t, got)
+		})
+	}
+}
