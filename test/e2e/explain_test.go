@@ -1,0 +1,249 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// explained is what prebind explain prints as JSON.
+type explained struct {
+	Verdict  binder.Verdict
+	Reason   string
+	Prebind  *binder.Explanation
+	Warnings []string
+}
+
+// command runs the program for a person, and returns what it printed, its errors
+// and its exit code.
+func (b *bench) command(args ...string) (stdout, stderr string, code int) {
+	b.t.Helper()
+	return b.ran(exec.CommandContext(b.t.Context(), b.prebind.Binary(), args...))
+}
+
+// ran runs the command against the cluster, as an administrator.
+func (b *bench) ran(cmd *exec.Cmd) (stdout, stderr string, code int) {
+	b.t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+b.cluster.Kubeconfig())
+	cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(cmd.Path)+":"+os.Getenv("PATH"))
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return out.String(), errs.String(), exit.ExitCode()
+	}
+	require.NoError(b.t, err)
+	return out.String(), errs.String(), 0
+}
+
+// explain explains the bind of the pod "pod".
+func (b *bench) explain(node string, args ...string) (explained, int) {
+	b.t.Helper()
+	out, errs, code := b.command(append([]string{"explain", "pod", "--node=" + node, "--namespace=" + b.ns, "-o=json"}, args...)...)
+	assert.Empty(b.t, errs)
+	var x explained
+	require.NoError(b.t, json.Unmarshal([]byte(out), &x), "%s", out)
+	return x, code
+}
+
+// plugin is what one plugin says.
+func (x explained) plugin(name string) binder.PluginExplanation {
+	for _, p := range x.Prebind.Plugins {
+		if p.Name == name {
+			return p
+		}
+	}
+	return binder.PluginExplanation{}
+}
+
+// What explain says is what the bind does then.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	t.Run("a pod that is bound at once", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		b.pod(byHand)
+		x, code := b.explain("node-1")
+		assert.Equal(t, 0, code)
+		assert.Equal(t, binder.VerdictBind, x.Verdict)
+		assert.Equal(t, binder.PluginReady, x.plugin("volumebinding").Verdict)
+		assert.Equal(t, binder.PluginNotAsked, x.plugin("device").Verdict)
+		assert.NotEmpty(t, x.Prebind.Annotations)
+
+		require.NoError(t, b.bindByHand(b.binding("node-1")))
+		pod := b.untilBound()
+		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "just what was told")
+		b.assertTopology(pod)
+
+		x, code = b.explain("node-1")
+		assert.Equal(t, 2, code, "it is bound already")
+		assert.Equal(t, binder.VerdictRefuse, x.Verdict)
+		assert.Contains(t, x.Reason, "already assigned")
+		assert.Nil(t, x.Prebind, "the API server gives its own answer")
+	})
+
+	t.Run("a pod that has to wait", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		b.claim("data", b.dynamic("12s"))
+		b.pod(byHand, "data")
+		x, code := b.explain("node-2")
+		assert.Equal(t, 1, code)
+		assert.Equal(t, binder.VerdictWait, x.Verdict)
+		says := x.plugin("volumebinding")
+		assert.Equal(t, binder.PluginWaits, says.Verdict)
+		require.Len(t, says.WaitsFor, 1)
+		assert.Contains(t, says.WaitsFor[0], "PersistentVolumeClaim "+b.ns+"/data: a volume to be made on the node node-2")
+		require.Len(t, says.Would, 1)
+		assert.Contains(t, says.Would[0], "set selected-node")
+		assert.Empty(t, b.events(), "nothing has happened")
+
+		require.NoError(t, b.bindByHand(b.binding("node-2")))
+		pod := b.untilBound()
+		assert.Equal(t, "waiting", b.decisions()[2], "the first call in earnest waits; the first two are of explain and of its dry run")
+		for key, value := range x.Prebind.Annotations {
+			assert.Equal(t, value, pod.Annotations[key], key)
+		}
+		b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "a volume to be made on the node node-2")
+	})
+
+	t.Run("a pod that is refused", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		b.pod(byHand, "missing", "lost")
+		x, code := b.explain("node-3", "--annotation=device.prebind.dev/gpu=", "--annotation=node-state.prebind.dev/expect=e2e/none=there")
+		assert.Equal(t, 2, code)
+		assert.Equal(t, binder.VerdictRefuse, x.Verdict)
+		assert.Equal(t, binder.PluginRefuses, x.plugin("node-state").Verdict)
+		assert.Equal(t, binder.PluginRefuses, x.plugin("device").Verdict, "everything that stands in the way is told")
+		assert.Equal(t, binder.PluginRefuses, x.plugin("volumebinding").Verdict)
+
+		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
+		assert.True(t, apierrors.IsForbidden(err))
+		assert.Equal(t, err.Error(), x.Reason, "in the same words")
+	})
+
+	t.Run("a node that there is not", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		b.pod(byHand)
+		x, code := b.explain("nowhere")
+		assert.Equal(t, 2, code)
+		assert.Contains(t, x.Reason, "there is no such node")
+		assert.Equal(t, x.Reason, b.bindByHand(b.binding("nowhere")).Error())
+	})
+
+	t.Run("an exempt namespace", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, map[string]string{"prebind.dev/exempt": ""})
+		b.pod(byHand)
+		out, _, code := b.command("explain", "pod", "--node=node-1", "-n="+b.ns)
+		assert.Equal(t, 0, code)
+		assert.Contains(t, out, "would be bound")
+		assert.Contains(t, out, "Prebind has no part in this bind")
+	})
+
+	t.Run("as a plugin of kubectl", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		b.claim("data", b.dynamic("10m"))
+		b.pod(byHand, "data")
+		dir := t.TempDir()
+		require.NoError(t, os.Symlink(b.prebind.Binary(), filepath.Join(dir, "kubectl-prebind")))
+		kubectl := b.cluster.Kubectl(t.Context()).Path
+		require.NoError(t, os.Symlink(kubectl, filepath.Join(dir, "kubectl")))
+		out, errs, code := b.ran(exec.CommandContext(t.Context(), filepath.Join(dir, "kubectl"), "prebind", "explain", "pod", "--node=node-4", "-n="+b.ns))
+		assert.Equal(t, 1, code, "%s", errs)
+		for _, words := range []string{"it would have to wait", "volumebinding", "waits for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
+			assert.Contains(t, out, words)
+		}
+		t.Logf("for the eye:\n%s", out)
+	})
+
+	t.Run("what cannot be found out", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		for says, args := range map[string][]string{
+			"not found":    {"explain", "none", "--node=node-1", "-n=" + b.ns},
+			"--node":       {"explain", "none"},
+			"--output":     {"explain", "none", "--node=node-1", "-o=xml"},
+			"no such file": {"explain", "none", "--node=node-1", "--kubeconfig=" + filepath.Join(t.TempDir(), "none")},
+			"pods/binding": {"explain", "pod", "--node=node-1", "-n=" + b.ns, "--as=nobody"},
+		} {
+			out, errs, code := b.command(args...)
+			assert.Equal(t, 3, code, "%v", args)
+			assert.Empty(t, out)
+			assert.Contains(t, errs, strings.TrimPrefix(says, "x"))
+			assert.Equal(t, 1, strings.Count(errs, "\n"), errs)
+		}
+	})
+}
+
+// Who waits for what can be seen, over all replicas.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.claim("data", b.dynamic("10m"))
+	b.podWith(byHand, gen.UsesClaim("data"), gen.Annotation("binder.prebind.dev/timeout", "29m"))
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() {
+		waiting <- b.client.CoreV1().Pods(b.ns).Bind(ctx, b.binding("node-5"), metav1.CreateOptions{})
+	}()
+	type status struct {
+		Replica, Pod, Config, Problem string
+		InFlight                      []binder.InFlight
+	}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		out, errs, code := b.command("status", "-o=json")
+		require.Equal(c, 0, code, errs)
+		var all []status
+		require.NoError(c, json.Unmarshal([]byte(out), &all))
+		var found *binder.InFlight
+		for _, s := range all {
+			for i := range s.InFlight {
+				if s.InFlight[i].Namespace == b.ns {
+					found = &s.InFlight[i]
+				}
+			}
+		}
+		require.NotNil(c, found, "%s", out)
+		assert.Equal(c, "pod", found.Pod)
+		assert.Equal(c, "node-5", found.Node)
+		assert.Equal(c, "preparing", found.Phase)
+		assert.Equal(c, "volumebinding", found.Plugin)
+		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: a volume to be made")
+	}, patience, again)
+	out, _, code := b.command("status")
+	assert.Equal(t, 0, code)
+	for _, words := range []string{"REPLICA", "Enforce", "WAITS FOR", b.ns, "volumebinding", "29m"} {
+		assert.Contains(t, out, words)
+	}
+	t.Logf("for the eye:\n%s", out)
+	cancel()
+	<-waiting
+
+	out, _, _ = b.command("status", "-n="+b.ns)
+	assert.Contains(t, out, "No replica of Prebind has a lease in the namespace "+b.ns)
+	_, errs, code := b.command("status", "--as=nobody")
+	assert.Equal(t, 1, code)
+	assert.Contains(t, errs, "cannot list resource \"leases\"")
+}
