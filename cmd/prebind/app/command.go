@@ -35,7 +35,7 @@ it, before the bind may go ahead. Schedulers need not know of it.`,
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
-	root.AddCommand(newServeCommand(o), newPluginsCommand(o.registry), newConfigCommand(o.registry), newVersionCommand())
+	root.AddCommand(newServeCommand(o), newPluginsCommand(o.registry), newConfigCommand(o.registry), newUnregisterCommand(), newVersionCommand())
 	return root
 }
 
