@@ -23,6 +23,9 @@ import (
 
 const (
 	chart = "charts/prebind"
+	// kubeVersion is what the chart is told of the cluster: Helm itself takes another
+	// one for granted where it is built from its module.
+	kubeVersion = "1.36.0"
 	// hookAnnotation makes an object one that Helm applies at a certain moment.
 	hookAnnotation = "helm.sh/hook"
 	preDelete      = "pre-delete"
@@ -32,7 +35,7 @@ const (
 // root, hooks included.
 func RenderChart(ctx context.Context, root string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{
-		"tool", "-modfile=" + filepath.Join(root, "tools.mod"), "helm", "template", "prebind", filepath.FromSlash(chart),
+		"tool", "-modfile=" + filepath.Join(root, "tools.mod"), "helm", "template", "prebind", filepath.FromSlash(chart), "--kube-version=" + kubeVersion,
 	}, args...)...)
 	cmd.Dir = root
 	var stderr bytes.Buffer

@@ -198,7 +198,11 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-preStop.C:
 	}
-	return errors.Join(ctx.Err(), p.Stop())
+	if err := errors.Join(ctx.Err(), p.Stop()); err != nil {
+		return err
+	}
+	// No kubelet tells that the pods have ended, for which their namespace waits.
+	return p.kubectl(ctx, "delete", "pods", "--all", "--namespace="+Namespace, "--grace-period=0", "--force", "--wait=false")
 }
 
 // Unregister removes the webhook configuration only, by the program itself: the
