@@ -209,7 +209,9 @@ func toggled(t *testing.T, list string, values ...string) (names []any, roles []
 	}
 	objects, _ := renderChart(t, args...)
 	var config map[string]any
-	require.NoError(t, yaml.UnmarshalStrict([]byte(get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]), &config))
+	content := get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]
+	checkedConfig(t, content)
+	require.NoError(t, yaml.UnmarshalStrict([]byte(content), &config))
 	for _, r := range all[*rbacv1.ClusterRole](objects) {
 		roles = append(roles, r.Name)
 	}
@@ -274,6 +276,19 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
+// checkedConfig is what the program says of a configuration.
+func checkedConfig(t *testing.T, content string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+	var out bytes.Buffer
+	cmd := app.NewCommand()
+	cmd.SetArgs([]string{"config", "check", file})
+	cmd.SetOut(&out)
+	require.NoError(t, cmd.ExecuteContext(t.Context()), "in\n%s", content)
+	return strings.TrimSpace(strings.TrimPrefix(out.String(), file+" is valid: "))
+}
+
 // compiledIn is what `prebind plugins` lists, and whether it is on by default.
 func compiledIn(t *testing.T) map[string]map[string]bool {
 	t.Helper()
@@ -304,11 +319,14 @@ func TestChartValues(t *testing.T) {
 		want   any
 	}{
 		"configuration": {
-			values: "config.preBindTimeout=5m,config.nodeState.checks={ready}",
+			values: "config.budgets.prebindTimeout=5m,config.arguments.topology.labels={example.com/rack},mutators.bind-info.enabled=true,prebindPlugins.device.enabled=false",
 			got: func(objects []object) any {
-				return get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]
+				config := get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]
+				assert.Contains(t, config, "prebindTimeout: 5m")
+				assert.Contains(t, config, "- example.com/rack")
+				return checkedConfig(t, config)
 			},
-			want: "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\nnodeState:\n  checks:\n  - ready\npreBindTimeout: 5m\n",
+			want: "mode Enforce, mutators topology, bind-info, PreBind plugins node-state, resource-claims, volumebinding",
 		},
 		"schedulers": {
 			values: "annotationPolicy.enabled=true,annotationPolicy.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}",
