@@ -8,7 +8,20 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # Where `generate` writes. `verify` lets it write elsewhere, and compares.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
-	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml docs/flags.md
+	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml docs/flags.md \
+	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES)
+
+# What Helm takes the cluster to be where it is asked without one.
+KUBE_VERSION = 1.36.0
+
+# The chart has copies of what it ships as it is in config/webhook, for Helm reads nothing outside of a chart: <file>=<copy>.
+CHART = charts/prebind
+COPIES = base/role.yaml=roles/prebind.yaml plugins/device/role.yaml=roles/device.yaml \
+	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/resource-claims-allocate/role.yaml=roles/resource-claims-allocate.yaml \
+	plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
+	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml \
+	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml
+CHART_FILES = $(foreach c,$(COPIES),$(CHART)/files/$(lastword $(subst =, ,$(c))))
 
 .PHONY: help
 help: ## Show this help
@@ -22,7 +35,7 @@ demo: control-plane ## Show binds, with and without Prebind, on a real control p
 test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
-test-unit: kustomize ## Run the unit tests, with the race detector
+test-unit: kustomize helm ## Run the unit tests, with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(bench|cluster|e2e)(/|$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 
@@ -51,6 +64,11 @@ kustomize:
 	@echo "kustomize: the first build takes a minute"
 	@$(TOOL) kustomize version
 
+.PHONY: helm
+helm:
+	@echo "helm: the first build takes a minute"
+	@$(TOOL) helm version --short
+
 # In test/controlplane the linters that need types run where k8s.io/kubernetes is not imported: to analyse all of it takes
 # longer than to build it.
 .PHONY: lint
@@ -61,7 +79,7 @@ lint: ## Run the linters
 	cd test/controlplane && $(TOOL) golangci-lint run --fast-only ./...
 
 .PHONY: generate
-generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/flags.md from the program's help
+generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/flags.md from the program's help, the chart's schema and README from its values
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
 		paths=./cmd/prebind/app output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
@@ -74,6 +92,15 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	@mkdir -p $(GENERATED_DIR)/docs
 	go run ./test/docs >$(GENERATED_DIR)/docs/flags.md
+	@for c in $(COPIES); do \
+		from=config/webhook/$${c%%=*} to=$(GENERATED_DIR)/$(CHART)/files/$${c#*=}; \
+		if test -e $(GENERATED_DIR)/$$from; then from=$(GENERATED_DIR)/$$from; fi; \
+		mkdir -p $$(dirname $$to) && cp $$from $$to || exit 1; \
+	done
+	@test "$(GENERATED_DIR)" = . || cp $(CHART)/Chart.yaml $(CHART)/values.yaml $(CHART)/README.md.gotmpl $(GENERATED_DIR)/$(CHART)/
+	go run ./test/chartschema $(CHART)/values.yaml >$(GENERATED_DIR)/$(CHART)/values.schema.json
+	$(TOOL) helm-docs --chart-search-root=$(GENERATED_DIR)/$(CHART) --sort-values-order=file --ignore-non-descriptions \
+		--skip-version-footer --log-level=warning
 
 .PHONY: verify
 verify: ## Check that generated files, go.mod, manifests and format are up to date
@@ -86,6 +113,8 @@ verify: ## Check that generated files, go.mod, manifests and format are up to da
 	go mod tidy -diff
 	cd test/controlplane && go mod tidy -diff
 	$(TOOL) kustomize build config/webhook >bin/verify/webhook.yaml
+	$(TOOL) kustomize build config/webhook/overlays/self-managed >bin/verify/self-managed.yaml
+	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
 	@unformatted=$$(gofmt -l .) && if test -n "$$unformatted"; then \
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi

@@ -63,6 +63,12 @@ func waitTogether() {
 // newWorld fills a control plane with nodes, installs Prebind on it and starts
 // the replicas, with these arguments besides those that are shipped.
 func newWorld(ctx context.Context, c *cluster.Cluster, binary string, replicas int, args ...string) (*world, error) {
+	return newWorldWith(ctx, install.Options{Cluster: c, Binary: binary}, replicas, args...)
+}
+
+// newWorldWith is newWorld with another installation than the shipped default.
+func newWorldWith(ctx context.Context, o install.Options, replicas int, args ...string) (*world, error) {
+	c := o.Cluster
 	client, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return nil, err
@@ -73,7 +79,7 @@ func newWorld(ctx context.Context, c *cluster.Cluster, binary string, replicas i
 	if err := cluster.CreateNodes(ctx, client, cluster.Nodes("node", 6)...); err != nil {
 		return nil, err
 	}
-	if w.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary}); err != nil {
+	if w.prebind, err = install.New(ctx, o); err != nil {
 		return nil, err
 	}
 	for range replicas {
@@ -93,8 +99,15 @@ func (w *world) start(ctx context.Context) (*install.Replica, error) {
 // both.
 func ownWorld(t *testing.T, replicas int, args ...string) *world {
 	t.Helper()
-	c := clustertest.Start(t, cluster.Options{Audit: true})
-	w, err := newWorld(t.Context(), c, shared.prebind.Binary(), replicas, args...)
+	return ownWorldWith(t, install.Options{}, replicas, args...)
+}
+
+// ownWorldWith is ownWorld with another installation than the shipped default. The
+// options' cluster and binary are set here.
+func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string) *world {
+	t.Helper()
+	o.Cluster, o.Binary = clustertest.Start(t, cluster.Options{Audit: true}), shared.prebind.Binary()
+	w, err := newWorldWith(t.Context(), o, replicas, args...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		for _, r := range w.prebind.Replicas() {

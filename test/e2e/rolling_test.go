@@ -76,6 +76,13 @@ func (s *stream) note(n int, err error) {
 	}
 }
 
+// answered is how many binds have an answer.
+func (s *stream) answered() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.posted
+}
+
 // bindOne makes the n-th pod and binds it. Some are for the kube-schedulers, which
 // do the same.
 func (s *stream) bindOne(n int) error {

@@ -36,11 +36,17 @@ type issued struct {
 // Certificates in the cluster: it writes their Secrets, each signed as its
 // issuer says, brings the serving certificate to the replicas and the CA into
 // the webhook configuration. Called again, it renews the serving certificate
-// under a new CA.
+// under a new CA. Where no Certificates are installed it does nothing.
 func (p *Prebind) IssueCertificates(ctx context.Context) error {
+	if p.o.WithoutCertManager {
+		return nil
+	}
 	var certificates cmapi.CertificateList
 	if err := p.client.List(ctx, &certificates, client.InNamespace(Namespace)); err != nil {
 		return fmt.Errorf("listing Certificates: %w", err)
+	}
+	if len(certificates.Items) == 0 {
+		return nil // They come another way.
 	}
 	done := map[string]*issued{}
 	for len(done) < len(certificates.Items) {

@@ -9,14 +9,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
-	"slices"
 	"time"
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,21 +44,28 @@ type Options struct {
 	Cluster *cluster.Cluster
 	// Binary is the program prebind; see Build. Required.
 	Binary string
+	// Kustomization is the folder to install from, relative to the root of the
+	// checkout; empty is config/webhook.
+	Kustomization string
+	// Helm installs what the chart in charts/prebind renders instead.
+	Helm bool
+	// Values are set in the chart, each as key=value.
+	Values []string
+	// WithoutCertManager leaves cert-manager's definitions out of the cluster. What
+	// is installed must not need them.
+	WithoutCertManager bool
 }
 
 // Prebind is an installation. Its methods are for one goroutine.
 type Prebind struct {
-	o      Options
-	root   string
-	client client.Client
-	// args is the command line that the shipped Deployment has, and grace how long
-	// its pods may take to end.
-	args       []string
-	grace      time.Duration
+	o          Options
+	root       string
+	client     client.Client
+	pod        pod
 	kubeconfig string
 	replicas   []*Replica
-	// kustomization is what is applied.
-	kustomization string
+	// source is what kubectl applies and deletes: -k and a folder, or -f and a file.
+	source []string
 }
 
 // New installs the shipped manifests. No replica runs yet: until one does, only
@@ -80,8 +86,8 @@ func New(ctx context.Context, o Options) (*Prebind, error) {
 	if err != nil {
 		return nil, fmt.Errorf("install: %w", err)
 	}
-	p := &Prebind{o: o, root: root, client: c, kustomization: filepath.Join(root, manifests)}
-	for _, step := range []func(context.Context) error{p.applyCertManager, p.applyManifests, p.readDeployment, p.IssueCertificates} {
+	p := &Prebind{o: o, root: root, client: c}
+	for _, step := range []func(context.Context) error{p.applyCertManager, p.chooseSource, p.applyManifests, p.readDeployment, p.IssueCertificates, p.mountVolumes} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("install: %w", err)
 		}
@@ -93,6 +99,9 @@ func New(ctx context.Context, o Options) (*Prebind, error) {
 // applyCertManager installs cert-manager's definitions, so that the shipped
 // Issuers and Certificates can be applied.
 func (p *Prebind) applyCertManager(ctx context.Context) error {
+	if p.o.WithoutCertManager {
+		return nil
+	}
 	dir, err := moduleDir(ctx, "github.com/cert-manager/cert-manager")
 	if err != nil {
 		return err
@@ -107,8 +116,21 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 		"crd/issuers.cert-manager.io", "crd/certificates.cert-manager.io")
 }
 
+// chooseSource finds the kustomization, or renders the chart.
+func (p *Prebind) chooseSource(ctx context.Context) error {
+	if p.o.Helm {
+		return p.renderChart(ctx)
+	}
+	dir := p.o.Kustomization
+	if dir == "" {
+		dir = manifests
+	}
+	p.source = []string{"-k", filepath.Join(p.root, dir)}
+	return nil
+}
+
 func (p *Prebind) applyManifests(ctx context.Context) error {
-	return p.kubectl(ctx, "apply", "-k", p.kustomization)
+	return p.kubectl(ctx, append([]string{"apply"}, p.source...)...)
 }
 
 // AddComponents applies the manifests once more, with components of config/webhook
@@ -126,7 +148,7 @@ func (p *Prebind) AddComponents(ctx context.Context, components ...string) error
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), overlay, 0o600); err != nil {
 		return fmt.Errorf("install: %w", err)
 	}
-	p.kustomization = dir
+	p.source = []string{"-k", dir}
 	return p.applyManifests(ctx)
 }
 
@@ -155,15 +177,46 @@ func overlayOf(base string, components []string, dir string) ([]byte, error) {
 	})
 }
 
-// Uninstall removes everything that the manifests brought.
+// Uninstall removes Prebind as its documentation says: first the webhook
+// configuration, then everything else. The replicas end as pods that are deleted
+// do.
 func (p *Prebind) Uninstall(ctx context.Context) error {
-	return errors.Join(p.Stop(), p.kubectl(ctx, "delete", "-k", p.kustomization, "--wait=false"))
+	unregister := p.Unregister
+	if p.o.Helm {
+		unregister = p.runPreDelete
+	}
+	if err := unregister(ctx); err != nil {
+		return err
+	}
+	if err := p.kubectl(ctx, append([]string{"delete", "--wait=false", "--ignore-not-found"}, p.source...)...); err != nil {
+		return err
+	}
+	// The kubelet runs preStop before the replica hears of its end.
+	preStop := time.NewTimer(p.pod.preStop)
+	defer preStop.Stop()
+	select {
+	case <-ctx.Done():
+	case <-preStop.C:
+	}
+	if err := errors.Join(ctx.Err(), p.Stop()); err != nil {
+		return err
+	}
+	// No kubelet tells that the pods have ended, for which their namespace waits.
+	return p.kubectl(ctx, "delete", "pods", "--all", "--namespace="+Namespace, "--grace-period=0", "--force", "--wait=false")
 }
 
-// Unregister removes the webhook configuration only: the API server binds pods
-// as if Prebind were not there.
+// Unregister removes the webhook configuration only, by the program itself: the
+// API server binds pods as if Prebind were not there.
 func (p *Prebind) Unregister(ctx context.Context) error {
-	return p.kubectl(ctx, "delete", "mutatingwebhookconfiguration", webhookConfig)
+	return p.runOnce(ctx, "unregister", "--kubeconfig="+p.o.Cluster.Kubeconfig())
+}
+
+// runOnce runs the program until it ends.
+func (p *Prebind) runOnce(ctx context.Context, args ...string) error {
+	if out, err := exec.CommandContext(ctx, p.o.Binary, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("prebind %v: %w\n%s", args, err, out)
+	}
+	return nil
 }
 
 // Register undoes Unregister.
@@ -176,22 +229,6 @@ func (p *Prebind) Register(ctx context.Context) error {
 
 // LogDir is where the replicas log to.
 func (p *Prebind) LogDir() string { return p.file("") }
-
-// readDeployment takes over what the shipped Deployment says of its pods.
-func (p *Prebind) readDeployment(ctx context.Context) error {
-	var d appsv1.Deployment
-	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: deployment}, &d); err != nil {
-		return fmt.Errorf("reading the Deployment: %w", err)
-	}
-	if n := len(d.Spec.Template.Spec.Containers); n != 1 {
-		return fmt.Errorf("the Deployment has %d containers, this package runs one", n)
-	}
-	p.args = slices.Clone(d.Spec.Template.Spec.Containers[0].Args)
-	if seconds := d.Spec.Template.Spec.TerminationGracePeriodSeconds; seconds != nil {
-		p.grace = time.Duration(*seconds) * time.Second
-	}
-	return nil
-}
 
 func (p *Prebind) kubectl(ctx context.Context, args ...string) error {
 	if out, err := p.o.Cluster.Kubectl(ctx, args...).CombinedOutput(); err != nil {

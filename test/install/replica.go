@@ -32,22 +32,26 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 		}
 	}
 	name := fmt.Sprintf("prebind-%d", len(p.replicas))
+	args, env, err := p.pod.commandLine(name)
+	if err != nil {
+		return nil, err
+	}
 	process, err := cluster.NewProcess(cluster.ProcessOptions{
 		Name: name,
 		Path: p.o.Binary,
 		// The last of two equal flags counts: what differs on this machine is
-		// where the pod's volume, token and ports are.
-		Args: slices.Concat(p.args, []string{
+		// where the pod's token and ports are.
+		Args: slices.Concat(args, []string{
 			"--kubeconfig=" + p.kubeconfig,
-			"--cert-dir=" + p.CertDir(),
 			"--webhook-bind-address=" + r.webhook,
 			"--health-probe-bind-address=" + r.health,
 			"--metrics-bind-address=" + r.metrics,
 			"-v=2",
 		}, extraArgs),
+		Env:     env,
 		LogFile: p.file(name + ".log"),
 		Health:  r.ready,
-		Grace:   p.grace,
+		Grace:   p.pod.grace,
 	})
 	if err != nil {
 		return nil, err
@@ -109,7 +113,7 @@ func (p *Prebind) Binary() string { return p.o.Binary }
 // Kubeconfig is that of the shipped service account, with a real token.
 func (p *Prebind) Kubeconfig() string { return p.kubeconfig }
 
-// CertDir is where the replicas read their certificate.
+// CertDir is where the replicas read their certificate, where it comes as files.
 func (p *Prebind) CertDir() string { return p.file("secrets/" + servingSecret) }
 
 // WebhookAddress is where the webhook listens.

@@ -224,10 +224,10 @@ func TestWebhookIsReached(t *testing.T) {
 			got:    secrets[mounts["/etc/prebind/tls"]],
 			want:   certificate.Spec.SecretName,
 		},
-		"CertDirFlag": {
-			reason: "the program must read it where it is mounted",
+		"Arguments": {
+			reason: "the program must read it where it is mounted, and the configuration where that is",
 			got:    container.Args,
-			want:   []string{"serve", "--cert-dir=/etc/prebind/tls"},
+			want:   []string{"serve", "--cert-dir=/etc/prebind/tls", "--config=/etc/prebind/config/config.yaml", "--pod-name=$(POD_NAME)"},
 		},
 	}
 	for name, tc := range cases {

@@ -69,6 +69,10 @@ func TestAvailability(t *testing.T) {
 	require.NotNil(t, pod.Spec.Affinity.PodAntiAffinity)
 	require.Len(t, pod.Spec.Containers, 1)
 	container := pod.Spec.Containers[0]
+	require.NotNil(t, container.Lifecycle)
+	require.NotNil(t, container.Lifecycle.PreStop)
+	require.NotNil(t, container.Lifecycle.PreStop.Sleep)
+	preStop := container.Lifecycle.PreStop.Sleep.Seconds
 	budget := get[*policyv1.PodDisruptionBudget](t, objects, "prebind")
 	quota := get[*corev1.ResourceQuota](t, objects, "prebind-critical-pods")
 	require.NotNil(t, quota.Spec.ScopeSelector)
@@ -122,7 +126,8 @@ func TestAvailability(t *testing.T) {
 		"Spread":           {reason: "replicas are spread, where there is room", got: spread, want: hostsAndZones},
 		"Priority":         {reason: "no pod is bound without Prebind, so no ordinary pod may displace it", got: pod.Spec.PriorityClassName, want: "system-cluster-critical"},
 		"QuotaForPriority": {reason: "some clusters admit that priority only under a quota for it", got: quota.Spec.ScopeSelector.MatchExpressions[0].Values, want: []string{pod.Spec.PriorityClassName}},
-		"GraceFitsDrain":   {reason: "a drain takes up to 30 s", got: *pod.Spec.TerminationGracePeriodSeconds > 30, want: true},
+		"PreStop":          {reason: "the endpoints must have forgotten the pod before it drains", got: preStop, want: int64(5)},
+		"GraceFitsDrain":   {reason: "a drain takes up to 35 s: the delay, and twice the time-out", got: *pod.Spec.TerminationGracePeriodSeconds > preStop+35, want: true},
 		"StartupProbe":     {reason: "a slow start is not a dead process", got: probe(container.StartupProbe), want: "health/healthz"},
 		"LivenessProbe":    {reason: "a stuck process must be started again", got: probe(container.LivenessProbe), want: "health/healthz"},
 		"ReadinessProbe":   {reason: "a replica whose caches are empty must not be called", got: probe(container.ReadinessProbe), want: "health/readyz"},

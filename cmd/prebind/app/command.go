@@ -35,7 +35,8 @@ it, before the bind may go ahead. Schedulers need not know of it.`,
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
-	root.AddCommand(newServeCommand(o), newPluginsCommand(o.registry), newConfigCommand(o.registry), newExplainCommand(), newStatusCommand(), newVersionCommand())
+	root.AddCommand(newServeCommand(o), newPluginsCommand(o.registry), newConfigCommand(o.registry), newExplainCommand(), newStatusCommand(),
+		newUnregisterCommand(), newVersionCommand())
 	return root
 }
 

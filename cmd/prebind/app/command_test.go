@@ -49,6 +49,9 @@ func TestCommandFails(t *testing.T) {
 		"UnknownPlugin":  {reason: "the known ones are listed", args: []string{"serve", "--prebind-plugins=volumes"}, says: "volumebinding"},
 		"BadLogFormat":   {reason: "so are those of the library", args: []string{"serve", "--logging-format=xml"}, says: "xml"},
 		"NoCertificate":  {reason: "the certificate is read before anything is started", args: []string{"serve", "--cert-dir=testdata/no-such-folder"}, says: "--cert-dir"},
+		"UnregisterName": {reason: "a path is no name", args: []string{"unregister", "--name=a/b"}, says: `"a/b"`},
+		"UnregisterWhat": {reason: "without a name all would be deleted", args: []string{"unregister", "--name="}, says: "--name"},
+		"UnregisterTime": {reason: "there must be time to look", args: []string{"unregister", "--timeout=0s"}, says: "--timeout"},
 		"SeveralAtATime": {reason: "all is told at once", args: []string{"serve", "--hold=-1s", "--max-holds=0"}, says: "--max-holds"},
 	}
 	for name, tc := range cases {

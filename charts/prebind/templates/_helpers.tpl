@@ -1,0 +1,143 @@
+{{/*
+Copyright The Prebind Authors.
+SPDX-License-Identifier: Apache-2.0
+
+Names are fixed, for a cluster has one Prebind: two would both answer every bind.
+*/}}
+
+{{/* Labels of every object. */}}
+{{- define "prebind.labels" -}}
+app.kubernetes.io/name: prebind
+app.kubernetes.io/part-of: prebind
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "prebind.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Which binds are not sent to Prebind: a namespace selector, for the webhook and the policies. */}}
+{{- define "prebind.namespaceSelector" -}}
+matchExpressions:
+  # What Prebind itself needs in order to start: its own pods, the cluster's network and DNS, and its certificates. If binding
+  # one of these had to ask Prebind, a cluster that is down could not come back by itself.
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values: {{ prepend .Values.exemptNamespaces .Release.Namespace | uniq | toJson }}
+  # The operator's own exceptions, and the way out in an emergency. The value does not matter.
+  - key: prebind.dev/exempt
+    operator: DoesNotExist
+{{- end }}
+
+{{/* The object as it is shipped in config/webhook, with the release's labels and namespace. */}}
+{{- define "prebind.object" -}}
+{{- $o := .object -}}
+{{- $_ := set $o.metadata "labels" (merge (fromYaml (include "prebind.labels" .root)) ($o.metadata.labels | default dict)) -}}
+{{- if hasKey $o.metadata "namespace" -}}
+{{- $_ := set $o.metadata "namespace" .root.Release.Namespace -}}
+{{- end -}}
+{{ toYaml $o }}
+{{- end }}
+
+{{/* The roles of a file in files/roles, and a binding for each. */}}
+{{- define "prebind.roles" -}}
+{{- $root := .root -}}
+{{- $content := $root.Files.Get (printf "files/roles/%s.yaml" .name) | required (printf "there are no roles for %s" .name) -}}
+{{- range regexSplit "(?m)^---$" $content -1 }}
+{{- $role := fromYaml . }}
+{{- if $role.kind }}
+---
+{{ include "prebind.object" (dict "root" $root "object" $role) }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $role.kind }}Binding
+metadata:
+  name: {{ $role.metadata.name }}
+  {{- if eq $role.kind "Role" }}
+  namespace: {{ $root.Release.Namespace }}
+  {{- end }}
+  labels: {{- include "prebind.labels" $root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ $role.kind }}
+  name: {{ $role.metadata.name }}
+subjects:
+  - kind: ServiceAccount
+    name: prebind
+    namespace: {{ $root.Release.Namespace }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The names of what is enabled, after '*', where that is not what the program does by default: a list, or nothing. */}}
+{{- define "prebind.toggles" -}}
+{{- $out := list -}}
+{{- range $name, $v := .values -}}
+{{- if and $v.enabled (not (has $name $.on)) -}}
+{{- $out = append $out $name -}}
+{{- else if and (not $v.enabled) (has $name $.on) -}}
+{{- $out = append $out (printf "-%s" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if $out -}}
+{{ prepend $out "*" | toJson }}
+{{- end -}}
+{{- end }}
+
+{{/* The PrebindConfiguration. */}}
+{{- define "prebind.config" -}}
+{{- $config := dict "apiVersion" "config.prebind.dev/v1alpha1" "kind" "PrebindConfiguration" -}}
+{{- range list "apiVersion" "kind" "mutators" "prebindPlugins" -}}
+{{- if hasKey $.Values.config . -}}
+{{- fail (printf "config.%s cannot be set: mutators and plugins are switched by .Values.mutators and .Values.prebindPlugins" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $config = merge $config .Values.config -}}
+{{- with include "prebind.toggles" (dict "values" .Values.mutators "on" (list "topology")) -}}
+{{- $_ := set $config "mutators" (fromJsonArray .) -}}
+{{- end -}}
+{{- with include "prebind.toggles" (dict "values" .Values.prebindPlugins "on" (list "node-state" "device" "resource-claims" "volumebinding")) -}}
+{{- $_ := set $config "prebindPlugins" (fromJsonArray .) -}}
+{{- end -}}
+{{ toYaml $config }}
+{{- end }}
+
+{{/* What is wrong with the values and no schema can say. */}}
+{{- define "prebind.check" -}}
+{{- if and (eq .Values.certificates.mode "files") (not .Values.certificates.files.caBundle) -}}
+{{- fail "certificates.mode files needs certificates.files.caBundle: without it the API server trusts no replica" -}}
+{{- end -}}
+{{- if and .Values.prebindPlugins (index .Values.prebindPlugins "resource-claims").allocate (not (index .Values.prebindPlugins "resource-claims").enabled) -}}
+{{- fail "prebindPlugins.resource-claims.allocate needs prebindPlugins.resource-claims.enabled" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "prebind.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "prebind.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Annotations of what Helm applies before it removes anything. */}}
+{{- define "prebind.preDelete" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

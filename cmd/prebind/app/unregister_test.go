@@ -1,0 +1,135 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+)
+
+const webhookConfigurations = "mutatingwebhookconfigurations"
+
+// swallow lets a fake API server accept a deletion and do nothing, as where a
+// finalizer holds the object.
+func swallow(client *fake.Clientset) {
+	client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
+}
+
+func TestUnregister(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		// there are the configurations before.
+		there []string
+		// prepare changes the API server.
+		prepare func(client *fake.Clientset)
+		timeout time.Duration
+		says    string
+		// fails is part of the error; empty for none.
+		fails string
+		// left are the configurations after.
+		left []string
+	}{
+		"There": {
+			reason: "only the one that is named is deleted",
+			there:  []string{"other", "prebind"},
+			says:   "the MutatingWebhookConfiguration prebind is gone: binds do not ask Prebind any more\n",
+			left:   []string{"other"},
+		},
+		"Gone": {
+			reason: "a step that is repeated must not fail",
+			there:  []string{"other"},
+			says:   "there is no MutatingWebhookConfiguration prebind: binds do not ask Prebind\n",
+			left:   []string{"other"},
+		},
+		"Held": {
+			reason:  "whoever goes on while the API server still asks Prebind stops every bind",
+			there:   []string{"prebind"},
+			prepare: swallow,
+			timeout: time.Millisecond,
+			fails:   "still there after 1ms: look at its finalizers",
+			left:    []string{"prebind"},
+		},
+		"Takes a while": {
+			reason: "deleted is not gone",
+			there:  []string{"prebind"},
+			prepare: func(client *fake.Clientset) {
+				swallow(client)
+				looks := 0
+				client.PrependReactor("get", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
+					if looks++; looks == 3 {
+						return false, nil, client.Tracker().Delete(admissionregistrationv1.SchemeGroupVersion.WithResource(webhookConfigurations), "", "prebind")
+					}
+					return false, nil, nil
+				})
+			},
+			says: "the MutatingWebhookConfiguration prebind is gone: binds do not ask Prebind any more\n",
+		},
+		"Forbidden": {
+			reason: "the operator hears what is missing",
+			there:  []string{"prebind"},
+			prepare: func(client *fake.Clientset) {
+				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewForbidden(admissionregistrationv1.Resource(webhookConfigurations), "prebind", errors.New("no role"))
+				})
+			},
+			fails: "deleting the MutatingWebhookConfiguration prebind: ",
+			left:  []string{"prebind"},
+		},
+		"Not to be seen": {
+			reason: "not to know is not to be gone",
+			there:  []string{"prebind"},
+			prepare: func(client *fake.Clientset) {
+				client.PrependReactor("get", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
+					return true, nil, errors.New("the way is cut")
+				})
+			},
+			timeout: time.Millisecond,
+			fails:   "cannot be seen whether it is gone after 1ms: the way is cut",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			configurations := client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+			for _, name := range tc.there {
+				_, err := configurations.Create(t.Context(), &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				require.NoError(t, err)
+			}
+			if tc.prepare != nil {
+				tc.prepare(client)
+			}
+			o := &unregisterOptions{name: "prebind", timeout: time.Minute}
+			if tc.timeout != 0 {
+				o.timeout = tc.timeout
+			}
+			var out bytes.Buffer
+			err := unregister(t.Context(), client, o, &out)
+			if tc.fails != "" {
+				require.ErrorContains(t, err, tc.fails, tc.reason)
+				assert.NotContains(t, err.Error(), "\n", "an error is one line")
+			} else {
+				require.NoError(t, err, tc.reason)
+			}
+			assert.Equal(t, tc.says, out.String(), tc.reason)
+			list, err := configurations.List(t.Context(), metav1.ListOptions{})
+			require.NoError(t, err)
+			var left []string
+			for _, c := range list.Items {
+				left = append(left, c.Name)
+			}
+			assert.Equal(t, tc.left, left, tc.reason)
+		})
+	}
+}

@@ -1,0 +1,154 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command chartschema prints the JSON schema of a chart's values, from the comments
+// in its values.yaml: those that helm-docs reads are the descriptions, and a line
+// with @schema, before them, adds what the default value does not show.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+const (
+	descriptionMark = "# -- "
+	schemaMark      = "# @schema "
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	if len(args) != 1 {
+		return fmt.Errorf("there are %d arguments: give the path of a values.yaml", len(args))
+	}
+	values, err := os.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	schema, err := generate(values)
+	if err != nil {
+		return fmt.Errorf("%s: %w", args[0], err)
+	}
+	_, err = out.Write(schema)
+	return err
+}
+
+// generate returns the schema of the values.
+func generate(values []byte) ([]byte, error) {
+	var document yaml.Node
+	if err := yaml.Unmarshal(values, &document); err != nil {
+		return nil, err
+	}
+	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
+		return nil, errors.New("the values are no mapping")
+	}
+	schema, err := schemaOf("", document.Content[0])
+	if err != nil {
+		return nil, err
+	}
+	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
+	// Helm gives these to every chart.
+	properties, ok := schema["properties"].(map[string]any)
+	if !ok {
+		return nil, errors.New("the values are empty")
+	}
+	properties["global"] = map[string]any{"type": "object", "description": "Helm's own: values that a chart shares with those it contains."}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(schema); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// schemaOf is the schema of a value by its default.
+func schemaOf(path string, value *yaml.Node) (map[string]any, error) {
+	switch {
+	case value.Kind == yaml.SequenceNode:
+		return map[string]any{"type": "array", "items": map[string]any{"type": "string"}}, nil
+	case value.Kind == yaml.MappingNode:
+		return objectSchema(path, value)
+	case value.Tag == "!!str":
+		return map[string]any{"type": "string"}, nil
+	case value.Tag == "!!int":
+		return map[string]any{"type": "integer"}, nil
+	case value.Tag == "!!bool":
+		return map[string]any{"type": "boolean"}, nil
+	default:
+		return nil, fmt.Errorf("line %d: %s: a default of this type says nothing of what is allowed", value.Line, path)
+	}
+}
+
+// objectSchema allows for the keys that are there, and for no others.
+func objectSchema(path string, value *yaml.Node) (map[string]any, error) {
+	properties := map[string]any{}
+	for i := 0; i+1 < len(value.Content); i += 2 {
+		key, child := value.Content[i], value.Content[i+1]
+		below := strings.TrimPrefix(path+"."+key.Value, ".")
+		schema, described, err := documented(below, key, child)
+		if err != nil {
+			return nil, err
+		}
+		if !described && (child.Kind != yaml.MappingNode || len(child.Content) == 0) {
+			return nil, fmt.Errorf("line %d: %s has no description: write a comment %q before it", key.Line, below, descriptionMark)
+		}
+		properties[key.Value] = schema
+	}
+	return map[string]any{"type": "object", "additionalProperties": false, "properties": properties}, nil
+}
+
+// documented is the schema of a key with what its comment says.
+func documented(path string, key, value *yaml.Node) (schema map[string]any, described bool, err error) {
+	description, extra, err := comment(key.HeadComment)
+	if err != nil {
+		return nil, false, fmt.Errorf("line %d: %s: %w", key.Line, path, err)
+	}
+	if _, open := extra["additionalProperties"]; open {
+		// The default is an example there, not the list of keys.
+		schema = map[string]any{"type": "object"}
+	} else if schema, err = schemaOf(path, value); err != nil {
+		return nil, false, err
+	}
+	for name, rule := range extra {
+		schema[name] = rule
+	}
+	if description != "" {
+		schema["description"] = description
+	}
+	return schema, description != "", nil
+}
+
+// comment takes a comment apart.
+func comment(text string) (description string, extra map[string]any, err error) {
+	for line := range strings.SplitSeq(text, "\n") {
+		switch {
+		case strings.HasPrefix(line, schemaMark):
+			if err := sigsyaml.UnmarshalStrict([]byte(strings.TrimPrefix(line, schemaMark)), &extra); err != nil {
+				return "", nil, fmt.Errorf("reading what is behind %q: %w", schemaMark, err)
+			}
+		case strings.HasPrefix(line, descriptionMark):
+			if description = strings.TrimPrefix(line, descriptionMark); strings.Contains(description, " --") {
+				return "", nil, errors.New("the description has two dashes, by which helm-docs would take it apart")
+			}
+		case description != "":
+			description += " " + strings.TrimSpace(strings.TrimPrefix(line, "#"))
+		}
+	}
+	return description, extra, nil
+}

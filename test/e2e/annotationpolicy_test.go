@@ -1,0 +1,198 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// The optional policies keep everybody but Prebind from what Prebind tells, as the
+// real API server reads them.
+func TestAnnotationPolicy(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 2, "--mutators=*,bind-info")
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "annotation-policy"))
+	untilPolicy(t, w)
+
+	t.Run("create", func(t *testing.T) { testPolicyCreate(t, w) })
+	t.Run("update", func(t *testing.T) { testPolicyUpdate(t, w) })
+	t.Run("bind", func(t *testing.T) { testPolicyBind(t, w) })
+	t.Run("exempt", func(t *testing.T) {
+		b := newBench(t, w, map[string]string{"prebind.dev/exempt": ""})
+		pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(byHand))
+		pod.Annotations = map[string]string{"topology.prebind.dev/zone": "anywhere"}
+		_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, metav1.CreateOptions{})
+		assert.NoError(t, err, "where Prebind is not asked, it has nothing to keep")
+	})
+}
+
+// untilPolicy returns when the API server holds to both policies.
+func untilPolicy(t *testing.T, w *world) {
+	t.Helper()
+	b := newBench(t, w, nil)
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		pod := gen.Pod("pod", gen.InNamespace(b.ns))
+		pod.Annotations = map[string]string{"binder.prebind.dev/attempt": "mine"}
+		_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, dry)
+		assert.True(c, apierrors.IsForbidden(err), "%v", err)
+		binding := b.binding("node-1")
+		binding.Annotations = map[string]string{"topology.prebind.dev/zone": "mine"}
+		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, dry)
+		assert.True(c, apierrors.IsForbidden(err), "%v", err)
+	}, patience, 100*time.Millisecond, "the policies should be in force")
+}
+
+// metadata are what a user puts on a pod, and whether that is Prebind's to write.
+var metadata = map[string]struct {
+	annotation, label string
+	forged            bool
+}{
+	"topology":           {annotation: "topology.prebind.dev/zone", forged: true},
+	"topology label":     {label: "topology.prebind.dev/rack", forged: true},
+	"node-info":          {annotation: "node-info.prebind.dev/instance-type", forged: true},
+	"node-info label":    {label: "node-info.prebind.dev/instance-type", forged: true},
+	"bind-info":          {annotation: bindInfo + "time", forged: true},
+	"device-info":        {annotation: "device-info.prebind.dev/devices", forged: true},
+	"attempt":            {annotation: "binder.prebind.dev/attempt", forged: true},
+	"timeout":            {annotation: "binder.prebind.dev/timeout"},
+	"require":            {annotation: "binder.prebind.dev/require"},
+	"node-state":         {annotation: "node-state.prebind.dev/expect"},
+	"device":             {annotation: "device.prebind.dev/gpu"},
+	"another's":          {annotation: "topology.example.com/zone"},
+	"another's prefix":   {annotation: "mytopology.prebind.dev/zone"},
+	"Kubernetes's label": {label: "topology.kubernetes.io/zone"},
+}
+
+func testPolicyCreate(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	for name, tc := range metadata {
+		t.Run(name, func(t *testing.T) {
+			pod := gen.Pod("", gen.InNamespace(b.ns), gen.Scheduler(byHand))
+			pod.GenerateName = "pod-"
+			if tc.annotation != "" {
+				pod.Annotations = map[string]string{tc.annotation: "mine"}
+			} else {
+				pod.Labels = map[string]string{tc.label: "mine"}
+			}
+			_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, metav1.CreateOptions{})
+			assertForged(t, err, tc.forged, tc.annotation+tc.label)
+		})
+	}
+}
+
+func testPolicyUpdate(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	b.pod(cluster.DefaultScheduler)
+	bound := b.untilBound()
+	require.NotEmpty(t, bound.Annotations["topology.prebind.dev/zone"])
+	require.NotEmpty(t, bound.Annotations[bindInfo+"time"])
+	for name, tc := range metadata {
+		for _, subresource := range []string{"", "status"} {
+			t.Run(name+" "+subresource, func(t *testing.T) {
+				field, key := "annotations", tc.annotation
+				if key == "" {
+					field, key = "labels", tc.label
+				}
+				err := b.patchMetadata(field, key, `"mine"`, subresource)
+				assertForged(t, err, tc.forged, key)
+			})
+		}
+	}
+	err := b.patchMetadata("annotations", "topology.prebind.dev/zone", "null", "")
+	assertForged(t, err, true, "topology.prebind.dev/zone")
+	// The kubelet, and whoever writes a pod back, changes none of it.
+	require.NoError(t, b.patchStatus("pod"))
+	pods := b.client.CoreV1().Pods(b.ns)
+	pod, err := pods.Get(t.Context(), "pod", metav1.GetOptions{})
+	require.NoError(t, err)
+	pod.Annotations["example.com/note"] = "new"
+	_, err = pods.Update(t.Context(), pod, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	b.assertTopology(pod)
+	require.NoError(t, pods.Delete(t.Context(), "pod", metav1.DeleteOptions{}))
+}
+
+func (b *bench) patchMetadata(field, key, value, subresource string) error {
+	patch := fmt.Sprintf(`{"metadata":{%q:{%q:%s}}}`, field, key, value)
+	var subresources []string
+	if subresource != "" {
+		subresources = append(subresources, subresource)
+	}
+	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), "pod", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
+	return err
+}
+
+func assertForged(t *testing.T, err error, forged bool, key string) {
+	t.Helper()
+	if !forged {
+		assert.NoError(t, err)
+		return
+	}
+	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.ErrorContains(t, err, "only Prebind writes "+key+": leave it as it is")
+}
+
+// Only those that are listed bind pods, for a Binding has Prebind's own
+// annotations by the time that it is looked at.
+func testPolicyBind(t *testing.T, w *world) {
+	client := userClient(t, w, "mallory")
+	for name, tc := range map[string]struct {
+		post func(b *bench, pod *corev1.Pod) error
+		// fails says that it is refused.
+		fails bool
+	}{
+		"listed": {post: func(b *bench, pod *corev1.Pod) error {
+			return userClient(b.t, w, kubeScheduler).CoreV1().Pods(b.ns).Bind(b.t.Context(), gen.Binding(pod, "node-1"), metav1.CreateOptions{})
+		}},
+		"not listed": {fails: true, post: func(b *bench, pod *corev1.Pod) error {
+			return client.CoreV1().Pods(b.ns).Bind(b.t.Context(), gen.Binding(pod, "node-1"), metav1.CreateOptions{})
+		}},
+		"not listed, legacy path": {fails: true, post: func(b *bench, pod *corev1.Pod) error {
+			return client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("bindings").Body(gen.Binding(pod, "node-1")).Do(b.t.Context()).Error()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, w, nil)
+			err := tc.post(b, b.podWith(byHand))
+			if tc.fails {
+				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.ErrorContains(t, err, "mallory is not among the schedulers that may bind pods with")
+				return
+			}
+			require.NoError(t, err)
+			b.assertTopology(b.untilBound())
+		})
+	}
+}
+
+// userClient is a user who may bind pods, as far as RBAC goes.
+func userClient(t *testing.T, w *world, name string) kubernetes.Interface {
+	t.Helper()
+	_, err := w.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:kube-scheduler"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	config, err := w.cluster.UserConfig(name)
+	require.NoError(t, err)
+	client, err := kubernetes.NewForConfig(config)
+	require.NoError(t, err)
+	return client
+}

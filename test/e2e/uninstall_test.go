@@ -1,0 +1,162 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
+)
+
+// Prebind is removed under a steady stream of binds, as its documentation says:
+// no bind fails, neither before nor after.
+func TestUninstall(t *testing.T) {
+	t.Parallel()
+	testUninstall(t, ownWorld(t, 2))
+}
+
+// What the Helm chart renders is the same installation: the pods of the real
+// kube-scheduler are told where they are, and it goes as it came.
+func TestInstallFromHelm(t *testing.T) {
+	t.Parallel()
+	w := ownWorldWith(t, install.Options{Helm: true}, 2)
+	b := newBench(t, w, nil)
+	b.pod(cluster.DefaultScheduler)
+	b.assertTopology(b.untilBound())
+	testUninstall(t, w)
+}
+
+func testUninstall(t *testing.T, w *world) {
+	t.Helper()
+	s := &stream{bench: newBench(t, w, nil)}
+	s.class = s.dynamic("1s")
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Node("wide",
+		cluster.WithLabels(map[string]string{s.label(): "yes"}),
+		cluster.WithResources(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10k")}))))
+
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		s.run(stop)
+	}()
+	// There are some binds of each kind before.
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), atLeast/4) }, patience, again)
+	require.NoError(t, w.prebind.Uninstall(t.Context()))
+	assert.Empty(t, w.prebind.Replicas())
+	last := s.answered()
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should go on")
+	close(stop)
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("not all binds have an answer")
+	}
+
+	assert.Empty(t, s.failures)
+	assert.Empty(t, slices.DeleteFunc(s.allEvents(), func(e string) bool {
+		// A scheduler that hears of the pod before it hears of the claim has found no node yet.
+		return !strings.HasPrefix(e, "FailedScheduling") || strings.Contains(e, "nodes are available")
+	}))
+	s.assertToldUntilRemoved()
+	assertRemoved(t, w)
+	t.Logf("%d binds, %d failures", s.posted, len(s.failures))
+}
+
+// assertToldUntilRemoved checks that pods were told of their place before, and
+// were bound without it after.
+func (s *stream) assertToldUntilRemoved() {
+	s.t.Helper()
+	pods, err := s.client.CoreV1().Pods(s.ns).List(s.t.Context(), metav1.ListOptions{})
+	require.NoError(s.t, err)
+	var told, untold int
+	for _, pod := range pods.Items {
+		switch {
+		case pod.Spec.NodeName == "":
+		case pod.Annotations["topology.prebind.dev/hostname"] != "":
+			told++
+		default:
+			untold++
+		}
+	}
+	assert.Positive(s.t, told, "Prebind should have been there")
+	assert.Positive(s.t, untold, "Prebind should have gone")
+}
+
+// assertRemoved checks that nothing of Prebind is left in the cluster.
+func assertRemoved(t *testing.T, w *world) {
+	t.Helper()
+	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=prebind"}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		_, err := w.client.CoreV1().Namespaces().Get(t.Context(), install.Namespace, metav1.GetOptions{})
+		assert.True(c, apierrors.IsNotFound(err), "the namespace should be gone: %v", err)
+	}, patience, again)
+	ctx := context.WithoutCancel(t.Context())
+	webhooks, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, ours)
+	require.NoError(t, err)
+	assert.Empty(t, webhooks.Items)
+	roles, err := w.client.RbacV1().ClusterRoles().List(ctx, ours)
+	require.NoError(t, err)
+	assert.Empty(t, roles.Items)
+	bindings, err := w.client.RbacV1().ClusterRoleBindings().List(ctx, ours)
+	require.NoError(t, err)
+	assert.Empty(t, bindings.Items)
+}
+
+// The verb says what it did, and it is no error to say it twice.
+func TestUnregister(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	configurations := b.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	copied, err := configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
+	require.NoError(t, err)
+	name := "prebind-" + b.ns
+	copied.ObjectMeta = metav1.ObjectMeta{Name: name}
+	copied.Webhooks[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"e2e.prebind.dev/nowhere": ""}}
+	_, err = configurations.Create(t.Context(), copied, metav1.CreateOptions{})
+	require.NoError(t, err)
+	unregister := func() string {
+		out, err := b.program("unregister", "--kubeconfig="+b.cluster.Kubeconfig(), "--name="+name)
+		require.NoError(t, err)
+		return out
+	}
+	assert.Equal(t, "the MutatingWebhookConfiguration "+name+" is gone: binds do not ask Prebind any more\n", unregister())
+	_, err = configurations.Get(t.Context(), name, metav1.GetOptions{})
+	assert.True(t, apierrors.IsNotFound(err))
+	assert.Equal(t, "there is no MutatingWebhookConfiguration "+name+": binds do not ask Prebind\n", unregister())
+	_, err = configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
+	assert.NoError(t, err, "another one should be left alone")
+	_, err = b.program("unregister", "--kubeconfig="+b.prebind.Kubeconfig())
+	require.ErrorContains(t, err, "forbidden", "a replica may not take itself out of the way")
+	b.pod(cluster.DefaultScheduler)
+	b.assertTopology(b.untilBound())
+}
+
+// program runs the program to its end and returns what it printed; what it printed
+// as an error is in the error.
+func (b *bench) program(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, b.prebind.Binary(), args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%w: %s", err, &stderr)
+	}
+	return stdout.String(), nil
+}

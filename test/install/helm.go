@@ -1,0 +1,149 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	chart = "charts/prebind"
+	// kubeVersion is what the chart is told of the cluster: Helm itself takes another
+	// one for granted where it is built from its module.
+	kubeVersion = "1.36.0"
+	// hookAnnotation makes an object one that Helm applies at a certain moment.
+	hookAnnotation = "helm.sh/hook"
+	preDelete      = "pre-delete"
+)
+
+// RenderChart returns what `helm template` makes of the chart in the checkout at
+// root, hooks included.
+func RenderChart(ctx context.Context, root string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "go", append([]string{
+		"tool", "-modfile=" + filepath.Join(root, "tools.mod"), "helm", "template", "prebind", filepath.FromSlash(chart), "--kube-version=" + kubeVersion,
+	}, args...)...)
+	cmd.Dir = root
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("helm template %v: %w\n%s", args, err, &stderr)
+	}
+	return out, nil
+}
+
+// renderChart writes the objects of the chart and those of its pre-delete hook
+// into a file each.
+func (p *Prebind) renderChart(ctx context.Context) error {
+	args := []string{"--namespace=" + Namespace, "--set=createNamespace=true"}
+	for _, v := range p.o.Values {
+		args = append(args, "--set="+v)
+	}
+	rendered, err := RenderChart(ctx, p.root, args...)
+	if err != nil {
+		return err
+	}
+	var objects, hook bytes.Buffer
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(rendered)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("reading what the chart renders: %w", err)
+		}
+		var o unstructured.Unstructured
+		if err := yaml.Unmarshal(document, &o.Object); err != nil {
+			return fmt.Errorf("reading what the chart renders: %w", err)
+		}
+		to := &objects
+		switch o.GetAnnotations()[hookAnnotation] {
+		case "":
+		case preDelete:
+			to = &hook
+		default:
+			return fmt.Errorf("the chart has a hook %s, which this package does not know", o.GetAnnotations()[hookAnnotation])
+		}
+		fmt.Fprintf(to, "---\n%s", document)
+	}
+	if err := os.MkdirAll(p.file(""), 0o700); err != nil {
+		return err
+	}
+	p.source = []string{"-f", p.file("chart.yaml")}
+	return errors.Join(
+		os.WriteFile(p.file("chart.yaml"), objects.Bytes(), 0o600),
+		os.WriteFile(p.hookFile(), hook.Bytes(), 0o600))
+}
+
+func (p *Prebind) hookFile() string { return p.file("pre-delete.yaml") }
+
+// runPreDelete does what Helm, the Job controller and the kubelet do with the
+// chart's pre-delete hook: its objects are applied, the Job's command runs to its
+// end under the Job's service account, and the objects are deleted.
+func (p *Prebind) runPreDelete(ctx context.Context) error {
+	content, err := os.ReadFile(p.hookFile())
+	if err != nil {
+		return err
+	}
+	if err := p.kubectl(ctx, "apply", "-f", p.hookFile()); err != nil {
+		return err
+	}
+	job, err := jobIn(content)
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := p.o.Cluster.ServiceAccountKubeconfig(ctx, Namespace, job.Spec.Template.Spec.ServiceAccountName)
+	if err != nil {
+		return err
+	}
+	if err := p.runOnce(ctx, append(job.Spec.Template.Spec.Containers[0].Args, "--kubeconfig="+kubeconfig)...); err != nil {
+		return err
+	}
+	return p.kubectl(ctx, "delete", "--wait=false", "-f", p.hookFile())
+}
+
+// jobIn returns the one Job of the manifests, of one container.
+func jobIn(content []byte) (*batchv1.Job, error) {
+	var found *batchv1.Job
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var o unstructured.Unstructured
+		if err := errors.Join(err, yaml.Unmarshal(document, &o.Object)); err != nil {
+			return nil, fmt.Errorf("reading the pre-delete hook: %w", err)
+		}
+		if o.GetKind() != "Job" {
+			continue
+		}
+		if found != nil {
+			return nil, errors.New("the pre-delete hook has two Jobs")
+		}
+		found = &batchv1.Job{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, found); err != nil {
+			return nil, fmt.Errorf("reading the Job of the pre-delete hook: %w", err)
+		}
+	}
+	if found == nil || len(found.Spec.Template.Spec.Containers) != 1 {
+		return nil, errors.New("the pre-delete hook has no Job of one container")
+	}
+	return found, nil
+}

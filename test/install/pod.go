@@ -1,0 +1,193 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	configMap = "prebind-config"
+	configKey = "config.yaml"
+)
+
+// pod is what the shipped Deployment says of its pods, as far as it is done here.
+type pod struct {
+	args []string
+	env  []corev1.EnvVar
+	// mounts are the folders on this machine, by the paths in the container.
+	mounts  map[string]string
+	volumes []corev1.Volume
+	grace   time.Duration
+	// preStop is how long a pod runs on after its deletion.
+	preStop time.Duration
+}
+
+// readDeployment takes over what the shipped Deployment says of its pods.
+func (p *Prebind) readDeployment(ctx context.Context) error {
+	var d appsv1.Deployment
+	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: deployment}, &d); err != nil {
+		return fmt.Errorf("reading the Deployment: %w", err)
+	}
+	spec := d.Spec.Template.Spec
+	if n := len(spec.Containers); n != 1 {
+		return fmt.Errorf("the Deployment has %d containers, this package runs one", n)
+	}
+	container := spec.Containers[0]
+	p.pod = pod{args: container.Args, env: container.Env, mounts: map[string]string{}, volumes: spec.Volumes}
+	if seconds := spec.TerminationGracePeriodSeconds; seconds != nil {
+		p.pod.grace = time.Duration(*seconds) * time.Second
+	}
+	if l := container.Lifecycle; l != nil && l.PreStop != nil && l.PreStop.Sleep != nil {
+		p.pod.preStop = time.Duration(l.PreStop.Sleep.Seconds) * time.Second
+	}
+	for _, m := range container.VolumeMounts {
+		i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if i < 0 {
+			return fmt.Errorf("the Deployment mounts %s, which is none of its volumes", m.Name)
+		}
+		dir, err := p.volumeDir(spec.Volumes[i])
+		if err != nil {
+			return err
+		}
+		p.pod.mounts[m.MountPath] = dir
+	}
+	return nil
+}
+
+// volumeDir is where the files of a volume are on this machine.
+func (p *Prebind) volumeDir(v corev1.Volume) (string, error) {
+	switch {
+	case v.Secret != nil:
+		return p.file("secrets/" + v.Secret.SecretName), nil
+	case v.ConfigMap != nil:
+		return p.file("configmaps/" + v.ConfigMap.Name), nil
+	default:
+		return "", fmt.Errorf("the volume %s is of a type that this package does not know", v.Name)
+	}
+}
+
+// mountVolumes brings the replicas the files of the Deployment's volumes, as the
+// kubelet does. What a volume is made from must be there, as for a pod to start.
+func (p *Prebind) mountVolumes(ctx context.Context) error {
+	for _, v := range p.pod.volumes {
+		dir, err := p.volumeDir(v)
+		if err != nil {
+			return err
+		}
+		files := map[string][]byte{}
+		if v.Secret != nil {
+			var secret corev1.Secret
+			err = p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: v.Secret.SecretName}, &secret)
+			files = secret.Data
+		} else {
+			var found corev1.ConfigMap
+			err = p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: v.ConfigMap.Name}, &found)
+			for name, content := range found.Data {
+				files[name] = []byte(content)
+			}
+		}
+		if apierrors.IsNotFound(err) {
+			return fmt.Errorf("no pod of the Deployment would start, for want of its volume %s: %w", v.Name, err)
+		}
+		if err == nil {
+			err = writeFiles(dir, files)
+		}
+		if err != nil {
+			return fmt.Errorf("mounting the volume %s: %w", v.Name, err)
+		}
+	}
+	return nil
+}
+
+// SetConfig changes the shipped ConfigMap to this PrebindConfiguration, and the
+// mounted files with it, as the kubelet does after a while.
+func (p *Prebind) SetConfig(ctx context.Context, yaml string) error {
+	var found corev1.ConfigMap
+	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: configMap}, &found); err != nil {
+		return fmt.Errorf("reading the configuration: %w", err)
+	}
+	found.Data = map[string]string{configKey: yaml}
+	if err := p.client.Update(ctx, &found); err != nil {
+		return fmt.Errorf("writing the configuration: %w", err)
+	}
+	return writeFiles(p.file("configmaps/"+configMap), map[string][]byte{configKey: []byte(yaml)})
+}
+
+// commandLine is what a container of the pod runs, on this machine, and its
+// environment.
+func (d pod) commandLine(name string) (args, env []string, err error) {
+	values := map[string]string{}
+	for _, e := range d.env {
+		value, err := valueOf(e, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		values[e.Name] = expand(value, values)
+		env = append(env, e.Name+"="+values[e.Name])
+	}
+	for _, a := range d.args {
+		args = append(args, d.here(expand(a, values)))
+	}
+	return args, env, nil
+}
+
+func valueOf(e corev1.EnvVar, pod string) (string, error) {
+	if e.ValueFrom == nil {
+		return e.Value, nil
+	}
+	if field := e.ValueFrom.FieldRef; field != nil {
+		switch field.FieldPath {
+		case "metadata.name":
+			return pod, nil
+		case "metadata.namespace":
+			return Namespace, nil
+		}
+	}
+	return "", fmt.Errorf("the variable %s is from where this package does not know", e.Name)
+}
+
+// here is the argument with the path on this machine for that in the container.
+func (d pod) here(arg string) string {
+	flag, value, found := strings.Cut(arg, "=")
+	if !found {
+		return arg
+	}
+	for mount, dir := range d.mounts {
+		if value == mount {
+			return flag + "=" + dir
+		}
+		if below, ok := strings.CutPrefix(value, mount+"/"); ok {
+			return flag + "=" + path.Join(dir, below)
+		}
+	}
+	return arg
+}
+
+var reference = regexp.MustCompile(`\$\$|\$\([-._a-zA-Z][-._a-zA-Z0-9]*\)`)
+
+// expand puts in the values for references such as $(POD_NAME), by the rule of
+// Container.args: $$ stands for $, and what has no value stays as it is.
+func expand(text string, values map[string]string) string {
+	return reference.ReplaceAllStringFunc(text, func(found string) string {
+		if found == "$$" {
+			return "$"
+		}
+		if value, ok := values[found[2:len(found)-1]]; ok {
+			return value
+		}
+		return found
+	})
+}

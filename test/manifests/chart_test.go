@@ -1,0 +1,462 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests_test
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/test/install"
+)
+
+const (
+	chart = "charts/prebind"
+	hook  = "helm.sh/hook"
+)
+
+// helmTemplate renders the chart, in prebind-system unless the arguments say
+// otherwise.
+func helmTemplate(t *testing.T, args ...string) ([]byte, error) {
+	t.Helper()
+	require.NoError(t, touch(filepath.Join(root, chart), filepath.Join(root, "tools.mod")))
+	top, err := filepath.Abs(root)
+	require.NoError(t, err)
+	return install.RenderChart(t.Context(), top, append([]string{"--namespace=" + namespace}, args...)...)
+}
+
+// renderChart decodes what the chart renders, strictly; the pre-delete hook's
+// objects apart.
+func renderChart(t *testing.T, args ...string) (objects, hooks []object) {
+	t.Helper()
+	out, err := helmTemplate(t, args...)
+	require.NoError(t, err)
+	for _, obj := range decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme,
+		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme) {
+		if obj.GetAnnotations()[hook] != "" {
+			hooks = append(hooks, obj)
+		} else {
+			objects = append(objects, obj)
+		}
+	}
+	return objects, hooks
+}
+
+// byName are the objects without the labels that are Helm's own.
+func byName(t *testing.T, objects []object) map[string]object {
+	t.Helper()
+	named := map[string]object{}
+	for _, obj := range objects {
+		labels := maps.Clone(obj.GetLabels())
+		for _, l := range []string{"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
+			delete(labels, l)
+		}
+		obj.SetLabels(labels)
+		key := kind(obj) + " " + obj.GetNamespace() + "/" + obj.GetName()
+		require.NotContains(t, named, key, "two objects of one name")
+		if config, ok := obj.(*corev1.ConfigMap); ok {
+			for file, content := range config.Data {
+				var parsed any
+				require.NoError(t, yaml.Unmarshal([]byte(content), &parsed))
+				config.Data[file] = fmt.Sprint(parsed)
+			}
+		}
+		if deployment, ok := obj.(*appsv1.Deployment); ok {
+			sortVolumes(&deployment.Spec.Template.Spec)
+		}
+		named[key] = obj
+	}
+	return named
+}
+
+// sortVolumes gives the volumes and mounts an order, which for the API they do
+// not have.
+func sortVolumes(spec *corev1.PodSpec) {
+	slices.SortFunc(spec.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
+	for _, c := range spec.Containers {
+		slices.SortFunc(c.VolumeMounts, func(a, b corev1.VolumeMount) int { return strings.Compare(a.MountPath, b.MountPath) })
+	}
+}
+
+// What an operator gets does not depend on how he installs it.
+func TestChartIsTheKustomization(t *testing.T) {
+	const ca = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
+	files := map[string]string{"secret.yaml": fmt.Sprintf(`
+apiVersion: v1
+kind: Secret
+metadata: {name: prebind-webhook-tls, namespace: prebind-system}
+data: {ca.crt: %s}
+`, ca)}
+	cases := map[string]struct {
+		values     []string
+		base       string
+		components []string
+		files      map[string]string
+	}{
+		"default":      {base: everything},
+		"self-managed": {base: selfManaged, values: []string{"certificates.mode=selfManaged"}},
+		"client CA":    {base: everything, components: []string{"client-ca"}, values: []string{"clientCA.enabled=true"}},
+		"ignore":       {base: everything, components: []string{"failure-policy-ignore"}, values: []string{"failurePolicy=Ignore"}},
+		"annotations":  {base: everything, components: []string{"annotation-policy"}, values: []string{"annotationPolicy.enabled=true"}},
+		"several":      {base: selfManaged, components: []string{"client-ca", "annotation-policy"}, values: []string{"certificates.mode=selfManaged", "clientCA.enabled=true", "annotationPolicy.enabled=true"}},
+		"certificate":  {base: base, components: []string{"certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding"}, files: files, values: []string{"certificates.mode=files", "certificates.files.caBundle=" + ca}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			want := byName(t, renderWith(t, []string{tc.base}, tc.components, tc.files))
+			if tc.files != nil {
+				// The operator's own, as he brings it in either way, and an image and labels that only his kustomization gives.
+				delete(want, "Secret prebind-system/prebind-webhook-tls")
+				deployment, ok := want["Deployment prebind-system/prebind"].(*appsv1.Deployment)
+				require.True(t, ok)
+				deployment.Spec.Template.Spec.Containers[0].Image = "ghcr.io/prebind/prebind:latest"
+				for _, obj := range want {
+					labels := maps.Clone(obj.GetLabels())
+					if labels == nil {
+						labels = map[string]string{}
+					}
+					labels["app.kubernetes.io/name"], labels["app.kubernetes.io/part-of"] = "prebind", "prebind"
+					obj.SetLabels(labels)
+				}
+			}
+			for _, obj := range want {
+				// What a component adds has no labels, where it comes after the kustomization that gives them.
+				if len(obj.GetLabels()) == 0 {
+					obj.SetLabels(map[string]string{"app.kubernetes.io/name": "prebind", "app.kubernetes.io/part-of": "prebind"})
+				}
+			}
+			args := []string{"--set=createNamespace=true"}
+			for _, v := range tc.values {
+				args = append(args, "--set="+v)
+			}
+			objects, _ := renderChart(t, args...)
+			got := byName(t, objects)
+			assert.Equal(t, slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got)))
+			for key, obj := range want {
+				assert.Equal(t, obj, got[key], key)
+			}
+		})
+	}
+}
+
+func TestChartWithoutNamespace(t *testing.T) {
+	with, _ := renderChart(t, "--set=createNamespace=true")
+	without, _ := renderChart(t)
+	want := byName(t, with)
+	delete(want, "Namespace /"+namespace)
+	assert.Equal(t, want, byName(t, without), "Helm makes the namespace, before the chart is rendered")
+}
+
+// Wherever it is installed, its own namespace is exempt, and nothing points to
+// prebind-system.
+func TestChartElsewhere(t *testing.T) {
+	for _, mode := range []string{"certManager", "selfManaged"} {
+		t.Run(mode, func(t *testing.T) {
+			args := []string{"--namespace=elsewhere", "--set=annotationPolicy.enabled=true,prebindPlugins.resource-claims.allocate={gpu},mutators.device-info.enabled=true,certificates.mode=" + mode}
+			out, err := helmTemplate(t, args...)
+			require.NoError(t, err)
+			assert.NotContains(t, strings.ReplaceAll(string(out), "--namespace=elsewhere", ""), "prebind-system")
+
+			objects, hooks := renderChart(t, args...)
+			webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
+			assert.Equal(t, []string{"elsewhere", "kube-system", "cert-manager"}, webhook.NamespaceSelector.MatchExpressions[0].Values)
+			assert.Equal(t, "elsewhere", webhook.ClientConfig.Service.Namespace)
+			for _, binding := range all[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](objects) {
+				assert.Equal(t, webhook.NamespaceSelector, binding.Spec.MatchResources.NamespaceSelector)
+			}
+			_, container := containerOf(t, objects)
+			assert.Contains(t, container.Args, "--namespace=elsewhere", "its leases and records are where it may write them")
+			if mode == "certManager" {
+				assert.Equal(t, []string{"prebind-webhook.elsewhere.svc", "prebind-webhook.elsewhere.svc.cluster.local"},
+					get[*certmanagerv1.Certificate](t, objects, "prebind-webhook").Spec.DNSNames, "the API server asks for that name")
+			}
+			for _, b := range slices.Concat(all[*rbacv1.ClusterRoleBinding](objects), all[*rbacv1.ClusterRoleBinding](hooks)) {
+				assert.Equal(t, "elsewhere", b.Subjects[0].Namespace)
+			}
+			for _, b := range all[*rbacv1.RoleBinding](objects) {
+				assert.Equal(t, "elsewhere", b.Subjects[0].Namespace)
+			}
+		})
+	}
+}
+
+// toggled is the configuration's list, and the roles, of a chart with these values.
+func toggled(t *testing.T, list string, values ...string) (names []any, roles []string) {
+	t.Helper()
+	var args []string
+	for _, v := range values {
+		args = append(args, "--set="+v)
+	}
+	objects, _ := renderChart(t, args...)
+	var config map[string]any
+	content := get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]
+	checkedConfig(t, content)
+	require.NoError(t, yaml.UnmarshalStrict([]byte(content), &config))
+	for _, r := range all[*rbacv1.ClusterRole](objects) {
+		roles = append(roles, r.Name)
+	}
+	for _, r := range all[*rbacv1.Role](objects) {
+		roles = append(roles, r.Name)
+	}
+	if config[list] != nil {
+		var ok bool
+		names, ok = config[list].([]any)
+		require.True(t, ok)
+	}
+	return names, roles
+}
+
+// The values know what the program has, and its defaults; what differs from them
+// is in the configuration.
+func TestChartToggles(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(root, chart, "values.yaml"))
+	require.NoError(t, err)
+	var values struct {
+		Mutators       map[string]struct{ Enabled bool } `json:"mutators"`
+		PrebindPlugins map[string]struct{ Enabled bool } `json:"prebindPlugins"`
+	}
+	require.NoError(t, yaml.Unmarshal(content, &values))
+	defaults := map[string]map[string]bool{"mutators": {}, "prebindPlugins": {}}
+	for name, v := range values.Mutators {
+		defaults["mutators"][name] = v.Enabled
+	}
+	for name, v := range values.PrebindPlugins {
+		defaults["prebindPlugins"][name] = v.Enabled
+	}
+	assert.Equal(t, compiledIn(t), defaults)
+
+	for list, of := range defaults {
+		for name, on := range of {
+			t.Run(list+"/"+name, func(t *testing.T) {
+				names, roles := toggled(t, list, fmt.Sprintf("%s.%s.enabled=%t", list, name, !on))
+				want := name
+				if on {
+					want = "-" + name
+				}
+				assert.Equal(t, []any{"*", want}, names)
+				_, before := toggled(t, list)
+				if on {
+					assert.NotContains(t, roles, "prebind-"+name, "what is off has no permission")
+				}
+				if path := filepath.Join(root, chart, "files", "roles", name+".yaml"); fileExists(path) {
+					assert.NotEqual(t, before, roles, "what has a role has it while it is on")
+				} else {
+					assert.Equal(t, before, roles)
+				}
+			})
+		}
+	}
+	names, roles := toggled(t, "prebindPlugins", "prebindPlugins.resource-claims.allocate={gpu}")
+	assert.Empty(t, names, "nothing is switched")
+	assert.Contains(t, roles, "prebind-resource-claims-allocate")
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// checkedConfig is what the program says of a configuration.
+func checkedConfig(t *testing.T, content string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+	var out bytes.Buffer
+	cmd := app.NewCommand()
+	cmd.SetArgs([]string{"config", "check", file})
+	cmd.SetOut(&out)
+	require.NoError(t, cmd.ExecuteContext(t.Context()), "in\n%s", content)
+	return strings.TrimSpace(strings.TrimPrefix(out.String(), file+" is valid: "))
+}
+
+// compiledIn is what `prebind plugins` lists, and whether it is on by default.
+func compiledIn(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := app.NewCommand()
+	cmd.SetArgs([]string{"plugins"})
+	cmd.SetOut(&out)
+	require.NoError(t, cmd.ExecuteContext(t.Context()))
+	found := map[string]map[string]bool{"mutators": {}, "prebindPlugins": {}}
+	for _, line := range strings.Split(strings.TrimSpace(out.String()), "\n")[1:] {
+		fields := strings.Fields(line)
+		list := "prebindPlugins"
+		if fields[1] == "mutator" {
+			list = "mutators"
+		}
+		found[list][fields[0]] = fields[2] == "on"
+	}
+	return found
+}
+
+func TestChartValues(t *testing.T) {
+	webhook := func(objects []object) admissionregistrationv1.MutatingWebhook {
+		return get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
+	}
+	cases := map[string]struct {
+		values string
+		got    func(objects []object) any
+		want   any
+	}{
+		"configuration": {
+			values: "config.budgets.prebindTimeout=5m,config.arguments.topology.labels={example.com/rack},mutators.bind-info.enabled=true,prebindPlugins.device.enabled=false",
+			got: func(objects []object) any {
+				config := get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]
+				assert.Contains(t, config, "prebindTimeout: 5m")
+				assert.Contains(t, config, "- example.com/rack")
+				return checkedConfig(t, config)
+			},
+			want: "mode Enforce, mutators topology, bind-info, PreBind plugins node-state, resource-claims, volumebinding",
+		},
+		"schedulers": {
+			values: "annotationPolicy.enabled=true,annotationPolicy.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}",
+			got: func(objects []object) any {
+				return get[*admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "bindings.prebind.dev").Spec.Variables[0].Expression
+			},
+			want: "['system:kube-scheduler','system:serviceaccount:volcano:scheduler']",
+		},
+		"API server's networks": {
+			values: "networkPolicy.apiServerCIDRs={192.0.2.0/24}",
+			got: func(objects []object) any {
+				return get[*networkingv1.NetworkPolicy](t, objects, "prebind").Spec.Ingress[0].From
+			},
+			want: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}},
+		},
+		"metrics from anywhere": {
+			values: "networkPolicy.apiServerCIDRs={192.0.2.0/24}",
+			got: func(objects []object) any {
+				return get[*networkingv1.NetworkPolicy](t, objects, "prebind").Spec.Ingress[1].From
+			},
+			want: []networkingv1.NetworkPolicyPeer(nil),
+		},
+		"no network policy":    {values: "networkPolicy.enabled=false", got: func(objects []object) any { return len(all[*networkingv1.NetworkPolicy](objects)) }, want: 0},
+		"no budget":            {values: "podDisruptionBudget.enabled=false", got: func(objects []object) any { return len(all[*policyv1.PodDisruptionBudget](objects)) }, want: 0},
+		"no quota":             {values: "resourceQuota.enabled=false", got: func(objects []object) any { return len(all[*corev1.ResourceQuota](objects)) }, want: 0},
+		"replicas":             {values: "replicas=3", got: func(objects []object) any { return *get[*appsv1.Deployment](t, objects, "prebind").Spec.Replicas }, want: int32(3)},
+		"exemptions":           {values: "exemptNamespaces={kube-system,gpu-operator}", got: func(objects []object) any { return webhook(objects).NamespaceSelector.MatchExpressions[0].Values }, want: []string{"prebind-system", "kube-system", "gpu-operator"}},
+		"the own exempt twice": {values: "exemptNamespaces={prebind-system}", got: func(objects []object) any { return webhook(objects).NamespaceSelector.MatchExpressions[0].Values }, want: []string{"prebind-system"}},
+		"time-out":             {values: "timeoutSeconds=15", got: func(objects []object) any { return *webhook(objects).TimeoutSeconds }, want: int32(15)},
+		"tag": {values: "image.tag=v1.2.3", got: func(objects []object) any {
+			_, c := containerOf(t, objects)
+			return c.Image
+		}, want: "ghcr.io/prebind/prebind:v1.2.3"},
+		"digest": {values: "image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64), got: func(objects []object) any {
+			_, c := containerOf(t, objects)
+			return c.Image
+		}, want: "ghcr.io/prebind/prebind@sha256:" + strings.Repeat("0", 64)},
+		"flags last": {values: "extraArgs={--hold=3s},certificates.mode=selfManaged,clientCA.enabled=true", got: func(objects []object) any {
+			_, c := containerOf(t, objects)
+			return c.Args[len(c.Args)-1]
+		}, want: "--hold=3s"},
+		"pull secrets": {values: "image.pullSecrets[0].name=registry", got: func(objects []object) any {
+			spec, _ := containerOf(t, objects)
+			return spec.ImagePullSecrets
+		}, want: []corev1.LocalObjectReference{{Name: "registry"}}},
+		"tolerations": {values: "tolerations[0].operator=Exists", got: func(objects []object) any {
+			spec, _ := containerOf(t, objects)
+			return spec.Tolerations
+		}, want: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			objects, _ := renderChart(t, "--set="+tc.values)
+			assert.Equal(t, tc.want, tc.got(objects))
+		})
+	}
+}
+
+func TestChartRefuses(t *testing.T) {
+	cases := map[string]struct {
+		reason, values string
+		// set is the flag that gives the values; empty is --set.
+		set  string
+		says []string
+	}{
+		"UnknownValue":     {reason: "a value that nobody reads", values: "replica=3", says: []string{"replica", "not allowed"}},
+		"UnknownMutator":   {reason: "it would not run", values: "mutators.topologie.enabled=true", says: []string{"/mutators", "topologie", "not allowed"}},
+		"UnknownPlugin":    {reason: "it would not run", values: "prebindPlugins.volumes.enabled=true", says: []string{"/prebindPlugins", "volumes", "not allowed"}},
+		"UnknownPolicy":    {reason: "the API server would refuse it", values: "failurePolicy=Maybe", says: []string{"/failurePolicy", "'Fail', 'Ignore'"}},
+		"UnknownMode":      {reason: "there would be no certificate", values: "certificates.mode=vault", says: []string{"/certificates/mode", "'certManager', 'selfManaged', 'files'"}},
+		"NoReplicas":       {reason: "no pod would be bound", values: "replicas=0", says: []string{"/replicas", "1"}},
+		"ReplicasWord":     {reason: "a number is needed", values: "replicas=two", says: []string{"/replicas", "integer"}},
+		"TimeoutOverLimit": {reason: "the API server takes no more than 30 s", values: "timeoutSeconds=60", says: []string{"/timeoutSeconds", "30"}},
+		"TimeoutUnderHold": {reason: "every wait would end in an error", values: "timeoutSeconds=5", says: []string{"/timeoutSeconds", "6"}},
+		"NoSchedulers":     {reason: "nobody could bind a pod", set: "--set-json", values: "annotationPolicy.schedulers=[]", says: []string{"/annotationPolicy/schedulers", "1"}},
+		"Digest":           {reason: "it is no digest", values: "image.digest=latest", says: []string{"/image/digest"}},
+		"FilesWithoutCA":   {reason: "the API server would trust no replica", values: "certificates.mode=files", says: []string{"certificates.files.caBundle"}},
+		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
+		"AllocateWhileOff": {reason: "nobody would allocate", values: "prebindPlugins.resource-claims.enabled=false,prebindPlugins.resource-claims.allocate={gpu}", says: []string{"allocate needs"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			set := tc.set
+			if set == "" {
+				set = "--set"
+			}
+			_, err := helmTemplate(t, set+"="+tc.values)
+			require.Error(t, err, tc.reason)
+			for _, words := range tc.says {
+				assert.ErrorContains(t, err, words, tc.reason)
+			}
+		})
+	}
+}
+
+// Before anything is removed, the webhook configuration goes.
+func TestChartPreDelete(t *testing.T) {
+	objects, hooks := renderChart(t)
+	for _, obj := range hooks {
+		assert.Equal(t, "pre-delete", obj.GetAnnotations()[hook], "%s %s", kind(obj), obj.GetName())
+		assert.Contains(t, obj.GetAnnotations()["helm.sh/hook-delete-policy"], "before-hook-creation", "a step that failed must not be in the way of the next try")
+	}
+	job := get[*batchv1.Job](t, hooks, "prebind-unregister")
+	role := get[*rbacv1.ClusterRole](t, hooks, "prebind-unregister")
+	binding := get[*rbacv1.ClusterRoleBinding](t, hooks, "prebind-unregister")
+	account := get[*corev1.ServiceAccount](t, hooks, "prebind-unregister")
+	require.Len(t, hooks, 4)
+	spec := job.Spec.Template.Spec
+	replica, container := containerOf(t, objects)
+	require.Len(t, spec.Containers, 1)
+	configuration := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind")
+
+	assert.Equal(t, map[string][]string{"admissionregistration.k8s.io/mutatingwebhookconfigurations": {"delete", "get"}}, permissions(t, role.Rules))
+	assert.Equal(t, []string{configuration.Name}, role.Rules[0].ResourceNames, "no other webhook's")
+	assert.Equal(t, role.Name, binding.RoleRef.Name)
+	assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: namespace}}, binding.Subjects)
+	assert.Equal(t, account.Name, spec.ServiceAccountName)
+	assert.Equal(t, []string{"unregister"}, spec.Containers[0].Args)
+	assert.Equal(t, container.Image, spec.Containers[0].Image)
+	assert.Equal(t, container.SecurityContext, spec.Containers[0].SecurityContext, "the namespace is restricted")
+	assert.Equal(t, replica.SecurityContext, spec.SecurityContext, "the namespace is restricted")
+	assert.Contains(t, configuration.Webhooks[0].NamespaceSelector.MatchExpressions[0].Values, job.Namespace, "it must be bound without Prebind")
+	selector := get[*corev1.Service](t, objects, "prebind-webhook").Spec.Selector
+	assert.NotEqual(t, selector["app.kubernetes.io/name"], job.Spec.Template.Labels["app.kubernetes.io/name"], "no call may come to it")
+}
+
+func TestChartLint(t *testing.T) {
+	require.NoError(t, touch(filepath.Join(root, chart), filepath.Join(root, "tools.mod")))
+	cmd := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools.mod", "helm", "lint", "--strict", "--kube-version=1.36.0", chart)
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+}
