@@ -64,6 +64,9 @@ type InFlight struct {
 	Budget metav1.Duration `json:"budget"`
 }
 
+// Replica is the one that works on it.
+func (f InFlight) Replica() string { return replicaOf(f.Attempt) }
+
 // InFlight returns the attempts of now, the oldest first; the caller owns the slice.
 func (e *Engine) InFlight() []InFlight {
 	e.attempts.mu.Lock()

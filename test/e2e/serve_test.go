@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,12 +19,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/webhook"
 )
 
 // What an operator gets wrong at the start is said in one line, and nothing runs.
@@ -35,6 +31,8 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.crt"), []byte("no certificate"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.key"), []byte("no key"), 0o600))
+	badConfig := filepath.Join(dir, "config.yaml")
+	require.NoError(t, os.WriteFile(badConfig, []byte(configHead+"budgets:\n  hodl: 5s\n"), 0o600))
 	nowhere := filepath.Join(dir, "kubeconfig")
 	config, err := clientcmd.LoadFromFile(p.Kubeconfig())
 	require.NoError(t, err)
@@ -58,6 +56,9 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		"bad certificate": {args: []string{"--cert-dir=" + dir}, says: []string{"--cert-dir"}},
 		"no kubeconfig":   {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
 		"no API server":   {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
+		"contradiction":   {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
+		"unknown field":   {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `no field "hodl"`, "hold, maxHolds"}},
+		"no config":       {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
 		"port in use": {
 			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},
 			says: []string{"--webhook-bind-address", "address already in use"},
@@ -82,51 +83,6 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Before its caches are synced a replica sends the API server elsewhere: here
-// they never are, for the service account may read nothing.
-func TestNotReady(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	_, err := b.client.CoreV1().ServiceAccounts(b.ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	kubeconfig, err := b.cluster.ServiceAccountKubeconfig(t.Context(), b.ns, "nobody")
-	require.NoError(t, err)
-	address, err := b.cluster.ReserveAddress(t.Context())
-	require.NoError(t, err)
-	health, err := b.cluster.ReserveAddress(t.Context())
-	require.NoError(t, err)
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
-		Name: "unready",
-		Path: b.prebind.Binary(),
-		Args: []string{
-			"serve", "--kubeconfig=" + kubeconfig, "--cert-dir=" + b.prebind.CertDir(), "--webhook-bind-address=" + address,
-			"--health-probe-bind-address=" + health, "--metrics-bind-address=0",
-		},
-		LogFile: filepath.Join(t.TempDir(), "log"),
-		Health: func(ctx context.Context) error {
-			return get(ctx, "http://"+health+"/healthz", http.StatusOK)
-		},
-	})
-	require.NoError(t, err)
-	require.NoError(t, process.Start())
-	t.Cleanup(func() { assert.NoError(t, process.Stop()) })
-	require.NoError(t, process.WaitReady(t.Context()))
-
-	require.NoError(t, get(t.Context(), "http://"+health+"/readyz", http.StatusServiceUnavailable))
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+webhook.Path, strings.NewReader("{}"))
-	require.NoError(t, err)
-	response, err := insecure.Do(request)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	require.NoError(t, err)
-	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
-	assert.Equal(t, "1", response.Header.Get("Retry-After"))
-	assert.True(t, response.Close, "the connection should be closed, so that the next one goes elsewhere")
-	assert.Contains(t, string(body), "Pod")
-	assert.Contains(t, string(body), "PersistentVolume")
 }
 
 // SIGTERM ends a replica that is ready, cleanly and soon.

@@ -197,9 +197,9 @@ func (*statusOptions) textBinds(out io.Writer, all []replicaStatus, now time.Tim
 	}
 	slices.SortStableFunc(binds, func(a, b binder.InFlight) int { return a.Since.Compare(b.Since.Time) })
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "NAMESPACE\tPOD\tNODE\tPHASE\tFOR\tOF\tPLUGIN\tWAITS FOR")
+	fmt.Fprintln(w, "NAMESPACE\tPOD\tNODE\tREPLICA\tPHASE\tFOR\tOF\tPLUGIN\tWAITS FOR")
 	for _, b := range binds {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.Phase, age(now, b.Since.Time),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.Replica(), b.Phase, age(now, b.Since.Time),
 			duration.HumanDuration(b.Budget.Duration), orDash(b.Plugin), orDash(b.WaitsFor))
 	}
 	if err := w.Flush(); err != nil {

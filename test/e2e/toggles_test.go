@@ -1,0 +1,205 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+const configHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
+
+// wide makes a node with room for all that a stream brings.
+func (s *stream) wide() {
+	s.t.Helper()
+	require.NoError(s.t, cluster.CreateNodes(s.t.Context(), s.client, cluster.Node("wide-"+s.ns,
+		cluster.WithLabels(map[string]string{s.label(): "yes"}),
+		cluster.WithResources(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10k")}))))
+}
+
+// during runs the stream while f does something that no bind may fail for.
+func (s *stream) during(f func()) {
+	s.t.Helper()
+	s.wide()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		s.run(stop)
+	}()
+	f()
+	close(stop)
+	select {
+	case <-done:
+	case <-time.After(patience):
+		s.t.Fatal("not all binds have an answer")
+	}
+	assert.Empty(s.t, s.failures)
+	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
+		left, err := s.unbound(s.t.Context())
+		require.NoError(c, err)
+		assert.Empty(c, left)
+	}, patience, again, "all pods should be bound")
+	assert.Empty(s.t, slices.DeleteFunc(s.allEvents(), func(e string) bool {
+		// A scheduler that hears of the pod before it hears of the claim has found no node yet.
+		return !strings.HasPrefix(e, "FailedScheduling") || strings.Contains(e, "nodes are available")
+	}))
+	s.t.Logf("%d binds, %d failures", s.posted, len(s.failures))
+}
+
+// untilMetric waits until all replicas have the line in their metrics.
+func (w *world) untilMetric(t *testing.T, line string) {
+	t.Helper()
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		for _, r := range w.prebind.Replicas() {
+			all, err := r.Metrics(t.Context())
+			require.NoError(c, err)
+			assert.Contains(c, strings.Split(all, "\n"), line)
+		}
+	}, patience, 200*time.Millisecond, "%s should have %s", t.Name(), line)
+}
+
+// bound binds a new pod by hand to node-1, and returns it.
+func (w *world) bound(t *testing.T, options ...gen.PodOption) *corev1.Pod {
+	t.Helper()
+	b := newBench(t, w, nil)
+	b.podWith(byHand, options...)
+	require.NoError(t, b.bindByHand(b.binding("node-1")))
+	return b.untilBound()
+}
+
+// Mutators and plugins are switched on and off by changing the file, under a steady
+// stream of binds, with no bind that fails; a file with a mistake changes nothing.
+func TestToggleByFile(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 2)
+	set := func(config string) { require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+config)) }
+	s := &stream{bench: newBench(t, w, nil)}
+	s.class = s.dynamic("1s")
+	s.during(func() {
+		assert.NotContains(t, w.bound(t).Annotations, "node-info.prebind.dev/architecture")
+		w.untilMetric(t, "prebind_config_generation 1")
+
+		set("mutators: ['*', node-info]\n")
+		w.untilMetric(t, "prebind_config_generation 2")
+		pod := w.bound(t)
+		assert.Contains(t, pod.Annotations, "node-info.prebind.dev/architecture")
+		assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
+
+		// What cannot be read, what there is not, and what Prebind may not do.
+		for _, bad := range []struct{ config, says string }{
+			{"mutators: [\n", "it is no YAML"},
+			{"mutators: []\nplugins: []\n", `config.yaml:4: there is no field "plugins"`},
+			{"prebindPlugins: ['*', volumes]\n", `there is no PreBind plugin "volumes"`},
+			{"mutators: ['*', device-info]\n", "the mutator device-info lacks permissions"},
+		} {
+			set(bad.config)
+			w.untilMetric(t, "prebind_config_last_reload_successful 0")
+			w.untilOwnEvent(t, "ConfigurationRefused", bad.says)
+			w.untilMetric(t, "prebind_config_generation 2")
+			set("mutators: ['*', node-info]\n")
+			w.untilMetric(t, "prebind_config_last_reload_successful 1")
+		}
+		assert.Contains(t, w.bound(t).Annotations, "node-info.prebind.dev/architecture", "the old one stays")
+
+		set("mutators: []\nnamespaces:\n- names: ['e2e-*']\n  prebindTimeout: 5m\n")
+		w.untilMetric(t, "prebind_config_generation 3")
+		assert.NotContains(t, w.bound(t).Annotations, "topology.prebind.dev/zone")
+	})
+
+	t.Run("a plugin that is off takes no part", func(t *testing.T) {
+		set("prebindPlugins: ['*', -volumebinding]\n")
+		w.untilMetric(t, "prebind_config_generation 4")
+		b := newBench(t, w, nil)
+		b.claim("data", b.dynamic("10m"))
+		b.pod(byHand, "data")
+		require.NoError(t, b.bindByHand(b.binding("node-1")), "nobody waits for the volume")
+		b.untilBound()
+	})
+
+	t.Run("in audit mode everything is reported and nothing refused", func(t *testing.T) {
+		set("mode: Audit\n")
+		w.untilMetric(t, "prebind_config_generation 5")
+		b := newBench(t, w, nil)
+		b.pod(byHand, "missing")
+		client, warned := b.listeningClient()
+		b.client = client
+		require.NoError(t, b.bindByHand(b.binding("node-1")))
+		assert.Empty(t, b.untilBound().Annotations, "nothing is added")
+		require.Len(t, warned.all(), 1)
+		assert.Contains(t, warned.all()[0], "audit: the bind would not be allowed (refused): volumebinding:")
+		b.untilEvent("BindAudited", "would not be allowed", b.ns+"/missing")
+		assert.Equal(t, []string{"audited"}, b.decisions())
+		x, code := newPending(t, w, "missing").explain("node-1")
+		assert.Equal(t, 0, code, "it would go ahead")
+		assert.EqualValues(t, "refuse", x.Prebind.Verdict)
+	})
+
+	t.Run("a namespace that is off is left alone", func(t *testing.T) {
+		b := newBench(t, w, nil)
+		set(fmt.Sprintf("namespaces:\n- names: [%s]\n  mode: 'Off'\n", b.ns))
+		w.untilMetric(t, "prebind_config_generation 6")
+		b.pod(byHand, "missing")
+		require.NoError(t, b.bindByHand(b.binding("node-1")))
+		assert.Empty(t, b.untilBound().Annotations)
+		assert.Equal(t, []string{"passed-through"}, b.decisions())
+		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "others are not")
+	})
+}
+
+// newPending is a pod with claims that nobody binds.
+func newPending(t *testing.T, w *world, claims ...string) *bench {
+	t.Helper()
+	b := newBench(t, w, nil)
+	b.pod(byHand, claims...)
+	return b
+}
+
+// untilOwnEvent waits for an event about Prebind itself.
+func (w *world) untilOwnEvent(t *testing.T, words ...string) {
+	t.Helper()
+	b := &bench{world: w, t: t, ns: install.Namespace}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.True(c, says(b.allEvents(), words...), "no event says %q: %q", words, b.allEvents())
+	}, patience, again)
+}
+
+// Mutators and plugins are switched by flags, which win over the file.
+func TestToggleByFlag(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 1)
+	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [node-info]\n"))
+	pod := w.bound(t)
+	assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone", "as shipped")
+
+	restarted := func(args ...string) {
+		require.NoError(t, w.prebind.Stop())
+		_, err := w.prebind.Start(t.Context(), args...)
+		require.NoError(t, err)
+	}
+	restarted("--mutators=bind-info", "--prebind-plugins=-volumebinding,*")
+	pod = w.bound(t)
+	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone")
+	assert.NotContains(t, pod.Annotations, "node-info.prebind.dev/architecture", "the flag wins over the file")
+	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
+	b := newPending(t, w, "missing")
+	require.NoError(t, b.bindByHand(b.binding("node-1")), "nobody looks at the claim")
+
+	restarted("--prebind-plugins=volumebinding")
+	pod = w.bound(t)
+	assert.Contains(t, pod.Annotations, "node-info.prebind.dev/architecture", "without the flag it is the file's")
+	b = newPending(t, w, "missing")
+	require.ErrorContains(t, b.bindByHand(b.binding("node-1")), b.ns+"/missing")
+}

@@ -1,0 +1,235 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
+	"github.com/prebind/prebind/webhook"
+)
+
+// loner is a replica that no Service leads to, with a kubeconfig of its own.
+type loner struct {
+	*cluster.Process
+	webhook, health string
+}
+
+// readyz is what the probe says.
+func (l *loner) readyz(ctx context.Context) (string, int, error) {
+	return fetch(ctx, "http://"+l.health+"/readyz")
+}
+
+// loner starts a replica that lives, and may not be ready. It has nothing to do
+// with the attempts of others: the one plugin leaves no marks.
+func (b *bench) loner(kubeconfig string, args ...string) *loner {
+	b.t.Helper()
+	l := &loner{}
+	for _, address := range []*string{&l.webhook, &l.health} {
+		var err error
+		*address, err = b.cluster.ReserveAddress(b.t.Context())
+		require.NoError(b.t, err)
+	}
+	process, err := cluster.NewProcess(cluster.ProcessOptions{
+		Name: "loner-" + b.ns,
+		Path: b.prebind.Binary(),
+		Args: append([]string{
+			"serve", "--kubeconfig=" + kubeconfig, "--cert-dir=" + b.prebind.CertDir(), "--webhook-bind-address=" + l.webhook,
+			"--health-probe-bind-address=" + l.health, "--metrics-bind-address=0", "--prebind-plugins=volumebinding", "--shutdown-delay=0s",
+		}, args...),
+		LogFile: filepath.Join(b.t.TempDir(), "log"),
+		Health:  func(ctx context.Context) error { return get(ctx, "http://"+l.health+"/healthz", http.StatusOK) },
+	})
+	require.NoError(b.t, err)
+	l.Process = process
+	require.NoError(b.t, process.Start())
+	b.t.Cleanup(func() { assert.NoError(b.t, process.Kill()) })
+	require.NoError(b.t, process.WaitReady(b.t.Context()))
+	return l
+}
+
+// untilReadyz waits until the probe answers with the code, and says the words.
+func (b *bench) untilReadyz(l *loner, code int, words ...string) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		body, got, err := l.readyz(b.t.Context())
+		require.NoError(c, err)
+		assert.Equal(c, code, got, "%s", body)
+		for _, w := range words {
+			assert.Contains(c, body, w)
+		}
+	}, patience, again)
+}
+
+// fetch returns the body and the code.
+func fetch(ctx context.Context, url string) (string, int, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", 0, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", 0, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return string(body), response.StatusCode, err
+}
+
+// proxied is the shipped service account's kubeconfig, by way of a proxy.
+func (b *bench) proxied() *cluster.APIProxy {
+	b.t.Helper()
+	proxy, err := b.cluster.NewAPIProxy(b.prebind.Kubeconfig(), b.t.TempDir())
+	require.NoError(b.t, err)
+	b.t.Cleanup(proxy.Close)
+	return proxy
+}
+
+// Before its caches are synced a replica sends the API server elsewhere: here they
+// are not, for the API server does not tell what volumes there are.
+func TestNotReady(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	proxy := b.proxied()
+	proxy.Hold(func(r *http.Request) bool { return r.URL.Path == "/api/v1/persistentvolumes" })
+	l := b.loner(proxy.Kubeconfig)
+	b.untilReadyz(l, http.StatusServiceUnavailable, "has not read all of: PersistentVolume\n")
+
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+l.webhook+webhook.Path, strings.NewReader("{}"))
+	require.NoError(t, err)
+	response, err := insecure.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	assert.Equal(t, "1", response.Header.Get("Retry-After"))
+	assert.True(t, response.Close, "the connection should be closed, so that the next one goes elsewhere")
+	assert.Contains(t, string(body), "has not read all of: PersistentVolume")
+}
+
+// An API server that cannot be reached turns readiness off, and back on.
+func TestUnreachableAPIServer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	proxy := b.proxied()
+	l := b.loner(proxy.Kubeconfig)
+	b.untilReadyz(l, http.StatusOK, "ok")
+	proxy.Cut(true)
+	b.untilReadyz(l, http.StatusServiceUnavailable, "the API server does not answer, for 1", "EOF")
+	proxy.Cut(false)
+	b.untilReadyz(l, http.StatusOK, "ok")
+	assert.NoError(t, l.Err(), "it lives on")
+}
+
+// narrow makes a service account with the shipped core permissions, and with those
+// of volumebinding by a binding of its own, whose name it returns.
+func (b *bench) narrow() (kubeconfig, binding string) {
+	b.t.Helper()
+	ctx := b.t.Context()
+	_, err := b.client.CoreV1().ServiceAccounts(b.ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "narrow"}}, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: b.ns, Name: "narrow"}}
+	role, err := b.client.RbacV1().Roles(install.Namespace).Get(ctx, "prebind", metav1.GetOptions{})
+	require.NoError(b.t, err)
+	role.ObjectMeta = metav1.ObjectMeta{Name: "prebind"}
+	_, err = b.client.RbacV1().Roles(b.ns).Create(ctx, role, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	_, err = b.client.RbacV1().RoleBindings(b.ns).Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "prebind"}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "prebind"},
+	}, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	for _, name := range []string{"prebind", "prebind-volumebinding"} {
+		binding = name + "-" + b.ns
+		_, err = b.client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: binding}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		}, metav1.CreateOptions{})
+		require.NoError(b.t, err)
+		b.t.Cleanup(func() {
+			err := b.client.RbacV1().ClusterRoleBindings().Delete(context.WithoutCancel(ctx), name+"-"+b.ns, metav1.DeleteOptions{})
+			assert.True(b.t, err == nil || apierrors.IsNotFound(err), "%v", err)
+		})
+	}
+	kubeconfig, err = b.cluster.ServiceAccountKubeconfig(ctx, b.ns, "narrow")
+	require.NoError(b.t, err)
+	return kubeconfig, binding
+}
+
+// A permission that is taken away turns readiness off, and says which; one that is
+// missing at the start ends the program, with one line.
+func TestLostPermission(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	kubeconfig, binding := b.narrow()
+	l := b.loner(kubeconfig, "--namespace="+b.ns)
+	b.untilReadyz(l, http.StatusOK, "ok")
+	require.NoError(t, b.client.RbacV1().ClusterRoleBindings().Delete(t.Context(), binding, metav1.DeleteOptions{}))
+	b.untilReadyz(l, http.StatusServiceUnavailable,
+		"the PreBind plugin volumebinding lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
+	assert.NoError(t, l.Err(), "it lives on")
+
+	_, err := b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
+		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
+	require.ErrorContains(t, err, "exit status 1")
+	assert.ErrorContains(t, err, "the PreBind plugin volumebinding lacks permissions: Prebind's service account may not")
+	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
+}
+
+// All replicas are gone, and so are their nodes: nothing that asks Prebind is bound,
+// but Prebind's own pods are, by the very scheduler, and when they run everything
+// else is.
+func TestAllReplicasDied(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 2)
+	b := newBench(t, w, nil)
+	own := w.client.CoreV1().Pods(install.Namespace)
+	bound := func(not ...corev1.Pod) []corev1.Pod {
+		var pods []corev1.Pod
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			list, err := own.List(t.Context(), metav1.ListOptions{})
+			require.NoError(c, err)
+			pods = list.Items
+			assert.Len(c, pods, 2)
+			for _, pod := range pods {
+				assert.NotEmpty(c, pod.Spec.NodeName, "%s should be bound", pod.Name)
+				for _, old := range not {
+					assert.NotEqual(c, old.UID, pod.UID)
+				}
+			}
+		}, patience, again, "the Deployment should have two pods, each with a node")
+		return pods
+	}
+	first := bound()
+	for _, r := range w.prebind.Replicas() {
+		require.NoError(t, r.Kill())
+	}
+	b.pod(cluster.DefaultScheduler)
+	b.untilEvent("FailedScheduling", "failed calling webhook", install.WebhookName)
+
+	now := int64(0)
+	require.NoError(t, own.DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}))
+	bound(first...)
+	pod, err := w.client.CoreV1().Pods(b.ns).Get(t.Context(), "pod", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, pod.Spec.NodeName, "the webhook configuration says Fail")
+
+	for _, r := range w.prebind.Replicas() {
+		require.NoError(t, r.Process.Start())
+		require.NoError(t, r.WaitReady(t.Context()))
+	}
+	b.assertTopology(b.untilBound())
+}
