@@ -89,13 +89,13 @@ func TestToggleByFile(t *testing.T) {
 	s := &stream{bench: newBench(t, w, nil)}
 	s.class = s.dynamic("1s")
 	s.during(func() {
-		assert.NotContains(t, w.bound(t).Annotations, "node-info.prebind.dev/architecture")
+		assert.NotContains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls")
 		w.untilMetric(t, "prebind_config_generation 1")
 
-		set("mutators: ['*', node-info]\n")
+		set("mutators: ['*', bind-info]\n")
 		w.untilMetric(t, "prebind_config_generation 2")
 		pod := w.bound(t)
-		assert.Contains(t, pod.Annotations, "node-info.prebind.dev/architecture")
+		assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
 		assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
 
 		// What cannot be read, what there is not, and what Prebind may not do.
@@ -109,10 +109,10 @@ func TestToggleByFile(t *testing.T) {
 			w.untilMetric(t, "prebind_config_last_reload_successful 0")
 			w.untilOwnEvent(t, "ConfigurationRefused", bad.says)
 			w.untilMetric(t, "prebind_config_generation 2")
-			set("mutators: ['*', node-info]\n")
+			set("mutators: ['*', bind-info]\n")
 			w.untilMetric(t, "prebind_config_last_reload_successful 1")
 		}
-		assert.Contains(t, w.bound(t).Annotations, "node-info.prebind.dev/architecture", "the old one stays")
+		assert.Contains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls", "the old one stays")
 
 		set("mutators: []\nnamespaces:\n- names: ['e2e-*']\n  prebindTimeout: 5m\n")
 		w.untilMetric(t, "prebind_config_generation 3")
@@ -180,26 +180,28 @@ func (w *world) untilOwnEvent(t *testing.T, words ...string) {
 func TestToggleByFlag(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 1)
-	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [node-info]\n"))
+	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [bind-info]\n"))
+	// The replica has read the file when it is another than at its start.
+	w.untilMetric(t, "prebind_config_generation 2")
 	pod := w.bound(t)
-	assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone", "as shipped")
+	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "as the file says")
+	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
 
 	restarted := func(args ...string) {
 		require.NoError(t, w.prebind.Stop())
 		_, err := w.prebind.Start(t.Context(), args...)
 		require.NoError(t, err)
 	}
-	restarted("--mutators=bind-info", "--prebind-plugins=-volumebinding,*")
+	restarted("--mutators=topology", "--prebind-plugins=-volumebinding,*")
 	pod = w.bound(t)
-	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone")
-	assert.NotContains(t, pod.Annotations, "node-info.prebind.dev/architecture", "the flag wins over the file")
-	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
+	assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
+	assert.NotContains(t, pod.Annotations, "bind-info.prebind.dev/calls", "the flag wins over the file")
 	b := newPending(t, w, "missing")
 	require.NoError(t, b.bindByHand(b.binding("node-1")), "nobody looks at the claim")
 
 	restarted("--prebind-plugins=volumebinding")
 	pod = w.bound(t)
-	assert.Contains(t, pod.Annotations, "node-info.prebind.dev/architecture", "without the flag it is the file's")
+	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls", "without the flag it is the file's")
 	b = newPending(t, w, "missing")
 	require.ErrorContains(t, b.bindByHand(b.binding("node-1")), b.ns+"/missing")
 }

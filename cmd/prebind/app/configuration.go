@@ -77,8 +77,13 @@ func newConfiguration(r *registry, name string, content []byte, given *pflag.Fla
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(encoded)
-	return &configuration{settings: s, hash: hex.EncodeToString(sum[:])[:12], content: content}, nil
+	return &configuration{settings: s, hash: hashOf(encoded), content: content}, nil
+}
+
+// hashOf is the beginning of a hash: enough to tell two contents apart.
+func hashOf(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])[:12]
 }
 
 // located says where the problem comes from: flags win, then comes the file.

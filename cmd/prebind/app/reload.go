@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -140,7 +141,7 @@ func (r *reloader) look(ctx context.Context) {
 	r.tried.problem = text
 	r.metrics.refused()
 	klog.ErrorS(nil, "Refused a new configuration, the old one stays", "file", r.o.configFile, "reason", text)
-	r.events.Eventf(r.about(), nil, corev1.EventTypeWarning, reasonRefused, "Reloading", "%s", note("refused a new configuration, the old one stays: "+text))
+	r.events.Eventf(r.about(), contentReference(content, text), corev1.EventTypeWarning, reasonRefused, "Reloading", "%s", note("refused a new configuration, the old one stays: "+text))
 }
 
 // putInForce is put.
@@ -168,7 +169,7 @@ func (r *reloader) putInForce(ctx context.Context, content []byte) error {
 		return err
 	}
 	klog.InfoS("Put a new configuration in force", "file", r.o.configFile, "hash", c.hash, "mode", c.Mode, "mutators", on.mutators, "plugins", on.plugins)
-	r.events.Eventf(r.about(), nil, corev1.EventTypeNormal, reasonConfigured, "Reloading", "%s",
+	r.events.Eventf(r.about(), contentReference(content, ""), corev1.EventTypeNormal, reasonConfigured, "Reloading", "%s",
 		note(fmt.Sprintf("put a new configuration in force: mode %s, mutators %s, PreBind plugins %s", c.Mode, orNone(on.mutators), orNone(on.plugins))))
 	return nil
 }
@@ -179,6 +180,14 @@ func (r *reloader) about() *corev1.ObjectReference {
 		return &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: r.o.namespace}
 	}
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: r.o.namespace, Name: r.o.podName}
+}
+
+// contentReference names a content of the file, and what is wrong with it: events
+// that are about the same are counted as one, with the words of the first.
+func contentReference(content []byte, problem string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: configurationHeader.APIVersion, Kind: configurationHeader.Kind, Name: hashOf(append(slices.Clip(content), problem...)),
+	}
 }
 
 // note is a text that an event can hold.
