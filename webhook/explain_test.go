@@ -10,8 +10,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
 )
 
 func explanation() binder.Explanation {
@@ -91,6 +94,35 @@ func TestLargeExplanation(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, binder.VerdictWait, got.Verdict, tc.reason)
 			tc.check(t, got)
+		})
+	}
+}
+
+// Only a dry run that asks for it is answered with the explanation, alone.
+func TestExplanationInAnswer(t *testing.T) {
+	x := explanation()
+	cases := map[string]struct {
+		reason      string
+		annotations map[string]string
+		explanation *binder.Explanation
+		err         *api.Error
+		explained   bool
+	}{
+		"Asked":    {reason: "it is wanted", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, explained: true},
+		"Denied":   {reason: "a denial as well", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, err: api.Refuse(api.Object{}, "no"), explained: true},
+		"NotAsked": {reason: "others get plain warnings", explanation: &x},
+		"Earnest":  {reason: "there is none", annotations: map[string]string{"binder.example.com/explain": ""}},
+		"Domain":   {reason: "that is another program's", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := &bind{request: binder.Request{Binding: &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}}
+			response := answer(b, binder.Decision{Explanation: tc.explanation, Err: tc.err, Warnings: []string{"dry run: something"}}, "example.com")
+			assert.Equal(t, tc.err == nil, response.Allowed)
+			require.Len(t, response.Warnings, 1)
+			got, err := DecodeExplanation(response.Warnings[0])
+			require.NoError(t, err)
+			assert.Equal(t, tc.explained, got != nil, tc.reason)
 		})
 	}
 }

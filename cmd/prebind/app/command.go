@@ -7,6 +7,9 @@ package app
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -33,6 +36,10 @@ it, before the bind may go ahead. Schedulers need not know of it.`,
 		DisableSuggestions: true, // They would be further lines.
 		PersistentPreRunE:  func(*cobra.Command, []string) error { return o.registry.check() },
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
+		// It is called as a plugin of kubectl.
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl prebind"}
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
 	root.AddCommand(newServeCommand(o), newPluginsCommand(o.registry), newConfigCommand(o.registry), newExplainCommand(), newStatusCommand(),

@@ -80,7 +80,7 @@ func TestPlugins(t *testing.T) {
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 1+len(registeredMutators())+len(registeredPlugins()), "a line for each, and the header")
-	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
+	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "ARGUMENTS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
 	rest := lines[1:]

@@ -5,9 +5,12 @@ package app
 
 import (
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"github.com/prebind/prebind/cmd/prebind/app/configfile"
 )
 
 func newPluginsCommand(r *registry) *cobra.Command {
@@ -17,20 +20,30 @@ func newPluginsCommand(r *registry) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
-			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tDESCRIPTION")
-			for _, s := range r.mutators {
-				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\n", s.Name, onOff(s.On), s.Name, defaultDomain, s.Description)
+			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tARGUMENTS\tDESCRIPTION")
+			s := defaultSettings(r)
+			for _, m := range r.mutators {
+				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, defaultDomain, s.argumentNames(m.Name), m.Description)
 			}
-			for _, s := range r.plugins {
+			for _, p := range r.plugins {
 				reads := "-"
-				if s.Annotations != "" {
-					reads = fmt.Sprintf("%s.%s/{%s}", s.Name, defaultDomain, s.Annotations)
+				if p.Annotations != "" {
+					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, defaultDomain, p.Annotations)
 				}
-				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\n", s.Name, onOff(s.On), reads, s.Description)
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, s.argumentNames(p.Name), p.Description)
 			}
 			return w.Flush()
 		},
 	}
+}
+
+// argumentNames are the fields below arguments.<name> in the configuration file.
+func (s *settings) argumentNames(name string) string {
+	a := s.argumentsOf(name)
+	if a == nil {
+		return "-"
+	}
+	return strings.Join(configfile.Fields(a), ",")
 }
 
 func onOff(on bool) string {

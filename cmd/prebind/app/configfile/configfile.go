@@ -213,6 +213,16 @@ func fieldsOf(t reflect.Type) map[string][]string {
 	return known
 }
 
+// Fields returns the names of the fields of a struct, or of a pointer to one, in
+// order, those of inlined structs included.
+func Fields(of any) []string {
+	t := reflect.TypeOf(of)
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return names(t)
+}
+
 // names are the fields of a struct, those of inlined structs included.
 func names(t reflect.Type) []string {
 	var all []string
