@@ -20,11 +20,13 @@ const (
 	lookAgain = time.Second
 	// lookTakes is what one look may take.
 	lookTakes = 5 * time.Second
-	// unreachableAfter is how long the API server may be away before this replica is
-	// not ready: a restart is over sooner.
-	unreachableAfter = 10 * time.Second
-	// askEvery is the pause between two looks at the permissions.
+	// troubleAfter is how long the API server may be away, or deny a permission, before
+	// this replica is not ready: a restart is over sooner.
+	troubleAfter = 10 * time.Second
+	// askEvery is the pause between two looks at the permissions, and askAgain the one
+	// after a look that found one missing.
 	askEvery = 30 * time.Second
+	askAgain = 3 * time.Second
 )
 
 // monitor keeps an eye on what Prebind lives by, the API server and its own
@@ -37,6 +39,8 @@ type monitor struct {
 	clock  clock.Clock
 	// needs are those of the settings in force.
 	needs atomic.Pointer[[]needs]
+	// denied is since when a permission has been missing; nil if none is.
+	denied *time.Time
 	// lost is what was last said of each thing, so that it is said once.
 	lost map[string]string
 }
@@ -55,15 +59,18 @@ func (m *monitor) Start(ctx context.Context) error {
 		pause := lookEvery
 		if err := m.reach(); err != nil {
 			pause = lookAgain
-			if away := m.clock.Since(seen); away > unreachableAfter {
+			if away := m.clock.Since(seen); away > troubleAfter {
 				m.report("API server", fmt.Errorf("the API server does not answer, for %s: %w", away.Round(time.Second), err), "the API server does not answer")
 			}
 		} else {
 			seen = m.clock.Now()
 			m.report("API server", nil, "")
-			if m.clock.Since(asked) >= askEvery {
+			if m.denied != nil || m.clock.Since(asked) >= askEvery {
 				asked = seen
 				m.ask(ctx)
+			}
+			if m.denied != nil {
+				pause = askAgain
 			}
 		}
 		timer := m.clock.NewTimer(pause)
@@ -76,7 +83,8 @@ func (m *monitor) Start(ctx context.Context) error {
 	}
 }
 
-// ask looks at the permissions.
+// ask looks at the permissions. An API server that has just started may know of none
+// yet, so that the first no counts only when it stays.
 func (m *monitor) ask(ctx context.Context) {
 	parts := m.needs.Load()
 	if parts == nil {
@@ -85,11 +93,17 @@ func (m *monitor) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookTakes)
 	defer cancel()
 	err := m.grants.checkAll(ctx, *parts)
-	text := ""
-	if err != nil {
-		text = err.Error()
+	if err == nil {
+		m.denied = nil
+		m.report("permissions", nil, "")
+		return
 	}
-	m.report("permissions", err, text)
+	if m.denied == nil {
+		m.denied = new(m.clock.Now())
+	}
+	if m.clock.Since(*m.denied) > troubleAfter {
+		m.report("permissions", err, err.Error())
+	}
 }
 
 // report tells readiness, and the log where the text is another than before.
