@@ -54,6 +54,8 @@ type attempt struct {
 	cancel context.CancelCauseFunc
 	// idle gives up a round that no call has asked for in a while.
 	idle clock.Timer
+	// ended tells the tracker how it ended.
+	ended func(err error)
 	// over is closed when the attempt is forgotten.
 	over chan struct{}
 	// poke wakes the follower: the bind was allowed once more, or a new round is

@@ -51,8 +51,9 @@ type attempts struct {
 	live    Getter
 	changes *notify.Hub
 	events  events.EventRecorder
-	// observer is never nil.
+	// observer and tracker are never nil.
 	observer Observer
+	tracker  Tracker
 	// attemptKey is the annotation by which a pod tells which attempt bound it.
 	attemptKey string
 
@@ -101,7 +102,8 @@ func (s *attempts) start(ctx context.Context, key attemptKey, r *round, budget t
 		key: key, id: r.bc.Attempt, started: s.clock.Now(), budget: budget,
 		over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
-	ctx, a.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	ctx, a.ended = s.tracker.Step(context.WithoutCancel(ctx), stepOf(StepAttempt, "", r.bc))
+	ctx, a.cancel = context.WithCancelCause(ctx)
 	s.byKey[key] = a
 	s.begin(ctx, a, r)
 	s.running.Go(func() { s.run(ctx, a) })
@@ -224,6 +226,11 @@ func (s *attempts) forget(a *attempt) {
 	a.cancel(nil)
 	delete(s.byKey, a.key)
 	close(a.over)
+	if a.round.err != nil {
+		a.ended(a.round.err)
+	} else {
+		a.ended(nil)
+	}
 }
 
 // working says whether this attempt is under way in this replica.

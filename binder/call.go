@@ -35,11 +35,27 @@ type call struct {
 	began   time.Time
 	// preview is what the answer would be if no plugin had anything to do.
 	preview Decision
+	// attempt is the one that the call began or joined. It is the call's own.
+	attempt string
 }
 
 // context returns that of an attempt for this call.
 func (c *call) context(attempt string) *api.BindContext {
 	return &api.BindContext{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun}
+}
+
+// join notes the attempt that the call is at, or that there is none.
+func (c *call) join(a *attempt) {
+	c.attempt = ""
+	if a != nil {
+		c.attempt = a.id
+	}
+}
+
+// step is one of the engine's own steps on this call. The attempt takes its last look
+// by it as well.
+func (c *call) step(name, attempt string) Step {
+	return Step{Name: name, Pod: c.Pod, Node: c.key.node, Attempt: attempt}
 }
 
 // additions are what plugins add to a Binding.
@@ -94,7 +110,9 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		claimed, err := c.settings.Claimed(ctx, c.pod)
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
+	_, done := e.o.Tracker.Step(ctx, c.step(StepMutators, add.attempt))
 	result := c.settings.Mutators.Mutate(in)
+	done(nil)
 	d := Decision{
 		Annotations: result.Annotations, Labels: result.Labels,
 		Warnings: mutatorWarnings(result), Conflicts: result.Conflicts, Failures: result.Failures,

@@ -55,6 +55,13 @@ type Decision struct {
 	// The warnings tell of them already.
 	Conflicts []mutators.Conflict
 	Failures  []mutators.Failure
+	// Attempt is the one that the call began or joined. Empty where there was none.
+	Attempt string
+	// Calls is how often the Binding was posted to this replica, this call included,
+	// and Waited the time since the first of these calls. Both are zero for a first
+	// call without an attempt.
+	Calls  int
+	Waited time.Duration
 }
 
 // Audit is a decision that is only reported.

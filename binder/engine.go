@@ -34,7 +34,8 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// Options of an Engine. All fields are required but Observer.
+// Options of an Engine. All fields are required but Observer and
+// Tracker.
 type Options struct {
 	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
 	// returns is never changed.
@@ -54,7 +55,9 @@ type Options struct {
 	Events events.EventRecorder
 	// Observer counts what becomes of attempts. It may be nil.
 	Observer Observer
-	Clock    clock.WithDelayedExecution
+	// Tracker follows the work on binds. It may be nil.
+	Tracker Tracker
+	Clock   clock.WithDelayedExecution
 }
 
 func (o Options) validate() error {
@@ -90,11 +93,14 @@ func New(o Options) (*Engine, error) {
 	if o.Observer == nil {
 		o.Observer = unobserved{}
 	}
+	if o.Tracker == nil {
+		o.Tracker = untracked{}
+	}
 	draining := make(chan struct{})
 	e := &Engine{
 		o: o,
 		attempts: &attempts{
-			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer,
+			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
 			attemptKey: attemptAnnotation(o.Domain), byKey: map[attemptKey]*attempt{},
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
@@ -158,7 +164,12 @@ func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
 		return e.later(c, err), pod
 	}
 	c.pod, c.key = pod, attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
-	return e.bind(ctx, c), pod
+	before := e.waitedBefore(c)
+	d := e.bind(ctx, c)
+	if c.attempt != "" || before.calls > 0 {
+		d.Attempt, d.Calls, d.Waited = c.attempt, before.calls+1, e.o.Clock.Since(before.since)
+	}
+	return d, pod
 }
 
 // bind decides on a Binding for a pod that can be bound.
@@ -193,13 +204,17 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 // API server then gives its own answer. The pod comes with the error that is about
 // it.
 func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
-	pod := &corev1.Pod{}
-	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil && pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
-		return pod, nil
+	pod, reason := &corev1.Pod{}, ReadMissing
+	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil {
+		if pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
+			return pod, nil
+		}
+		reason = ReadDoubted
 	}
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
 	pod = &corev1.Pod{}
+	e.o.Tracker.ReadLive("Pod", reason)
 	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {
@@ -220,6 +235,7 @@ func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *api.Erro
 		return node, nil
 	}
 	node = &corev1.Node{}
+	e.o.Tracker.ReadLive("Node", ReadMissing)
 	if err := e.o.Live.Get(ctx, key, node); apierrors.IsNotFound(err) {
 		refused := api.Refuse(object, "there is no such node").Advise("choose another")
 		refused.Plugin = guardName

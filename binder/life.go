@@ -64,7 +64,7 @@ func (s *attempts) present(a *attempt) *round {
 func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) *api.Error {
 	stop := s.spend(ctx, a, r)
 	defer stop()
-	err := preBind(r.ctx, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
+	err := preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
 	if err == nil {
 		err = r.confirm(r.ctx)
 	}
@@ -160,7 +160,7 @@ func (s *attempts) commit(ctx context.Context, a *attempt) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), postBindTimeout)
-		err := contained(ctx, func() error {
+		err := step(ctx, s.tracker, stepOf(StepPostBind, r.plugin.Name(), r.bc), func(ctx context.Context) error {
 			post.PostBind(ctx, r.bc)
 			return nil
 		})

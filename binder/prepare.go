@@ -30,10 +30,11 @@ const (
 // prepare joins the attempt that is under way for this bind, or checks by
 // PreFlight and begins one where a plugin has something to do.
 func (e *Engine) prepare(ctx context.Context, c *call) Decision {
-	held := seat{engine: e, hold: c.settings.Hold, most: c.settings.MaxHolds}
+	held := seat{engine: e, call: c, hold: c.settings.Hold, most: c.settings.MaxHolds}
 	defer held.release()
 	for {
 		a, r, at := e.attempts.join(c.key)
+		c.join(a)
 		if (at == preparing || at == failed) && !e.sameParameters(c, r.bc) {
 			// What is under way, or its error, is not what this call asks for.
 			e.attempts.dismiss(a, r)
@@ -46,7 +47,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 				id = a.id
 			}
 			bc := c.context(id)
-			run, err := preFlight(ctx, c.plugins, bc)
+			run, err := preFlight(ctx, e.o.Tracker, c.plugins, bc)
 			if err != nil {
 				return e.later(c, err)
 			}
@@ -71,6 +72,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 				}
 				continue
 			}
+			c.join(a)
 		case undoing:
 			if !held.until(ctx, a.over) {
 				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
@@ -114,7 +116,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 
 // confirm takes the last look at a round whose PreBinds have succeeded.
 func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api.Error {
-	if err := confirmAll(ctx, c.plugins, bc); err != nil {
+	if err := confirmAll(ctx, e.o.Tracker, c.plugins, bc); err != nil {
 		return err
 	}
 	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
@@ -150,21 +152,30 @@ func (e *Engine) retryAfter(c *call) time.Duration {
 // seat is the time that one call is kept waiting, however often it waits.
 type seat struct {
 	engine *Engine
+	call   *call
 	// hold is how long it is kept at most, and most how many calls are at a time.
 	hold   time.Duration
 	most   int
 	timer  clock.Timer
 	seated bool
+	// refused says that there was no seat.
+	refused bool
 }
 
 // until keeps the call until the channel is closed and says whether it was. Where
 // too many calls are kept already, or the process ends, it does not wait.
 func (h *seat) until(ctx context.Context, done <-chan struct{}) bool {
-	if !h.seated && h.engine.sit(h.most) {
+	switch {
+	case h.seated:
+	case h.engine.sit(h.most):
 		h.seated = true
 		h.timer = h.engine.o.Clock.NewTimer(h.hold)
+	case !h.refused:
+		h.refused = true
+		h.engine.o.Tracker.HoldRefused()
 	}
 	if h.seated {
+		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
 		select {
 		case <-done:
 		case <-h.timer.C():
@@ -173,6 +184,7 @@ func (h *seat) until(ctx context.Context, done <-chan struct{}) bool {
 		case <-ctx.Done():
 		case <-h.engine.draining:
 		}
+		ended(nil)
 	}
 	select {
 	case <-done:

@@ -15,13 +15,13 @@ import (
 
 // preFlight fills the extensions, then runs the PreFlight of every plugin, in
 // order, and returns those whose PreBind has to run. The first error ends it.
-func preFlight(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) ([]api.PreBinder, *api.Error) {
+func preFlight(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext) ([]api.PreBinder, *api.Error) {
 	if err := extend(ctx, plugins, bc); err != nil {
 		return nil, err
 	}
 	var run []api.PreBinder
 	for _, p := range plugins {
-		next, err := check(ctx, p, bc)
+		next, err := check(ctx, t, p, bc)
 		if err != nil {
 			return nil, err
 		}
@@ -46,13 +46,13 @@ func extend(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *
 }
 
 // check runs the PreFlight of one plugin; one that has none always runs.
-func check(ctx context.Context, p api.PreBinder, bc *api.BindContext) (api.Next, *api.Error) {
+func check(ctx context.Context, t Tracker, p api.PreBinder, bc *api.BindContext) (api.Next, *api.Error) {
 	checker, ok := p.(api.PreFlighter)
 	if !ok {
 		return api.Run, nil
 	}
 	next := api.Run
-	err := contained(ctx, func() (err error) {
+	err := step(ctx, t, stepOf(StepPreFlight, p.Name(), bc), func(ctx context.Context) (err error) {
 		next, err = checker.PreFlight(ctx, bc)
 		return err
 	})
@@ -61,10 +61,11 @@ func check(ctx context.Context, p api.PreBinder, bc *api.BindContext) (api.Next,
 
 // preBind runs the PreBind of the plugins in order and returns the first error;
 // entering is told each plugin before.
-func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, entering func(api.PreBinder)) *api.Error {
+func preBind(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext, entering func(api.PreBinder)) *api.Error {
 	for _, p := range plugins {
 		entering(p)
-		if err := contained(ctx, func() error { return p.PreBind(ctx, bc) }); err != nil {
+		err := step(ctx, t, stepOf(StepPreBind, p.Name(), bc), func(ctx context.Context) error { return p.PreBind(ctx, bc) })
+		if err != nil {
 			return api.AsError(p.Name(), err)
 		}
 		bc.Waiting(api.Waiting{})
@@ -73,17 +74,26 @@ func preBind(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext, 
 }
 
 // confirmAll lets the plugins take a last look, in order. The first error ends it.
-func confirmAll(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
+func confirmAll(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
 	for _, p := range plugins {
 		confirmer, ok := p.(api.Confirmer)
 		if !ok {
 			continue
 		}
-		if err := contained(ctx, func() error { return confirmer.Confirm(ctx, bc) }); err != nil {
+		err := step(ctx, t, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error { return confirmer.Confirm(ctx, bc) })
+		if err != nil {
 			return api.AsError(p.Name(), err)
 		}
 	}
 	return nil
+}
+
+// step calls f, which is one call of a plugin, contained and tracked.
+func step(ctx context.Context, t Tracker, s Step, f func(ctx context.Context) error) error {
+	ctx, done := t.Step(ctx, s)
+	err := contained(ctx, func() error { return f(ctx) })
+	done(err)
+	return err
 }
 
 // contained calls f and makes an error of its panic, so that a plugin's mistake

@@ -160,7 +160,7 @@ func TestRunnerProperties(t *testing.T) {
 
 		checks, calls := &journal{}, &journal{}
 		bc := &api.BindContext{}
-		selected, err := preFlight(ctx, scripted(scripts, checks), bc)
+		selected, err := preFlight(ctx, untracked{}, scripted(scripts, checks), bc)
 		note := fmt.Sprintf("round %d of seed %d: %+v", round, seed, scripts)
 		require.Equal(t, wantCheck, kindOf(err), note)
 		if err != nil {
@@ -173,7 +173,7 @@ func TestRunnerProperties(t *testing.T) {
 		}
 
 		var entered []string
-		err = preBind(ctx, only(scripted(scripts, calls), wantRun), bc, func(p api.PreBinder) { entered = append(entered, p.Name()) })
+		err = preBind(ctx, untracked{}, only(scripted(scripts, calls), wantRun), bc, func(p api.PreBinder) { entered = append(entered, p.Name()) })
 		require.Equal(t, wantBind, kindOf(err), note)
 		if err != nil {
 			require.Equal(t, boundBy, err.Plugin, note)
@@ -207,13 +207,13 @@ func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
 		assert.Empty(t, bc.WaitingFor(), "what one plugin waited for is not what the next one waits for")
 		return nil
 	}}
-	require.Nil(t, preBind(t.Context(), []api.PreBinder{p, q}, bc, func(api.PreBinder) {}))
+	require.Nil(t, preBind(t.Context(), untracked{}, []api.PreBinder{p, q}, bc, func(api.PreBinder) {}))
 	assert.Empty(t, bc.WaitingFor())
 }
 
 func TestPanicIsNamed(t *testing.T) {
 	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { panic("boom") }}
-	err := preBind(klog.NewContext(t.Context(), logr.Discard()), []api.PreBinder{p}, &api.BindContext{}, func(api.PreBinder) {})
+	err := preBind(klog.NewContext(t.Context(), logr.Discard()), untracked{}, []api.PreBinder{p}, &api.BindContext{}, func(api.PreBinder) {})
 	require.NotNil(t, err)
 	assert.Equal(t, api.KindInternal, err.Kind)
 	assert.Contains(t, err.Error(), "boom")

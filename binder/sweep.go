@@ -240,7 +240,9 @@ func (s *Sweeper) carryOut(ctx context.Context, v verdict, p api.PreBinder, m ap
 	if v == verdictRollBack {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
-		err := contained(ctx, func() error { return p.PreBindRollBack(ctx, bc) })
+		err := step(ctx, s.engine.o.Tracker, stepOf(StepPreBindRollBack, p.Name(), bc), func(ctx context.Context) error {
+			return p.PreBindRollBack(ctx, bc)
+		})
 		if pod != nil && pod.UID == m.PodUID {
 			tellUndone(s.engine.o.Events, pod, m.Node, p.Name(), bc.Undone())
 		}
@@ -252,7 +254,7 @@ func (s *Sweeper) carryOut(ctx context.Context, v verdict, p api.PreBinder, m ap
 	}
 	ctx, cancel := context.WithTimeout(ctx, postBindTimeout)
 	defer cancel()
-	return contained(ctx, func() error {
+	return step(ctx, s.engine.o.Tracker, stepOf(StepPostBind, p.Name(), bc), func(ctx context.Context) error {
 		post.PostBind(ctx, bc)
 		return nil
 	})

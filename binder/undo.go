@@ -47,7 +47,7 @@ func (s *attempts) undo(ctx context.Context, a *attempt) {
 	for _, r := range slices.Backward(a.ran) {
 		// The plugins of a round share its context.
 		before := len(r.bc.Undone())
-		err := rollBack(ctx, r)
+		err := s.rollBack(ctx, r)
 		s.observer.RolledBack(r.plugin.Name(), err)
 		if err != nil {
 			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.plugin.Name())
@@ -70,11 +70,13 @@ func (s *attempts) readPersistently(ctx context.Context, a *attempt) (*corev1.Po
 }
 
 // rollBack undoes one plugin. It is repeated when it fails or panics.
-func rollBack(ctx context.Context, r ran) error {
+func (s *attempts) rollBack(ctx context.Context, r ran) error {
 	return persistently(ctx, func() error {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
-		return contained(ctx, func() error { return r.plugin.PreBindRollBack(ctx, r.bc) })
+		return step(ctx, s.tracker, stepOf(StepPreBindRollBack, r.plugin.Name(), r.bc), func(ctx context.Context) error {
+			return r.plugin.PreBindRollBack(ctx, r.bc)
+		})
 	})
 }
 

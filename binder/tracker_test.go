@@ -1,0 +1,234 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// follower is a Tracker that writes down what it is told when steps end.
+type follower struct{ journal }
+
+type stepKey struct{}
+
+func (f *follower) Step(ctx context.Context, s Step) (context.Context, func(error)) {
+	return context.WithValue(ctx, stepKey{}, s), func(err error) {
+		attempt := ""
+		if s.Attempt != "" {
+			attempt = " by attempt"
+		}
+		f.add(fmt.Sprintf("%s %s of %s on %s%s: %s", s.Name, s.Plugin, s.Pod, s.Node, attempt, Result(err)))
+	}
+}
+
+func (f *follower) ReadLive(kind, reason string) { f.add("read " + kind + ": " + reason) }
+func (f *follower) HoldRefused()                 { f.add("hold refused") }
+
+// everyPoint is a plugin with all the extension points that are tracked. It checks
+// that each is called with the context of its step.
+type everyPoint struct {
+	*checker
+	t       *testing.T
+	confirm error
+}
+
+func (p *everyPoint) in(ctx context.Context, name string) {
+	s, _ := ctx.Value(stepKey{}).(Step)
+	assert.Equal(p.t, name, s.Name, "a span of the plugin's own belongs under this step")
+}
+
+func (p *everyPoint) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+	p.in(ctx, StepPreFlight)
+	return p.checker.PreFlight(ctx, bc)
+}
+
+func (p *everyPoint) PreBind(ctx context.Context, bc *api.BindContext) error {
+	p.in(ctx, StepPreBind)
+	return p.checker.PreBind(ctx, bc)
+}
+
+func (p *everyPoint) Confirm(ctx context.Context, _ *api.BindContext) error {
+	p.in(ctx, StepConfirm)
+	return p.confirm
+}
+
+func (p *everyPoint) PostBind(ctx context.Context, _ *api.BindContext) { p.in(ctx, StepPostBind) }
+
+func (p *everyPoint) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+	p.in(ctx, StepPreBindRollBack)
+	return p.checker.PreBindRollBack(ctx, bc)
+}
+
+func TestTracker(t *testing.T) {
+	const bind, attempt = " of default/web on node-a: ", " of default/web on node-a by attempt: "
+	begins := []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "ok", "PreBind p" + attempt + "ok", "Confirm p" + attempt + "ok"}
+	// The last look of the mutators, the call's wait, and its answer.
+	allowed := append(begins[:4:4], "Mutators "+attempt+"ok", "Hold "+attempt+"ok", "Mutators "+attempt+"ok")
+	cases := map[string]struct {
+		reason  string
+		change  func(p *everyPoint)
+		becomes *corev1.Pod
+		want    []string
+	}{
+		"Bound": {
+			reason:  "every extension point, in order",
+			becomes: gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a")),
+			want:    append(allowed[:7:7], "read Pod: outcome", "PostBind p"+attempt+"ok", "Attempt "+attempt+"ok"),
+		},
+		"NotBound": {
+			reason:  "what was prepared is undone, after a look at the live pod",
+			becomes: terminatingCopy(),
+			want:    append(allowed[:7:7], "read Pod: outcome", "read Pod: outcome", "PreBindRollBack p"+attempt+"ok", "Attempt "+attempt+"ok"),
+		},
+		"PreFlightRefuses": {
+			reason: "no attempt is begun",
+			change: func(p *everyPoint) {
+				p.preFlight = func(context.Context, *api.BindContext) (api.Next, error) { return api.Run, api.Refuse(claim, "no") }
+			},
+			want: []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "refused"},
+		},
+		"ConfirmFails": {
+			reason: "the attempt has its error",
+			change: func(p *everyPoint) { p.confirm = errScripted },
+			want: append(begins[:3:3], "Confirm p"+attempt+"internal", "Hold "+attempt+"ok", "read Pod: outcome",
+				"PreBindRollBack p"+attempt+"ok", "Attempt "+attempt+"internal"),
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &everyPoint{checker: &checker{plugin: plugin{name: "p"}}, t: t}
+				if tc.change != nil {
+					tc.change(p)
+				}
+				f := &follower{}
+				s := newScene(t, p)
+				s.o.Tracker, s.attempts.tracker = f, f
+				d := s.Bind(quiet(t), theRequest())
+				if tc.becomes != nil {
+					require.Nil(t, d.Err)
+					s.podIs(tc.becomes)
+				}
+				synctest.Wait()
+				// The end of the round wakes the call and the attempt at one time.
+				assert.ElementsMatch(t, tc.want, f.all(), tc.reason)
+			})
+		})
+	}
+}
+
+func TestTrackerOfReads(t *testing.T) {
+	cases := map[string]struct {
+		reason       string
+		cached, live *store
+		want         []string
+	}{
+		"Cached":    {reason: "nothing goes live", cached: holding(thePod, theNode), live: holding(), want: []string{}},
+		"PodMissed": {reason: "the cache is behind", cached: holding(theNode), live: holding(thePod), want: []string{"read Pod: missing"}},
+		"PodDoubted": {
+			reason: "the cache has the pod before it was created anew", cached: holding(gen.Pod("web", gen.UID("old")), theNode), live: holding(thePod),
+			want: []string{"read Pod: doubted"},
+		},
+		"NodeMissed": {reason: "a new node", cached: holding(thePod), live: holding(theNode), want: []string{"read Node: missing"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := &follower{}
+			e := newTestEngine(t, func(o *Options) {
+				o.Cached, o.Live, o.Tracker = tc.cached, tc.live, f
+				o.Settings.Plugins = []api.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: seesNothing}}
+			})
+			require.Nil(t, e.Bind(t.Context(), theRequest()).Err)
+			var reads []string
+			for _, line := range f.all() {
+				if line[:5] == "read " {
+					reads = append(reads, line)
+				}
+			}
+			assert.ElementsMatch(t, tc.want, reads, tc.reason)
+		})
+	}
+}
+
+func seesNothing(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }
+
+// TestHoldRefused: a call that finds no seat is counted once, though it asks for one
+// again and again.
+func TestHoldRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := newWaiter(), &follower{}
+		other := gen.Pod("other", gen.UID("pod-2"))
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.Plugins, o.Settings.MaxHolds, o.Tracker = []api.PreBinder{w}, 1, f
+			o.Cached, o.Live = holding(thePod, other, theNode), holding(thePod, other, theNode)
+		})
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		d := e.Bind(t.Context(), requestFor(gen.Binding(other, "node-a", gen.UID("pod-2"))))
+		require.Equal(t, api.KindWait, kindOf(d.Err))
+		refused := 0
+		for _, line := range f.all() {
+			if line == "hold refused" {
+				refused++
+			}
+		}
+		assert.Equal(t, 1, refused)
+		w.release <- nil
+		w.release <- nil
+		assert.Nil(t, (<-held).Err)
+	})
+}
+
+func TestResult(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		err    error
+		want   string
+	}{
+		"None":        {reason: "all is well", want: "ok"},
+		"Kind":        {reason: "a wrapped answer keeps its kind", err: fmt.Errorf("wrapped: %w", api.Wait(claim, "later")), want: "waiting"},
+		"Any":         {reason: "any other error is a failure", err: errors.New("boom"), want: "internal"},
+		"GivenUp":     {reason: "the scheduler chose another node: no failure of the plugin", err: errSuperseded, want: "ended"},
+		"Stopped":     {reason: "the replica ends", err: api.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
+		"Slow":        {reason: "a roll-back that took too long is a failure", err: context.DeadlineExceeded, want: "internal"},
+		"NoAnswer":    {reason: "the API server was slow: the client calls again", err: api.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
+		"WithoutKind": {reason: "an error that names no kind is a failure", err: &api.Error{Message: "boom"}, want: "internal"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, Result(tc.err), tc.reason) })
+	}
+}
+
+// TestCourse: a decision tells of its attempt, its calls and the wait.
+func TestCourse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		s := newScene(t, w)
+		first := s.Bind(quiet(t), theRequest())
+		require.Equal(t, api.KindWait, kindOf(first.Err))
+		assert.NotEmpty(t, first.Attempt)
+		assert.Equal(t, 1, first.Calls)
+		assert.Equal(t, testHold, first.Waited)
+		held := later(quiet(t), s.Engine, theRequest())
+		synctest.Wait()
+		w.release <- nil
+		second := <-held
+		require.Nil(t, second.Err)
+		assert.Equal(t, first.Attempt, second.Attempt, "it joined the attempt")
+		assert.Equal(t, second.Attempt, second.Annotations[attemptKeyOfTests])
+		assert.Equal(t, 2, second.Calls)
+		assert.Equal(t, testHold, second.Waited, "since the first call")
+	})
+}
