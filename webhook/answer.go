@@ -5,6 +5,7 @@ package webhook
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -67,6 +68,7 @@ func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 		d.Err = api.AsError("binder", err)
 	}
 	response := deny(d.Err, d.RetryAfter)
+	course(response, d)
 	response.Warnings = warnings(d.Warnings)
 	return response
 }
@@ -85,8 +87,21 @@ func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 		response.Patch = patch
 		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)
 	}
+	course(response, d)
 	response.Warnings = warnings(d.Warnings)
 	return response
+}
+
+// course lets the audit log tell of the attempt, and of the calls and the wait where
+// there was more than one call, or an attempt.
+func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
+	if d.Attempt != "" {
+		response.AuditAnnotations["attempt"] = d.Attempt
+	}
+	if d.Calls > 0 {
+		response.AuditAnnotations["calls"] = strconv.Itoa(d.Calls)
+		response.AuditAnnotations["waited"] = d.Waited.Round(time.Millisecond).String()
+	}
 }
 
 // deny makes the response to an error. Its message is one line for people, its

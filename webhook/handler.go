@@ -104,11 +104,17 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {
+	if d.Attempt != "" {
+		log = log.WithValues("attempt", d.Attempt)
+	}
 	if d.Err != nil && d.Err.Kind == api.KindInternal {
 		log.Error(d.Err, "Could not decide on a Binding", "plugin", d.Err.Plugin)
 		return
 	}
 	log = log.WithValues("decision", d.Kind(), "took", took)
+	if d.Calls > 0 {
+		log = log.WithValues("calls", d.Calls, "waited", d.Waited)
+	}
 	if d.Err != nil {
 		log = log.WithValues("plugin", d.Err.Plugin, "reason", d.Err.Error())
 	}
