@@ -8,7 +8,7 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # Where `generate` writes. `verify` lets it write elsewhere, and compares.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
-	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml docs/flags.md \
+	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml docs/flags.md docs/metrics.md \
 	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES)
 
 # What Helm takes the cluster to be where it is asked without one.
@@ -79,7 +79,7 @@ lint: ## Run the linters
 	cd test/controlplane && $(TOOL) golangci-lint run --fast-only ./...
 
 .PHONY: generate
-generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/flags.md from the program's help, the chart's schema and README from its values
+generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/flags.md and docs/metrics.md from the program itself, the chart's schema and README from its values
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
 		paths=./cmd/prebind/app output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
@@ -92,6 +92,7 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	@mkdir -p $(GENERATED_DIR)/docs
 	go run ./test/docs >$(GENERATED_DIR)/docs/flags.md
+	go run ./test/docs metrics >$(GENERATED_DIR)/docs/metrics.md
 	@for c in $(COPIES); do \
 		from=config/webhook/$${c%%=*} to=$(GENERATED_DIR)/$(CHART)/files/$${c#*=}; \
 		if test -e $(GENERATED_DIR)/$$from; then from=$(GENERATED_DIR)/$$from; fi; \

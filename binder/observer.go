@@ -96,6 +96,12 @@ func (a *attempt) inFlight() InFlight {
 // phaseNames are the values of Stats.Attempts.
 var phaseNames = map[phase]string{preparing: "preparing", prepared: "prepared", failed: "failed", undoing: "undoing"}
 
+// Phases returns the keys of Stats.Attempts in the order of an attempt's life; the
+// caller owns the slice.
+func Phases() []string {
+	return []string{phaseNames[preparing], phaseNames[prepared], phaseNames[failed], phaseNames[undoing]}
+}
+
 // Stats returns the numbers of now; the caller owns the map.
 func (e *Engine) Stats() Stats {
 	s := Stats{Attempts: map[string]int{}, Holds: int(e.holding.Load()), MaxHolds: e.settings.Load().MaxHolds}

@@ -36,6 +36,7 @@ type assembly struct {
 	ready   *readiness
 	changes *notify.Hub
 	grants  grants
+	steps   *stepMetrics
 	// domain and namespace are those of the options.
 	domain, namespace string
 
@@ -52,9 +53,9 @@ type builtPlugin struct {
 	plugin    api.PreBinder
 }
 
-func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants) *assembly {
+func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
 	return &assembly{
-		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, domain: o.domain, namespace: o.namespace,
+		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
 		watched: map[string]bool{}, indexed: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
@@ -118,7 +119,7 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 		if err != nil {
 			return nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
-		list = append(list, m)
+		list = append(list, a.steps.timed(m))
 	}
 	return mutators.NewChain(mutators.Options{Domain: a.domain, Mutators: list, Required: s.RequiredMutators})
 }
@@ -167,7 +168,7 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 		}
 	}
 	p, err := e.Build(Deps{
-		Cached: a.mgr.GetCache(), Live: a.mgr.GetAPIReader(), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
+		Cached: a.mgr.GetCache(), Live: a.steps.counted(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
 		Changes: a.changes, Clock: clock.RealClock{}, Arguments: arguments, Domain: a.domain, Namespace: a.namespace,
 	})
 	if err == nil && p.Name() != e.Name {

@@ -5,7 +5,9 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
@@ -23,6 +25,33 @@ type measured struct {
 	conflicts *prometheus.CounterVec
 	failures  *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
+	wait      prometheus.Histogram
+}
+
+// RegisterMetrics registers every metric of 'prebind serve' that is named prebind_…,
+// without values: for the documents and for the tests of alerts and dashboards. What
+// serve shows is registered by the same functions.
+func RegisterMetrics(registry prometheus.Registerer) error {
+	phases := map[string]int{}
+	for _, name := range binder.Phases() {
+		phases[name] = 0
+	}
+	_, measured := newMeasured(nil, clock.RealClock{}, registry)
+	_, observed := newObserver(registry)
+	_, steps := newStepMetrics(clock.RealClock{}, registry)
+	underWay := newUnderWay(func() binder.Stats { return binder.Stats{Attempts: phases} }, registry)
+	return errors.Join(measured, observed, steps, underWay, newBuildInfo(registry))
+}
+
+// newBuildInfo registers what was built, and by which Go.
+func newBuildInfo(registry prometheus.Registerer) error {
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "prebind_build_info",
+		Help:        "Always 1. The labels tell the version and the Go version it was built by.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
+	})
+	info.Set(1)
+	return register(registry, info)
 }
 
 // newMeasured registers the metrics and returns the measured engine.
@@ -47,8 +76,13 @@ func newMeasured(engine webhook.Engine, c clock.PassiveClock, registry prometheu
 			Help:    "Time until the answer to a Binding, holds included.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15),
 		}, []string{"decision"}),
+		wait: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "prebind_bind_wait_seconds",
+			Help:    "Time from the first call for a bind, as this replica saw it, until it was allowed; only binds for which a plugin had something to do.",
+			Buckets: prometheus.ExponentialBuckets(0.01, 2, 17),
+		}),
 	}
-	if err := register(registry, m.decisions, m.conflicts, m.failures, m.duration); err != nil {
+	if err := register(registry, m.decisions, m.conflicts, m.failures, m.duration, m.wait); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -74,6 +108,9 @@ func (m *measured) Bind(ctx context.Context, r binder.Request) binder.Decision {
 		m.failures.WithLabelValues(f.Mutator).Inc()
 	}
 	m.duration.WithLabelValues(d.Kind()).Observe(m.clock.Since(begin).Seconds())
+	if d.Err == nil && d.Attempt != "" {
+		m.wait.Observe(d.Waited.Seconds())
+	}
 	return d
 }
 

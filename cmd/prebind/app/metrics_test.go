@@ -43,7 +43,10 @@ func TestMeasured(t *testing.T) {
 			Conflicts: []mutators.Conflict{{Mutator: "topology", Field: "annotation", Key: "web-7f", Source: "pod"}, {Mutator: "topology", Key: "shop", Source: "Binding", Kept: true}},
 			Failures:  []mutators.Failure{{Mutator: "node-info", Err: refusal}},
 		},
-		{PassThrough: true}, {Err: refusal}, {Err: refusal, Warnings: []string{"node-a"}},
+		{PassThrough: true},
+		{Err: refusal, Attempt: "shop", Calls: 1, Waited: time.Hour},
+		{Err: refusal, Warnings: []string{"node-a"}},
+		{Attempt: "web-7f", Calls: 3, Waited: 90 * time.Second},
 	}
 	m, err := newMeasured(&steps{clock: clock, decisions: decisions}, clock, registry)
 	require.NoError(t, err)
@@ -75,8 +78,9 @@ func TestMeasured(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, map[string]float64{"allowed/": 1, "passed-through/": 1, "refused/volumebinding": 2}, counts)
-	assert.Equal(t, map[string]float64{"allowed": 1, "passed-through": 1, "refused": 2}, times, "in seconds")
+	assert.Equal(t, map[string]float64{"allowed/": 2, "passed-through/": 1, "refused/volumebinding": 2}, counts)
+	assert.Equal(t, 90.0, gathered(t, registry)["prebind_bind_wait_seconds"], "only binds that were allowed after an attempt")
+	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 2}, times, "in seconds")
 	assert.Equal(t, map[string]float64{"topology/pod/replaced": 1, "topology/Binding/kept": 1, "node-info//": 1}, mutated)
 
 	_, err = newMeasured(&steps{}, clock, registry)

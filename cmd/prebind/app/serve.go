@@ -103,7 +103,11 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
-	parts := newAssembly(mgr, o, ready, grants{client})
+	steps, err := newStepMetrics(clock.RealClock{}, metrics.Registry)
+	if err != nil {
+		return err
+	}
+	parts := newAssembly(mgr, o, ready, grants{client}, steps)
 	engine, err := newEngine(ctx, parts, c, o, id)
 	if err != nil {
 		return err
@@ -125,6 +129,9 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 		return err
 	}
 	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
+		return err
+	}
+	if err := newBuildInfo(metrics.Registry); err != nil {
 		return err
 	}
 	counted, err := newMeasured(engine, clock.RealClock{}, metrics.Registry)
@@ -218,6 +225,7 @@ func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveO
 		Changes:  parts.changes,
 		Events:   parts.mgr.GetEventRecorder("prebind"),
 		Observer: observed,
+		Tracker:  parts.steps,
 		Clock:    clock.RealClock{},
 	})
 }

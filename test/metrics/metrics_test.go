@@ -1,0 +1,62 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/utils/ptr"
+)
+
+func TestAll(t *testing.T) {
+	all, err := All()
+	require.NoError(t, err)
+	seen := map[string]Metric{}
+	var families []*dto.MetricFamily
+	for _, m := range all {
+		assert.NotContains(t, seen, m.Name, "a name stands for one metric")
+		seen[m.Name] = m
+		assert.Regexp(t, `^prebind_[a-z_]+$`, m.Name)
+		assert.Regexp(t, `\.$`, m.Help, "%s: its help is a sentence", m.Name)
+		for _, label := range m.Labels {
+			assert.NotContains(t, []string{"pod", "node", "namespace", "uid", "attempt", "user"}, label, "%s would have a series for each", m.Name)
+		}
+		family := &dto.MetricFamily{Name: ptr.To(m.Name), Help: ptr.To(m.Help), Type: ptr.To(m.Type)}
+		labels := []*dto.LabelPair{}
+		for _, label := range m.Labels {
+			labels = append(labels, &dto.LabelPair{Name: ptr.To(label), Value: ptr.To("x")})
+		}
+		family.Metric = []*dto.Metric{{Label: labels, Gauge: &dto.Gauge{}, Counter: &dto.Counter{}, Histogram: &dto.Histogram{}}}
+		families = append(families, family)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	require.NoError(t, err)
+	assert.Empty(t, problems, "names are as Prometheus has them")
+
+	assert.Equal(t, []string{"plugin", "extension_point", "result"}, seen["prebind_plugin_duration_seconds"].Labels)
+	assert.Equal(t, dto.MetricType_HISTOGRAM, seen["prebind_bind_wait_seconds"].Type, "also without labels")
+	assert.Equal(t, dto.MetricType_COUNTER, seen["prebind_holds_refused_total"].Type)
+	assert.Equal(t, dto.MetricType_GAUGE, seen["prebind_attempts"].Type, "also by a collector of one's own")
+	assert.ElementsMatch(t, []string{"version", "goversion"}, seen["prebind_build_info"].Labels)
+	assert.Equal(t, []string{"prebind_bind_wait_seconds_bucket", "prebind_bind_wait_seconds_sum", "prebind_bind_wait_seconds_count"},
+		seen["prebind_bind_wait_seconds"].Series())
+}
+
+// silent describes a metric and never collects it.
+type silent struct{ desc *prometheus.Desc }
+
+func (s silent) Describe(to chan<- *prometheus.Desc) { to <- s.desc }
+func (s silent) Collect(to chan<- prometheus.Metric) {}
+
+func TestRegisterComplains(t *testing.T) {
+	r := &register{}
+	r.MustRegister(silent{prometheus.NewDesc("prebind_x", "X.", nil, nil)})
+	assert.Len(t, r.problems, 1, "a document must not lack it, or guess its type")
+	assert.Empty(t, r.found)
+}
