@@ -38,6 +38,8 @@ test: test-unit test-e2e ## Run all tests
 test-unit: kustomize helm ## Run the unit tests, with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(bench|cluster|e2e)(/|$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
+	@echo "the alerts, on Prometheus' own engine: the first build takes a minute (and go test does not see that files outside of its module change)"
+	cd test/monitoring && go test -count=1 -timeout 10m ./...
 
 # One package at a time: each starts a control plane, and go test shows what one package does while it does it.
 .PHONY: test-e2e
@@ -77,6 +79,7 @@ lint: ## Run the linters
 	$(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
 	cd test/controlplane && $(TOOL) golangci-lint run --fast-only ./...
+	cd test/monitoring && $(TOOL) golangci-lint run ./...
 
 .PHONY: generate
 generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/flags.md and docs/metrics.md from the program itself, the chart's schema and README from its values
@@ -113,6 +116,7 @@ verify: ## Check that generated files, go.mod, manifests and format are up to da
 	done
 	go mod tidy -diff
 	cd test/controlplane && go mod tidy -diff
+	cd test/monitoring && go mod tidy -diff
 	$(TOOL) kustomize build config/webhook >bin/verify/webhook.yaml
 	$(TOOL) kustomize build config/webhook/overlays/self-managed >bin/verify/self-managed.yaml
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)

@@ -52,6 +52,9 @@ const (
 	verdictRollBack verdict = "roll back"
 )
 
+// Verdicts returns those that the Observer is told of; the caller owns the slice.
+func Verdicts() []string { return []string{string(verdictCommit), string(verdictRollBack)} }
+
 // decide is the whole of recovery in one pure table: what becomes of a mark, by
 // the live pod (nil when it is gone), whether somebody works on its attempt, and
 // for how long nobody has been known to.

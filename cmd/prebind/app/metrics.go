@@ -29,8 +29,10 @@ type measured struct {
 }
 
 // RegisterMetrics registers every metric of 'prebind serve' that is named prebind_…,
-// without values: for the documents and for the tests of alerts and dashboards. What
-// serve shows is registered by the same functions.
+// mostly without values: for the documents and for the tests of alerts and dashboards.
+// What serve shows is registered by the same functions. A collector that is no metric
+// or vector of Prometheus' own must show a value of each metric: that is how its type
+// is known.
 func RegisterMetrics(registry prometheus.Registerer) error {
 	phases := map[string]int{}
 	for _, name := range binder.Phases() {
@@ -40,7 +42,8 @@ func RegisterMetrics(registry prometheus.Registerer) error {
 	_, observed := newObserver(registry)
 	_, steps := newStepMetrics(clock.RealClock{}, registry)
 	underWay := newUnderWay(func() binder.Stats { return binder.Stats{Attempts: phases} }, registry)
-	return errors.Join(measured, observed, steps, underWay, newBuildInfo(registry))
+	_, config := newConfigMetrics(registry)
+	return errors.Join(measured, observed, steps, underWay, config, newBuildInfo(registry))
 }
 
 // newBuildInfo registers what was built, and by which Go.
@@ -74,7 +77,7 @@ func newMeasured(engine webhook.Engine, c clock.PassiveClock, registry prometheu
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "prebind_decision_duration_seconds",
 			Help:    "Time until the answer to a Binding, holds included.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15),
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
 		}, []string{"decision"}),
 		wait: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "prebind_bind_wait_seconds",
@@ -114,6 +117,9 @@ func (m *measured) Bind(ctx context.Context, r binder.Request) binder.Decision {
 	return d
 }
 
+// failed is the result of what is to be tried again, or was given up.
+const failed = "failed"
+
 // observer counts what becomes of attempts, and shows what is under way.
 type observer struct {
 	attempts  *prometheus.CounterVec
@@ -123,8 +129,9 @@ type observer struct {
 
 var _ binder.Observer = (*observer)(nil)
 
-// newObserver registers its counters.
-func newObserver(registry prometheus.Registerer) (*observer, error) {
+// newObserver registers its counters. Those of failures of these plugins are there
+// from the start: an alert on their increase would not see the first one otherwise.
+func newObserver(registry prometheus.Registerer, plugins ...string) (*observer, error) {
 	o := &observer{
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prebind_attempts_total",
@@ -138,6 +145,12 @@ func newObserver(registry prometheus.Registerer) (*observer, error) {
 			Name: "prebind_swept_total",
 			Help: "What ended attempts had left behind, by plugin, verdict (commit or roll back), and result: done, or failed when it is to be tried again.",
 		}, []string{"plugin", "verdict", "result"}),
+	}
+	for _, plugin := range plugins {
+		o.rollBacks.WithLabelValues(plugin, failed)
+		for _, verdict := range binder.Verdicts() {
+			o.swept.WithLabelValues(plugin, verdict, failed)
+		}
 	}
 	return o, register(registry, o.attempts, o.rollBacks, o.swept)
 }
@@ -157,7 +170,7 @@ func (o *observer) Swept(plugin, verdict string, err error) {
 
 func resultOf(err error) string {
 	if err != nil {
-		return "failed"
+		return failed
 	}
 	return "done"
 }

@@ -89,7 +89,7 @@ func TestMeasured(t *testing.T) {
 
 func TestObserver(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	o, err := newObserver(registry)
+	o, err := newObserver(registry, "device", "volumebinding")
 	require.NoError(t, err)
 	stats := binder.Stats{Attempts: map[string]int{"preparing": 2, "failed": 0}, Holds: 3, MaxHolds: 32}
 	require.NoError(t, newUnderWay(func() binder.Stats { return stats }, registry))
@@ -115,6 +115,8 @@ func TestObserver(t *testing.T) {
 	}
 	assert.Equal(t, map[string]float64{
 		"prebind_attempts_total bound": 2, "prebind_rollbacks_total device done": 1, "prebind_rollbacks_total device failed": 1,
+		"prebind_rollbacks_total volumebinding failed": 0, "prebind_swept_total device failed commit": 0, "prebind_swept_total device failed roll back": 0,
+		"prebind_swept_total volumebinding failed commit": 0, "prebind_swept_total volumebinding failed roll back": 0,
 		"prebind_swept_total device done roll back": 1, "prebind_attempts failed": 0, "prebind_attempts preparing": 2,
 		"prebind_holds": 3, "prebind_max_holds": 32,
 	}, values)

@@ -315,5 +315,14 @@ func (r *registry) check() error {
 	return nil
 }
 
+// pluginNames are those of all PreBind plugins that are compiled in, on or off.
+func (r *registry) pluginNames() []string {
+	names := make([]string, 0, len(r.plugins))
+	for _, p := range r.plugins {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
 func (m Mutator) entry() entry { return entry{name: m.Name, on: m.On} }
 func (p Plugin) entry() entry  { return entry{name: p.Name, on: p.On} }

@@ -212,7 +212,7 @@ func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveO
 	if err != nil {
 		return nil, err
 	}
-	observed, err := newObserver(metrics.Registry)
+	observed, err := newObserver(metrics.Registry, o.registry.pluginNames()...)
 	if err != nil {
 		return nil, err
 	}

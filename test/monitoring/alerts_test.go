@@ -1,0 +1,157 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// The last of thirty minutes, to which the series below are loaded.
+const minutes = 30
+
+// TestAlerts lets each alert look at a Prometheus in trouble and at others that are
+// well: an alert that fires without need is worse than none.
+func TestAlerts(t *testing.T) {
+	// A hundred binds a minute that are allowed, on two replicas that are well.
+	well := `
+		prebind_build_info{pod="a"} 1x30
+		prebind_build_info{pod="b"} 1x30
+		prebind_ready{pod="a"} 1x30
+		prebind_ready{pod="b"} 1x30
+		prebind_decisions_total{pod="a",decision="allowed",plugin=""} 0+100x30
+		prebind_config_last_reload_successful{pod="a"} 1x30
+		prebind_config_info{pod="a",hash="1"} 1x30
+		prebind_config_info{pod="b",hash="1"} 1x30
+		prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2592000x30
+		prebind_rollbacks_total{plugin="device",result="failed"} 0x30
+		prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x30
+		prebind_attempts{phase="undoing"} 0x30
+		prebind_decision_duration_seconds_bucket{le="0.0005"} 0+100x30
+		prebind_decision_duration_seconds_bucket{le="8.192"} 0+100x30
+		prebind_decision_duration_seconds_bucket{le="16.384"} 0+100x30
+		prebind_decision_duration_seconds_bucket{le="+Inf"} 0+100x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="0.0005"} 0+100x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="+Inf"} 0+100x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="0.0005"} 0x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="+Inf"} 0+100x30`
+	cases := map[string]struct {
+		// fires are series that replace those of the same name and labels in well.
+		fires string
+		// not is what is near it and no reason to fire.
+		not map[string]string
+	}{
+		"PrebindAbsent": {fires: "prebind_build_info{pod=\"a\"} _x30\nprebind_build_info{pod=\"b\"} _x30", not: map[string]string{
+			"one is left": `prebind_build_info{pod="a"} _x30`,
+		}},
+		"PrebindNotReady": {fires: "prebind_ready{pod=\"a\"} 0x30\nprebind_ready{pod=\"b\"} 0x30", not: map[string]string{
+			"one is ready": `prebind_ready{pod="a"} 0x30`,
+		}},
+		"PrebindReplicaNotReady": {fires: `prebind_ready{pod="a"} 0x30`},
+		"PrebindFailing": {fires: `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+10x30`, not: map[string]string{
+			"one in a hundred":       `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+1x30`,
+			"the schedulers' doing":  `prebind_decisions_total{pod="a",decision="refused",plugin="device"} 0+100x30`,
+			"nothing is bound":       `prebind_decisions_total{pod="a",decision="allowed",plugin=""} 7x30`,
+			"failures of yesterday":  `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 1000x30`,
+			"no bind was ever asked": `prebind_decisions_total{pod="a",decision="allowed",plugin=""} _x30`,
+		}},
+		"PrebindMutatorFailing": {fires: `prebind_mutator_failures_total{mutator="topology"} 0+1x30`, not: map[string]string{
+			"once, long ago": `prebind_mutator_failures_total{mutator="topology"} 1x30`,
+		}},
+		"PrebindAnswersSlow": {fires: `prebind_decision_duration_seconds_bucket{le="0.0005"} 0+90x30
+			prebind_decision_duration_seconds_bucket{le="8.192"} 0+90x30`, not: map[string]string{
+			"calls are held for five seconds": `prebind_decision_duration_seconds_bucket{le="0.0005"} 0+20x30`,
+			"nothing is asked":                "prebind_decision_duration_seconds_bucket{le=\"0.0005\"} 5x30\nprebind_decision_duration_seconds_bucket{le=\"8.192\"} 5x30\nprebind_decision_duration_seconds_bucket{le=\"16.384\"} 5x30\nprebind_decision_duration_seconds_bucket{le=\"+Inf\"} 5x30",
+		}},
+		"PrebindPreFlightSlow": {fires: `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="0.0005"} 0x30
+			prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="2.048"} 0+100x30`, not: map[string]string{
+			"PreBind takes its time": `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+1x30`,
+		}},
+		"PrebindHoldsAtLimit": {fires: `prebind_holds_refused_total{pod="a"} 0+50x30
+			prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+100x30`, not: map[string]string{
+			"a burst now and then": "prebind_holds_refused_total{pod=\"a\"} 0+5x30\nprebind_decisions_total{pod=\"a\",decision=\"waiting\",plugin=\"volumebinding\"} 0+100x30",
+			"nobody waits":         `prebind_holds_refused_total{pod="a"} 500x30`,
+		}},
+		"PrebindLiveReadsHigh": {fires: `prebind_live_reads_total{plugin="binder",kind="Pod",reason="missing"} 0+90x30`, not: map[string]string{
+			"by design":             `prebind_live_reads_total{plugin="binder",kind="Pod",reason="outcome"} 0+200x30`,
+			"less than one in four": `prebind_live_reads_total{plugin="binder",kind="Pod",reason="missing"} 0+10x30`,
+			"a quiet cluster":       "prebind_live_reads_total{plugin=\"binder\",kind=\"Pod\",reason=\"missing\"} 0+2x30\nprebind_decisions_total{pod=\"a\",decision=\"allowed\",plugin=\"\"} 0+2x30",
+		}},
+		"PrebindRollBackFailed": {fires: `prebind_rollbacks_total{plugin="device",result="failed"} 0x25 1x5`, not: map[string]string{
+			"long ago":    `prebind_rollbacks_total{plugin="device",result="failed"} 1x30`,
+			"it was done": `prebind_rollbacks_total{plugin="device",result="done"} 0+1x30`,
+		}},
+		"PrebindUndoingStuck": {fires: `prebind_attempts{phase="undoing"} 1x30`, not: map[string]string{
+			"work": `prebind_attempts{phase="preparing"} 100x30`,
+		}},
+		"PrebindSweepFailing": {fires: `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0+6x30`, not: map[string]string{
+			"once":    `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x28 1x2`,
+			"success": `prebind_swept_total{plugin="device",verdict="commit",result="done"} 0+6x30`,
+		}},
+		"PrebindCertificateExpiring": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 518400x30`, not: map[string]string{
+			"it is to be renewed about now": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2588400x30`,
+		}},
+		"PrebindCertificateExpired": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 600x30`, not: map[string]string{
+			"there are days left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 518400x30`,
+		}},
+		"PrebindConfigRefused": {fires: `prebind_config_last_reload_successful{pod="a"} 0x30`},
+		"PrebindConfigsDiffer": {fires: `prebind_config_info{pod="b",hash="2"} 1x30
+			prebind_config_info{pod="b",hash="1"} _x30`, not: map[string]string{
+			"both have changed": "prebind_config_info{pod=\"a\",hash=\"2\"} 1x30\nprebind_config_info{pod=\"b\",hash=\"2\"} 1x30\nprebind_config_info{pod=\"a\",hash=\"1\"} _x30\nprebind_config_info{pod=\"b\",hash=\"1\"} _x30",
+		}},
+	}
+	engine := promqltest.NewTestEngine(t, false, 0, 1_000_000)
+	for _, alert := range alerts(t) {
+		tc, ok := cases[alert.Alert]
+		if !assert.True(t, ok, "%s is tried out nowhere", alert.Alert) {
+			continue
+		}
+		t.Run(alert.Alert, func(t *testing.T) {
+			expr := alert.Expr.String()
+			assert.NotEmpty(t, query(t, engine, expr, well, tc.fires), "it should fire")
+			assert.Empty(t, query(t, engine, expr, well, ""), "all is well")
+			for near, series := range tc.not {
+				assert.Empty(t, query(t, engine, expr, well, series), "%s", near)
+			}
+		})
+	}
+}
+
+// query returns what the expression finds at the end of the series, where those of
+// instead replace those of base.
+func query(t *testing.T, engine *promql.Engine, expr, base, instead string) promql.Vector {
+	t.Helper()
+	var names []string
+	points := map[string]string{}
+	for line := range strings.Lines(base + "\n" + instead) {
+		name, values, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok {
+			continue
+		}
+		if points[name] == "" {
+			names = append(names, name)
+		}
+		points[name] = values
+	}
+	load := "load 1m\n"
+	for _, name := range names {
+		load += "  " + name + " " + points[name] + "\n"
+	}
+	storage := promqltest.LoadedStorage(t, load)
+	defer func() { assert.NoError(t, storage.Close()) }()
+	q, err := engine.NewInstantQuery(t.Context(), storage, nil, expr, time.Unix(minutes*60, 0))
+	require.NoError(t, err)
+	defer q.Close()
+	result, err := q.Exec(t.Context()).Vector()
+	require.NoError(t, err)
+	// The result belongs to the query.
+	return append(promql.Vector{}, result...)
+}

@@ -1,0 +1,129 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+)
+
+// scraped are the labels that the PodMonitor gives to every series.
+var scraped = []string{"pod", "namespace", "container", "job", "instance"}
+
+// asked checks that a query can be parsed and asks for labels that are there, and
+// returns the labels of its result that it names.
+func asked(t *testing.T, where, query string) (by []string) {
+	t.Helper()
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
+	require.NoError(t, err, "%s", where)
+	series := documented(t)
+	parser.Inspect(expr, func(node parser.Node, path []parser.Node) error {
+		selector, ok := node.(*parser.VectorSelector)
+		if !ok {
+			return nil
+		}
+		labels, known := series[selector.Name]
+		if !known {
+			// test/manifests says so.
+			return nil
+		}
+		labels = append(slices.Clone(labels), scraped...)
+		for _, m := range selector.LabelMatchers {
+			if m.Name != model.MetricNameLabel {
+				assert.Contains(t, labels, m.Name, "%s: a label of %s", where, selector.Name)
+			}
+		}
+		for _, above := range path {
+			if sum, ok := above.(*parser.AggregateExpr); ok && !sum.Without {
+				assert.Subset(t, labels, sum.Grouping, "%s: labels of %s", where, selector.Name)
+				by = append(by, sum.Grouping...)
+			}
+		}
+		return nil
+	})
+	return by
+}
+
+func TestAlertsAreComplete(t *testing.T) {
+	seen := map[string]bool{}
+	for _, alert := range alerts(t) {
+		name := alert.Alert
+		assert.Regexp(t, `^Prebind[A-Z][A-Za-z]+$`, name)
+		assert.False(t, seen[name], "%s is there twice", name)
+		seen[name] = true
+		assert.Contains(t, []string{"critical", "warning"}, alert.Labels["severity"], name)
+		for _, key := range []string{"summary", "description", "runbook"} {
+			assert.Regexp(t, `\.$`, strings.TrimSpace(alert.Annotations[key]), "%s: its %s is in sentences", name, key)
+		}
+		asked(t, name, alert.Expr.String())
+	}
+	assert.Contains(t, string(read(t, "docs", "metrics.md")), "PrebindAbsent")
+	for name := range seen {
+		assert.Contains(t, string(read(t, "docs", "metrics.md")), name, "the document says what each alert means")
+	}
+}
+
+// TestRuleIsAccepted: Prometheus itself reads the groups, with the templates of the
+// annotations.
+func TestRuleIsAccepted(t *testing.T) {
+	groups, err := yaml.Marshal(map[string]any{"groups": rule(t).Spec.Groups})
+	require.NoError(t, err)
+	_, problems := rulefmt.Parse(groups, false, model.UTF8Validation, parser.NewParser(parser.Options{}))
+	assert.Empty(t, problems)
+}
+
+func TestPodMonitorIsAccepted(t *testing.T) {
+	monitor := &monitoringv1.PodMonitor{}
+	require.NoError(t, yaml.UnmarshalStrict(read(t, "config", "webhook", "monitoring", "podmonitor.yaml"), monitor))
+	assert.NotEmpty(t, monitor.Spec.PodMetricsEndpoints)
+}
+
+var placeholder = regexp.MustCompile(`\{\{(\w+)\}\}`)
+
+func TestDashboardPanels(t *testing.T) {
+	seen := map[int]bool{}
+	taken := map[[2]int]string{}
+	for _, p := range panels(t) {
+		assert.False(t, seen[p.ID], "%s: Grafana tells panels apart by their id", p.Title)
+		seen[p.ID] = true
+		assert.NotEmpty(t, p.Title)
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				assert.Empty(t, taken[[2]int{x, y}], "%s lies on another panel", p.Title)
+				taken[[2]int{x, y}] = p.Title
+				assert.Less(t, x, 24, "%s: a row has 24 columns", p.Title)
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		assert.NotEmpty(t, p.Description, "%s: what it means for the operator", p.Title)
+		assert.NotEmpty(t, p.FieldConfig.Defaults.Unit, "%s: numbers without a unit mislead", p.Title)
+		assert.NotEmpty(t, p.Targets, p.Title)
+		for _, target := range p.Targets {
+			by := asked(t, p.Title, target.Expr)
+			assert.NotEmpty(t, target.LegendFormat, p.Title)
+			for _, named := range placeholder.FindAllStringSubmatch(target.LegendFormat, -1) {
+				if len(by) > 0 {
+					assert.Contains(t, by, named[1], "%s: the legend names a label that the query keeps", p.Title)
+				}
+			}
+			for _, kept := range by {
+				if len(placeholder.FindAllString(target.LegendFormat, -1)) > 0 && kept != "le" {
+					assert.Contains(t, target.LegendFormat, "{{"+kept+"}}", "%s: two lines would have one legend", p.Title)
+				}
+			}
+		}
+	}
+}
