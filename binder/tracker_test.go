@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -75,7 +76,7 @@ func TestTracker(t *testing.T) {
 	const bind, attempt = " of default/web on node-a: ", " of default/web on node-a by attempt: "
 	begins := []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "ok", "PreBind p" + attempt + "ok", "Confirm p" + attempt + "ok"}
 	// The last look of the mutators, the call's wait, and its answer.
-	allowed := append(begins[:4:4], "Mutators "+attempt+"ok", "Hold "+attempt+"ok", "Mutators "+attempt+"ok")
+	allowed := slices.Concat(begins, []string{"Mutators " + attempt + "ok", "Hold " + attempt + "ok", "Mutators " + attempt + "ok"})
 	cases := map[string]struct {
 		reason  string
 		change  func(p *everyPoint)

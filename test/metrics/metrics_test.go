@@ -11,7 +11,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/utils/ptr"
 )
 
 func TestAll(t *testing.T) {
@@ -27,10 +26,10 @@ func TestAll(t *testing.T) {
 		for _, label := range m.Labels {
 			assert.NotContains(t, []string{"pod", "node", "namespace", "uid", "attempt", "user"}, label, "%s would have a series for each", m.Name)
 		}
-		family := &dto.MetricFamily{Name: ptr.To(m.Name), Help: ptr.To(m.Help), Type: ptr.To(m.Type)}
+		family := &dto.MetricFamily{Name: new(m.Name), Help: new(m.Help), Type: new(m.Type)}
 		labels := []*dto.LabelPair{}
 		for _, label := range m.Labels {
-			labels = append(labels, &dto.LabelPair{Name: ptr.To(label), Value: ptr.To("x")})
+			labels = append(labels, &dto.LabelPair{Name: new(label), Value: new("x")})
 		}
 		family.Metric = []*dto.Metric{{Label: labels, Gauge: &dto.Gauge{}, Counter: &dto.Counter{}, Histogram: &dto.Histogram{}}}
 		families = append(families, family)
@@ -52,7 +51,7 @@ func TestAll(t *testing.T) {
 type silent struct{ desc *prometheus.Desc }
 
 func (s silent) Describe(to chan<- *prometheus.Desc) { to <- s.desc }
-func (s silent) Collect(to chan<- prometheus.Metric) {}
+func (s silent) Collect(chan<- prometheus.Metric)    {}
 
 func TestRegisterComplains(t *testing.T) {
 	r := &register{}

@@ -45,6 +45,7 @@ type serveOptions struct {
 	configFile      string
 	shutdownDelay   time.Duration
 	shutdownTimeout time.Duration
+	debug           debugOptions
 	logging         *logsapi.LoggingConfiguration
 }
 
@@ -87,6 +88,8 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "How long after SIGTERM new calls are still answered, with HTTP 503, so that the API server turns to another replica. It should be longer than the cluster takes to take a pod out of a Service.")
 	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "How long the calls under way may take to end then.")
+
+	o.debug.addFlags(sets.FlagSet("Seeing"))
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects: the leases by which replicas know of each other.")
@@ -146,7 +149,7 @@ func (o *serveOptions) problems() []error {
 	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
 		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
 	}
-	return problems
+	return append(problems, o.debug.problems()...)
 }
 
 func (o *serveOptions) certFile() string { return filepath.Join(o.certDir, "tls.crt") }

@@ -128,6 +128,13 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
+	debugging, closeDebug, err := o.debug.server(ctx, debugSources{
+		inFlight: engine.InFlight, config: reloads.inForce.Load,
+	}, &o.shutdownTimeout)
+	if err != nil {
+		return err
+	}
+	defer closeDebug()
 	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
 		return err
 	}
@@ -143,7 +150,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 		return err
 	}
 	server := webhook.NewServer(handler, certificate.GetCertificate)
-	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, &manager.Server{
+	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, debugging, &manager.Server{
 		Name:            "webhook",
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
