@@ -54,15 +54,18 @@ type debugSources struct {
 	config func() *configuration
 }
 
-// server listens, and returns what serves /debug until it is stopped, and what closes
-// the listener if it never does. Where /debug is off the first does nothing.
-func (o *debugOptions) server(ctx context.Context, from debugSources, shutdown *time.Duration) (manager.Runnable, func(), error) {
+// listen returns the listener of /debug, or nil where it is off.
+func (o *debugOptions) listen(ctx context.Context) (net.Listener, error) {
 	if o.address == "" {
-		return everyReplica(func(context.Context) error { return nil }), func() {}, nil
+		return nil, nil
 	}
-	listener, err := listen(ctx, "debug-bind-address", o.address)
-	if err != nil {
-		return nil, nil, err
+	return listen(ctx, "debug-bind-address", o.address)
+}
+
+// debugServer serves /debug on the listener; without one it does nothing.
+func debugServer(listener net.Listener, from debugSources, shutdown *time.Duration) manager.Runnable {
+	if listener == nil {
+		return everyReplica(func(context.Context) error { return nil })
 	}
 	return &manager.Server{
 		Name:     "debug",
@@ -70,7 +73,7 @@ func (o *debugOptions) server(ctx context.Context, from debugSources, shutdown *
 		// A profile takes half a minute or more: there is no limit to writing it.
 		Server:          &http.Server{Handler: debugHandler(from), ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute},
 		ShutdownTimeout: shutdown,
-	}, func() { _ = listener.Close() }, nil // The server has closed it when it ran.
+	}
 }
 
 func debugHandler(from debugSources) http.Handler {

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
@@ -55,7 +54,7 @@ func TestDebugPortInUse(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 	o := debugOptions{address: taken.Addr().String()}
-	_, _, err = o.server(t.Context(), debugSources{}, nil)
+	_, err = o.listen(t.Context())
 	assert.ErrorContains(t, err, "--debug-bind-address: ")
 	assert.ErrorContains(t, err, "address already in use")
 }
@@ -113,14 +112,9 @@ func TestDebugHandler(t *testing.T) {
 	assert.Equal(t, http.StatusMethodNotAllowed, w.Code, "nothing can be changed")
 }
 
-// TestDebugServer: what listens also answers, and is off without an address.
-func TestDebugServer(t *testing.T) {
-	off, stop, err := (&debugOptions{}).server(t.Context(), debugSources{}, nil)
+func TestDebugOff(t *testing.T) {
+	listener, err := (&debugOptions{}).listen(t.Context())
 	require.NoError(t, err)
-	defer stop()
-	require.NoError(t, off.Start(t.Context()), "it ends at once")
-	timeout := time.Second
-	_, release, err := (&debugOptions{address: "127.0.0.1:0"}).server(t.Context(), debugSources{}, &timeout)
-	require.NoError(t, err)
-	release()
+	require.Nil(t, listener)
+	assert.NoError(t, debugServer(listener, debugSources{}, nil).Start(t.Context()), "it ends at once")
 }

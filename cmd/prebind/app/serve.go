@@ -88,6 +88,13 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 		return err
 	}
 	defer func() { _ = probes.Close() }()
+	debug, err := o.debug.listen(ctx)
+	if err != nil {
+		return err
+	}
+	if debug != nil {
+		defer func() { _ = debug.Close() }()
+	}
 
 	// Only from here on libraries may log: what is wrong before is said in one line.
 	ctrl.SetLogger(klog.Background())
@@ -128,13 +135,6 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	debugging, closeDebug, err := o.debug.server(ctx, debugSources{
-		inFlight: engine.InFlight, config: reloads.inForce.Load,
-	}, &o.shutdownTimeout)
-	if err != nil {
-		return err
-	}
-	defer closeDebug()
 	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
 		return err
 	}
@@ -150,7 +150,8 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 		return err
 	}
 	server := webhook.NewServer(handler, certificate.GetCertificate)
-	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, debugging, &manager.Server{
+	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads,
+		debugServer(debug, debugSources{inFlight: engine.InFlight, config: reloads.inForce.Load}, &o.shutdownTimeout), &manager.Server{
 		Name:            "webhook",
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
