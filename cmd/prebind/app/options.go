@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,6 +47,7 @@ type serveOptions struct {
 	shutdownDelay   time.Duration
 	shutdownTimeout time.Duration
 	debug           debugOptions
+	tracing         tracingOptions
 	logging         *logsapi.LoggingConfiguration
 }
 
@@ -90,6 +92,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "How long the calls under way may take to end then.")
 
 	o.debug.addFlags(sets.FlagSet("Seeing"))
+	o.tracing.addFlags(sets.FlagSet("Seeing"))
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects: the leases by which replicas know of each other.")
@@ -149,7 +152,7 @@ func (o *serveOptions) problems() []error {
 	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
 		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
 	}
-	return append(problems, o.debug.problems()...)
+	return slices.Concat(problems, o.debug.problems(), o.tracing.problems())
 }
 
 func (o *serveOptions) certFile() string { return filepath.Join(o.certDir, "tls.crt") }

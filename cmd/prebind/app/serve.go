@@ -114,8 +114,13 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
+	traced, err := o.tracing.start(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer traced.flush(ctx)
 	parts := newAssembly(mgr, o, ready, grants{client}, steps)
-	engine, err := newEngine(ctx, parts, c, o, id)
+	engine, err := newEngine(ctx, parts, c, o, id, traced.steps(steps))
 	if err != nil {
 		return err
 	}
@@ -141,7 +146,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err := newBuildInfo(metrics.Registry); err != nil {
 		return err
 	}
-	counted, err := newMeasured(engine, clock.RealClock{}, metrics.Registry)
+	counted, err := newMeasured(traced.engine(engine), clock.RealClock{}, metrics.Registry)
 	if err != nil {
 		return err
 	}
@@ -149,19 +154,19 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	server := webhook.NewServer(handler, certificate.GetCertificate)
+	server := webhook.NewServer(traced.handler(handler), certificate.GetCertificate)
 	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads,
 		debugServer(debug, debugSources{inFlight: engine.InFlight, config: reloads.inForce.Load}, &o.shutdownTimeout), &manager.Server{
-		Name:            "webhook",
-		Server:          server,
-		Listener:        tls.NewListener(listener, server.TLSConfig),
-		ShutdownTimeout: &o.shutdownTimeout,
-	}, &manager.Server{
-		Name:            "probes",
-		Server:          probeServer(ready.probe),
-		Listener:        probes,
-		ShutdownTimeout: &o.shutdownTimeout,
-	})
+			Name:            "webhook",
+			Server:          server,
+			Listener:        tls.NewListener(listener, server.TLSConfig),
+			ShutdownTimeout: &o.shutdownTimeout,
+		}, &manager.Server{
+			Name:            "probes",
+			Server:          probeServer(ready.probe),
+			Listener:        probes,
+			ShutdownTimeout: &o.shutdownTimeout,
+		})
 	if err != nil {
 		return err
 	}
@@ -215,7 +220,7 @@ func addAll(mgr manager.Manager, runnables ...manager.Runnable) error {
 }
 
 // newEngine makes the engine of the configuration.
-func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveOptions, id string) (*binder.Engine, error) {
+func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveOptions, id string, tracker binder.Tracker) (*binder.Engine, error) {
 	settings, err := parts.settings(ctx, c.settings)
 	if err != nil {
 		return nil, err
@@ -233,7 +238,7 @@ func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveO
 		Changes:  parts.changes,
 		Events:   parts.mgr.GetEventRecorder("prebind"),
 		Observer: observed,
-		Tracker:  parts.steps,
+		Tracker:  tracker,
 		Clock:    clock.RealClock{},
 	})
 }

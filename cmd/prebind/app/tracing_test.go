@@ -1,0 +1,207 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/otlp"
+)
+
+func TestTracingFlags(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		o      tracingOptions
+		says   string
+	}{
+		"Off":         {reason: "no spans by default"},
+		"On":          {reason: "only what the API server traces", o: tracingOptions{endpoint: "localhost:4317"}},
+		"All":         {reason: "every bind", o: tracingOptions{endpoint: "localhost:4317", rate: 1_000_000}},
+		"NoPort":      {reason: "it would be sent nowhere", o: tracingOptions{endpoint: "localhost"}, says: "--tracing-endpoint: "},
+		"URL":         {reason: "gRPC takes no URL", o: tracingOptions{endpoint: "http://localhost:4317"}, says: "--tracing-endpoint: "},
+		"TooMuch":     {reason: "there are no more than all", o: tracingOptions{endpoint: "localhost:4317", rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
+		"Negative":    {reason: "nor less than none", o: tracingOptions{endpoint: "localhost:4317", rate: -1}, says: "--tracing-sampling-rate-per-million: "},
+		"RateForNone": {reason: "the endpoint was forgotten", o: tracingOptions{rate: 1}, says: "--tracing-endpoint"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := oneLine(tc.o.problems())
+			if tc.says == "" {
+				assert.NoError(t, err, tc.reason)
+				return
+			}
+			assert.ErrorContains(t, err, tc.says, tc.reason)
+		})
+	}
+}
+
+// bindOnce is an engine that makes the steps of a bind whose attempt outlives the
+// call: it ends when the channel is closed.
+type bindOnce struct {
+	tracker binder.Tracker
+	release chan struct{}
+	over    chan struct{}
+}
+
+func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
+	step := func(ctx context.Context, name, plugin, attempt string) (context.Context, func(error)) {
+		return b.tracker.Step(ctx, binder.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
+	}
+	_, end := step(ctx, binder.StepPreFlight, "device", "a-1")
+	end(nil)
+	attempt, ended := step(context.WithoutCancel(ctx), binder.StepAttempt, "", "a-1")
+	go func() {
+		defer close(b.over)
+		<-b.release
+		_, end := step(attempt, binder.StepPreBind, "device", "a-1")
+		end(errors.New("boom"))
+		ended(api.Refuse(api.Object{}, "no"))
+	}()
+	err := api.Wait(api.Object{}, "waiting for the device")
+	err.Plugin = "device"
+	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
+}
+
+// traced returns what a collector gets of one bind under a traceparent.
+func traced(t *testing.T, rate int32, traceparent string) map[string]*tracev1.Span {
+	t.Helper()
+	receiver := otlp.Receive(t)
+	tr, err := (&tracingOptions{endpoint: receiver.Address(), rate: rate}).start(t.Context(), "replica-1")
+	require.NoError(t, err)
+	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
+	require.NoError(t, err)
+	b := &bindOnce{tracker: tr.steps(steps), release: make(chan struct{}), over: make(chan struct{})}
+	engine := tr.engine(b)
+	h := tr.handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		d := engine.Bind(r.Context(), binder.Request{
+			Pod: types.NamespacedName{Namespace: "shop", Name: "web"}, Binding: gen.Binding(gen.Pod("web"), "node-a"),
+		})
+		assert.NotNil(t, d.Err, "the decision passes unchanged")
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/mutate-pods-binding", http.NoBody)
+	r.Header.Set("Traceparent", traceparent)
+	h.ServeHTTP(httptest.NewRecorder(), r)
+	cancel()
+	// The call has been answered; only now goes the attempt on.
+	close(b.release)
+	<-b.over
+	tr.flush(ctx)
+	spans := map[string]*tracev1.Span{}
+	for _, s := range receiver.Spans("", "") {
+		assert.NotContains(t, spans, s.GetName())
+		spans[s.GetName()] = s
+	}
+	if len(spans) > 0 {
+		assert.Equal(t, []string{"prebind"}, receiver.Services())
+	}
+	return spans
+}
+
+func TestTracing(t *testing.T) {
+	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	spans := traced(t, 0, "00-"+trace+"-"+parent+"-01")
+	require.Len(t, spans, 5, "%v", spans)
+	under := map[string]string{"AdmissionReview": "", "Bind": "AdmissionReview", "PreFlight device": "Bind", "Attempt": "Bind", "PreBind device": "Attempt"}
+	for name, above := range under {
+		s := spans[name]
+		require.NotNil(t, s, name)
+		assert.Equal(t, trace, hex.EncodeToString(s.GetTraceId()), "%s: all in the API server's trace", name)
+		if above == "" {
+			assert.Equal(t, parent, hex.EncodeToString(s.GetParentSpanId()), "under the API server's span")
+			assert.Equal(t, tracev1.Span_SPAN_KIND_SERVER, s.GetKind())
+			continue
+		}
+		assert.Equal(t, spans[above].GetSpanId(), s.GetParentSpanId(), "%s is part of %s", name, above)
+		assert.Equal(t, "shop", otlp.Attribute(s, "k8s.namespace.name"), name)
+		assert.Equal(t, "web", otlp.Attribute(s, "k8s.pod.name"), name)
+		assert.Equal(t, "node-a", otlp.Attribute(s, "k8s.node.name"), name)
+		assert.Equal(t, "a-1", otlp.Attribute(s, "prebind.attempt"), name)
+	}
+	assert.Equal(t, "device", otlp.Attribute(spans["PreBind device"], "prebind.plugin"))
+	assert.Equal(t, tracev1.Status_STATUS_CODE_ERROR, spans["PreBind device"].GetStatus().GetCode(), "a failure is one")
+	assert.Equal(t, "ok", otlp.Attribute(spans["PreFlight device"], "prebind.result"))
+	assert.Equal(t, "refused", otlp.Attribute(spans["Attempt"], "prebind.result"))
+	assert.Equal(t, tracev1.Status_STATUS_CODE_UNSET, spans["Attempt"].GetStatus().GetCode(), "to refuse is no failure")
+	assert.Equal(t, "waiting", otlp.Attribute(spans["Bind"], "prebind.decision"))
+	assert.Equal(t, "device: waiting for the device", otlp.Attribute(spans["Bind"], "prebind.reason"))
+}
+
+func TestTracingSamples(t *testing.T) {
+	cases := map[string]struct {
+		reason      string
+		rate        int32
+		traceparent string
+		want        int
+	}{
+		"NotAsked": {reason: "neither the API server nor the rate asks for it", want: 0},
+		"Rate":     {reason: "the rate does", rate: 1_000_000, want: 5},
+		"ParentDoesNot": {
+			reason: "the API server has decided against this one", rate: 1_000_000,
+			traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", want: 0,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Len(t, traced(t, tc.rate, tc.traceparent), tc.want, tc.reason) })
+	}
+}
+
+// TestTracingOff: what is not traced is what it was before, so that it costs nothing.
+func TestTracingOff(t *testing.T) {
+	off, err := (&tracingOptions{}).start(t.Context(), "replica-1")
+	require.NoError(t, err)
+	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
+	require.NoError(t, err)
+	engine := &bindOnce{}
+	assert.Same(t, steps, off.steps(steps))
+	assert.Same(t, engine, off.engine(engine))
+	off.flush(t.Context())
+}
+
+// TestTracingWithoutCollector: a collector that is away is nobody's problem.
+func TestTracingWithoutCollector(t *testing.T) {
+	tr, err := (&tracingOptions{endpoint: "127.0.0.1:1", rate: 1_000_000}).start(t.Context(), "replica-1")
+	require.NoError(t, err)
+	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
+	require.NoError(t, err)
+	b := &bindOnce{tracker: tr.steps(steps), release: make(chan struct{}), over: make(chan struct{})}
+	d := tr.engine(b).Bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
+	assert.Equal(t, api.KindWait, d.Err.Kind)
+	close(b.release)
+	<-b.over
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	tr.flush(ctx)
+}
+
+// BenchmarkStepTraced is what it costs to follow one call of a plugin when tracing is
+// on and this bind is not sampled. Off, it is BenchmarkStep.
+func BenchmarkStepTraced(b *testing.B) {
+	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
+	require.NoError(b, err)
+	tr, err := (&tracingOptions{endpoint: "127.0.0.1:1"}).start(b.Context(), "replica-1")
+	require.NoError(b, err)
+	tracker := tr.steps(steps)
+	step := binder.Step{Name: binder.StepPreFlight, Plugin: "device", Node: "node-a"}
+	ctx := context.WithoutCancel(b.Context())
+	for b.Loop() {
+		_, end := tracker.Step(ctx, step)
+		end(nil)
+	}
+}

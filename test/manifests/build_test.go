@@ -1,0 +1,36 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestBuildIsSmall: what is shipped is built with the tag without which the linker
+// drops nothing of what Kubernetes' types can do, which is 20 MB.
+func TestBuildIsSmall(t *testing.T) {
+	const tag = "-tags grpcnotrace"
+	for _, file := range []string{"Makefile", "Dockerfile"} {
+		content, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		for line := range strings.Lines(string(content)) {
+			if strings.Contains(line, "CGO_ENABLED=0") && strings.Contains(line, "go build") {
+				assert.Contains(t, line, tag, file)
+			}
+		}
+		assert.Contains(t, string(content), tag, file)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", "grpcnotrace", "./cmd/prebind")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	assert.NotContains(t, strings.Fields(string(out)), "golang.org/x/net/trace", "it comes by another way as well")
+}
