@@ -103,7 +103,7 @@ func TestToggleByFile(t *testing.T) {
 			{"mutators: [\n", "it is no YAML"},
 			{"mutators: []\nplugins: []\n", `config.yaml:4: there is no field "plugins"`},
 			{"prebindPlugins: ['*', volumes]\n", `there is no PreBind plugin "volumes"`},
-			{"mutators: ['*', device-info]\n", "the mutator device-info lacks permissions"},
+			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "the PreBind plugin resource-claims lacks permissions"},
 		} {
 			set(bad.config)
 			w.untilMetric(t, "prebind_config_last_reload_successful 0")

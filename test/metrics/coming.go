@@ -9,8 +9,6 @@ import dto "github.com/prometheus/client_model/go"
 // registers yet. One that is registered must leave this list.
 func Coming() []Metric {
 	return []Metric{
-		{Name: "prebind_ready", Type: dto.MetricType_GAUGE},
-		{Name: "prebind_audited_decisions_total", Type: dto.MetricType_COUNTER},
 		{Name: "prebind_certificate_expiration_timestamp_seconds", Type: dto.MetricType_GAUGE, Labels: []string{"certificate"}},
 		{Name: "prebind_certificate_reloads_total", Type: dto.MetricType_COUNTER, Labels: []string{"certificate", "result"}},
 	}

@@ -26,6 +26,7 @@ type measured struct {
 	failures  *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 	wait      prometheus.Histogram
+	audited   *prometheus.CounterVec
 }
 
 // RegisterMetrics registers every metric of 'prebind serve' that is named prebind_…,
@@ -43,7 +44,8 @@ func RegisterMetrics(registry prometheus.Registerer) error {
 	_, steps := newStepMetrics(clock.RealClock{}, registry)
 	underWay := newUnderWay(func() binder.Stats { return binder.Stats{Attempts: phases} }, registry)
 	_, config := newConfigMetrics(registry)
-	return errors.Join(measured, observed, steps, underWay, config, newBuildInfo(registry))
+	ready := newReady(func() error { return nil }, registry)
+	return errors.Join(measured, observed, steps, underWay, config, ready, newBuildInfo(registry))
 }
 
 // newBuildInfo registers what was built, and by which Go.
@@ -84,8 +86,12 @@ func newMeasured(engine webhook.Engine, c clock.PassiveClock, registry prometheu
 			Help:    "Time from the first call for a bind, as this replica saw it, until it was allowed; only binds for which a plugin had something to do.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 17),
 		}),
+		audited: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_audited_decisions_total",
+			Help: "What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.",
+		}, []string{"decision", "plugin"}),
 	}
-	if err := register(registry, m.decisions, m.conflicts, m.failures, m.duration, m.wait); err != nil {
+	if err := register(registry, m.decisions, m.conflicts, m.failures, m.duration, m.wait, m.audited); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -100,6 +106,7 @@ func (m *measured) Bind(ctx context.Context, r binder.Request) binder.Decision {
 		plugin = d.Err.Plugin
 	}
 	m.decisions.WithLabelValues(d.Kind(), plugin).Inc()
+	m.audit(d.Audit)
 	for _, c := range d.Conflicts {
 		result := "replaced"
 		if c.Kept {
@@ -115,6 +122,31 @@ func (m *measured) Bind(ctx context.Context, r binder.Request) binder.Decision {
 		m.wait.Observe(d.Waited.Seconds())
 	}
 	return d
+}
+
+// audit counts a decision that is only reported; nil is none.
+func (m *measured) audit(a *binder.Audit) {
+	if a == nil {
+		return
+	}
+	plugin := ""
+	if a.Err != nil {
+		plugin = a.Err.Plugin
+	}
+	m.audited.WithLabelValues(a.Kind, plugin).Inc()
+}
+
+// newReady registers whether probe has nothing against this replica.
+func newReady(probe func() error, registry prometheus.Registerer) error {
+	return register(registry, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "prebind_ready",
+		Help: "1 if this replica is ready for Bindings, else 0; /readyz says why.",
+	}, func() float64 {
+		if probe() != nil {
+			return 0
+		}
+		return 1
+	}))
 }
 
 // failed is the result of what is to be tried again, or was given up.

@@ -6,10 +6,12 @@ package app
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -120,4 +122,41 @@ func TestObserver(t *testing.T) {
 		"prebind_swept_total device done roll back": 1, "prebind_attempts failed": 0, "prebind_attempts preparing": 2,
 		"prebind_holds": 3, "prebind_max_holds": 32,
 	}, values)
+}
+
+// What is only reported is counted apart; readiness is shown as it is.
+func TestAuditAndReadyMetrics(t *testing.T) {
+	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
+	refusal := api.Refuse(api.Object{}, "no")
+	refusal.Plugin = "device"
+	m, err := newMeasured(&steps{clock: clock, decisions: []binder.Decision{
+		{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {},
+	}}, clock, registry)
+	require.NoError(t, err)
+	problem := errors.New("away")
+	require.NoError(t, newReady(func() error { return problem }, registry))
+	for range 3 {
+		m.Bind(t.Context(), binder.Request{})
+	}
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP prebind_audited_decisions_total What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.
+# TYPE prebind_audited_decisions_total counter
+prebind_audited_decisions_total{decision="refused",plugin="device"} 1
+prebind_audited_decisions_total{decision="waiting",plugin=""} 1
+# HELP prebind_decisions_total Answers to Bindings, by decision and by the plugin that decided against the bind.
+# TYPE prebind_decisions_total counter
+prebind_decisions_total{decision="allowed",plugin=""} 1
+prebind_decisions_total{decision="audited",plugin=""} 2
+# HELP prebind_ready 1 if this replica is ready for Bindings, else 0; /readyz says why.
+# TYPE prebind_ready gauge
+prebind_ready 0
+`), "prebind_audited_decisions_total", "prebind_decisions_total", "prebind_ready"))
+	problem = nil
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() == "prebind_ready" {
+			assert.InDelta(t, 1, f.GetMetric()[0].GetGauge().GetValue(), 0)
+		}
+	}
 }

@@ -143,6 +143,9 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
 		return err
 	}
+	if err := newReady(ready.probe, metrics.Registry); err != nil {
+		return err
+	}
 	if err := newBuildInfo(metrics.Registry); err != nil {
 		return err
 	}
