@@ -107,7 +107,7 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 		--skip-version-footer --log-level=warning
 
 .PHONY: verify
-verify: ## Check that generated files, go.mod, manifests and format are up to date
+verify: ## Check that generated files, go.mod, manifests, chart and format are up to date, and that the binary is static
 	@rm -rf bin/verify && mkdir -p bin/verify
 	$(MAKE) generate GENERATED_DIR=bin/verify
 	@for f in $(GENERATED); do \
@@ -120,20 +120,49 @@ verify: ## Check that generated files, go.mod, manifests and format are up to da
 	$(TOOL) kustomize build config/webhook >bin/verify/webhook.yaml
 	$(TOOL) kustomize build config/webhook/overlays/self-managed >bin/verify/self-managed.yaml
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
+	$(MAKE) build
+	go run ./test/sbom bin/prebind $(VERSION) >bin/verify/prebind.cdx.json
 	@unformatted=$$(gofmt -l .) && if test -n "$$unformatted"; then \
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi
 
+<<<<<<< HEAD
 # The tag keeps golang.org/x/net/trace out, of which gRPC has no need here: with it, the linker keeps every method of every type,
 # and the program is half as large again. The Dockerfile has it, too.
 .PHONY: build
 build: ## Build bin/prebind, a static binary
 	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -o bin/prebind \
 		-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)' ./cmd/prebind
+=======
+# Needs nothing of the machine that it runs on; the Dockerfile does the same.
+STATIC = CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
+
+.PHONY: build
+build: ## Build bin/prebind, a static binary
+	$(STATIC) -o bin/prebind ./cmd/prebind
+>>>>>>> packages
 
 .PHONY: image
-image: ## Build the container image (DOCKER=podman, IMAGE=...)
-	$(DOCKER) build --build-arg VERSION=$(VERSION) --tag $(IMAGE) .
+image: ## Build the container image (DOCKER=podman, IMAGE=..., PLATFORM=linux/amd64,linux/arm64, BUILD_ARGS='--build-arg BASE_IMAGE=...')
+	$(DOCKER) build --build-arg VERSION=$(VERSION) $(if $(PLATFORM),--platform=$(PLATFORM)) $(BUILD_ARGS) --tag $(IMAGE) .
+
+RELEASE = bin/release
+# A chart's version has no v before it, and what is no release yet is before all of them.
+CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-g$(VERSION))
+
+.PHONY: release
+release: ## Build bin/release: static binaries, what is in them, manifests, chart and checksums (VERSION=v1.2.3; see docs/release.md)
+	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	for arch in amd64 arm64; do \
+		GOOS=linux GOARCH=$$arch $(STATIC) -o $(RELEASE)/prebind-linux-$$arch ./cmd/prebind && \
+		go run ./test/sbom $(RELEASE)/prebind-linux-$$arch $(VERSION) >$(RELEASE)/prebind-linux-$$arch.cdx.json || exit 1; \
+	done
+	for install in prebind=. prebind-self-managed=overlays/self-managed; do \
+		$(TOOL) kustomize build config/webhook/$${install#*=} | \
+			sed 's|ghcr.io/prebind/prebind:latest|ghcr.io/prebind/prebind:$(VERSION)|' >$(RELEASE)/$${install%%=*}.yaml || exit 1; \
+	done
+	$(TOOL) helm package $(CHART) --version=$(CHART_VERSION) --app-version=$(VERSION) --destination=$(RELEASE)
+	cd $(RELEASE) && sha256sum * >SHA256SUMS
 
 .PHONY: clean
 clean: ## Remove what was built here
