@@ -126,21 +126,14 @@ verify: ## Check that generated files, go.mod, manifests, chart and format are u
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi
 
-<<<<<<< HEAD
-# The tag keeps golang.org/x/net/trace out, of which gRPC has no need here: with it, the linker keeps every method of every type,
-# and the program is half as large again. The Dockerfile has it, too.
-.PHONY: build
-build: ## Build bin/prebind, a static binary
-	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -o bin/prebind \
-		-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)' ./cmd/prebind
-=======
-# Needs nothing of the machine that it runs on; the Dockerfile does the same.
-STATIC = CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
+# Needs nothing of the machine that it runs on; the Dockerfile does the same. The tag keeps golang.org/x/net/trace out, of
+# which gRPC has no need here: with it, the linker keeps every method of every type, and the program is half as large again.
+STATIC = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace \
+	-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
 
 .PHONY: build
 build: ## Build bin/prebind, a static binary
 	$(STATIC) -o bin/prebind ./cmd/prebind
->>>>>>> packages
 
 .PHONY: image
 image: ## Build the container image (DOCKER=podman, IMAGE=..., PLATFORM=linux/amd64,linux/arm64, BUILD_ARGS='--build-arg BASE_IMAGE=...')
