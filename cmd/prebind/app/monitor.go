@@ -20,9 +20,14 @@ const (
 	lookAgain = time.Second
 	// lookTakes is what one look may take.
 	lookTakes = 5 * time.Second
-	// troubleAfter is how long the API server may be away, or deny a permission, before
-	// this replica is not ready: a restart is over sooner.
-	troubleAfter = 10 * time.Second
+	// unreachableAfter is how long the API server may be away before this replica is
+	// not ready: a restart is over sooner.
+	unreachableAfter = 10 * time.Second
+	// deniedAfter is how long a permission may be missing before this replica is not
+	// ready. An API server that has just started knows of no permission, and where a
+	// plugin is switched off together with its role, the kubelet brings the new
+	// configuration within about a minute.
+	deniedAfter = 90 * time.Second
 	// askEvery is the pause between two looks at the permissions, and askAgain the one
 	// after a look that found one missing.
 	askEvery = 30 * time.Second
@@ -59,7 +64,7 @@ func (m *monitor) Start(ctx context.Context) error {
 		pause := lookEvery
 		if err := m.reach(); err != nil {
 			pause = lookAgain
-			if away := m.clock.Since(seen); away > troubleAfter {
+			if away := m.clock.Since(seen); away > unreachableAfter {
 				m.report("API server", fmt.Errorf("the API server does not answer, for %s: %w", away.Round(time.Second), err), "the API server does not answer")
 			}
 		} else {
@@ -83,8 +88,7 @@ func (m *monitor) Start(ctx context.Context) error {
 	}
 }
 
-// ask looks at the permissions. An API server that has just started may know of none
-// yet, so that the first no counts only when it stays.
+// ask looks at the permissions. A no counts only when it stays.
 func (m *monitor) ask(ctx context.Context) {
 	parts := m.needs.Load()
 	if parts == nil {
@@ -100,8 +104,9 @@ func (m *monitor) ask(ctx context.Context) {
 	}
 	if m.denied == nil {
 		m.denied = new(m.clock.Now())
+		klog.InfoS("A permission is missing: this replica will not be ready if that stays so", "after", deniedAfter, "reason", err.Error())
 	}
-	if m.clock.Since(*m.denied) > troubleAfter {
+	if m.clock.Since(*m.denied) > deniedAfter {
 		m.report("permissions", err, err.Error())
 	}
 }

@@ -67,7 +67,7 @@ func TestMonitor(t *testing.T) {
 
 		world.set(func(s *state) { s.away = true })
 		require.NoError(t, after(lookEvery), "a restart is nothing to speak of")
-		require.ErrorContains(t, after(troubleAfter+lookAgain), "the API server does not answer")
+		require.ErrorContains(t, after(unreachableAfter+lookAgain), "the API server does not answer")
 		require.NoError(t, ready.check(), "a call that comes is decided")
 		world.set(func(s *state) { s.away = false })
 		require.NoError(t, after(lookAgain), "it is back at once")
@@ -77,8 +77,8 @@ func TestMonitor(t *testing.T) {
 		for err = nil; err == nil && time.Since(since) < time.Hour; err = after(time.Second) {
 		}
 		require.ErrorContains(t, err, "may not get, list, watch nodes")
-		assert.Greater(t, time.Since(since), troubleAfter, "an API server that has just started knows of no permission")
-		assert.LessOrEqual(t, time.Since(since), askEvery+lookEvery+troubleAfter+2*askAgain)
+		assert.Greater(t, time.Since(since), deniedAfter, "a new configuration may be on its way")
+		assert.LessOrEqual(t, time.Since(since), askEvery+lookEvery+deniedAfter+2*askAgain)
 		require.NoError(t, ready.check())
 		m.expect(nil)
 		require.NoError(t, after(askAgain), "nothing is needed any more")
