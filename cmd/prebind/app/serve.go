@@ -22,7 +22,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -67,9 +66,9 @@ turns to another replica.`,
 // serve runs the webhook until the context ends. Whatever can be found wrong is
 // found before anything is started.
 func serve(ctx context.Context, o *serveOptions, c *configuration) error {
-	certificate, err := certwatcher.New(o.certFile(), o.keyFile())
+	certs, err := o.certificates.read()
 	if err != nil {
-		return fmt.Errorf("--cert-dir: reading the certificate: %w", err)
+		return err
 	}
 	config, err := restConfig(o.kubeconfig)
 	if err != nil {
@@ -135,8 +134,11 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	server := webhook.NewServer(handler, certificate.GetCertificate)
-	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, &manager.Server{
+	if err := register(metrics.Registry, certs.metrics); err != nil {
+		return err
+	}
+	server := webhook.NewServer(handler, certs.tls)
+	err = addAll(mgr, certs, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, &manager.Server{
 		Name:            "webhook",
 		Server:          server,
 		Listener:        tls.NewListener(listener, server.TLSConfig),
