@@ -137,6 +137,9 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err := register(metrics.Registry, certs.metrics); err != nil {
 		return err
 	}
+	if err := certs.manage(ctx, &o.certificates, client, o.namespace, ready); err != nil {
+		return err
+	}
 	server := webhook.NewServer(handler, certs.tls)
 	err = addAll(mgr, certs, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads, &manager.Server{
 		Name:            "webhook",
