@@ -8,7 +8,8 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # Where `generate` writes. `verify` lets it write elsewhere, and compares.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
-	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml docs/flags.md docs/metrics.md \
+	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml \
+	config/webhook/certificates/self-managed/role.yaml docs/flags.md docs/metrics.md \
 	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES)
 
 # What Helm takes the cluster to be where it is asked without one.
@@ -93,6 +94,8 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 		paths=./binder/plugins/resourceclaims output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/resource-claims
 	$(TOOL) controller-gen rbac:roleName=prebind-device-info,headerFile=config/role-header.txt \
 		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
+	$(TOOL) controller-gen rbac:roleName=prebind-self-managed-certs,headerFile=config/role-header.txt \
+		paths=./certificates/selfmanaged output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
 	@mkdir -p $(GENERATED_DIR)/docs
 	go run ./test/docs >$(GENERATED_DIR)/docs/flags.md
 	go run ./test/docs metrics >$(GENERATED_DIR)/docs/metrics.md

@@ -20,7 +20,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 )
 
-//go:embed webhook/base/role.yaml webhook/plugins/*/role.yaml webhook/mutators/*/role.yaml
+//go:embed webhook/base/role.yaml webhook/plugins/*/role.yaml webhook/mutators/*/role.yaml webhook/certificates/*/role.yaml
 var roles embed.FS
 
 // Roles returns what the role.yaml in the folder of config/webhook grants: for the

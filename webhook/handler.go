@@ -128,19 +128,28 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 }
 
 func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
-	h.write(w, code, &metav1.Status{
+	h.write(w, code, failure(code, reason, err))
+}
+
+// failure is the Status that the API server shows to the client.
+func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
+	return &metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure,
 		Code:     int32(code),
 		Reason:   reason,
 		Message:  "prebind: " + err.Error(),
-	})
+	}
 }
 
 func (h *Handler) write(w http.ResponseWriter, code int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	if err := json.NewEncoder(w).Encode(body); err != nil {
+	if err := writeJSON(w, code, body); err != nil {
 		h.o.Log.V(2).Info("The answer did not reach the API server", "reason", err.Error())
 	}
+}
+
+func writeJSON(w http.ResponseWriter, code int, body any) error {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	return json.NewEncoder(w).Encode(body)
 }

@@ -60,7 +60,7 @@ func TestServerHolds(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
-		server := NewServer(handler, noCertificate)
+		server := NewServer(handler, TLS{GetCertificate: noCertificate})
 		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
@@ -84,7 +84,7 @@ func TestServerHolds(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	server := NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), noCertificate)
+	server := NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), TLS{GetCertificate: noCertificate})
 	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
 	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
 	assert.Equal(t, http.StatusNotFound, other.Code, "one path, and nothing else")

@@ -79,6 +79,9 @@ func (c *Cluster) apiServerArgs() []string {
 			"--audit-log-mode=blocking",
 		)
 	}
+	if c.o.WebhookClient != "" {
+		out = append(out, "--admission-control-config-file="+c.file(admissionConfigFile))
+	}
 	return append(append(out, c.servingArgs(APIServer)...), c.featureGates()...)
 }
 

@@ -51,6 +51,9 @@ type Options struct {
 	FeatureGates map[string]bool
 	// Audit has the API server log each Binding, see [Cluster.AuditEvents].
 	Audit bool
+	// WebhookClient is the user by whose client certificate, signed by the CA in
+	// [Cluster.CAFile], the API server calls webhooks. Empty is no certificate.
+	WebhookClient string
 	// WithoutScheduler leaves kube-scheduler out.
 	WithoutScheduler bool
 	// WithoutControllerManager leaves kube-controller-manager out. There are no

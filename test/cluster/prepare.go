@@ -123,6 +123,9 @@ func (c *Cluster) writeConfigs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := c.writeAdmissionConfig(); err != nil {
+		return err
+	}
 	for name, content := range map[string][]byte{
 		egressConfigFile:    egressConfig,
 		schedulerConfigFile: schedulerConfig,

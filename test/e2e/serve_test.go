@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gencert"
 )
 
 // What an operator gets wrong at the start is said in one line, and nothing runs.
@@ -33,6 +34,11 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.key"), []byte("no key"), 0o600))
 	badConfig := filepath.Join(dir, "config.yaml")
 	require.NoError(t, os.WriteFile(badConfig, []byte(configHead+"budgets:\n  hodl: 5s\n"), 0o600))
+	expired := filepath.Join(dir, "expired")
+	old := gencert.NewCA(t, "ca").Sign(t, "prebind", gencert.Valid(-2*time.Hour, -time.Hour))
+	require.NoError(t, os.Mkdir(expired, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(expired, "tls.crt"), old.CertPEM, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(expired, "tls.key"), old.KeyPEM, 0o600))
 	nowhere := filepath.Join(dir, "kubeconfig")
 	config, err := clientcmd.LoadFromFile(p.Kubeconfig())
 	require.NoError(t, err)
@@ -47,18 +53,27 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"unknown flag":    {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
-		"bad hold":        {args: []string{"--hold=-1s"}, says: []string{"--hold", "not positive"}},
-		"unknown plugin":  {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
-		"unknown mutator": {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
-		"several":         {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
-		"no certificate":  {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},
-		"bad certificate": {args: []string{"--cert-dir=" + dir}, says: []string{"--cert-dir"}},
-		"no kubeconfig":   {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
-		"no API server":   {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
-		"contradiction":   {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
-		"unknown field":   {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `no field "hodl"`, "hold, maxHolds"}},
-		"no config":       {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
+		"unknown flag":        {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
+		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", "not positive"}},
+		"unknown plugin":      {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
+		"unknown mutator":     {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
+		"several":             {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
+		"no certificate":      {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},
+		"bad certificate":     {args: []string{"--cert-dir=" + dir}, says: []string{"--cert-dir"}},
+		"expired certificate": {args: []string{"--cert-dir=" + expired}, says: []string{"--cert-dir", `"prebind" expired at`, "renew it"}},
+		"no client CA":        {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "none")}, says: []string{"--client-ca-file", "no such file"}},
+		"empty client CA":     {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "tls.key")}, says: []string{"--client-ca-file", "no certificate"}},
+		"names without a CA":  {args: []string{"--client-allowed-names=kube-apiserver"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
+		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "one of them"}},
+		"no role for self-managed": {
+			args: []string{"--self-managed-certs", "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
+			says: []string{"--self-managed-certs lacks permissions", "secrets prebind-webhook-ca in prebind-system", "mutatingwebhookconfigurations", "apply the component"},
+		},
+		"no kubeconfig": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
+		"no API server": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
+		"contradiction": {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
+		"unknown field": {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `no field "hodl"`, "hold, maxHolds"}},
+		"no config":     {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
 		"port in use": {
 			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},
 			says: []string{"--webhook-bind-address", "address already in use"},

@@ -71,7 +71,32 @@ func (p *Prebind) IssueCertificates(ctx context.Context) error {
 			return fmt.Errorf("the Certificates in %s sign each other in a circle", Namespace)
 		}
 	}
+	p.issued = done
 	return p.injectCA(ctx, done)
+}
+
+// RenewCertificate does what cert-manager does when the serving certificate is
+// due: it makes another one, under the same CA.
+func (p *Prebind) RenewCertificate(ctx context.Context) error {
+	var certificates cmapi.CertificateList
+	if err := p.client.List(ctx, &certificates, client.InNamespace(Namespace)); err != nil {
+		return fmt.Errorf("listing Certificates: %w", err)
+	}
+	for i := range certificates.Items {
+		crt := &certificates.Items[i]
+		if crt.Spec.SecretName != servingSecret {
+			continue
+		}
+		signer, _, err := p.signer(ctx, crt, certificates.Items, p.issued)
+		if err != nil {
+			return err
+		}
+		if _, err := p.issue(ctx, crt, signer); err != nil {
+			return fmt.Errorf("renewing Certificate %s: %w", crt.Name, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("no Certificate writes the Secret %s", servingSecret)
 }
 
 // signer finds what signs a Certificate: nil for itself. It is not ready while

@@ -59,13 +59,3 @@ func TestRegisterComplains(t *testing.T) {
 	assert.Len(t, r.problems, 1, "a document must not lack it, or guess its type")
 	assert.Empty(t, r.found)
 }
-
-func TestComing(t *testing.T) {
-	all, err := All()
-	require.NoError(t, err)
-	for _, m := range all {
-		for _, coming := range Coming() {
-			assert.NotEqual(t, coming.Name, m.Name, "it has come: take it off the list")
-		}
-	}
-}

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder"
 )
@@ -54,26 +52,10 @@ type debugSources struct {
 	config func() *configuration
 }
 
-// listen returns the listener of /debug, or nil where it is off.
-func (o *debugOptions) listen(ctx context.Context) (net.Listener, error) {
-	if o.address == "" {
-		return nil, nil
-	}
-	return listen(ctx, "debug-bind-address", o.address)
-}
-
-// debugServer serves /debug on the listener; without one it does nothing.
-func debugServer(listener net.Listener, from debugSources, shutdown *time.Duration) manager.Runnable {
-	if listener == nil {
-		return everyReplica(func(context.Context) error { return nil })
-	}
-	return &manager.Server{
-		Name:     "debug",
-		Listener: listener,
-		// A profile takes half a minute or more: there is no limit to writing it.
-		Server:          &http.Server{Handler: debugHandler(from), ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute},
-		ShutdownTimeout: shutdown,
-	}
+// debugServer serves /debug.
+func debugServer(from debugSources) *http.Server {
+	// A profile takes half a minute or more: there is no limit to writing it.
+	return &http.Server{Handler: debugHandler(from), ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
 }
 
 func debugHandler(from debugSources) http.Handler {

@@ -49,14 +49,36 @@ func TestDebugAddress(t *testing.T) {
 	}
 }
 
-func TestDebugPortInUse(t *testing.T) {
+// An address that is in use is named by its flag, and what was opened before it is
+// closed again; one that is switched off is not opened.
+func TestListen(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer taken.Close()
-	o := debugOptions{address: taken.Addr().String()}
-	_, err = o.listen(t.Context())
-	assert.ErrorContains(t, err, "--debug-bind-address: ")
-	assert.ErrorContains(t, err, "address already in use")
+	for flag, set := range map[string]func(o *serveOptions, address string){
+		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
+		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
+		"metrics-bind-address":      func(o *serveOptions, address string) { o.metricsAddress = address },
+		"debug-bind-address":        func(o *serveOptions, address string) { o.debug.address = address },
+	} {
+		o := defaultServeOptions()
+		o.webhookAddress, o.healthAddress, o.metricsAddress = "127.0.0.1:0", "127.0.0.1:0", "0"
+		open, err := o.listen(t.Context())
+		require.NoError(t, err)
+		assert.Nil(t, open.metrics)
+		assert.Nil(t, open.debug, "it is off by default")
+		open.close()
+		free := open.webhook.Addr().String()
+		o.webhookAddress = free
+		set(o, taken.Addr().String())
+		_, err = o.listen(t.Context())
+		require.ErrorContains(t, err, "--"+flag+": ")
+		require.ErrorContains(t, err, "address already in use")
+		assert.NotContains(t, err.Error(), "\n")
+		again, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", free)
+		require.NoError(t, err, "nothing is left open")
+		require.NoError(t, again.Close())
+	}
 }
 
 func TestDebugHandler(t *testing.T) {
@@ -110,11 +132,4 @@ func TestDebugHandler(t *testing.T) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/debug/config", nil))
 	assert.Equal(t, http.StatusMethodNotAllowed, w.Code, "nothing can be changed")
-}
-
-func TestDebugOff(t *testing.T) {
-	listener, err := (&debugOptions{}).listen(t.Context())
-	require.NoError(t, err)
-	require.Nil(t, listener)
-	assert.NoError(t, debugServer(listener, debugSources{}, nil).Start(t.Context()), "it ends at once")
 }

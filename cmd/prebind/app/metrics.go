@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -45,7 +46,8 @@ func RegisterMetrics(registry prometheus.Registerer) error {
 	underWay := newUnderWay(func() binder.Stats { return binder.Stats{Attempts: phases} }, registry)
 	_, config := newConfigMetrics(registry)
 	ready := newReady(func() error { return nil }, registry)
-	return errors.Join(measured, observed, steps, underWay, config, ready, newBuildInfo(registry))
+	certs := register(registry, certificates.NewMetrics().Collectors()...)
+	return errors.Join(measured, observed, steps, underWay, config, ready, certs, newBuildInfo(registry))
 }
 
 // newBuildInfo registers what was built, and by which Go.

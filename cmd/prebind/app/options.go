@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -36,7 +35,7 @@ type serveOptions struct {
 
 	kubeconfig      string
 	webhookAddress  string
-	certDir         string
+	certificates    certificateOptions
 	metricsAddress  string
 	healthAddress   string
 	domain          string
@@ -55,7 +54,7 @@ type serveOptions struct {
 func defaultServeOptions(options ...Option) *serveOptions {
 	o := &serveOptions{
 		webhookAddress:  ":9443",
-		certDir:         "/etc/prebind/tls",
+		certificates:    defaultCertificateOptions(),
 		metricsAddress:  ":8080",
 		healthAddress:   ":8081",
 		domain:          defaultDomain,
@@ -85,7 +84,6 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs := sets.FlagSet("Serving")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "File with the way to the API server. Without it, Prebind must run in a pod.")
 	fs.StringVar(&o.webhookAddress, "webhook-bind-address", o.webhookAddress, "Address and port of the webhook (HTTPS).")
-	fs.StringVar(&o.certDir, "cert-dir", o.certDir, "Folder with the webhook's certificate, tls.crt, and its key, tls.key. They are read again when they change.")
 	fs.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, "Address and port of /metrics (HTTP). 0 switches it off.")
 	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "How long after SIGTERM new calls are still answered, with HTTP 503, so that the API server turns to another replica. It should be longer than the cluster takes to take a pod out of a Service.")
@@ -93,6 +91,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	o.debug.addFlags(sets.FlagSet("Seeing"))
 	o.tracing.addFlags(sets.FlagSet("Seeing"))
+	o.certificates.addFlags(sets.FlagSet("Certificates"))
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects: the leases by which replicas know of each other.")
@@ -143,7 +142,7 @@ func (o *serveOptions) problems() []error {
 	if o.metricsAddress != "0" {
 		checkAddress("metrics-bind-address", o.metricsAddress)
 	}
-	check(o.certDir != "", "--cert-dir: a folder with tls.crt and tls.key is needed")
+	o.certificates.validate(check)
 	check(o.shutdownDelay >= 0, "--shutdown-delay: %s is negative", o.shutdownDelay)
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
 	if wrong := validation.IsDNS1123Label(o.namespace); len(wrong) > 0 {
@@ -154,9 +153,6 @@ func (o *serveOptions) problems() []error {
 	}
 	return slices.Concat(problems, o.debug.problems(), o.tracing.problems())
 }
-
-func (o *serveOptions) certFile() string { return filepath.Join(o.certDir, "tls.crt") }
-func (o *serveOptions) keyFile() string  { return filepath.Join(o.certDir, "tls.key") }
 
 // oneLine joins errors without line breaks.
 func oneLine(problems []error) error {

@@ -19,6 +19,7 @@ type readiness struct {
 
 	mu     sync.Mutex
 	caches []cacheState
+	others []func() error
 	// trouble is what is wrong at run time, by what is watched.
 	trouble map[string]error
 }
@@ -33,6 +34,13 @@ func (r *readiness) waitFor(kind string, synced func() bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.caches = append(r.caches, cacheState{kind: kind, synced: synced})
+}
+
+// waitUntil makes the process unready until ready has returned nil once.
+func (r *readiness) waitUntil(ready func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.others = append(r.others, ready)
 }
 
 // drain makes the process unready for good.
@@ -67,6 +75,11 @@ func (r *readiness) check() error {
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("this replica has just started and has not read all of: %s", strings.Join(missing, ", "))
+	}
+	for _, ready := range r.others {
+		if err := ready(); err != nil {
+			return err
+		}
 	}
 	// A cache that is synced stays so.
 	r.synced.Store(true)

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -46,6 +47,17 @@ func TestReadinessWithoutCaches(t *testing.T) {
 	fresh.waitFor("Pod", func() bool { return false })
 	fresh.drain()
 	assert.ErrorContains(t, fresh.check(), "shutting down", "draining outweighs starting")
+}
+
+func TestReadinessWaitsUntil(t *testing.T) {
+	r := &readiness{}
+	problem := errors.New("no certificate yet")
+	r.waitUntil(func() error { return problem })
+	require.ErrorIs(t, r.check(), problem)
+	problem = nil
+	require.NoError(t, r.check())
+	problem = errors.New("later")
+	assert.NoError(t, r.check(), "once is enough")
 }
 
 func TestProbes(t *testing.T) {

@@ -5,34 +5,20 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
-	"net"
-	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // For --logging-format=json.
 	"k8s.io/component-base/term"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
 )
-
-// firstContact is how long the API server may take to answer at the start.
-const firstContact = 10 * time.Second
 
 func newServeCommand(o *serveOptions) *cobra.Command {
 	cmd := &cobra.Command{
@@ -67,9 +53,9 @@ turns to another replica.`,
 // serve runs the webhook until the context ends. Whatever can be found wrong is
 // found before anything is started.
 func serve(ctx context.Context, o *serveOptions, c *configuration) error {
-	certificate, err := certwatcher.New(o.certFile(), o.keyFile())
+	certs, err := o.certificates.read()
 	if err != nil {
-		return fmt.Errorf("--cert-dir: reading the certificate: %w", err)
+		return err
 	}
 	config, err := restConfig(o.kubeconfig)
 	if err != nil {
@@ -78,23 +64,11 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err := contact(config); err != nil {
 		return err
 	}
-	listener, err := listen(ctx, "webhook-bind-address", o.webhookAddress)
+	open, err := o.listen(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = listener.Close() }() // The server has closed it when it ran.
-	probes, err := listen(ctx, "health-probe-bind-address", o.healthAddress)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = probes.Close() }()
-	debug, err := o.debug.listen(ctx)
-	if err != nil {
-		return err
-	}
-	if debug != nil {
-		defer func() { _ = debug.Close() }()
-	}
+	defer open.close()
 
 	// Only from here on libraries may log: what is wrong before is said in one line.
 	ctrl.SetLogger(klog.Background())
@@ -104,81 +78,18 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	ready := &readiness{}
-	id := replica.NewID()
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("setting up: %w", err)
+	p := &process{o: o, id: replica.NewID(), config: config, mgr: mgr, ready: &readiness{}, open: open, certs: certs}
+	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildMetrics, p.buildServers} {
+		if err := build(ctx, c); err != nil {
+			return err
+		}
 	}
-	steps, err := newStepMetrics(clock.RealClock{}, metrics.Registry)
-	if err != nil {
-		return err
-	}
-	traced, err := o.tracing.start(ctx, id)
-	if err != nil {
-		return err
-	}
-	defer traced.flush(ctx)
-	parts := newAssembly(mgr, o, ready, grants{client}, steps)
-	engine, err := newEngine(ctx, parts, c, o, id, traced.steps(steps))
-	if err != nil {
-		return err
-	}
-	reach, err := reacher(config, lookTakes)
-	if err != nil {
-		return err
-	}
-	watching := newMonitor(reach, grants{client}, ready, clock.RealClock{})
-	reloads, err := newReloader(o, parts, engine, watching, c)
-	if err != nil {
-		return err
-	}
-	replicas, err := replica.New(replica.Options{
-		ID: id, Client: client, Namespace: o.namespace, Clock: clock.RealClock{},
-		Status: statusOf(engine, o, ready, id, reloads.inForce.Load),
-	})
-	if err != nil {
-		return err
-	}
-	if err := newUnderWay(engine.Stats, metrics.Registry); err != nil {
-		return err
-	}
-	if err := newReady(ready.probe, metrics.Registry); err != nil {
-		return err
-	}
-	if err := newBuildInfo(metrics.Registry); err != nil {
-		return err
-	}
-	counted, err := newMeasured(traced.engine(engine), clock.RealClock{}, metrics.Registry)
-	if err != nil {
-		return err
-	}
-	handler, err := webhook.NewHandler(webhook.Options{Engine: counted, Ready: ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: o.domain})
-	if err != nil {
-		return err
-	}
-	server := webhook.NewServer(traced.handler(handler), certificate.GetCertificate)
-	err = addAll(mgr, certificate, replicas, elected(o, client, id, binder.NewSweeper(engine, replicas)), sweeping(binder.NewOwnSweeper(engine)), watching, reloads,
-		debugServer(debug, debugSources{inFlight: engine.InFlight, config: reloads.inForce.Load}, &o.shutdownTimeout), &manager.Server{
-			Name:            "webhook",
-			Server:          server,
-			Listener:        tls.NewListener(listener, server.TLSConfig),
-			ShutdownTimeout: &o.shutdownTimeout,
-		}, &manager.Server{
-			Name:            "probes",
-			Server:          probeServer(ready.probe),
-			Listener:        probes,
-			ShutdownTimeout: &o.shutdownTimeout,
-		})
-	if err != nil {
-		return err
-	}
-
+	defer p.traces.flush(ctx)
 	defer context.AfterFunc(ctx, func() {
 		defer stop()
-		shutDown(running, o, ready, engine)
+		shutDown(running, o, p.ready, p.engine)
 	})()
-	klog.InfoS("Starting Prebind", "version", version, "replica", id, "webhook", listener.Addr().String())
+	klog.InfoS("Starting Prebind", "version", version, "replica", p.id, "webhook", open.webhook.Addr().String())
 	return mgr.Start(running)
 }
 
@@ -203,90 +114,4 @@ func shutDown(ctx context.Context, o *serveOptions, ready *readiness, engine *bi
 	if err := engine.Stop(stopping); err != nil {
 		klog.ErrorS(err, "Left attempts behind")
 	}
-}
-
-func listen(ctx context.Context, flag, address string) (net.Listener, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", flag, err)
-	}
-	return listener, nil
-}
-
-func addAll(mgr manager.Manager, runnables ...manager.Runnable) error {
-	for _, r := range runnables {
-		if err := mgr.Add(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// newEngine makes the engine of the configuration.
-func newEngine(ctx context.Context, parts *assembly, c *configuration, o *serveOptions, id string, tracker binder.Tracker) (*binder.Engine, error) {
-	settings, err := parts.settings(ctx, c.settings)
-	if err != nil {
-		return nil, err
-	}
-	observed, err := newObserver(metrics.Registry, o.registry.pluginNames()...)
-	if err != nil {
-		return nil, err
-	}
-	return binder.New(binder.Options{
-		Cached:   parts.mgr.GetCache(),
-		Live:     parts.mgr.GetAPIReader(),
-		Settings: settings,
-		Replica:  id,
-		Domain:   o.domain,
-		Changes:  parts.changes,
-		Events:   parts.mgr.GetEventRecorder("prebind"),
-		Observer: observed,
-		Tracker:  tracker,
-		Clock:    clock.RealClock{},
-	})
-}
-
-// restConfig leads to the API server by the kubeconfig or, without one, from
-// within a pod.
-func restConfig(kubeconfig string) (*rest.Config, error) {
-	var config *rest.Config
-	var err error
-	if kubeconfig == "" {
-		if config, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("--kubeconfig is not given, and there is no pod's way to the API server: %w", err)
-		}
-	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	// The API server's priority and fairness is the limit, not a second one here.
-	config.QPS = -1
-	config.UserAgent = "prebind/" + version
-	return config, nil
-}
-
-// contact fails when the API server does not answer.
-func contact(config *rest.Config) error {
-	reach, err := reacher(config, firstContact)
-	if err == nil {
-		err = reach()
-	}
-	if err != nil {
-		return fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
-	}
-	return nil
-}
-
-// reacher returns a function that says why the API server does not answer, within
-// the time; it takes no permission.
-func reacher(config *rest.Config, within time.Duration) (func() error, error) {
-	probe := rest.CopyConfig(config)
-	probe.Timeout = within
-	client, err := discovery.NewDiscoveryClientForConfig(probe)
-	if err != nil {
-		return nil, fmt.Errorf("setting up: %w", err)
-	}
-	return func() error {
-		_, err := client.ServerVersion()
-		return err
-	}, nil
 }

@@ -1,0 +1,124 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+const (
+	caName = "prebind-webhook-ca"
+	// early is how long before it is made a certificate begins to be valid: the
+	// clocks of the API servers may be behind.
+	early = 5 * time.Minute
+)
+
+// authority is a CA with its key, and both in PEM.
+type authority struct {
+	cert            *x509.Certificate
+	key             crypto.Signer
+	certPEM, keyPEM []byte
+}
+
+// newAuthority makes a CA.
+func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: caName},
+		NotBefore:             now.Add(-early),
+		NotAfter:              now.Add(validity),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true, // It signs what serves, and no other CA.
+	}
+	a := &authority{}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making the key of a CA: %w", err)
+	}
+	a.key = key
+	if a.cert, err = sign(template, template, key.Public(), key); err != nil {
+		return nil, fmt.Errorf("making a CA: %w", err)
+	}
+	if a.certPEM, err = cert.EncodeCertificates(a.cert); err != nil {
+		return nil, fmt.Errorf("making a CA: %w", err)
+	}
+	if a.keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
+		return nil, fmt.Errorf("making a CA: %w", err)
+	}
+	return a, nil
+}
+
+// parseAuthority reads what newAuthority made.
+func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok || !pair.Leaf.IsCA {
+		return nil, errors.New("it is no CA")
+	}
+	return &authority{cert: pair.Leaf, key: key, certPEM: certPEM, keyPEM: keyPEM}, nil
+}
+
+// leaf is what a replica serves, and the CA that signed it.
+type leaf struct {
+	tls *tls.Certificate
+	ca  *x509.Certificate
+}
+
+// issue makes a serving certificate that ends with the CA at the latest.
+func (a *authority) issue(now time.Time, validity time.Duration, names []string) (*leaf, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making the key of a certificate: %w", err)
+	}
+	made, err := sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: names[0]},
+		DNSNames:    names,
+		NotBefore:   now.Add(-early),
+		NotAfter:    a.ends(now, validity),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, a.cert, key.Public(), a.key)
+	if err != nil {
+		return nil, fmt.Errorf("signing a certificate: %w", err)
+	}
+	return &leaf{tls: &tls.Certificate{Certificate: [][]byte{made.Raw}, PrivateKey: key, Leaf: made}, ca: a.cert}, nil
+}
+
+// ends is when a certificate that is issued now would.
+func (a *authority) ends(now time.Time, validity time.Duration) time.Time {
+	if end := now.Add(validity); end.Before(a.cert.NotAfter) {
+		return end
+	}
+	return a.cert.NotAfter
+}
+
+func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	template.SerialNumber = serial
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, key)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}

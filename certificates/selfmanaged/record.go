@@ -1,0 +1,107 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
+)
+
+const (
+	// SecretName is the Secret with the CA, in Prebind's namespace: tls.crt and
+	// tls.key are the CA that signs; ca.crt are all CAs to be trusted; next.crt and
+	// next.key are there while the next CA is made known.
+	SecretName = "prebind-webhook-ca"
+	// RotateAnnotation on the Secret, with any value, has the CA changed now.
+	RotateAnnotation = "prebind.dev/rotate"
+	// promotedAnnotation says since when the CA signs.
+	promotedAnnotation = "prebind.dev/promoted-at"
+
+	bundleKey   = "ca.crt"
+	nextCertKey = "next.crt"
+	nextKeyKey  = "next.key"
+)
+
+// record is what the Secret holds. It is not changed once it is made.
+type record struct {
+	// current signs; next is nil unless it is being made known.
+	current, next *authority
+	// bundle are the CAs to be trusted: current, next and earlier ones.
+	bundle []*x509.Certificate
+	// promoted is since when current signs; zero if that is not known.
+	promoted time.Time
+	// rotate says that somebody asked for another CA.
+	rotate bool
+}
+
+// parseRecord reads a Secret. Whatever does not fit together is an error.
+func parseRecord(secret *corev1.Secret) (*record, error) {
+	if secret == nil {
+		return nil, errors.New("there is no Secret")
+	}
+	r := &record{}
+	var err error
+	if r.current, err = parseAuthority(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]); err != nil {
+		return nil, fmt.Errorf("%s and %s: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
+	}
+	if len(secret.Data[nextCertKey])+len(secret.Data[nextKeyKey]) > 0 {
+		if r.next, err = parseAuthority(secret.Data[nextCertKey], secret.Data[nextKeyKey]); err != nil {
+			return nil, fmt.Errorf("%s and %s: %w", nextCertKey, nextKeyKey, err)
+		}
+	}
+	if r.bundle, err = cert.ParseCertsPEM(secret.Data[bundleKey]); err != nil {
+		return nil, fmt.Errorf("%s: %w", bundleKey, err)
+	}
+	if !holds(r.bundle, r.current.cert) || r.next != nil && !holds(r.bundle, r.next.cert) {
+		return nil, fmt.Errorf("%s does not hold the CAs that sign", bundleKey)
+	}
+	// Without it, or with one that nobody can read, the time begins anew.
+	r.promoted, _ = time.Parse(time.RFC3339, secret.Annotations[promotedAnnotation])
+	_, r.rotate = secret.Annotations[RotateAnnotation]
+	return r, nil
+}
+
+// write puts the record into a Secret, whatever was in there.
+func (r *record) write(secret *corev1.Secret) error {
+	bundle, err := cert.EncodeCertificates(r.bundle...)
+	if err != nil {
+		return fmt.Errorf("encoding CAs: %w", err)
+	}
+	secret.Data = map[string][]byte{corev1.TLSCertKey: r.current.certPEM, corev1.TLSPrivateKeyKey: r.current.keyPEM, bundleKey: bundle}
+	if r.next != nil {
+		secret.Data[nextCertKey], secret.Data[nextKeyKey] = r.next.certPEM, r.next.keyPEM
+	}
+	delete(secret.Annotations, RotateAnnotation)
+	delete(secret.Annotations, promotedAnnotation)
+	if r.rotate {
+		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, RotateAnnotation, "")
+	}
+	if !r.promoted.IsZero() {
+		metav1.SetMetaDataAnnotation(&secret.ObjectMeta, promotedAnnotation, r.promoted.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// earlier are the CAs that are trusted and neither sign nor will.
+func (r *record) earlier() []*x509.Certificate {
+	return without(r.bundle, func(c *x509.Certificate) bool {
+		return c.Equal(r.current.cert) || r.next != nil && c.Equal(r.next.cert)
+	})
+}
+
+func holds(bundle []*x509.Certificate, ca *x509.Certificate) bool {
+	return slices.ContainsFunc(bundle, ca.Equal)
+}
+
+// without returns those that drop is false for, in a slice of its own.
+func without(bundle []*x509.Certificate, drop func(*x509.Certificate) bool) []*x509.Certificate {
+	return slices.DeleteFunc(slices.Clone(bundle), drop)
+}

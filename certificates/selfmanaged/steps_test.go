@@ -1,0 +1,247 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"crypto/x509"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// times are such that a CA's whole life is 24 hours, the last third begins at 16.
+var times = lives{ca: 24 * time.Hour, cert: time.Hour, overlap: time.Minute}
+
+// begin is when the first CA of these tests is made.
+var begin = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(after time.Duration) time.Time { return begin.Add(after) }
+
+func ca(t *testing.T, made time.Duration) *authority {
+	t.Helper()
+	a, err := newAuthority(at(made), times.ca)
+	require.NoError(t, err)
+	return a
+}
+
+func TestNext(t *testing.T) {
+	a, b, old := ca(t, 0), ca(t, 16*time.Hour), ca(t, -20*time.Hour)
+	certs := func(all ...*authority) []*x509.Certificate {
+		var list []*x509.Certificate
+		for _, x := range all {
+			list = append(list, x.cert)
+		}
+		return list
+	}
+	fresh := &record{current: a, bundle: certs(a)}
+	adding := &record{current: a, next: b, bundle: certs(a, b)}
+	promoted := &record{current: b, bundle: certs(a, b), promoted: at(17 * time.Hour)}
+	asked := &record{current: a, bundle: certs(a), rotate: true}
+	since := func(x *authority, when time.Duration) trust { return trust{{ca: x.cert, since: at(when)}} }
+
+	cases := map[string]struct {
+		reason      string
+		now         time.Duration
+		held, known *record
+		trusted     trust
+		want        step
+	}{
+		"Nothing":           {reason: "the very first replica", want: stepCreate},
+		"Deleted":           {reason: "what replicas know is not lost", now: time.Hour, known: fresh, want: stepRestore},
+		"DeletedMidway":     {reason: "a change of the CA goes on where it was", now: 16 * time.Hour, known: adding, want: stepRestore},
+		"DeletedTooLate":    {reason: "a CA that is over is of no use", now: 24 * time.Hour, known: fresh, want: stepCreate},
+		"Young":             {reason: "there is nothing to do", now: 15 * time.Hour, held: fresh, want: stepNone},
+		"TwoThirds":         {reason: "time enough is left to make the next one known", now: 16 * time.Hour, held: fresh, want: stepAdd},
+		"Asked":             {reason: "an operator asked for another CA", now: time.Hour, held: asked, want: stepAdd},
+		"Expired":           {reason: "the cluster was switched off for long: nothing is left to keep", now: 24 * time.Hour, held: fresh, want: stepCreate},
+		"NextUnknown":       {reason: "no API server trusts it", now: 17 * time.Hour, held: adding, want: stepNone},
+		"NextJustKnown":     {reason: "an API server may not have heard of it", now: 17 * time.Hour, held: adding, trusted: since(b, 17*time.Hour-59*time.Second), want: stepNone},
+		"NextKnown":         {reason: "every API server has heard of it", now: 17 * time.Hour, held: adding, trusted: since(b, 17*time.Hour-time.Minute), want: stepPromote},
+		"OtherKnown":        {reason: "that the current one is known does not help", now: 17 * time.Hour, held: adding, trusted: since(a, 0), want: stepNone},
+		"NextAtLast":        {reason: "the configuration was away until the CA was over", now: 24 * time.Hour, held: adding, want: stepPromote},
+		"BothExpired":       {reason: "two CAs that are over", now: 40 * time.Hour, held: adding, want: stepCreate},
+		"AskedMidway":       {reason: "one change after the other", now: 17 * time.Hour, held: &record{current: a, next: b, bundle: certs(a, b), rotate: true}, want: stepNone},
+		"JustPromoted":      {reason: "the old CA's certificates may be in service", now: 17 * time.Hour, held: promoted, want: stepNone},
+		"OldAlmostOver":     {reason: "a replica that is cut off serves until its certificate ends", now: 18*time.Hour + 59*time.Second, held: promoted, want: stepNone},
+		"OldOver":           {reason: "nobody can serve the old one's any more", now: 18*time.Hour + time.Minute, held: promoted, want: stepDrop},
+		"PromotedWhen":      {reason: "somebody removed the annotation: the time begins anew", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b)}, want: stepDate},
+		"PromotedInFuture":  {reason: "somebody's clock was wrong: the time begins anew", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(1000 * time.Hour)}, want: stepDate},
+		"OldWhileNext":      {reason: "the next change has begun before the old CA is gone", now: 18*time.Hour + time.Minute, held: &record{current: a, next: b, bundle: certs(old, a, b), promoted: at(0)}, want: stepDrop},
+		"PromotedAndOneDue": {reason: "an operator asks again", now: 18 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(17 * time.Hour), rotate: true}, want: stepAdd},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			v := view{now: at(tc.now), held: tc.held, known: tc.known, trusted: tc.trusted}
+			got := times.next(v)
+			assert.Equal(t, tc.want, got, tc.reason)
+			if got == stepNone {
+				_, err := times.take(got, v)
+				assert.Error(t, err)
+				return
+			}
+			// Every step leads to a record that can be written and read, and is done.
+			r, err := times.take(got, v)
+			require.NoError(t, err)
+			var secret corev1.Secret
+			require.NoError(t, r.write(&secret))
+			back, err := parseRecord(&secret)
+			require.NoError(t, err)
+			assert.NotEqual(t, got, times.next(view{now: v.now, held: back, known: v.known, trusted: v.trusted}), "the same step would be taken again")
+			for _, x := range tc.trusted {
+				if got != stepDrop && v.now.Before(x.ca.NotAfter) {
+					assert.True(t, holds(back.bundle, x.ca), "nothing loses trust before its time")
+				}
+			}
+		})
+	}
+}
+
+func TestTake(t *testing.T) {
+	a, b, foreign, over := ca(t, 0), ca(t, 16*time.Hour), ca(t, -time.Hour), ca(t, -30*time.Hour)
+	now := at(17 * time.Hour)
+
+	r, err := times.take(stepCreate, view{now: now, trusted: trust{{ca: foreign.cert}, {ca: over.cert}}})
+	require.NoError(t, err)
+	assert.Equal(t, []*x509.Certificate{r.current.cert, foreign.cert}, r.bundle, "what replicas may be serving stays trusted")
+	assert.Equal(t, now, r.promoted, "and not for ever")
+
+	r, err = times.take(stepAdd, view{now: now, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, rotate: true}})
+	require.NoError(t, err)
+	assert.Equal(t, a, r.current, "nothing is signed by the next one yet")
+	assert.Equal(t, []*x509.Certificate{a.cert, r.next.cert}, r.bundle)
+	assert.False(t, r.rotate, "one request is one change")
+
+	r, err = times.take(stepPromote, view{now: now, held: &record{current: a, next: b, bundle: []*x509.Certificate{a.cert, b.cert}}})
+	require.NoError(t, err)
+	assert.Equal(t, b, r.current)
+	assert.Nil(t, r.next)
+	assert.Equal(t, now, r.promoted)
+	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, r.bundle, "the old one stays trusted")
+
+	r, err = times.take(stepDrop, view{now: now, held: r})
+	require.NoError(t, err)
+	assert.Equal(t, []*x509.Certificate{b.cert}, r.bundle)
+}
+
+func TestRenews(t *testing.T) {
+	a, b := ca(t, 0), ca(t, 16*time.Hour)
+	issue := func(by *authority, when time.Duration) *leaf {
+		l, err := by.issue(at(when), times.cert, []string{"prebind.svc"})
+		require.NoError(t, err)
+		return l
+	}
+	only := &record{current: a, bundle: []*x509.Certificate{a.cert}}
+	promoted := &record{current: b, bundle: []*x509.Certificate{a.cert, b.cert}}
+	aTrusted := trust{{ca: a.cert, since: at(0)}}
+	bothTrusted := func(since time.Duration) trust {
+		return trust{{ca: a.cert, since: at(0)}, {ca: b.cert, since: at(since)}}
+	}
+	cases := map[string]struct {
+		reason  string
+		now     time.Duration
+		held    *record
+		trusted trust
+		served  *leaf
+		want    bool
+	}{
+		"First":           {reason: "the API server trusts its CA", held: only, trusted: aTrusted, want: true},
+		"Untrusted":       {reason: "no API server would trust it", held: only},
+		"NoSecret":        {reason: "there is nothing to sign with", trusted: aTrusted},
+		"FirstOfMany":     {reason: "the CA came to others that are in service: not every API server has heard of it", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - 59*time.Second)}, trusted: aTrusted},
+		"FirstOfManyNow":  {reason: "by now every API server has", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - time.Minute)}, trusted: aTrusted, want: true},
+		"FirstInFuture":   {reason: "another machine's clock is no reason to wait", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(18 * time.Hour)}, trusted: aTrusted, want: true},
+		"Young":           {reason: "it is good for long", now: 39 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0)},
+		"TwoThirds":       {reason: "time enough is left", now: 40 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0), want: true},
+		"Expired":         {reason: "nobody trusts it any more", now: 2 * time.Hour, held: only, trusted: aTrusted, served: issue(a, 0), want: true},
+		"ExpiredNoTrust":  {reason: "another one would be trusted as little", now: 2 * time.Hour, held: only, served: issue(a, 0)},
+		"EndOfCA":         {reason: "another one would not live longer", now: 23*time.Hour + 50*time.Minute, held: only, trusted: aTrusted, served: issue(a, 23*time.Hour+45*time.Minute)},
+		"CAOver":          {reason: "nobody trusts what it signs", now: 24 * time.Hour, held: only, trusted: aTrusted},
+		"Promoted":        {reason: "the new CA is known everywhere", now: 17 * time.Hour, held: promoted, trusted: bothTrusted(16 * time.Hour), served: issue(a, 16*time.Hour+50*time.Minute), want: true},
+		"PromotedEarly":   {reason: "an API server may not have heard of the new CA", now: 17 * time.Hour, held: promoted, trusted: bothTrusted(17*time.Hour - time.Second), served: issue(a, 16*time.Hour+50*time.Minute)},
+		"PromotedUnknown": {reason: "the new CA is not in the configuration", now: 17 * time.Hour, held: promoted, trusted: aTrusted, served: issue(a, 16*time.Hour+50*time.Minute)},
+		"OldGone":         {reason: "what is served is not trusted any more", now: 17 * time.Hour, held: promoted, trusted: trust{{ca: b.cert, since: at(17 * time.Hour)}}, served: issue(a, 16*time.Hour+50*time.Minute), want: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := times.renews(view{now: at(tc.now), held: tc.held, trusted: tc.trusted}, tc.served)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}
+
+func TestSeen(t *testing.T) {
+	a, b := ca(t, 0), ca(t, 1)
+	first := trust(nil).seen(at(0), []*x509.Certificate{a.cert})
+	second := first.seen(at(time.Minute), []*x509.Certificate{a.cert, b.cert})
+	assert.True(t, second.has(a.cert, at(time.Minute), time.Minute), "the time goes on")
+	assert.False(t, second.has(b.cert, at(time.Minute), time.Second))
+	gone := second.seen(at(2*time.Minute), []*x509.Certificate{b.cert})
+	assert.False(t, gone.has(a.cert, at(2*time.Minute), 0))
+	back := gone.seen(at(3*time.Minute), []*x509.Certificate{a.cert})
+	assert.False(t, back.has(a.cert, at(3*time.Minute), time.Second), "what was taken away begins anew")
+}
+
+func TestParseRecord(t *testing.T) {
+	a, b, other := ca(t, 0), ca(t, 1), ca(t, 2)
+	good := func() *corev1.Secret {
+		var s corev1.Secret
+		r := &record{current: a, next: b, bundle: []*x509.Certificate{a.cert, b.cert}, promoted: at(0), rotate: true}
+		require.NoError(t, r.write(&s))
+		return &s
+	}
+	r, err := parseRecord(good())
+	require.NoError(t, err)
+	assert.True(t, r.rotate)
+	assert.Equal(t, at(0), r.promoted)
+
+	leaf, err := a.issue(at(0), times.cert, []string{"prebind.svc"})
+	require.NoError(t, err)
+	broken := map[string]func(s *corev1.Secret){
+		"no data":        func(s *corev1.Secret) { s.Data = nil },
+		"no key":         func(s *corev1.Secret) { delete(s.Data, "tls.key") },
+		"another's key":  func(s *corev1.Secret) { s.Data["tls.key"] = other.keyPEM },
+		"no PEM":         func(s *corev1.Secret) { s.Data["tls.crt"] = []byte("x") },
+		"no CA":          func(s *corev1.Secret) { s.Data["tls.crt"] = leaf.tls.Certificate[0] },
+		"half a next CA": func(s *corev1.Secret) { delete(s.Data, "next.key") },
+		"no bundle":      func(s *corev1.Secret) { delete(s.Data, "ca.crt") },
+		"other bundle":   func(s *corev1.Secret) { s.Data["ca.crt"] = other.certPEM },
+		"next not in it": func(s *corev1.Secret) { s.Data["ca.crt"] = a.certPEM },
+	}
+	for name, spoil := range broken {
+		s := good()
+		spoil(s)
+		_, err := parseRecord(s)
+		assert.Error(t, err, name)
+	}
+	_, err = parseRecord(nil)
+	assert.Error(t, err)
+}
+
+func TestLivesValidate(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		lives  lives
+		says   string
+	}{
+		"Default":      {reason: "what the product takes", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity, overlap: DefaultOverlap}},
+		"NoOverlap":    {reason: "an API server would be too late", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity}, says: "overlap"},
+		"ShortCert":    {reason: "it would end before the next CA is known", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "certificates"},
+		"ShortCA":      {reason: "it would be changed all the time", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "CAs"},
+		"JustEnough":   {reason: "the least that is allowed", lives: lives{ca: 16 * time.Second, cert: 4 * time.Second, overlap: time.Second}},
+		"NegativeCert": {reason: "nonsense", lives: lives{ca: time.Hour, cert: -time.Hour, overlap: time.Second}, says: "certificates"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := tc.lives.validate()
+			if tc.says == "" {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			require.ErrorContains(t, err, tc.says, tc.reason)
+		})
+	}
+}

@@ -1,0 +1,166 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/webhook"
+)
+
+// process is a replica that is being put together: each build method adds to the
+// manager what it has made, and the next ones may use it.
+type process struct {
+	o      *serveOptions
+	id     string
+	config *rest.Config
+	mgr    manager.Manager
+	ready  *readiness
+	open   *listeners
+	certs  *certs
+
+	client   kubernetes.Interface
+	traces   *traces
+	assembly *assembly
+	engine   *binder.Engine
+	reloads  *reloader
+}
+
+// buildEngine makes the engine of the configuration.
+func (p *process) buildEngine(ctx context.Context, c *configuration) error {
+	var err error
+	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	steps, err := newStepMetrics(clock.RealClock{}, metrics.Registry)
+	if err != nil {
+		return err
+	}
+	observed, err := newObserver(metrics.Registry, p.o.registry.pluginNames()...)
+	if err != nil {
+		return err
+	}
+	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, steps)
+	settings, err := p.assembly.settings(ctx, c.settings)
+	if err != nil {
+		return err
+	}
+	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
+		return err
+	}
+	p.engine, err = binder.New(binder.Options{
+		Cached:   p.mgr.GetCache(),
+		Live:     p.mgr.GetAPIReader(),
+		Settings: settings,
+		Replica:  p.id,
+		Domain:   p.o.domain,
+		Changes:  p.assembly.changes,
+		Events:   p.mgr.GetEventRecorder("prebind"),
+		Observer: observed,
+		Tracker:  p.traces.steps(steps),
+		Clock:    clock.RealClock{},
+	})
+	return err
+}
+
+// buildWatches adds what keeps an eye on the API server, the permissions, the
+// configuration file, the other replicas, and what attempts have left behind.
+func (p *process) buildWatches(_ context.Context, c *configuration) error {
+	reach, err := reacher(p.config, lookTakes)
+	if err != nil {
+		return err
+	}
+	watching := newMonitor(reach, grants{p.client}, p.ready, clock.RealClock{})
+	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
+		return err
+	}
+	replicas, err := replica.New(replica.Options{
+		ID: p.id, Client: p.client, Namespace: p.o.namespace, Clock: clock.RealClock{},
+		Status: statusOf(p.engine, p.o, p.ready, p.id, p.reloads.inForce.Load),
+	})
+	if err != nil {
+		return err
+	}
+	return p.add(watching, p.reloads, replicas,
+		elected(p.o, p.client, p.id, binder.NewSweeper(p.engine, replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+}
+
+// buildMetrics registers those that have no maker of their own.
+func (p *process) buildMetrics(context.Context, *configuration) error {
+	return errors.Join(
+		newUnderWay(p.engine.Stats, metrics.Registry),
+		newReady(p.ready.probe, metrics.Registry),
+		newBuildInfo(metrics.Registry),
+		register(metrics.Registry, p.certs.metrics.Collectors()...),
+	)
+}
+
+// buildServers adds the certificates and everything that listens.
+func (p *process) buildServers(ctx context.Context, _ *configuration) error {
+	counted, err := newMeasured(p.traces.engine(p.engine), clock.RealClock{}, metrics.Registry)
+	if err != nil {
+		return err
+	}
+	handler, err := webhook.NewHandler(webhook.Options{
+		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: p.o.domain,
+	})
+	if err != nil {
+		return err
+	}
+	if err := p.certs.manage(ctx, &p.o.certificates, p.client, p.o.namespace, p.ready); err != nil {
+		return err
+	}
+	server := webhook.NewServer(p.traces.handler(handler), p.certs.tls)
+	all := []manager.Runnable{
+		p.certs,
+		p.server("webhook", tls.NewListener(p.open.webhook, server.TLSConfig), server),
+		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
+	}
+	if p.open.metrics != nil {
+		all = append(all, p.server("metrics", p.open.metrics, metricsServer()))
+	}
+	if p.open.debug != nil {
+		from := debugSources{inFlight: p.engine.InFlight, config: p.reloads.inForce.Load}
+		all = append(all, p.server("debug", p.open.debug, debugServer(from)))
+	}
+	return p.add(all...)
+}
+
+func (p *process) add(runnables ...manager.Runnable) error {
+	for _, r := range runnables {
+		if err := p.mgr.Add(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// server is run by the manager, until the last of what it runs ends.
+func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
+	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
+}
+
+// metricsServer serves /metrics. controller-runtime's own would find only at its
+// start that the address is taken.
+func metricsServer() *http.Server {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
+	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
+}

@@ -1,0 +1,211 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/gencert"
+	"github.com/prebind/prebind/test/install"
+	"github.com/prebind/prebind/webhook"
+)
+
+// apiServer is the name in the API server's client certificate.
+const apiServer = "kube-apiserver"
+
+// Anybody who can reach the port may post a review. With --client-ca-file only the
+// API server's are answered; without it, a review that no API server would have sent
+// makes Prebind write nothing.
+func TestForgedReview(t *testing.T) {
+	t.Parallel()
+	t.Run("client certificates", func(t *testing.T) {
+		t.Parallel()
+		c := clustertest.Start(t, cluster.Options{Audit: true, WebhookClient: apiServer})
+		w, err := newWorldWith(t.Context(), install.Options{Cluster: c, Binary: shared.prebind.Binary()}, 1,
+			"--client-ca-file="+c.CAFile(), "--client-allowed-names="+apiServer)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, w.prebind.Replicas()[0].Kill()) })
+		testOnlyAPIServerCalls(t, w)
+	})
+	t.Run("no client certificates", func(t *testing.T) {
+		t.Parallel()
+		testForgedReviewWritesNothing(t, shared)
+	})
+}
+
+func testOnlyAPIServerCalls(t *testing.T, w *world) {
+	bound := newBench(t, w, nil)
+	bound.claim("data", bound.dynamic("0s"))
+	bound.pod(cluster.DefaultScheduler, "data")
+	bound.assertTopology(bound.untilBound())
+
+	b := newBench(t, w, nil)
+	b.claim("data", b.dynamic("0s"))
+	pod := b.podWith(byHand, gen.UsesClaim("data"))
+	review := b.forge(pod, "node-1")
+	before := b.state()
+
+	stranger := gencert.NewCA(t, "stranger").Sign(t, apiServer).TLS(t)
+	refused := map[string]struct {
+		client *tls.Certificate
+		says   string
+	}{
+		"no certificate": {says: "certificate required"},
+		"another CA's":   {client: &stranger, says: "unknown certificate authority"},
+		"a kubelet's":    {client: b.certificateOf("system:node:node-1"), says: `403 Forbidden: prebind: the client certificate of "system:node:node-1" may not call`},
+	}
+	for name, tc := range refused {
+		_, err := b.post(tc.client, review)
+		assert.ErrorContains(t, err, tc.says, name)
+	}
+	assert.Equal(t, before, b.state(), "nothing should be written")
+
+	// The same review from the API server does have the claim's volume made.
+	_, err := b.post(b.certificateOf(apiServer), review)
+	require.NoError(t, err)
+	assert.Equal(t, "node-1", b.untilSelected("data"))
+}
+
+func testForgedReviewWritesNothing(t *testing.T, w *world) {
+	tests := map[string]struct {
+		options []gen.PodOption
+		change  func(pod *corev1.Pod)
+		// code is that of the denial; 0 if it is allowed, for the API server to say.
+		code int32
+	}{
+		"not pending":        {options: []gen.PodOption{gen.BoundTo("node-2")}, change: func(*corev1.Pod) {}},
+		"another UID":        {change: func(pod *corev1.Pod) { pod.UID = "forged" }, code: http.StatusConflict},
+		"of no pod":          {change: func(pod *corev1.Pod) { pod.Name = "none" }},
+		"of a pod elsewhere": {change: func(pod *corev1.Pod) { pod.Namespace = "kube-public" }},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			b.claim("data", b.dynamic("0s"))
+			pod := b.podWith(byHand, append(tc.options, gen.UsesClaim("data"))...)
+			tc.change(pod)
+			review := b.forge(pod, "node-1")
+			before := b.state()
+			for range 30 {
+				answer, err := b.post(nil, review)
+				require.NoError(t, err)
+				require.Equal(t, tc.code == 0, answer.Allowed, "%v", answer.Result)
+				assert.Empty(t, answer.Patch)
+				if tc.code != 0 {
+					assert.Equal(t, tc.code, answer.Result.Code, answer.Result.Message)
+				}
+			}
+			// What is told of a refusal after these is told by then.
+			honest, err := b.createPod("honest", byHand)
+			require.NoError(t, err)
+			_, err = b.post(nil, b.forge(honest, "node-none"))
+			require.NoError(t, err)
+			require.EventuallyWithT(t, func(c *assert.CollectT) {
+				assert.True(c, says(b.allEvents(), "BindRefused", "node-none"))
+			}, patience, 100*time.Millisecond)
+			assert.Equal(t, before, b.state(), "nothing should be written")
+		})
+	}
+}
+
+// state is what a forged review could change: the versions of pod and claim, and how
+// many events there are.
+func (b *bench) state() map[string]string {
+	b.t.Helper()
+	pod, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
+	require.NoError(b.t, err)
+	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
+	require.NoError(b.t, err)
+	about := 0
+	for _, e := range b.events() {
+		if says([]string{e}, "Bind") || says([]string{e}, "PreBind") {
+			about++
+		}
+	}
+	return map[string]string{
+		"pod": fmt.Sprint(pod.Annotations, pod.Labels), "claim": claim.Annotations[volume.AnnSelectedNode], "events": fmt.Sprint(about),
+	}
+}
+
+// forge makes the review of a Binding of the pod to the node.
+func (b *bench) forge(pod *corev1.Pod, node string) []byte {
+	b.t.Helper()
+	binding := gen.Binding(pod, node)
+	binding.UID = pod.UID
+	object, err := json.Marshal(binding)
+	require.NoError(b.t, err)
+	review, err := json.Marshal(&admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{
+			UID: "1", Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
+			Namespace: pod.Namespace, Name: pod.Name, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: object},
+		},
+	})
+	require.NoError(b.t, err)
+	return review
+}
+
+// certificateOf is a client certificate that the cluster's CA has signed.
+func (b *bench) certificateOf(user string) *tls.Certificate {
+	b.t.Helper()
+	config, err := b.cluster.UserConfig(user)
+	require.NoError(b.t, err)
+	pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
+	require.NoError(b.t, err)
+	return &pair
+}
+
+// post posts the review to a replica itself, with the certificate if there is one.
+// An answer that is no review is an error.
+func (b *bench) post(client *tls.Certificate, review []byte) (*admissionv1.AdmissionResponse, error) {
+	config := &tls.Config{InsecureSkipVerify: true} // Whoever forges does not care.
+	if client != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return client, nil }
+	}
+	url := "https://" + b.prebind.Replicas()[0].WebhookAddress() + webhook.Path + "?timeout=10s"
+	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, url, bytes.NewReader(review))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}).Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		var status metav1.Status
+		_ = json.Unmarshal(body, &status) // An answer that is no Status shows by its lack of words.
+		return nil, fmt.Errorf("%s: %s", response.Status, status.Message)
+	}
+	var answer admissionv1.AdmissionReview
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return nil, err
+	}
+	return answer.Response, nil
+}

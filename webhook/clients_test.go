@@ -1,0 +1,140 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/gencert"
+)
+
+// guarded is a server that lets clients of a CA call.
+type guarded struct {
+	address string
+	roots   *x509.CertPool
+	clients atomic.Pointer[x509.CertPool]
+	calls   atomic.Int32
+}
+
+func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
+	t.Helper()
+	ca := gencert.NewCA(t, "serving")
+	serving := ca.Sign(t, "prebind", gencert.DNS("prebind.svc")).TLS(t)
+	g := &guarded{roots: gencert.Pool(ca)}
+	g.clients.Store(gencert.Pool(clients))
+	server := NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { g.calls.Add(1) }), TLS{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil },
+		ClientCAs:      g.clients.Load,
+		ClientNames:    names,
+	})
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	g.address = listener.Addr().String()
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(tls.NewListener(listener, server.TLSConfig)) }()
+	t.Cleanup(func() {
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+	return g
+}
+
+// call makes a connection and a call with the certificate, if there is one. All
+// calls share the sessions that could be resumed.
+func (g *guarded) call(t *testing.T, sessions tls.ClientSessionCache, client *gencert.Pair) (*http.Response, metav1.Status, error) {
+	t.Helper()
+	config := &tls.Config{RootCAs: g.roots, ServerName: "prebind.svc", ClientSessionCache: sessions}
+	if client != nil {
+		pair := client.TLS(t)
+		// Shown even where the server does not ask for this CA.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+g.address+Path, http.NoBody)
+	require.NoError(t, err)
+	response, err := transport.RoundTrip(request)
+	var status metav1.Status
+	if err != nil {
+		return nil, status, err
+	}
+	defer response.Body.Close()
+	_ = json.NewDecoder(response.Body).Decode(&status) // The handler of these tests says nothing.
+	return response, status, nil
+}
+
+func TestClients(t *testing.T) {
+	ca, other := gencert.NewCA(t, "cluster"), gencert.NewCA(t, "other")
+	cases := map[string]struct {
+		reason string
+		names  []string
+		client *gencert.Pair
+		// says is part of the TLS error, and code that of an answer.
+		says string
+		code int
+	}{
+		"Right":       {reason: "the API server calls", names: []string{"a", "kube-apiserver"}, client: ca.Sign(t, "kube-apiserver"), code: http.StatusOK},
+		"AnyName":     {reason: "no names are given", client: ca.Sign(t, "anybody"), code: http.StatusOK},
+		"WrongName":   {reason: "a kubelet has a certificate of this CA too", names: []string{"kube-apiserver"}, client: ca.Sign(t, "system:node:a"), code: http.StatusForbidden},
+		"NoName":      {reason: "no name is not any name", names: []string{"kube-apiserver"}, client: ca.Sign(t, ""), code: http.StatusForbidden},
+		"EmptyName":   {reason: "an empty flag lets nobody in that has no name", names: []string{""}, client: ca.Sign(t, ""), code: http.StatusForbidden},
+		"OtherCA":     {reason: "anybody can make a CA", names: []string{"kube-apiserver"}, client: other.Sign(t, "kube-apiserver"), says: "unknown certificate authority"},
+		"SelfSigned":  {reason: "anybody can make a certificate", names: []string{"kube-apiserver"}, client: gencert.NewCA(t, "kube-apiserver"), says: "bad certificate|unknown certificate authority"},
+		"Expired":     {reason: "a stolen key must not serve for ever", client: ca.Sign(t, "kube-apiserver", gencert.Valid(-2, -1)), says: "expired certificate"},
+		"OnlyServing": {reason: "a serving certificate of the CA is no client's", client: ca.Sign(t, "kube-apiserver", onlyServing), says: "bad certificate"},
+		"None":        {reason: "anybody who reaches the port", says: "certificate required"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			g := newGuarded(t, ca, tc.names...)
+			response, status, err := g.call(t, nil, tc.client)
+			if tc.says != "" {
+				require.Error(t, err, tc.reason)
+				assert.Regexp(t, tc.says, err.Error(), tc.reason)
+				assert.Zero(t, g.calls.Load(), tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.code, response.StatusCode, tc.reason)
+			if tc.code == http.StatusOK {
+				assert.EqualValues(t, 1, g.calls.Load(), tc.reason)
+				return
+			}
+			assert.Zero(t, g.calls.Load(), tc.reason)
+			assert.Equal(t, metav1.StatusReasonForbidden, status.Reason)
+			assert.Contains(t, status.Message, "--client-allowed-names")
+			assert.Contains(t, status.Message, `"`+tc.client.Cert.Subject.CommonName+`"`)
+		})
+	}
+}
+
+// A CA that is taken away ends the calls of its clients, also of those that have
+// called before.
+func TestClientCAChanges(t *testing.T) {
+	before, after := gencert.NewCA(t, "before"), gencert.NewCA(t, "after")
+	g := newGuarded(t, before)
+	sessions := tls.NewLRUClientSessionCache(1)
+	old := before.Sign(t, "kube-apiserver")
+	for range 2 {
+		_, _, err := g.call(t, sessions, old)
+		require.NoError(t, err)
+	}
+	g.clients.Store(gencert.Pool(after))
+	_, _, err := g.call(t, sessions, old)
+	require.Error(t, err)
+	_, _, err = g.call(t, sessions, after.Sign(t, "kube-apiserver"))
+	require.NoError(t, err)
+	assert.EqualValues(t, 3, g.calls.Load())
+}
+
+func onlyServing(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
