@@ -22,7 +22,6 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/gencert"
 	"github.com/prebind/prebind/test/install"
@@ -39,7 +38,7 @@ func TestForgedReview(t *testing.T) {
 	t.Parallel()
 	t.Run("client certificates", func(t *testing.T) {
 		t.Parallel()
-		c := clustertest.Start(t, cluster.Options{Audit: true, WebhookClient: apiServer})
+		c := ownCluster(t, cluster.Options{Audit: true, WebhookClient: apiServer})
 		w, err := newWorldWith(t.Context(), install.Options{Cluster: c, Binary: shared.prebind.Binary()}, 1,
 			"--client-ca-file="+c.CAFile(), "--client-allowed-names="+apiServer)
 		require.NoError(t, err)

@@ -102,11 +102,28 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 	return ownWorldWith(t, install.Options{}, replicas, args...)
 }
 
+// ownClusters are the control planes besides the shared one: each takes half a
+// gigabyte and, while it starts, a processor.
+var ownClusters = make(chan struct{}, 4)
+
+// ownCluster is a control plane for one test. It waits until there is room for it.
+func ownCluster(t *testing.T, o cluster.Options) *cluster.Cluster {
+	t.Helper()
+	select {
+	case ownClusters <- struct{}{}:
+	case <-t.Context().Done():
+		t.Fatal("there was no room for another control plane")
+	}
+	// Clean-ups run in reverse: the control plane has ended by then.
+	t.Cleanup(func() { <-ownClusters })
+	return clustertest.Start(t, o)
+}
+
 // ownWorldWith is ownWorld with another installation than the shipped default. The
 // options' cluster and binary are set here.
 func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string) *world {
 	t.Helper()
-	o.Cluster, o.Binary = clustertest.Start(t, cluster.Options{Audit: true}), shared.prebind.Binary()
+	o.Cluster, o.Binary = ownCluster(t, cluster.Options{Audit: true}), shared.prebind.Binary()
 	w, err := newWorldWith(t.Context(), o, replicas, args...)
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/prebind/prebind/docs/example/nodelock"
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
@@ -28,7 +27,7 @@ import (
 // something that has to be undone: a lock on the node.
 func TestPluginFromOutside(t *testing.T) {
 	t.Parallel()
-	c := clustertest.Start(t, cluster.Options{Audit: true})
+	c := ownCluster(t, cluster.Options{Audit: true})
 	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: c.Dir(), Race: true, Package: "./docs/example"})
 	require.NoError(t, err)
 	w, err := newWorld(t.Context(), c, binary, 0)

@@ -23,7 +23,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -286,7 +285,7 @@ func TestResourceClaimsAbsent(t *testing.T) {
 	t.Parallel()
 	// A control plane of 1.36 does not get ready when only the API is switched off.
 	emulated := []string{"--emulated-version=1.33"}
-	c := clustertest.Start(t, cluster.Options{Audit: true, ExtraArgs: map[string][]string{
+	c := ownCluster(t, cluster.Options{Audit: true, ExtraArgs: map[string][]string{
 		cluster.APIServer: emulated, cluster.ControllerManager: emulated, cluster.Scheduler: emulated,
 	}})
 	w, err := newWorld(t.Context(), c, shared.prebind.Binary(), 1)
