@@ -72,7 +72,7 @@ func (b *bench) untilReadyz(l *loner, code int, words ...string) {
 		for _, w := range words {
 			assert.Contains(c, body, w)
 		}
-	}, patience, again)
+	}, 2*patience, again) // A permission that is missing takes two minutes to count.
 }
 
 // fetch returns the body and the code.
