@@ -52,7 +52,7 @@ func TestDebugAddress(t *testing.T) {
 func TestDebugPortInUse(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	defer taken.Close()
+	defer func() { assert.NoError(t, taken.Close()) }()
 	o := debugOptions{address: taken.Addr().String()}
 	_, err = o.listen(t.Context())
 	assert.ErrorContains(t, err, "--debug-bind-address: ")
