@@ -119,6 +119,9 @@ func (p *Prebind) CertDir() string { return p.file("secrets/" + servingSecret) }
 // WebhookAddress is where the webhook listens.
 func (r *Replica) WebhookAddress() string { return r.webhook }
 
+// MetricsAddress is where the metrics are served.
+func (r *Replica) MetricsAddress() string { return r.metrics }
+
 // HealthAddress is where the probes are served.
 func (r *Replica) HealthAddress() string { return r.health }
 

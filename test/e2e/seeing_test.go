@@ -1,0 +1,161 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+	"github.com/prebind/prebind/test/metrics"
+	"github.com/prebind/prebind/test/otlp"
+)
+
+// TestSeeing binds a pod that has to wait, and has another refused, and looks at all
+// that an operator may look at: metrics, /debug, and the trace of the bind.
+func TestSeeing(t *testing.T) {
+	t.Parallel()
+	collector := otlp.Receive(t)
+	debug, err := shared.cluster.ReserveAddress(t.Context())
+	require.NoError(t, err)
+	w := ownWorld(t, 1, "--debug-bind-address="+debug, "--tracing-endpoint="+collector.Address(), "--tracing-sampling-rate-per-million=1000000")
+	b := newBench(t, w, nil)
+	b.claim("data", b.dynamic("3s"))
+	b.podWith(byHand, usesClaims([]string{"data"})...)
+	bound := make(chan error, 1)
+	go func() { bound <- b.bindByHand(b.binding("node-1")) }()
+
+	t.Run("an attempt in flight", func(t *testing.T) {
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			var attempts []binder.InFlight
+			_, body := visit(t, "http://"+debug+"/debug/attempts")
+			require.NoError(c, json.Unmarshal([]byte(body), &attempts))
+			require.Len(c, attempts, 1)
+			assert.Equal(c, []string{b.ns, "pod", "node-1", "volumebinding"}, []string{attempts[0].Namespace, attempts[0].Pod, attempts[0].Node, attempts[0].Plugin})
+		}, patience, 20*time.Millisecond, "/debug/attempts should show the bind")
+	})
+	require.NoError(t, <-bound)
+	pod := b.untilBound()
+	assert.Error(t, b.bindByHand(b.binding("no-such-node")), "the pod is bound")
+	other, err := b.createPod("other", byHand)
+	require.NoError(t, err)
+	require.True(t, apierrors.IsForbidden(b.bindByHand(gen.Binding(other, "no-such-node"))), "there is no such node")
+
+	t.Run("debug", func(t *testing.T) {
+		for path, words := range map[string]string{"plugins": `"volumebinding"`, "config": "kind: PrebindConfiguration", "pprof/": "goroutine", "pprof/heap": ""} {
+			code, body := visit(t, "http://"+debug+"/debug/"+path)
+			assert.Equal(t, http.StatusOK, code, path)
+			assert.Contains(t, body, words, path)
+		}
+	})
+	t.Run("debug is off by default", func(t *testing.T) {
+		replica := shared.prebind.Replicas()[0]
+		for _, address := range []string{replica.HealthAddress(), replica.MetricsAddress()} {
+			code, _ := visit(t, "http://"+address+"/debug/pprof/")
+			assert.Equal(t, http.StatusNotFound, code)
+		}
+	})
+	t.Run("metrics", func(t *testing.T) { b.checkMetrics(t, w.prebind.Replicas()[0], pod) })
+	t.Run("trace", func(t *testing.T) { b.checkTrace(t, collector, pod) })
+}
+
+// checkMetrics looks for those that the binds must have left, for those that no
+// document knows, and for names of pods, nodes or namespaces.
+func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1.Pod) {
+	t.Helper()
+	text, err := replica.Metrics(t.Context())
+	require.NoError(t, err)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	require.NoError(t, err)
+	known, err := metrics.All()
+	require.NoError(t, err)
+	types := map[string]dto.MetricType{}
+	for _, m := range append(known, metrics.Coming()...) {
+		types[m.Name] = m.Type
+	}
+	for name, family := range families {
+		if !strings.HasPrefix(name, "prebind_") {
+			continue
+		}
+		want, documented := types[name]
+		assert.True(t, documented, "%s is registered and in no document: add it to RegisterMetrics", name)
+		assert.Equal(t, want, family.GetType(), name)
+		for _, metric := range family.GetMetric() {
+			for _, l := range metric.GetLabel() {
+				for _, secret := range []string{b.ns, "node-1", string(pod.UID), "no-such-node"} {
+					assert.NotContains(t, l.GetValue(), secret, "%s{%s}", name, l.GetName())
+				}
+			}
+		}
+	}
+	for _, name := range []string{
+		"prebind_decisions_total", "prebind_decision_duration_seconds", "prebind_plugin_duration_seconds", "prebind_mutator_duration_seconds",
+		"prebind_bind_wait_seconds", "prebind_live_reads_total", "prebind_attempts", "prebind_holds", "prebind_max_holds", "prebind_build_info",
+		"prebind_rollbacks_total", "prebind_swept_total", "prebind_holds_refused_total", "prebind_config_info",
+	} {
+		assert.Contains(t, families, name)
+	}
+	assert.Contains(t, text, `prebind_plugin_duration_seconds_count{extension_point="PreBind",plugin="volumebinding",result="ok"} 1`)
+	assert.Contains(t, text, "prebind_bind_wait_seconds_count 1")
+	assert.Contains(t, text, `prebind_decisions_total{decision="refused",plugin="binder"} 1`)
+	assert.Contains(t, text, `prebind_live_reads_total{kind="Node",plugin="binder",reason="missing"} 1`)
+}
+
+// checkTrace waits for the spans of the attempt that bound the pod.
+func (b *bench) checkTrace(t *testing.T, collector *otlp.Receiver, pod *corev1.Pod) {
+	t.Helper()
+	attempt := pod.Annotations[attemptKey]
+	require.NotEmpty(t, attempt)
+	want := []string{"Attempt", "Bind", "Confirm node-state", "Hold", "PreBind volumebinding", "PreFlight volumebinding"}
+	byName := map[string]*tracev1.Span{}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		for _, s := range collector.Spans("prebind.attempt", attempt) {
+			byName[s.GetName()] = s
+		}
+		for _, name := range want {
+			assert.Contains(c, byName, name)
+		}
+	}, patience, 100*time.Millisecond, "the collector should get the spans of the bind")
+	trace := hex.EncodeToString(byName["Attempt"].GetTraceId())
+	for _, name := range want {
+		s := byName[name]
+		assert.Equal(t, b.ns, otlp.Attribute(s, "k8s.namespace.name"), name)
+		assert.Equal(t, "pod", otlp.Attribute(s, "k8s.pod.name"), name)
+		assert.Equal(t, "node-1", otlp.Attribute(s, "k8s.node.name"), name)
+	}
+	assert.Equal(t, byName["Attempt"].GetSpanId(), byName["PreBind volumebinding"].GetParentSpanId(), "what the attempt does is part of it")
+	assert.Equal(t, trace, hex.EncodeToString(byName["PreBind volumebinding"].GetTraceId()))
+	assert.GreaterOrEqual(t, byName["PreBind volumebinding"].GetEndTimeUnixNano()-byName["PreBind volumebinding"].GetStartTimeUnixNano(), uint64(time.Second),
+		"it waited for the volume")
+	assert.Equal(t, []string{"prebind"}, collector.Services())
+}
+
+func visit(t *testing.T, url string) (code int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return response.StatusCode, string(content)
+}
