@@ -90,7 +90,7 @@ func testFilesByHand(t *testing.T, w *world) {
 		s.writeFiles(bad[0], bad[1])
 		s.untilMetric(fmt.Sprintf(`prebind_certificate_reloads_total{certificate="serving",result="failed"} %d`, i+1))
 		s.writeFiles(leaf.CertPEM, leaf.KeyPEM)
-		s.untilBinds(120) // Six seconds, in which the good files are seen again.
+		s.untilBinds(60) // Three seconds, in which the good files are seen again.
 	}
 	assert.Equal(t, map[string]bool{leaf.Cert.SerialNumber.String(): true}, s.served())
 	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="serving"} %s`, number(leaf.Cert.NotAfter)))
