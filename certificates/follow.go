@@ -17,9 +17,12 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Interval is how often files are looked at. A kubelet takes longer than that to
-// bring them.
-const Interval = 5 * time.Second
+// Interval is how often files are looked at.
+const Interval = time.Second
+
+// looksUntilTold is how many looks in a row must find bad files until that is told:
+// of two files, one is written first.
+const looksUntilTold = 5
 
 // Options are what the followers of files have in common. All fields are required.
 type Options struct {
@@ -90,13 +93,13 @@ func (f *follower[T]) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*follower[T]) NeedLeaderElection() bool { return false }
 
-// look takes the files over if they have changed and are good. What is wrong is
-// told when the next look finds it too: of two files, one is written first.
+// look takes the files over if they have changed and are good. What is wrong with
+// them is told once.
 func (f *follower[T]) look() {
 	loaded, err := f.load()
 	switch {
 	case err != nil:
-		if f.failures++; f.failures == 2 {
+		if f.failures++; f.failures == looksUntilTold {
 			f.o.Log.Error(err, "Kept the certificate as it was: the new files cannot be used", "certificate", f.name)
 			f.o.Metrics.Changed(f.name, err)
 		}

@@ -185,9 +185,9 @@ func (l lives) renews(v view, served *leaf) bool {
 	switch {
 	case served == nil:
 		// A CA that came to others, without having been made known before, is not
-		// known everywhere at once.
+		// known everywhere at once. Since when it signs is noted soon, where it is not.
 		since := v.now.Sub(v.held.promoted)
-		return since < 0 || since >= l.overlap
+		return len(v.held.earlier()) == 0 || !v.held.promoted.IsZero() && (since < 0 || since >= l.overlap)
 	case !v.now.Before(served.tls.Leaf.NotAfter), !v.trusted.has(served.ca, v.now, 0):
 		return true // Nobody trusts what is served.
 	case !served.ca.Equal(current.cert):

@@ -153,6 +153,8 @@ func TestRenews(t *testing.T) {
 		"NoSecret":        {reason: "there is nothing to sign with", trusted: aTrusted},
 		"FirstOfMany":     {reason: "the CA came to others that are in service: not every API server has heard of it", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - 59*time.Second)}, trusted: aTrusted},
 		"FirstOfManyNow":  {reason: "by now every API server has", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - time.Minute)}, trusted: aTrusted, want: true},
+		"FirstOfManyWhen": {reason: "somebody removed the annotation: it is not known how long API servers had", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}}, trusted: aTrusted},
+		"FirstAfterAll":   {reason: "the earlier CAs are gone: the date does not matter", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, promoted: at(17 * time.Hour)}, trusted: aTrusted, want: true},
 		"FirstInFuture":   {reason: "another machine's clock is no reason to wait", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(18 * time.Hour)}, trusted: aTrusted, want: true},
 		"Young":           {reason: "it is good for long", now: 39 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0)},
 		"TwoThirds":       {reason: "time enough is left", now: 40 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0), want: true},

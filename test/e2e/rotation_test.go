@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,7 +90,7 @@ func testFilesByHand(t *testing.T, w *world) {
 		s.writeFiles(bad[0], bad[1])
 		s.untilMetric(fmt.Sprintf(`prebind_certificate_reloads_total{certificate="serving",result="failed"} %d`, i+1))
 		s.writeFiles(leaf.CertPEM, leaf.KeyPEM)
-		s.untilBinds(120) // Six seconds, in which the good files are seen again.
+		s.untilBinds(60) // Three seconds, in which the good files are seen again.
 	}
 	assert.Equal(t, map[string]bool{leaf.Cert.SerialNumber.String(): true}, s.served())
 	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="serving"} %s`, number(leaf.Cert.NotAfter)))
@@ -135,8 +136,11 @@ func testSelfManaged(t *testing.T, w *world) {
 	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="ca"} %s`, number(certificatesOf([]byte(ca()))[0].NotAfter)))
 	s.end()
 
-	// kubectl apply of the manifests takes the bundle away. It is put back at once;
-	// in between binds may fail.
+	// kubectl apply of the manifests, as of an upgrade, leaves the bundle alone.
+	generation := s.configuration().Generation
+	require.NoError(t, w.prebind.Register(t.Context()))
+	assert.Equal(t, generation, s.configuration().Generation, "the webhook configuration should not have been changed")
+	// What somebody takes away is put back at once; in between binds may fail.
 	good := s.bundle()
 	s.setBundle(nil)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -269,13 +273,22 @@ func (s *load) untilMetric(line string) {
 	}, patience, 200*time.Millisecond)
 }
 
-// bundle is what the API server trusts.
+// bundle is what the API server trusts; nil if it cannot be read.
 func (s *load) bundle() []byte {
+	if config := s.configuration(); len(config.Webhooks) > 0 {
+		return config.Webhooks[0].ClientConfig.CABundle
+	}
+	return nil
+}
+
+// configuration is the webhook configuration, empty if it cannot be read. It may be
+// called from any goroutine.
+func (s *load) configuration() *admissionregistrationv1.MutatingWebhookConfiguration {
 	config, err := s.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(s.t.Context(), webhookConfiguration, metav1.GetOptions{})
 	if err != nil {
-		return nil
+		return &admissionregistrationv1.MutatingWebhookConfiguration{}
 	}
-	return config.Webhooks[0].ClientConfig.CABundle
+	return config
 }
 
 func (s *load) setBundle(bundle []byte) {

@@ -1,0 +1,234 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/certificates"
+)
+
+const (
+	namespace = "prebind-system"
+	service   = "prebind-webhook"
+	config    = "prebind"
+)
+
+// world is an API server with versions of objects, as far as these tests need it.
+type world struct {
+	t      *testing.T
+	client *fake.Clientset
+
+	mu      sync.Mutex
+	version int
+	// before is called ahead of a write, if it is set.
+	before func(action clienttesting.Action) error
+}
+
+func newWorld(t *testing.T, objects ...runtime.Object) *world {
+	t.Helper()
+	w := &world{t: t, client: fake.NewClientset()}
+	w.client.PrependReactor("create", "*", w.write)
+	w.client.PrependReactor("update", "*", w.write)
+	w.client.PrependReactor("patch", "*", w.patch)
+	for _, o := range objects {
+		w.add(o)
+	}
+	return w
+}
+
+func (w *world) add(o runtime.Object) {
+	w.t.Helper()
+	require.NoError(w.t, w.client.Tracker().Add(w.stamp(o)))
+}
+
+// stamp gives the object the next version.
+func (w *world) stamp(o runtime.Object) runtime.Object {
+	w.version++
+	object, err := meta.Accessor(o)
+	require.NoError(w.t, err)
+	object.SetResourceVersion(strconv.Itoa(w.version))
+	object.SetUID("uid")
+	return o
+}
+
+func (w *world) write(action clienttesting.Action) (bool, runtime.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.before != nil {
+		if err := w.before(action); err != nil {
+			return true, nil, err
+		}
+	}
+	tracker, gvr := w.client.Tracker(), action.GetResource()
+	if create, ok := action.(clienttesting.CreateAction); ok && action.GetVerb() == "create" {
+		o := w.stamp(create.GetObject().DeepCopyObject())
+		return true, o, tracker.Create(gvr, o, action.GetNamespace())
+	}
+	update, ok := action.(clienttesting.UpdateAction)
+	require.True(w.t, ok)
+	o := update.GetObject().DeepCopyObject()
+	sent, err := meta.Accessor(o)
+	require.NoError(w.t, err)
+	stored, err := tracker.Get(gvr, action.GetNamespace(), sent.GetName())
+	if err != nil {
+		return true, nil, err
+	}
+	if have, _ := meta.Accessor(stored); have.GetResourceVersion() != sent.GetResourceVersion() {
+		return true, nil, apierrors.NewConflict(gvr.GroupResource(), sent.GetName(), fmt.Errorf("it has changed"))
+	}
+	return true, o, tracker.Update(gvr, w.stamp(o), action.GetNamespace())
+}
+
+func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.before != nil {
+		if err := w.before(action); err != nil {
+			return true, nil, err
+		}
+	}
+	p, ok := action.(clienttesting.PatchAction)
+	require.True(w.t, ok)
+	stored, err := w.client.Tracker().Get(action.GetResource(), "", p.GetName())
+	if err != nil {
+		return true, nil, err
+	}
+	was, err := json.Marshal(stored)
+	require.NoError(w.t, err)
+	patch, err := jsonpatch.DecodePatch(p.GetPatch())
+	require.NoError(w.t, err)
+	is, err := patch.Apply(was)
+	require.NoError(w.t, err)
+	var o admissionregistrationv1.MutatingWebhookConfiguration
+	require.NoError(w.t, json.Unmarshal(is, &o))
+	if have, _ := meta.Accessor(stored); have.GetResourceVersion() != o.ResourceVersion {
+		return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), o.Name, fmt.Errorf("it has changed"))
+	}
+	return true, &o, w.client.Tracker().Update(action.GetResource(), w.stamp(&o), "")
+}
+
+func (w *world) secret() *corev1.Secret {
+	s, err := w.client.CoreV1().Secrets(namespace).Get(w.t.Context(), SecretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	require.NoError(w.t, err)
+	return s.DeepCopy()
+}
+
+func (w *world) record() *record {
+	w.t.Helper()
+	r, err := parseRecord(w.secret())
+	require.NoError(w.t, err)
+	return r
+}
+
+func (w *world) setSecret(change func(s *corev1.Secret)) {
+	w.t.Helper()
+	s := w.secret()
+	change(s)
+	_, err := w.client.CoreV1().Secrets(namespace).Update(w.t.Context(), s, metav1.UpdateOptions{})
+	require.NoError(w.t, err)
+}
+
+func (w *world) config() *admissionregistrationv1.MutatingWebhookConfiguration {
+	w.t.Helper()
+	c, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(w.t.Context(), config, metav1.GetOptions{})
+	require.NoError(w.t, err)
+	return c.DeepCopy()
+}
+
+func (w *world) setConfig(change func(c *admissionregistrationv1.MutatingWebhookConfiguration)) {
+	w.t.Helper()
+	c := w.config()
+	change(c)
+	_, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Update(w.t.Context(), c, metav1.UpdateOptions{})
+	require.NoError(w.t, err)
+}
+
+// replica is a Manager that runs.
+type replica struct {
+	*Manager
+	began time.Time
+	log   *bytes.Buffer
+	stop  func()
+}
+
+func (w *world) start(l lives) *replica {
+	w.t.Helper()
+	log := &bytes.Buffer{}
+	m, err := New(Options{
+		Client: w.client, Namespace: namespace, Service: service, Configuration: config,
+		CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap,
+		Clock: clock.RealClock{}, Metrics: certificates.NewMetrics(),
+		Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))),
+	})
+	require.NoError(w.t, err)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		assert.NoError(w.t, m.Start(ctx))
+	}()
+	return &replica{Manager: m, began: time.Now(), log: log, stop: func() {
+		cancel()
+		<-done
+	}}
+}
+
+// pass lets the time of the bubble pass.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // The time of the bubble.
+	synctest.Wait()
+}
+
+// webhooks is a configuration with a webhook for each bundle.
+func webhooks(bundles ...[]byte) *admissionregistrationv1.MutatingWebhookConfiguration {
+	c := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: config}}
+	for i, b := range bundles {
+		path := "/mutate-pods-binding"
+		c.Webhooks = append(c.Webhooks, admissionregistrationv1.MutatingWebhook{
+			Name: fmt.Sprintf("w%d.prebind.dev", i),
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				Service:  &admissionregistrationv1.ServiceReference{Namespace: namespace, Name: service, Path: &path},
+				CABundle: b,
+			},
+		})
+	}
+	return c
+}
+
+// verify returns an error unless an API server with this bundle trusts the leaf.
+func verify(l *leaf, bundle []byte, now time.Time) error {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(bundle)
+	_, err := l.tls.Leaf.Verify(x509.VerifyOptions{
+		Roots: pool, DNSName: service + "." + namespace + ".svc", CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	return err
+}
