@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"strings"
 
@@ -125,9 +126,7 @@ func documented(path string, key, value *yaml.Node) (schema map[string]any, desc
 	} else if schema, err = schemaOf(path, value); err != nil {
 		return nil, false, err
 	}
-	for name, rule := range extra {
-		schema[name] = rule
-	}
+	maps.Copy(schema, extra)
 	if description != "" {
 		schema["description"] = description
 	}

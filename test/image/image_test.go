@@ -32,7 +32,7 @@ func parse(t *testing.T) (stages []instructions.Stage, args []instructions.ArgCo
 	t.Helper()
 	file, err := os.Open(filepath.Join(root, "Dockerfile"))
 	require.NoError(t, err)
-	defer file.Close()
+	t.Cleanup(func() { assert.NoError(t, file.Close()) })
 	result, err := parser.Parse(file)
 	require.NoError(t, err)
 	for _, w := range result.Warnings {
@@ -95,11 +95,11 @@ func TestStages(t *testing.T) {
 	assert.Equal(t, build.Name, copies[0].From)
 	users := all[*instructions.UserCommand](final)
 	require.Len(t, users, 1)
-	assert.Regexp(t, regexp.MustCompile(`^[1-9]\d*:[1-9]\d*$`), users[0].User, "the kubelet checks runAsNonRoot by the number")
+	assert.Regexp(t, `^[1-9]\d*:[1-9]\d*$`, users[0].User, "the kubelet checks runAsNonRoot by the number")
 	entry := all[*instructions.EntrypointCommand](final)
 	require.Len(t, entry, 1)
 	assert.False(t, entry[0].PrependShell, "there is no shell")
-	assert.Equal(t, []string{copies[0].DestPath}, []string(entry[0].CmdLine))
+	assert.Equal(t, copies[0].DestPath, strings.Join(entry[0].CmdLine, " "))
 }
 
 // goVersion is that of go.mod, without the patch.
@@ -117,7 +117,7 @@ func goVersion(t *testing.T) string {
 func TestContext(t *testing.T) {
 	ignored, err := os.Open(filepath.Join(root, ".dockerignore"))
 	require.NoError(t, err)
-	defer ignored.Close()
+	t.Cleanup(func() { assert.NoError(t, ignored.Close()) })
 	patterns, err := ignorefile.ReadAll(ignored)
 	require.NoError(t, err)
 	matcher, err := patternmatcher.New(patterns)

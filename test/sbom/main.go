@@ -55,7 +55,7 @@ func checkStatic(path string) error {
 	if err != nil {
 		return fmt.Errorf("reading it as an ELF binary: %w", err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // It was only read.
 	for _, p := range file.Progs {
 		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
 			return errors.New("it is linked dynamically: build it with CGO_ENABLED=0")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -63,7 +63,7 @@ the rest can be removed and no bind fails. It is no error if it is gone already.
 
 func (o *unregisterOptions) validate() error {
 	var problems []error
-	if wrong := path.IsValidPathSegmentName(o.name); o.name == "" || len(wrong) > 0 {
+	if wrong := content.IsPathSegmentName(o.name); o.name == "" || len(wrong) > 0 {
 		problems = append(problems, fmt.Errorf("--name: %q is no name: %s", o.name, strings.Join(append(wrong, "give that of a MutatingWebhookConfiguration"), "; ")))
 	}
 	if o.timeout <= 0 {
