@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command example is Prebind with one more plugin: this is all it takes.
+// Command example is Prebind with two more plugins: this is all it takes.
 package main
 
 import (
@@ -11,11 +11,12 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/docs/example/nodelock"
 )
 
 func main() {
-	command := app.NewCommand(app.WithPlugin(nodelock.Plugin()))
+	command := app.NewCommand(app.WithPlugin(nodelock.Plugin()), app.WithPlugin(after.Plugin()))
 	if err := command.ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
 		if text := err.Error(); text != "" {
 			fmt.Fprintln(os.Stderr, "error:", text)

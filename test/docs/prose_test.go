@@ -1,0 +1,137 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/docs/example/after"
+)
+
+// root is the checkout, as seen from this folder.
+const root = "../.."
+
+var (
+	fence   = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	code    = regexp.MustCompile("`[^`\n]*`")
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ +(.+?) *$`)
+	dropped = regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
+	flag    = regexp.MustCompile(`--([a-z][a-z0-9-]+)`)
+	metric  = regexp.MustCompile(`\bprebind_[a-z_]+\b`)
+)
+
+// pagesOfProse returns all Markdown of the checkout, by path from its root.
+func pagesOfProse(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	checkout := os.DirFS(root)
+	require.NoError(t, fs.WalkDir(checkout, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "bin"}, name):
+			return fs.SkipDir
+		case entry.IsDir() || path.Ext(name) != ".md":
+			return nil
+		}
+		content, err := fs.ReadFile(checkout, name)
+		found[name] = string(content)
+		return err
+	}))
+	require.Contains(t, found, "docs/README.md")
+	return found
+}
+
+// anchors are those that a page's headings have where it is shown.
+func anchors(page string) []string {
+	var all []string
+	for _, h := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		text := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(h[1], "$1")
+		all = append(all, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(text), ""), " ", "-"))
+	}
+	return all
+}
+
+// Who follows a link in the documentation arrives.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	pages := pagesOfProse(t)
+	for name, page := range pages {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(fence.ReplaceAllString(page, ""), ""), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(m[1], "#")
+			to := name
+			if file != "" {
+				to = path.Join(path.Dir(name), file)
+			}
+			if _, err := fs.Stat(os.DirFS(root), to); err != nil {
+				assert.NoError(t, err, "%s links to %s", name, m[1])
+			} else if anchor != "" {
+				assert.Contains(t, anchors(pages[to]), anchor, "%s links to %s: %s has no such heading", name, m[1], to)
+			}
+		}
+	}
+}
+
+// The index names every page.
+func TestIndex(t *testing.T) {
+	t.Parallel()
+	pages := pagesOfProse(t)
+	for name := range pages {
+		if page, ok := strings.CutPrefix(name, "docs/"); ok && page != "README.md" {
+			assert.Contains(t, pages["docs/README.md"], "("+page+")", "docs/README.md should name it")
+		}
+	}
+}
+
+// flagsOfOthers are flags of other programs that the documentation shows.
+var flagsOfOthers = strings.Fields(`
+	admission-control-config-file build-arg controllers create-namespace field-selector help image name no-hooks output overrides prefix previous
+	push set show-labels tail timeout type`)
+
+// A flag that the documentation names is there.
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	known := slices.Clone(flagsOfOthers)
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(app.NewCommand(app.WithPlugin(after.Plugin())))
+	for name, page := range pagesOfProse(t) {
+		for _, m := range flag.FindAllStringSubmatch(page, -1) {
+			assert.Contains(t, known, m[1], "%s names --%s", name, m[1])
+		}
+	}
+}
+
+// A metric that the documentation names is there.
+func TestMetricNames(t *testing.T) {
+	t.Parallel()
+	pages := pagesOfProse(t)
+	for name, page := range pages {
+		for _, m := range metric.FindAllString(page, -1) {
+			m = strings.TrimSuffix(m, "_bucket")
+			assert.Contains(t, pages["docs/metrics.md"], "| `"+m+"` |", "%s names %s", name, m)
+		}
+	}
+}
