@@ -88,7 +88,7 @@ func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1
 	known, err := metrics.All()
 	require.NoError(t, err)
 	types := map[string]dto.MetricType{}
-	for _, m := range append(known, []metrics.Metric{}...) {
+	for _, m := range known {
 		types[m.Name] = m.Type
 	}
 	for name, family := range families {
