@@ -223,7 +223,13 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
 	if pod.Spec.NodeName != "" {
 		return nil, nil
 	}
-	return pod, guardPod(pod, r.Binding)
+	stale := guardPod(pod, r.Binding)
+	if r.Binding.UID != "" && r.Binding.UID != pod.UID {
+		// It is not about this pod, which must not be told of it: anybody who can post a
+		// review could have it told anything.
+		return nil, stale
+	}
+	return pod, stale
 }
 
 // node returns the target.

@@ -391,3 +391,13 @@ func TestBudgetOfADeafPlugin(t *testing.T) {
 		assert.NotEqual(t, api.KindWait, kindOf(d.Err), "20 minutes after the budget of 10: %v", d.Err)
 	})
 }
+
+// A Binding for another pod of that name is refused, and nothing is written about it.
+func TestOtherPodsRefusalIsNotTold(t *testing.T) {
+	s := newScene(t, newWriter("p", &journal{}))
+	s.podIs(thePod)
+	d := s.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-0"))))
+	require.NotNil(t, d.Err)
+	assert.Equal(t, api.KindStale, d.Err.Kind)
+	assert.Empty(t, s.events.all())
+}

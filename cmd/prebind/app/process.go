@@ -8,10 +8,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -152,8 +154,10 @@ func (p *process) add(runnables ...manager.Runnable) error {
 	return nil
 }
 
-// server is run by the manager, until the last of what it runs ends.
+// server is run by the manager, until the last of what it runs ends. What it has to
+// say of connections, such as of a failed handshake, goes to the program's own log.
 func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
+	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", name).V(2)), slog.LevelInfo)
 	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
 }
 
