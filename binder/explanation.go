@@ -14,11 +14,11 @@ import (
 type Verdict string
 
 const (
-	// VerdictBind: it would be bound at once.
+	// VerdictBind says that it would be bound at once.
 	VerdictBind Verdict = "bind"
-	// VerdictWait: it would have to wait, as far as can be seen without beginning it.
+	// VerdictWait says that it would have to wait, as far as can be seen without beginning it.
 	VerdictWait Verdict = "wait"
-	// VerdictRefuse: it would be refused.
+	// VerdictRefuse says that it would be refused.
 	VerdictRefuse Verdict = "refuse"
 )
 
@@ -48,15 +48,15 @@ type Explanation struct {
 type PluginVerdict string
 
 const (
-	// PluginNotAsked: it takes no part, for nothing asks for it.
+	// PluginNotAsked says that it takes no part, for nothing asks for it.
 	PluginNotAsked PluginVerdict = "not-asked"
-	// PluginReady: there is nothing to do.
+	// PluginReady says that there is nothing to do.
 	PluginReady PluginVerdict = "ready"
-	// PluginActs: it would do what Would says, without a wait that could be foreseen.
+	// PluginActs says that it would do what Would says, without a wait that could be foreseen.
 	PluginActs PluginVerdict = "acts"
-	// PluginWaits: it would wait for what WaitsFor says.
+	// PluginWaits says that it would wait for what WaitsFor says.
 	PluginWaits PluginVerdict = "waits"
-	// PluginRefuses: it would refuse the bind.
+	// PluginRefuses says that it would refuse the bind.
 	PluginRefuses PluginVerdict = "refuses"
 )
 

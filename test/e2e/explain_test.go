@@ -47,8 +47,7 @@ func (b *bench) ran(cmd *exec.Cmd) (stdout, stderr string, code int) {
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+b.cluster.Kubeconfig())
 	cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(cmd.Path)+":"+os.Getenv("PATH"))
 	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return out.String(), errs.String(), exit.ExitCode()
 	}
 	require.NoError(b.t, err)
@@ -247,7 +246,7 @@ func TestStatus(t *testing.T) {
 	}
 	t.Logf("for the eye:\n%s", out)
 	cancel()
-	<-waiting
+	require.Error(t, <-waiting, "the call was given up")
 
 	out, _, _ = b.command("status", "-n="+b.ns)
 	assert.Contains(t, out, "No replica of Prebind has a lease in the namespace "+b.ns)

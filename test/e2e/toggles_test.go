@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -72,10 +71,10 @@ func (w *world) untilMetric(t *testing.T, line string) {
 }
 
 // bound binds a new pod by hand to node-1, and returns it.
-func (w *world) bound(t *testing.T, options ...gen.PodOption) *corev1.Pod {
+func (w *world) bound(t *testing.T) *corev1.Pod {
 	t.Helper()
 	b := newBench(t, w, nil)
-	b.podWith(byHand, options...)
+	b.pod(byHand)
 	require.NoError(t, b.bindByHand(b.binding("node-1")))
 	return b.untilBound()
 }

@@ -185,7 +185,7 @@ func TestLostPermission(t *testing.T) {
 	_, err := b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
-	assert.ErrorContains(t, err, "the PreBind plugin volumebinding lacks permissions: Prebind's service account may not")
+	assert.ErrorContains(t, err, "the PreBind plugin volumebinding lacks permissions: the service account of Prebind may not")
 	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
 }
 

@@ -54,7 +54,7 @@ func TestDebugAddress(t *testing.T) {
 func TestListen(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	defer taken.Close()
+	defer func() { assert.NoError(t, taken.Close()) }()
 	for flag, set := range map[string]func(o *serveOptions, address string){
 		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
 		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },

@@ -181,15 +181,18 @@ func (r *report) judge(answer error) error {
 	default:
 		r.Verdict, r.Reason = binder.VerdictRefuse, answer.Error()
 	}
-	x := r.Prebind
-	if x == nil || answer != nil || x.Mode == binder.ModeAudit {
-		return nil
+	if x := r.Prebind; answer == nil && x != nil && x.Mode != binder.ModeAudit {
+		r.foresee(x)
 	}
+	return nil
+}
+
+// foresee takes over what the bind would come to that is only a dry run.
+func (r *report) foresee(x *binder.Explanation) {
 	r.Verdict = x.Verdict
 	if x.Refusal != nil {
 		r.Reason = (&api.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
 	}
-	return nil
 }
 
 // text writes the report for people.

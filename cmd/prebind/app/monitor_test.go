@@ -74,7 +74,9 @@ func TestMonitor(t *testing.T) {
 
 		world.set(func(s *state) { s.denied = true })
 		since := time.Now()
-		for err = nil; err == nil && time.Since(since) < time.Hour; err = after(time.Second) {
+		err = nil
+		for err == nil && time.Since(since) < time.Hour {
+			err = after(time.Second)
 		}
 		require.ErrorContains(t, err, "may not get, list, watch nodes")
 		assert.Greater(t, time.Since(since), deniedAfter, "a new configuration may be on its way")

@@ -114,7 +114,7 @@ func (g grants) check(ctx context.Context, all []Permission) error {
 	for _, object := range order {
 		parts = append(parts, strings.Join(missing[object], ", ")+" "+object)
 	}
-	return fmt.Errorf("Prebind's service account may not %s", strings.Join(parts, "; "))
+	return fmt.Errorf("the service account of Prebind may not %s", strings.Join(parts, "; "))
 }
 
 // needs are the permissions of one part of the program.

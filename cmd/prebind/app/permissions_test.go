@@ -20,7 +20,7 @@ import (
 func granting(allowed func(a authorizationv1.ResourceAttributes) (bool, error)) grants {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		review, ok := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview) //nolint:errcheck // It is one.
+		review, ok := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		if !ok {
 			return false, nil, nil
 		}
@@ -44,7 +44,7 @@ func TestGrants(t *testing.T) {
 	}{
 		"All":      {reason: "nothing is missing", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }},
 		"NoAnswer": {reason: "what is not known is nobody's fault", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return false, errors.New("away") }},
-		"Core":     {reason: "the manifests are another version's", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind's service account may not get, list, watch nodes: apply the manifests"},
+		"Core":     {reason: "the manifests are another version's", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "the service account of Prebind may not get, list, watch nodes: apply the manifests"},
 		"Namespace": {reason: "leases are in the own namespace", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 			return a.Namespace == "" || a.Verb != "delete", nil
 		}, want: "delete leases.coordination.k8s.io in own"},
@@ -52,7 +52,7 @@ func TestGrants(t *testing.T) {
 			reason: "the plugin is named, and the way out", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 				return a.Verb != "patch" || a.Group != "", nil
 			},
-			want: "the PreBind plugin volumebinding lacks permissions: Prebind's service account may not patch persistentvolumeclaims; patch persistentvolumes: apply its role, or switch it off by --prebind-plugins=…,-volumebinding",
+			want: "the PreBind plugin volumebinding lacks permissions: the service account of Prebind may not patch persistentvolumeclaims; patch persistentvolumes: apply its role, or switch it off by --prebind-plugins=…,-volumebinding",
 		},
 		"Subresource": {
 			reason: "a subresource is another thing", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {

@@ -205,8 +205,8 @@ func fieldsOf(t reflect.Type) map[string][]string {
 			return
 		}
 		known[t.String()] = names(t)
-		for i := range t.NumField() {
-			visit(t.Field(i).Type)
+		for field := range t.Fields() {
+			visit(field.Type)
 		}
 	}
 	visit(t)
@@ -226,8 +226,7 @@ func Fields(of any) []string {
 // names are the fields of a struct, those of inlined structs included.
 func names(t reflect.Type) []string {
 	var all []string
-	for i := range t.NumField() {
-		field := t.Field(i)
+	for field := range t.Fields() {
 		name, rest, _ := strings.Cut(field.Tag.Get("yaml"), ",")
 		switch {
 		case slices.Contains(strings.Split(rest, ","), "inline"):
