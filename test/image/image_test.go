@@ -155,7 +155,7 @@ func TestContext(t *testing.T) {
 	require.NoError(t, err)
 	// It reads every file and finds every import and every embedded file; to compile them is the Makefile's.
 	for _, arch := range []string{"amd64", "arm64"} {
-		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/prebind")
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "", "./cmd/prebind")
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOWORK=off")
 		out, err := cmd.CombinedOutput()

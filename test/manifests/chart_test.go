@@ -422,6 +422,39 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
+// The Prometheus Operator's types are not at hand: the objects are compared as they
+// are written.
+func TestChartMonitoring(t *testing.T) {
+	written := func(content []byte) map[string]any {
+		found := map[string]any{}
+		for document := range strings.SplitSeq(string(content), "\n---\n") {
+			var o map[string]any
+			require.NoError(t, yaml.Unmarshal([]byte(document), &o))
+			metadata, ok := o["metadata"].(map[string]any)
+			if kind := fmt.Sprint(o["kind"]); ok && (strings.HasPrefix(fmt.Sprint(o["apiVersion"]), "monitoring.coreos.com/") || metadata["name"] == "prebind-dashboard") {
+				delete(o, "metadata")
+				found[fmt.Sprint(kind, " ", metadata["namespace"], "/", metadata["name"])] = o
+			}
+		}
+		return found
+	}
+	want, err := kustomize(t.Context(), overlay(t, []string{everything}, []string{"monitoring"}, nil))
+	require.NoError(t, err)
+	got, err := helmTemplate(t, "--set=monitoring.enabled=true,monitoring.labels.release=prometheus")
+	require.NoError(t, err)
+	require.Len(t, written(want), 3)
+	assert.Equal(t, written(want), written(got))
+	assert.Equal(t, 2, strings.Count(string(got), "release: prometheus"), "Prometheus finds both")
+	elsewhere, err := helmTemplate(t, "--namespace=elsewhere", "--set=monitoring.enabled=true")
+	require.NoError(t, err)
+	assert.NotContains(t, strings.ReplaceAll(string(elsewhere), "--namespace=elsewhere", ""), "prebind-system")
+	assert.Empty(t, func() map[string]any {
+		without, err := helmTemplate(t)
+		require.NoError(t, err)
+		return written(without)
+	}(), "a cluster without the operator would refuse them")
+}
+
 // Before anything is removed, the webhook configuration goes.
 func TestChartPreDelete(t *testing.T) {
 	objects, hooks := renderChart(t)
