@@ -16,9 +16,15 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
 
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
+	manifests "github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/docs/example/after"
+	"github.com/prebind/prebind/webhook"
 )
 
 // root is the checkout, as seen from this folder.
@@ -132,6 +138,56 @@ func TestMetricNames(t *testing.T) {
 		for _, m := range metric.FindAllString(page, -1) {
 			m = strings.TrimSuffix(m, "_bucket")
 			assert.Contains(t, pages["docs/metrics.md"], "| `"+m+"` |", "%s names %s", name, m)
+		}
+	}
+}
+
+// What docs/security.md says that Prebind may do is what the shipped roles grant.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	rows := strings.Split(pagesOfProse(t)["docs/security.md"], "\n")
+	told := func(rule rbacv1.PolicyRule) bool {
+		words := rule.Resources
+		if len(rule.ResourceNames) > 0 {
+			words = rule.ResourceNames
+		}
+		return slices.ContainsFunc(rows, func(row string) bool {
+			return strings.HasSuffix(row, "| "+strings.Join(slices.Sorted(slices.Values(rule.Verbs)), ", ")+" |") &&
+				!slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(row, w) })
+		})
+	}
+	for _, folder := range []string{
+		"base", "plugins/device", "plugins/resource-claims", "plugins/resource-claims-allocate", "plugins/volumebinding",
+		"mutators/device-info", "certificates/self-managed",
+	} {
+		cluster, own, err := manifests.Roles(folder)
+		require.NoError(t, err)
+		for _, rule := range slices.Concat(cluster, own) {
+			assert.True(t, told(rule), "docs/security.md should tell of %s: %v", folder, rule)
+		}
+	}
+}
+
+// docs/annotations.md names what the program reads, and the reasons of its events.
+func TestAnnotations(t *testing.T) {
+	t.Parallel()
+	page := pagesOfProse(t)["docs/annotations.md"]
+	for _, name := range []string{
+		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
+		api.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+	} {
+		assert.Contains(t, page, "`"+name+"`")
+	}
+	var out strings.Builder
+	command := app.NewCommand()
+	command.SetArgs([]string{"plugins"})
+	command.SetOut(&out)
+	require.NoError(t, command.Execute())
+	read := regexp.MustCompile(`([a-z-]+\.prebind\.dev/)\{([^}]*)\}`).FindAllStringSubmatch(out.String(), -1)
+	require.NotEmpty(t, read)
+	for _, m := range read {
+		for key := range strings.SplitSeq(m[2], ", ") {
+			assert.Contains(t, page, "`"+m[1]+key+"`")
 		}
 	}
 }
