@@ -37,6 +37,17 @@ func (f *follower) Step(ctx context.Context, s Step) (context.Context, func(erro
 func (f *follower) ReadLive(kind, reason string) { f.add("read " + kind + ": " + reason) }
 func (f *follower) HoldRefused()                 { f.add("hold refused") }
 
+// count is how often it was told this.
+func (f *follower) count(line string) int {
+	n := 0
+	for _, told := range f.all() {
+		if told == line {
+			n++
+		}
+	}
+	return n
+}
+
 // everyPoint is a plugin with all the extension points that are tracked. It checks
 // that each is called with the context of its step.
 type everyPoint struct {
@@ -165,8 +176,6 @@ func TestTrackerOfReads(t *testing.T) {
 
 func seesNothing(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }
 
-// TestHoldRefused: a call that finds no seat is counted once, though it asks for one
-// again and again.
 func TestHoldRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f := newWaiter(), &follower{}
@@ -177,15 +186,18 @@ func TestHoldRefused(t *testing.T) {
 		})
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
+		assert.Zero(t, f.count("hold refused"))
 		d := e.Bind(t.Context(), requestFor(gen.Binding(other, "node-a", gen.UID("pod-2"))))
 		require.Equal(t, api.KindWait, kindOf(d.Err))
-		refused := 0
-		for _, line := range f.all() {
-			if line == "hold refused" {
-				refused++
-			}
-		}
-		assert.Equal(t, 1, refused)
+		assert.Equal(t, 1, f.count("hold refused"))
+
+		// A call that need not wait after all goes on, and may have to wait once more.
+		over := make(chan struct{})
+		close(over)
+		h := seat{engine: e, call: &call{}, most: 1}
+		assert.True(t, h.until(t.Context(), over))
+		assert.False(t, h.until(t.Context(), make(chan struct{})))
+		assert.Equal(t, 2, f.count("hold refused"), "it is one call")
 		w.release <- nil
 		w.release <- nil
 		assert.Nil(t, (<-held).Err)
