@@ -20,13 +20,11 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/cert"
 
 	"github.com/prebind/prebind/certificates/selfmanaged"
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gencert"
 	"github.com/prebind/prebind/test/install"
 )
@@ -152,8 +150,7 @@ func testSelfManaged(t *testing.T, w *world) {
 // all the time, as an API server would on a new connection.
 type load struct {
 	*stream
-	stop, done chan struct{}
-	looking    sync.WaitGroup
+	looking sync.WaitGroup
 
 	looks    int
 	mistrust []string
@@ -163,15 +160,8 @@ type load struct {
 
 func beginLoad(t *testing.T, w *world) *load {
 	t.Helper()
-	s := &load{stream: &stream{bench: newBench(t, w, nil)}, stop: make(chan struct{}), done: make(chan struct{}), seen: map[string][2]string{}}
-	s.class = s.dynamic("1s")
-	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Node("wide-"+s.ns,
-		cluster.WithLabels(map[string]string{s.label(): "yes"}),
-		cluster.WithResources(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10k")}))))
-	go func() {
-		defer close(s.done)
-		s.run(s.stop)
-	}()
+	s := &load{stream: newStream(t, w, "1s"), seen: map[string][2]string{}}
+	s.begin()
 	s.looking.Go(s.look)
 	s.untilBinds(10)
 	return s
@@ -180,26 +170,14 @@ func beginLoad(t *testing.T, w *world) *load {
 // end stops the stream, and judges.
 func (s *load) end() {
 	s.t.Helper()
-	close(s.stop)
+	s.stream.end()
 	s.looking.Wait()
-	select {
-	case <-s.done:
-	case <-time.After(patience):
-		s.t.Fatal("not all binds have an answer")
-	}
-	assert.Empty(s.t, s.failures)
 	assert.Empty(s.t, s.mistrust)
-	assert.GreaterOrEqual(s.t, s.posted, atLeast)
 	assert.Greater(s.t, s.looks, 50)
-	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
-		left, err := s.unbound(s.t.Context())
-		require.NoError(c, err)
-		assert.Empty(c, left)
-	}, patience, again, "all pods should be bound")
 	for _, e := range s.allEvents() {
 		assert.NotContains(s.t, e, "webhook", "no kube-scheduler's bind failed either")
 	}
-	s.t.Logf("%d binds, %d failures; %d handshakes, %d not trusted", s.posted, len(s.failures), s.looks, len(s.mistrust))
+	s.t.Logf("%d handshakes, %d not trusted", s.looks, len(s.mistrust))
 }
 
 // look makes a connection to each replica, again and again, that trusts what the

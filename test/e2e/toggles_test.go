@@ -5,7 +5,6 @@ package e2e
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,50 +12,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
 
 const configHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
-
-// wide makes a node with room for all that a stream brings.
-func (s *stream) wide() {
-	s.t.Helper()
-	require.NoError(s.t, cluster.CreateNodes(s.t.Context(), s.client, cluster.Node("wide-"+s.ns,
-		cluster.WithLabels(map[string]string{s.label(): "yes"}),
-		cluster.WithResources(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10k")}))))
-}
-
-// during runs the stream while f does something that no bind may fail for.
-func (s *stream) during(f func()) {
-	s.t.Helper()
-	s.wide()
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		s.run(stop)
-	}()
-	f()
-	close(stop)
-	select {
-	case <-done:
-	case <-time.After(patience):
-		s.t.Fatal("not all binds have an answer")
-	}
-	assert.Empty(s.t, s.failures)
-	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
-		left, err := s.unbound(s.t.Context())
-		require.NoError(c, err)
-		assert.Empty(c, left)
-	}, patience, again, "all pods should be bound")
-	assert.Empty(s.t, slices.DeleteFunc(s.allEvents(), func(e string) bool {
-		// A scheduler that hears of the pod before it hears of the claim has found no node yet.
-		return !strings.HasPrefix(e, "FailedScheduling") || strings.Contains(e, "nodes are available")
-	}))
-	s.t.Logf("%d binds, %d failures", s.posted, len(s.failures))
-}
 
 // untilMetric waits until all replicas have the line in their metrics.
 func (w *world) untilMetric(t *testing.T, line string) {
@@ -85,9 +45,7 @@ func TestToggleByFile(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2)
 	set := func(config string) { require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+config)) }
-	s := &stream{bench: newBench(t, w, nil)}
-	s.class = s.dynamic("1s")
-	s.during(func() {
+	newStream(t, w, "1s").during(func() {
 		assert.NotContains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls")
 		w.untilMetric(t, "prebind_config_generation 1")
 

@@ -8,16 +8,11 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -44,38 +39,17 @@ func TestInstallFromHelm(t *testing.T) {
 
 func testUninstall(t *testing.T, w *world) {
 	t.Helper()
-	s := &stream{bench: newBench(t, w, nil)}
-	s.class = s.dynamic("1s")
-	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Node("wide",
-		cluster.WithLabels(map[string]string{s.label(): "yes"}),
-		cluster.WithResources(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10k")}))))
-
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		s.run(stop)
-	}()
-	// There are some binds of each kind before.
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), atLeast/4) }, patience, again)
-	require.NoError(t, w.prebind.Uninstall(t.Context()))
-	assert.Empty(t, w.prebind.Replicas())
-	last := s.answered()
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should go on")
-	close(stop)
-	select {
-	case <-done:
-	case <-time.After(patience):
-		t.Fatal("not all binds have an answer")
-	}
-
-	assert.Empty(t, s.failures)
-	assert.Empty(t, slices.DeleteFunc(s.allEvents(), func(e string) bool {
-		// A scheduler that hears of the pod before it hears of the claim has found no node yet.
-		return !strings.HasPrefix(e, "FailedScheduling") || strings.Contains(e, "nodes are available")
-	}))
+	s := newStream(t, w, "1s")
+	s.during(func() {
+		// There are some binds of each kind before.
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), atLeast/4) }, patience, again)
+		require.NoError(t, w.prebind.Uninstall(t.Context()))
+		assert.Empty(t, w.prebind.Replicas())
+		last := s.answered()
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should go on")
+	})
 	s.assertToldUntilRemoved()
 	assertRemoved(t, w)
-	t.Logf("%d binds, %d failures", s.posted, len(s.failures))
 }
 
 // assertToldUntilRemoved checks that pods were told of their place before, and
