@@ -12,10 +12,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/docs/example/nodelock"
 	"github.com/prebind/prebind/test/cluster"
@@ -33,8 +35,9 @@ func TestPluginFromOutside(t *testing.T) {
 	w, err := newWorld(t.Context(), c, binary, 0)
 	require.NoError(t, err)
 	mayPatchNodes(t, w)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "../../docs/example/after/config"))
 	for range 2 {
-		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s")
+		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=*,after")
 		require.NoError(t, err)
 	}
 	t.Cleanup(func() {
@@ -99,6 +102,41 @@ func TestPluginFromOutside(t *testing.T) {
 		b.untilBound()
 		b.untilUnlocked("node-4")
 	})
+
+	t.Run("a pod waits for a Job, by the plugin that the documentation builds", func(t *testing.T) { testAfter(t, w) })
+}
+
+// testAfter is docs/writing-a-plugin.md to its end: its role is that of its component.
+func testAfter(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	jobs := b.client.BatchV1().Jobs(b.ns)
+	job, err := jobs.Create(t.Context(), &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: "migrate"},
+		Spec: batchv1.JobSpec{
+			ManagedBy: ptr.To("example.com/e2e"), // kube-controller-manager leaves it alone.
+			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+				RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "none"}},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	const key = "after.prebind.dev/jobs"
+	b.podWith(byHand, gen.Annotation(key, "migrate"))
+	x, code := b.explain("node-5")
+	assert.Equal(t, 1, code)
+	assert.Equal(t, []string{"Job " + b.ns + "/migrate: the Job to complete"}, x.plugin("after").WaitsFor)
+
+	bound := make(chan error, 1)
+	go func() { bound <- b.bindByHand(b.binding("node-5")) }()
+	b.untilEvent("WaitingForPreBind", "after: Job "+b.ns+"/migrate: waiting for the Job to complete")
+	job.Status = batchv1.JobStatus{StartTime: ptr.To(metav1.Now()), CompletionTime: ptr.To(metav1.Now()), Succeeded: 1}
+	for _, condition := range []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobComplete} {
+		job.Status.Conditions = append(job.Status.Conditions, batchv1.JobCondition{Type: condition, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
+	}
+	_, err = jobs.UpdateStatus(t.Context(), job, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.NoError(t, <-bound)
+	b.untilBound()
 }
 
 // mayPatchNodes grants what the plugin's documentation asks for.
