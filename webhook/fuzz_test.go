@@ -101,6 +101,9 @@ func FuzzPatch(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"annotations":{"":"","a/b":"1"}},"other":[1.5]}`), "a/b", "1", "", "")
 	f.Add([]byte(`{"metadata":{}}`), "~1", "<&>", "~0/", "")
 	f.Add([]byte(`{"metadata":null}`), "a", "", "a", "1")
+	for _, value := range []string{`"`, `\`, "\n\x00", "\x7f", "ä\u2028", "<&>"} {
+		f.Add([]byte(`{"metadata":{"annotations":{}}}`), "a", value, value, "1")
+	}
 	f.Fuzz(func(t *testing.T, raw []byte, key, value, second, uid string) {
 		var object map[string]any
 		if json.Unmarshal(raw, &object) != nil || object == nil {
