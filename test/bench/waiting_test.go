@@ -94,23 +94,6 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 		if variant == prebind {
 			scheduler = cluster.NoPreBindScheduler
 		}
-		err := inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
-			claim := gen.Claim(fmt.Sprintf("round-%d-%d", round, i), gen.InNamespace(variant), gen.OfClass("slow"))
-			_, err := core.PersistentVolumeClaims(variant).Create(ctx, claim, metav1.CreateOptions{})
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		all, err := core.Pods(variant).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		seen, err := core.Pods(variant).Watch(ctx, metav1.ListOptions{ResourceVersion: all.ResourceVersion})
-		if err != nil {
-			return err
-		}
-		defer seen.Stop()
 		if err := r.calm(ctx, variant); err != nil {
 			return err
 		}
@@ -118,15 +101,7 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 		defer stop()
 		look := r.look(watching, variant)
 		began := time.Now()
-		if err := inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
-			name := fmt.Sprintf("round-%d-%d", round, i)
-			pod := gen.Pod(name, gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
-			_, err := core.Pods(variant).Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		}); err != nil {
-			return err
-		}
-		if _, err := firstToLast(ctx, c.pods, seen.ResultChan()); err != nil {
+		if _, err := r.firstToLast(ctx, variant, c.pods, func() error { return r.createCrowd(ctx, variant, scheduler, round, c) }); err != nil {
 			return err
 		}
 		out.add(variant, round, "seconds", time.Since(began).Seconds())
@@ -142,6 +117,21 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 		}
 		out.add(variant, round, "FailedScheduling", float64(len(failed.Items)))
 		return errors.Join(found.err, r.clearClaims(ctx, variant))
+	})
+}
+
+// createCrowd makes the pods and their claims.
+func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, round int, c crowd) error {
+	core := r.client.CoreV1()
+	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
+		name := fmt.Sprintf("round-%d-%d", round, i)
+		claim := gen.Claim(name, gen.InNamespace(variant), gen.OfClass("slow"))
+		if _, err := core.PersistentVolumeClaims(variant).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		pod := gen.Pod(name, gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
+		_, err := core.Pods(variant).Create(ctx, pod, metav1.CreateOptions{})
+		return err
 	})
 }
 
