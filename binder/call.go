@@ -135,23 +135,20 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	if add.attempt != "" {
 		d.Annotations[attemptAnnotation(e.o.Domain)] = add.attempt
 	}
-	return d, guardMerged(c.pod, c.Binding, e.withAttempt(c, d.Annotations), d.Labels)
+	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, e.mayCome(c))
 }
 
 func takesPart(plugins []api.PreBinder, name string) bool {
 	return slices.ContainsFunc(plugins, func(p api.PreBinder) bool { return p.Name() == name })
 }
 
-// withAttempt is what the Binding may get at most: an attempt adds its own
-// annotation, and all of them are of one length.
-func (e *Engine) withAttempt(c *call, added map[string]string) map[string]string {
-	key := attemptAnnotation(e.o.Domain)
-	if _, has := added[key]; has || len(c.plugins) == 0 {
-		return added
+// mayCome is what an attempt would add to the Binding, where there is none yet. All
+// attempts' IDs are of one length.
+func (e *Engine) mayCome(c *call) map[string]string {
+	if len(c.plugins) == 0 {
+		return nil
 	}
-	all := maps.Clone(added)
-	all[key] = e.newAttemptID()
-	return all
+	return e.anyAttempt
 }
 
 // allow lets the bind go ahead without any attempt.

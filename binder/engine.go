@@ -76,6 +76,8 @@ type Engine struct {
 	o        Options
 	settings atomic.Pointer[Settings]
 	attempts *attempts
+	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
+	anyAttempt map[string]string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
 	// holding is how many calls are kept waiting.
@@ -107,6 +109,7 @@ func New(o Options) (*Engine, error) {
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
+	e.anyAttempt = map[string]string{attemptAnnotation(o.Domain): e.newAttemptID()}
 	e.settings.Store(&o.Settings)
 	return e, nil
 }
@@ -179,7 +182,7 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 		return denied(err)
 	}
 	if c.settings.idle() {
-		if err := guardMerged(c.pod, c.Binding, nil, nil); err != nil {
+		if err := guardMerged(c.pod, c.Binding, nil, nil, nil); err != nil {
 			return denied(err)
 		}
 		return Decision{PassThrough: true}

@@ -47,24 +47,31 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *api.Error {
 	return nil
 }
 
+// Where what is wrong with the merged metadata is.
+var (
+	annotationsPath = field.NewPath("metadata", "annotations")
+	labelsPath      = field.NewPath("metadata", "labels")
+)
+
 // guardMerged checks what the pod will carry once the API server has merged the
 // Binding into it. The API server does not: it stores what it is given, and then
-// refuses every later update of that pod, the kubelet's included.
-func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels map[string]string) *api.Error {
-	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(annotations))
+// refuses every later update of that pod, the kubelet's included. There must be room
+// for the annotations that may come, too.
+func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *api.Error {
+	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(annotations)+len(mayCome))
 	maps.Copy(merged, pod.Annotations)
 	maps.Copy(merged, b.Annotations)
+	maps.Copy(merged, mayCome)
 	maps.Copy(merged, annotations)
-	metadata := field.NewPath("metadata")
-	problems := apivalidation.ValidateAnnotations(merged, metadata.Child("annotations"))
+	problems := apivalidation.ValidateAnnotations(merged, annotationsPath)
 	// The pod's own labels are valid already.
-	problems = append(problems, metav1validation.ValidateLabels(b.Labels, metadata.Child("labels"))...)
-	problems = append(problems, metav1validation.ValidateLabels(labels, metadata.Child("labels"))...)
+	problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
+	problems = append(problems, metav1validation.ValidateLabels(labels, labelsPath)...)
 	if len(problems) == 0 {
 		return nil
 	}
 	advice := "bound like this, the pod could never be updated again; correct the Binding"
-	if len(annotations) > 0 && apivalidation.ValidateAnnotationsSize(merged) != nil && guardMerged(pod, b, nil, nil) == nil {
+	if len(annotations)+len(mayCome) > 0 && apivalidation.ValidateAnnotationsSize(merged) != nil && guardMerged(pod, b, nil, nil, nil) == nil {
 		advice = "the annotations that Prebind adds do not fit any more; shorten those of the pod or the Binding, or let fewer mutators run"
 	}
 	err := &api.Error{

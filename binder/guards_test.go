@@ -99,6 +99,7 @@ func TestGuardMerged(t *testing.T) {
 		binding []gen.BindingOption
 		added   map[string]string
 		labels  map[string]string
+		mayCome map[string]string
 		// want are the paths of the invalid fields; none is valid.
 		want []string
 	}{
@@ -168,6 +169,18 @@ func TestGuardMerged(t *testing.T) {
 			added:   map[string]string{"m": strings.Repeat("x", limit/4)},
 			want:    []string{"metadata.annotations"},
 		},
+		"NoRoomForWhatMayCome": {
+			reason:  "an attempt that ends well must not find then that it cannot tell of itself",
+			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-6))),
+			mayCome: map[string]string{"attempt": "x"},
+			want:    []string{"metadata.annotations"},
+		},
+		"HasComeAlready": {
+			reason:  "what has come does not come again",
+			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-9))),
+			added:   map[string]string{"attempt": "y"},
+			mayCome: map[string]string{"attempt": "long"},
+		},
 		"ReplacedCountsOnce": {
 			reason:  "a value that is replaced does not count",
 			pod:     gen.Pod("web", gen.Annotation("k", strings.Repeat("x", limit/2))),
@@ -180,7 +193,7 @@ func TestGuardMerged(t *testing.T) {
 			b := gen.Binding(tc.pod, "node-a", tc.binding...)
 			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
 
-			err := guardMerged(tc.pod, b, tc.added, tc.labels)
+			err := guardMerged(tc.pod, b, tc.added, tc.labels, tc.mayCome)
 
 			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")

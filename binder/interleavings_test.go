@@ -258,7 +258,7 @@ func TestAttemptAnnotationIsWithinTheLimit(t *testing.T) {
 	s.podIs(pod)
 	d := s.Bind(t.Context(), theRequest())
 	if d.Err == nil {
-		err := guardMerged(pod, theRequest().Binding, d.Annotations, d.Labels)
+		err := guardMerged(pod, theRequest().Binding, d.Annotations, d.Labels, nil)
 		assert.Nil(t, err, "allowed, and yet what the pod will carry is not valid")
 	}
 }

@@ -68,10 +68,11 @@ const (
 // Result names how a step ended: "ok", the kind of the error, or "ended" when it was
 // given up from outside, which is not the plugin's doing.
 func Result(err error) string {
+	if err == nil {
+		return "ok"
+	}
 	var own *api.Error
 	switch {
-	case err == nil:
-		return "ok"
 	case errors.As(err, &own) && own != nil && own.Kind != api.KindInternal && own.Kind != "":
 		return string(own.Kind)
 	case ended(err) && !errors.Is(err, context.DeadlineExceeded):

@@ -61,11 +61,7 @@ func answer(b *bind, d binder.Decision, domain string) *admissionv1.AdmissionRes
 // respond makes the response to a decision.
 func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	if d.Err == nil {
-		patch, err := patchFor(b, d)
-		if err == nil {
-			return allow(patch, d)
-		}
-		d.Err = api.AsError("binder", err)
+		return allow(patchFor(b, d), d)
 	}
 	response := deny(d.Err, d.RetryAfter)
 	course(response, d)

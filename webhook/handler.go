@@ -80,10 +80,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // review answers a request, whatever happens.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	log := h.o.Log.WithValues("user", request.UserInfo.Username)
+	about := append(make([]any, 0, 6), "user", request.UserInfo.Username)
 	defer func() {
 		if r := recover(); r != nil {
-			log.Error(nil, "Deciding on a Binding panicked", "panic", r, "stack", string(debug.Stack()))
+			h.o.Log.WithValues(about...).Error(nil, "Deciding on a Binding panicked", "panic", r, "stack", string(debug.Stack()))
 			err := api.Internal(api.Object{}, fmt.Errorf("it panicked (%v): this is a bug, Prebind's log has the stack", r))
 			response = deny(api.AsError("binder", err), 0)
 		}
@@ -93,10 +93,11 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return deny(api.AsError("binder", err), 0)
 	}
 	if bind == nil {
-		log.Info("Passed a request through that is no Binding", "resource", request.Resource.String(), "reason", reason)
+		h.o.Log.WithValues(about...).Info("Passed a request through that is no Binding", "resource", request.Resource.String(), "reason", reason)
 		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{"prebind: " + reason}}
 	}
-	log = log.WithValues("pod", klog.KRef(bind.request.Pod.Namespace, bind.request.Pod.Name), "node", bind.request.Binding.Target.Name)
+	about = append(about, "pod", klog.KRef(bind.request.Pod.Namespace, bind.request.Pod.Name), "node", bind.request.Binding.Target.Name)
+	log := h.o.Log.WithValues(about...)
 	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
 	report(log, d, h.o.Clock.Since(begin))
@@ -109,6 +110,9 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	}
 	if d.Err != nil && d.Err.Kind == api.KindInternal {
 		log.Error(d.Err, "Could not decide on a Binding", "plugin", d.Err.Plugin)
+		return
+	}
+	if !log.V(2).Enabled() {
 		return
 	}
 	log = log.WithValues("decision", d.Kind(), "took", took)

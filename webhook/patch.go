@@ -5,7 +5,6 @@ package webhook
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -13,49 +12,92 @@ import (
 	"github.com/prebind/prebind/binder"
 )
 
-// operation is one "add" of a JSON patch. In an object, "add" also replaces.
-type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
 var escape = strings.NewReplacer("~", "~0", "/", "~1")
 
 // patchFor is the smallest patch that sets what the decision adds: no other key
 // is named in it, and what the Binding has already is left out. It is nil when
 // nothing is to be set.
-func patchFor(b *bind, d binder.Decision) ([]byte, error) {
-	var patch []operation
-	add := func(path string, value any) {
-		patch = append(patch, operation{Op: "add", Path: path, Value: value})
-	}
-	if b.has.Metadata == nil && (d.UID != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
-		add("/metadata", struct{}{})
+func patchFor(b *bind, d binder.Decision) []byte {
+	var p patch
+	if !b.has.metadata && (d.UID != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
+		p.add("/metadata")
+		p = append(p, "{}"...)
 	}
 	if d.UID != "" {
-		add("/metadata/uid", d.UID)
+		p.add("/metadata/uid")
+		p.text(string(d.UID))
 	}
-	addMap := func(path string, exists bool, had, want map[string]string) {
-		if !exists && len(want) > 0 {
-			add(path, want)
-			return
-		}
-		for _, key := range slices.Sorted(maps.Keys(want)) {
+	p.addMap("/metadata/annotations", b.has.annotations, b.request.Binding.Annotations, d.Annotations)
+	p.addMap("/metadata/labels", b.has.labels, b.request.Binding.Labels, d.Labels)
+	return p.close()
+}
+
+// patch is a JSON patch in the making, of "add" operations only: in an object, "add"
+// also replaces. It is written as text, for it is written for every bind.
+type patch []byte
+
+// add begins an operation, whose value has to be appended. The prefix is as it is,
+// and the key, if there is one, is escaped.
+func (p *patch) add(path string, key ...string) {
+	if len(*p) == 0 {
+		*p = append(*p, '[')
+	} else {
+		*p = append(*p, "},"...)
+	}
+	for _, k := range key {
+		path += "/" + escape.Replace(k)
+	}
+	*p = append(*p, `{"op":"add","path":`...)
+	p.text(path)
+	*p = append(*p, `,"value":`...)
+}
+
+// addMap adds what of the map is wanted and not had: the whole of it where there is
+// no map yet.
+func (p *patch) addMap(path string, exists bool, had, want map[string]string) {
+	if len(want) == 0 {
+		return
+	}
+	keys := slices.AppendSeq(make([]string, 0, len(want)), maps.Keys(want))
+	slices.Sort(keys)
+	if exists {
+		for _, key := range keys {
 			if value, ok := had[key]; !ok || value != want[key] {
-				add(path+"/"+escape.Replace(key), want[key])
+				p.add(path, key)
+				p.text(want[key])
 			}
 		}
+		return
 	}
-	binding, has := b.request.Binding, b.has.Metadata
-	addMap("/metadata/annotations", has != nil && has.Annotations != nil, binding.Annotations, d.Annotations)
-	addMap("/metadata/labels", has != nil && has.Labels != nil, binding.Labels, d.Labels)
-	if len(patch) == 0 {
-		return nil, nil
+	p.add(path)
+	*p = append(*p, '{')
+	for i, key := range keys {
+		if i > 0 {
+			*p = append(*p, ',')
+		}
+		p.text(key)
+		*p = append(*p, ':')
+		p.text(want[key])
 	}
-	encoded, err := json.Marshal(patch)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the patch: %w", err)
+	*p = append(*p, '}')
+}
+
+// close returns the patch; nil where nothing was added.
+func (p patch) close() []byte {
+	if len(p) == 0 {
+		return nil
 	}
-	return encoded, nil
+	return append(p, "}]"...)
+}
+
+// text appends a JSON string.
+func (p *patch) text(s string) {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			encoded, _ := json.Marshal(s) // A string can always be encoded.
+			*p = append(*p, encoded...)
+			return
+		}
+	}
+	*p = append(append(append(*p, '"'), s...), '"')
 }

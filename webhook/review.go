@@ -9,6 +9,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"strings"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -25,6 +26,8 @@ import (
 const (
 	// maxBody is far over what the API server takes as a Binding.
 	maxBody = 8 << 20
+	// ordinaryBody is what is made room for because a request says that it is so long.
+	ordinaryBody = 64 << 10
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
 	// margin is what an answer may take to get back. The API server rounds the
@@ -59,7 +62,7 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 			err: fmt.Errorf("the content type is %q, it must be application/json", r.Header.Get("Content-Type")),
 		}
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body, err := readAll(http.MaxBytesReader(w, r.Body, maxBody), r.ContentLength)
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return nil, &badRequest{
 			code: http.StatusRequestEntityTooLarge, reason: metav1.StatusReasonRequestEntityTooLarge,
@@ -83,10 +86,26 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 	return review.Request, nil
 }
 
+// readAll reads a body of this length, at one go where it is that of an ordinary
+// review. A length that is not positive is not known; the server reads no more than
+// one that is.
+func readAll(body io.Reader, length int64) ([]byte, error) {
+	if length <= 0 || length > ordinaryBody {
+		return io.ReadAll(body)
+	}
+	all := make([]byte, length)
+	_, err := io.ReadFull(body, all)
+	return all, err
+}
+
 // budget is how long an answer may take: the API server's timeout, less what
 // the way back takes.
 func budget(r *http.Request) time.Duration {
-	timeout, err := time.ParseDuration(r.URL.Query().Get("timeout"))
+	value, plain := strings.CutPrefix(r.URL.RawQuery, "timeout=")
+	if !plain || strings.ContainsAny(value, "&%+;") {
+		value = r.URL.Query().Get("timeout")
+	}
+	timeout, err := time.ParseDuration(value)
 	if err != nil || timeout <= 0 {
 		timeout = defaultTimeout
 	}
@@ -101,11 +120,21 @@ type bind struct {
 }
 
 // presence tells which parents of a patched field exist.
-type presence struct {
-	Metadata *struct {
-		Annotations map[string]string `json:"annotations"`
-		Labels      map[string]string `json:"labels"`
-	} `json:"metadata"`
+type presence struct{ metadata, annotations, labels bool }
+
+// presenceIn tells of an object by what was decoded of it, and looks at the object
+// again only where that is not enough: where it has nothing in its metadata.
+func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
+	has := presence{annotations: b.Annotations != nil, labels: b.Labels != nil}
+	if has.metadata = has.annotations || has.labels || b.Name != "" || b.Namespace != "" || b.UID != ""; has.metadata {
+		return has, nil
+	}
+	var object struct {
+		Metadata *struct{} `json:"metadata"`
+	}
+	err := json.Unmarshal(raw, &object)
+	has.metadata = object.Metadata != nil
+	return has, err
 }
 
 // parse takes the Binding out of a review's request. It returns no bind, but the
@@ -120,7 +149,7 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *api.Error) {
 	binding := &corev1.Binding{}
 	err := json.Unmarshal(r.Object.Raw, binding)
 	if err == nil {
-		err = json.Unmarshal(r.Object.Raw, &b.has)
+		b.has, err = presenceIn(r.Object.Raw, binding)
 	}
 	if err != nil {
 		return nil, "", &api.Error{

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -122,6 +123,9 @@ func TestBudget(t *testing.T) {
 		"NoUnit":    {reason: "a duration has a unit", query: "timeout=3", want: 9 * time.Second},
 		"Zero":      {reason: "no time at all is no time", query: "timeout=0s", want: 9 * time.Second},
 		"Negative":  {reason: "nor is less", query: "timeout=-5s", want: 9 * time.Second},
+		"Among":     {reason: "it need not be alone", query: "a=b&timeout=4s", want: 3 * time.Second},
+		"First":     {reason: "nor the last", query: "timeout=4s&a=b", want: 3 * time.Second},
+		"Escaped":   {reason: "a query may be escaped", query: "timeout=%34s", want: 3 * time.Second},
 		"BadQuery":  {reason: "what cannot be read is not there", query: "timeout=%zz", want: 9 * time.Second},
 	}
 	for name, tc := range cases {
@@ -129,6 +133,38 @@ func TestBudget(t *testing.T) {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Path, nil)
 			r.URL.RawQuery = tc.query
 			assert.Equal(t, tc.want, budget(r), tc.reason)
+		})
+	}
+}
+
+func TestReadAll(t *testing.T) {
+	long := strings.Repeat("x", 2*ordinaryBody)
+	cases := map[string]struct {
+		reason string
+		body   string
+		length int64
+		broken bool
+	}{
+		"Known":   {reason: "an ordinary review", body: "{}", length: 2},
+		"Empty":   {reason: "nothing is no review, but that is not said here"},
+		"Unknown": {reason: "chunked bodies have no length", body: "{}", length: -1},
+		"Long":    {reason: "no room is made because of a promise", body: long, length: int64(len(long))},
+		"Short":   {reason: "a body that breaks off is not taken for one that ends", body: "{", length: 2, broken: true},
+		"Broken":  {reason: "nor is a long one", body: long, length: int64(len(long)), broken: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			var body io.Reader = strings.NewReader(tc.body)
+			if tc.broken {
+				body = io.MultiReader(body, iotest.ErrReader(io.ErrUnexpectedEOF))
+			}
+			got, err := readAll(body, tc.length)
+			if tc.broken {
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.body, string(got), tc.reason)
 		})
 	}
 }

@@ -25,13 +25,16 @@ func (p Parameter) Field(message string) Field {
 
 // Parameters returns the annotations <plugin>.<domain>/<key> of the Binding and,
 // where the source says so, of the pod, by key. The Binding's value wins. The
-// caller owns the map.
+// caller owns the map, which is nil where there are none.
 func Parameters(domain, plugin string, source Source, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
 	prefix := plugin + "." + domain + "/"
-	found := map[string]Parameter{}
+	var found map[string]Parameter
 	collect := func(kind string, annotations map[string]string) {
 		for annotation, value := range annotations {
 			if key, ok := strings.CutPrefix(annotation, prefix); ok {
+				if found == nil {
+					found = map[string]Parameter{}
+				}
 				found[key] = Parameter{
 					Annotation: annotation, Value: value,
 					On: Object{Kind: kind, Namespace: pod.Namespace, Name: pod.Name},

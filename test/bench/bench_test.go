@@ -24,25 +24,32 @@ const batch = 10
 // say how many by -benchtime, such as 5x.
 func BenchmarkClaimBoundToPodBound(b *testing.B) {
 	w := newWorld(b)
-	results := make([][]time.Duration, len(ways))
+	took := make([][]time.Duration, len(ways))
 	for i, way := range ways {
 		b.Run(way.name, func(b *testing.B) {
 			for b.Loop() {
-				took, err := w.measure(b.Context(), way.scheduler, batch)
+				batch, err := w.measure(b.Context(), way.scheduler, batch)
 				if err != nil {
 					b.Fatal(err)
 				}
-				results[i] = append(results[i], took...)
+				took[i] = append(took[i], batch...)
 			}
 			b.ReportMetric(0, "ns/op") // Mostly the volumes in the making.
-			b.ReportMetric(milliseconds(quantile(results[i], 0.5)), "ms/median")
-			b.ReportMetric(milliseconds(quantile(results[i], 0.9)), "ms/p90")
-			if i > 0 && len(results[0]) > 0 {
-				b.ReportMetric(ratio(results[0], results[i]), "times-faster")
+			b.ReportMetric(milliseconds(quantile(took[i], 0.5)), "ms/median")
+			b.ReportMetric(milliseconds(quantile(took[i], 0.9)), "ms/p90")
+			if i > 0 && len(took[0]) > 0 {
+				b.ReportMetric(ratio(took[0], took[i]), "times-faster")
 			}
 		})
 	}
-	b.Logf("from claim bound to pod bound\n\n%s", table(results))
+	b.Logf("from claim bound to pod bound\n\n%s", table(took))
+	out := &results{name: "claims"}
+	for i, way := range ways {
+		for n, d := range took[i] {
+			out.add(way.name, n, "ms", milliseconds(d))
+		}
+	}
+	require.NoError(b, out.save())
 }
 
 // TestMeasure runs the benchmark once with a few claims, so that it works when it

@@ -67,9 +67,9 @@ func (s *stepMetrics) Step(ctx context.Context, step binder.Step) (context.Conte
 	if step.Plugin == "" {
 		return ctx, func(error) {}
 	}
-	begin := s.clock.Now()
+	plugin, point, begin := step.Plugin, step.Name, s.clock.Now()
 	return ctx, func(err error) {
-		s.plugins.WithLabelValues(step.Plugin, step.Name, binder.Result(err)).Observe(s.clock.Since(begin).Seconds())
+		s.plugins.WithLabelValues(plugin, point, binder.Result(err)).Observe(s.clock.Since(begin).Seconds())
 	}
 }
 

@@ -1,0 +1,267 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+	prebindwebhook "github.com/prebind/prebind/webhook"
+)
+
+// BenchmarkAdmission measures what one review costs a webhook, from the bytes of the
+// request to those of the answer: all mutators and plugins that are on by default,
+// with the metrics that 'serve' has, beside controller-runtime's handler that does
+// nothing and one that adds one constant annotation, bare and with the metrics that
+// its server has.
+//
+//	make bench
+func BenchmarkAdmission(b *testing.B) {
+	body := reviewOf(b, benchPod())
+	for _, v := range admissionVariants(b) {
+		b.Run("webhook="+v.name, func(b *testing.B) {
+			w := &discarding{header: http.Header{}}
+			request, read := reviewRequest(b.Context(), body), bytes.NewReader(body)
+			b.ReportAllocs()
+			for b.Loop() {
+				w.reset()
+				read.Reset(body)
+				request.Body = io.NopCloser(read)
+				v.handler.ServeHTTP(w, request)
+				if w.code != http.StatusOK || w.size == 0 {
+					b.Fatalf("answered %d with %d bytes", w.code, w.size)
+				}
+			}
+		})
+	}
+}
+
+// TestAdmissionVariants: what is compared does what it is said to do.
+func TestAdmissionVariants(t *testing.T) {
+	pod := benchPod()
+	zone := `"topology.prebind.dev/zone":"zone-a"`
+	patches := map[string]string{
+		"prebind": zone, "prebind-bare": zone, "constant": "bench.prebind.dev", "constant-bare": "bench.prebind.dev",
+	}
+	for _, v := range admissionVariants(t) {
+		t.Run(v.name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			v.handler.ServeHTTP(w, reviewRequest(t.Context(), reviewOf(t, pod)))
+			require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
+			var review admissionv1.AdmissionReview
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &review))
+			assert.True(t, review.Response.Allowed, "%s", w.Body)
+			assert.EqualValues(t, "review-1", review.Response.UID)
+			if want := patches[v.name]; want != "" {
+				assert.Contains(t, string(review.Response.Patch), want)
+			} else {
+				assert.Empty(t, review.Response.Patch)
+			}
+		})
+	}
+}
+
+// admissionVariant is a webhook's handler.
+type admissionVariant struct {
+	name    string
+	handler http.Handler
+}
+
+func admissionVariants(tb testing.TB) []admissionVariant {
+	tb.Helper()
+	nothing := admission.HandlerFunc(func(context.Context, admission.Request) admission.Response { return admission.Allowed("") })
+	constant := admission.HandlerFunc(func(context.Context, admission.Request) admission.Response {
+		return admission.Patched("", webhook.JSONPatchOp{
+			Operation: "add", Path: "/metadata/annotations", Value: map[string]string{"bench.prebind.dev/constant": "1"},
+		})
+	})
+	standalone := func(h admission.Handler, path string) http.Handler {
+		handler, err := admission.StandaloneWebhook(&admission.Webhook{Handler: h}, admission.StandaloneOptions{Logger: logr.Discard(), MetricsPath: path})
+		require.NoError(tb, err)
+		return handler
+	}
+	bare, measured := benchHandlers(tb)
+	return []admissionVariant{
+		{"nothing", standalone(nothing, "/bench-nothing")},
+		{"nothing-bare", standalone(nothing, "")},
+		{"constant", standalone(constant, "/bench-constant")},
+		{"constant-bare", standalone(constant, "")},
+		{"prebind", measured},
+		{"prebind-bare", bare},
+	}
+}
+
+// benchHandlers are Prebind's handler without and with its metrics.
+func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
+	tb.Helper()
+	registry := prometheus.NewRegistry()
+	steps, err := newStepMetrics(clock.RealClock{}, registry)
+	require.NoError(tb, err)
+	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
+	engine := benchEngine(tb, untimed, nil)
+	handlerOf := func(e prebindwebhook.Engine) http.Handler {
+		h, err := prebindwebhook.NewHandler(prebindwebhook.Options{
+			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}, Domain: defaultDomain,
+		})
+		require.NoError(tb, err)
+		return h
+	}
+	counted, err := newMeasured(benchEngine(tb, steps.timed, steps), clock.RealClock{}, registry)
+	require.NoError(tb, err)
+	return handlerOf(engine), handlerOf(counted)
+}
+
+// benchEngine has all that is on by default.
+func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker binder.Tracker) *binder.Engine {
+	tb.Helper()
+	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
+	world, changes := benchWorld(), notify.NewHub()
+	selectedMutators, err := s.selectedMutators()
+	require.NoError(tb, err)
+	var chain []mutators.Mutator
+	for _, m := range selectedMutators {
+		built, err := m.Build(s.argumentsOf(m.Name))
+		require.NoError(tb, err)
+		chain = append(chain, timed(built))
+	}
+	selectedPlugins, err := s.selectedPlugins()
+	require.NoError(tb, err)
+	require.Len(tb, selectedPlugins, 4, "all that are on")
+	var plugins []api.PreBinder
+	for _, p := range selectedPlugins {
+		built, err := p.Build(Deps{
+			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},
+			Arguments: s.argumentsOf(p.Name), Domain: defaultDomain, Namespace: "prebind-system",
+		})
+		require.NoError(tb, err)
+		plugins = append(plugins, built)
+	}
+	mutate, err := mutators.NewChain(mutators.Options{Domain: defaultDomain, Mutators: chain})
+	require.NoError(tb, err)
+	e, err := binder.New(binder.Options{
+		Cached: world, Live: world, Replica: "replica", Domain: defaultDomain, Changes: changes,
+		Events: events.NewFakeRecorder(1), Tracker: tracker, Clock: clock.RealClock{},
+		Settings: binder.Settings{
+			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
+			PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout,
+		},
+	})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { assert.NoError(tb, e.Stop(context.WithoutCancel(tb.Context()))) })
+	return e
+}
+
+// benchPod is what a Deployment's pod has: labels, an owner, a few annotations and
+// settings, and no volume that has to be prepared.
+func benchPod() *corev1.Pod {
+	return gen.Pod("web-6d4cf56db6-x7k2p", gen.InNamespace("shop"), gen.UID("b8b1f2a6-5b7b-4a83-9d6a-93c4a3a3f7d1"), gen.Version("123456"),
+		gen.Label("app.kubernetes.io/name", "web"), gen.Label("pod-template-hash", "6d4cf56db6"),
+		gen.Annotation("kubectl.kubernetes.io/restartedAt", "2026-01-01T00:00:00Z"),
+		gen.OwnedBy("ReplicaSet", "web-6d4cf56db6", "8a2d"), gen.EmptyDir("tmp"), gen.NodeSelector(corev1.LabelTopologyZone, "zone-a"))
+}
+
+func benchWorld() *memory {
+	node := gen.Node("node-a", gen.Zone("zone-a"), gen.Region("region-1"), gen.Ready(110), gen.UID("0c5a"))
+	m := &memory{pods: map[client.ObjectKey]*corev1.Pod{}, nodes: map[string]*corev1.Node{node.Name: node}}
+	pod := benchPod()
+	m.pods[client.ObjectKeyFromObject(pod)] = pod
+	return m
+}
+
+// reviewOf is the API server's review of kube-scheduler's Binding of the pod.
+func reviewOf(tb testing.TB, pod *corev1.Pod) []byte {
+	tb.Helper()
+	binding := gen.Binding(pod, "node-a", gen.UID(pod.UID))
+	raw, err := json.Marshal(binding)
+	require.NoError(tb, err)
+	pods := metav1.GroupVersionResource{Version: "v1", Resource: "pods"}
+	kind := metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}
+	dryRun := false
+	body, err := json.Marshal(admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{
+			UID: "review-1", Operation: admissionv1.Create, Namespace: pod.Namespace, Name: pod.Name,
+			Kind: kind, RequestKind: &kind, Resource: pods, RequestResource: &pods, SubResource: "binding", RequestSubResource: "binding",
+			UserInfo: authenticationv1.UserInfo{Username: "system:kube-scheduler", Groups: []string{"system:authenticated"}},
+			DryRun:   &dryRun, Object: runtime.RawExtension{Raw: raw},
+			Options: runtime.RawExtension{Raw: []byte(`{"kind":"CreateOptions","apiVersion":"meta.k8s.io/v1"}`)},
+		},
+	})
+	require.NoError(tb, err)
+	return body
+}
+
+func reviewRequest(ctx context.Context, body []byte) *http.Request {
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, prebindwebhook.Path+"?timeout=10s", bytes.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	return r
+}
+
+// discarding is where an answer goes whose size alone matters.
+type discarding struct {
+	header     http.Header
+	code, size int
+}
+
+func (d *discarding) reset()              { clear(d.header); d.code, d.size = http.StatusOK, 0 }
+func (d *discarding) Header() http.Header { return d.header }
+func (d *discarding) WriteHeader(c int)   { d.code = c }
+func (d *discarding) Write(p []byte) (int, error) {
+	d.size += len(p)
+	return len(p), nil
+}
+
+// memory reads pods and nodes as the informers' cache does: by a map, and a shallow
+// copy. What is not there is not there, and nothing can be written.
+type memory struct {
+	client.Client
+	pods  map[client.ObjectKey]*corev1.Pod
+	nodes map[string]*corev1.Node
+}
+
+// Get implements client.Reader.
+func (m *memory) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	switch into := into.(type) {
+	case *corev1.Pod:
+		if pod := m.pods[key]; pod != nil {
+			*into = *pod
+			return nil
+		}
+	case *corev1.Node:
+		if node := m.nodes[key.Name]; node != nil {
+			*into = *node
+			return nil
+		}
+	}
+	return apierrors.NewNotFound(schema.GroupResource{Resource: fmt.Sprintf("%T", into)}, key.Name)
+}

@@ -1,0 +1,138 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// size is how many binds a round has of each variant.
+type size struct {
+	// warmUp are not measured: connections, caches and heaps come to what they are.
+	warmUp int
+	// alone are bound one at a time, together by clients at once.
+	alone, together, clients int
+}
+
+// BenchmarkBinds measures what a bind takes a client, and how many binds a second
+// there are, without a webhook, with Prebind, and with webhooks that do next to
+// nothing. A loop is a round in which each has its turn; say how many by -benchtime,
+// such as 10x.
+func BenchmarkBinds(b *testing.B) {
+	variants := []string{none, nothing, constant, prebind}
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), variants...)
+	out := &results{name: "binds"}
+	round := 0
+	for b.Loop() {
+		// Nobody is always the first.
+		for i := range variants {
+			variant := variants[(i+round)%len(variants)]
+			if err := r.round(b.Context(), out, variant, round, size{warmUp: 200, alone: 300, together: 600, clients: 16}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly pods in the making.
+	for _, metric := range []string{"p50", "p99", "binds/s"} {
+		for _, against := range []string{none, nothing, constant} {
+			out.ratio(b, metric, prebind, against)
+		}
+		out.ratio(b, metric, constant, nothing)
+	}
+	require.NoError(b, out.save())
+}
+
+// TestBinds runs a short round, so that the benchmark works when it is needed. What it
+// takes is not judged.
+func TestBinds(t *testing.T) {
+	variants := []string{none, constant, prebind}
+	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 3), variants...)
+	out := &results{name: "binds"}
+	for _, variant := range variants {
+		require.NoError(t, r.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))
+	}
+	for _, metric := range []string{"p50", "p99", "binds/s"} {
+		ratios := stat.Ratios(out.samples, metric, prebind, constant)
+		require.Len(t, ratios, 1, metric)
+		assert.Positive(t, ratios[0], metric)
+	}
+	pods, err := r.client.CoreV1().Pods(prebind).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, pods.Items, "the next round begins as this one did")
+}
+
+// round measures one variant once.
+func (r *rivals) round(ctx context.Context, out *results, variant string, round int, s size) error {
+	return r.turn(ctx, variant, func(ctx context.Context) error {
+		pods, err := r.create(ctx, variant, fmt.Sprintf("round-%d", round), s.warmUp+s.alone+s.together)
+		if err != nil {
+			return err
+		}
+		if _, err := r.bindAll(ctx, s.clients, pods[:s.warmUp]); err != nil {
+			return err
+		}
+		pods = pods[s.warmUp:]
+		if err := r.calm(ctx, variant); err != nil {
+			return err
+		}
+		before, err := r.used(variant)
+		if err != nil {
+			return err
+		}
+		took, err := r.bindAll(ctx, 1, pods[:s.alone])
+		if err != nil {
+			return err
+		}
+		out.add(variant, round, "p50", milliseconds(quantile(took, 0.5)))
+		out.add(variant, round, "p99", milliseconds(quantile(took, 0.99)))
+		if err := r.calm(ctx, variant); err != nil {
+			return err
+		}
+		began := time.Now()
+		if _, err := r.bindAll(ctx, s.clients, pods[s.alone:]); err != nil {
+			return err
+		}
+		out.add(variant, round, "binds/s", float64(s.together)/time.Since(began).Seconds())
+		after, err := r.used(variant)
+		if err != nil {
+			return err
+		}
+		out.add(variant, round, "cpu-us/bind", (after-before)*1e6/float64(s.alone+s.together))
+		if err := r.check(ctx, variant, pods[0].Name); err != nil {
+			return err
+		}
+		return r.clear(ctx, variant)
+	})
+}
+
+// bindAll binds the pods, as many at a time as there are clients, and returns what
+// each bind took.
+func (r *rivals) bindAll(ctx context.Context, clients int, pods []*corev1.Pod) ([]time.Duration, error) {
+	took := make([]time.Duration, len(pods))
+	err := inParallel(ctx, clients, len(pods), func(ctx context.Context, i int) error {
+		began := time.Now()
+		err := r.client.CoreV1().Pods(pods[i].Namespace).Bind(ctx, bindingOf(pods[i], i), metav1.CreateOptions{})
+		took[i] = time.Since(began)
+		return err
+	})
+	return took, err
+}
+
+// bindingOf is what kube-scheduler posts.
+func bindingOf(pod *corev1.Pod, i int) *corev1.Binding {
+	return gen.Binding(pod, fmt.Sprintf("node-%d", i%3+1), gen.UID(pod.UID))
+}

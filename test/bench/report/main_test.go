@@ -1,0 +1,128 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/test/bench/stat"
+)
+
+const reviews = `goos: linux
+BenchmarkAdmission/webhook=nothing-2         	   10	     20000 ns/op	    6000 B/op	      80 allocs/op
+BenchmarkAdmission/webhook=nothing-bare-2    	   10	     10000 ns/op	    5000 B/op	      70 allocs/op
+BenchmarkAdmission/webhook=prebind           	   10	     30000 ns/op	    9000 B/op	     160 allocs/op
+PASS
+BenchmarkAdmission/webhook=nothing-2         	   10	     20000 ns/op	    6000 B/op	      80 allocs/op
+BenchmarkAdmission/webhook=prebind           	   10	     20000 ns/op	    9000 B/op	     120 allocs/op
+BenchmarkOther-2   	   10	     20000 ns/op
+`
+
+func TestAdmission(t *testing.T) {
+	samples := admission(reviews)
+	assert.Equal(t, []float64{1.5, 1}, stat.Ratios(samples, "ns/op", prebind, nothing), "the n-th of each belong together")
+	assert.Equal(t, []float64{2, 1.5}, stat.Ratios(samples, "allocs/op", prebind, nothing))
+	assert.Equal(t, []float64{10000}, stat.Values(samples, "ns/op", "nothing-bare"), "it is another webhook")
+}
+
+func TestResults(t *testing.T) {
+	few := func(variant, metric string, values ...float64) []stat.Sample {
+		var samples []stat.Sample
+		for i, v := range values {
+			samples = append(samples, stat.Sample{Variant: variant, Round: i, Metric: metric, Value: v})
+		}
+		return samples
+	}
+	cases := map[string]struct {
+		reason string
+		row    row
+		sample []stat.Sample
+		want   string
+	}{
+		"Met":     {reason: "the median is at most the aim", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0), unit: " ms"}, sample: few(prebind, "ms", 1, 2, 9), want: "| 1 | a | ≤ 2 ms | 2 ms | 1.50 to 5.50 | 3 | yes |"},
+		"Not":     {reason: "a hundredth above is not", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0)}, sample: few(prebind, "ms", 2.01), want: "| 1 | a | ≤ 2 | 2.01 | – | 1 | no |"},
+		"Least":   {reason: "some aims are to be reached", row: row{number: 2, what: "a", of: values("ms", prebind), least: new(0.9)}, sample: few(prebind, "ms", 0.8), want: "| 2 | a | ≥ 0.90 | 0.80 | – | 1 | no |"},
+		"NoAim":   {reason: "some are only told", row: row{number: 2, what: "a", of: values("ms", prebind)}, sample: few(prebind, "ms", 7), want: "| 2 | a | – | 7 | – | 1 |  |"},
+		"Highest": {reason: "what must never be is judged by the worst round", row: row{number: 7, what: "a", of: values("ms", prebind), by: highest, most: new(1.0)}, sample: few(prebind, "ms", 0, 0, 3), want: "| 7 | a | ≤ 1 | 3 | 0 to 1.50 | 3 | no |"},
+		"Growth":  {reason: "the last over the first", row: row{number: 6, what: "a", of: growth("ms", prebind), most: new(1.05)}, sample: few(prebind, "ms", 2, 9, 3), want: "| 6 | a | ≤ 1.05 | 1.50 | – | 1 | no |"},
+		"Last":    {reason: "of the largest cluster", row: row{number: 6, what: "a", of: last(values("ms", prebind))}, sample: few(prebind, "ms", 2, 9, 4), want: "| 6 | a | – | 4 | – | 1 |  |"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			found, ok := tc.row.result(tc.sample)
+			require.True(t, ok)
+			assert.Equal(t, tc.want, found.line(), tc.reason)
+			_, ok = tc.row.result(nil)
+			assert.False(t, ok, "what was not measured has no line")
+		})
+	}
+}
+
+// The numbers in docs/performance are those of the data beside them, and every aim has
+// been measured.
+func TestReadme(t *testing.T) {
+	dir := filepath.Join("..", "..", "..", "docs", "performance")
+	data, err := read(filepath.Join(dir, "data"))
+	require.NoError(t, err)
+	results := resultsOf(data)
+	assert.Len(t, results, len(table()), "a row without data")
+	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	require.NoError(t, err)
+	want, err := replace(string(readme), markdown(results))
+	require.NoError(t, err)
+	assert.Equal(t, want, string(readme), "run 'make bench-keep'")
+	for name, plot := range map[string][]byte{"ratios": ratiosPlot(results), "memory": memoryPlot(data["scale"]), "claims": claimsPlot(data["claims"])} {
+		kept, err := os.ReadFile(filepath.Join(dir, name+".svg"))
+		require.NoError(t, err)
+		assert.Equal(t, string(plot), string(kept), "%s.svg: run 'make bench-keep'", name)
+		wellFormed(t, string(plot))
+	}
+}
+
+func wellFormed(t *testing.T, text string) {
+	t.Helper()
+	decoder := xml.NewDecoder(strings.NewReader(text))
+	for {
+		_, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		require.NoError(t, err)
+	}
+}
+
+func TestReplace(t *testing.T) {
+	got, err := replace("before\n"+begin+"old\n"+end+"after\n", "new\n")
+	require.NoError(t, err)
+	assert.Equal(t, "before\n"+begin+"new\n"+end+"after\n", got)
+	for _, broken := range []string{"", begin, end, end + begin} {
+		_, err := replace(broken, "new\n")
+		require.Error(t, err, "%q", broken)
+	}
+}
+
+func TestTicks(t *testing.T) {
+	cases := map[string]struct {
+		axis axis
+		want []float64
+	}{
+		"Ratios": {axis{low: 0, high: 2}, []float64{0, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.4, 1.6, 1.8, 2}},
+		"Pods":   {axis{low: 0, high: 50000}, []float64{0, 10000, 20000, 30000, 40000, 50000}},
+		"Odd":    {axis{low: 0, high: 930}, []float64{0, 100, 200, 300, 400, 500, 600, 700, 800, 900}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.InDeltaSlice(t, tc.want, tc.axis.ticks(), 1e-9)
+		})
+	}
+}

@@ -1,0 +1,164 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/prebind/prebind/test/bench/stat"
+)
+
+// row is a line of the table: what was aimed at, and where it is measured.
+type row struct {
+	number int
+	what   string
+	// file holds the samples, and of says which of them count.
+	file string
+	of   func(samples []stat.Sample) []float64
+	// by makes one number of them; the median where it is nil.
+	by func(values []float64) float64
+	// aim is the most, or the least; there is none where both are nil.
+	most, least *float64
+	// unit is shown behind the numbers: × for a ratio.
+	unit string
+	// plotted are those that are in the plot of ratios.
+	plotted bool
+}
+
+// The variants, as the benchmarks call them.
+const (
+	none     = "none"
+	nothing  = "nothing"
+	constant = "constant"
+	prebind  = "prebind"
+	informer = "informer"
+)
+
+const (
+	overConstant = " / constant webhook"
+	overNone     = " / no webhook"
+)
+
+func ratio(metric, variant, against string) func([]stat.Sample) []float64 {
+	return func(samples []stat.Sample) []float64 { return stat.Ratios(samples, metric, variant, against) }
+}
+
+func values(metric, variant string) func([]stat.Sample) []float64 {
+	return func(samples []stat.Sample) []float64 { return stat.Values(samples, metric, variant) }
+}
+
+// last is what stands in the last round: of the largest cluster.
+func last(of func([]stat.Sample) []float64) func([]stat.Sample) []float64 {
+	return func(samples []stat.Sample) []float64 {
+		all := of(samples)
+		return all[max(0, len(all)-1):]
+	}
+}
+
+// growth is the last value over the first one.
+func growth(metric, variant string) func([]stat.Sample) []float64 {
+	return func(samples []stat.Sample) []float64 {
+		all := stat.Values(samples, metric, variant)
+		if len(all) < 2 || all[0] == 0 {
+			return nil
+		}
+		return []float64{all[len(all)-1] / all[0]}
+	}
+}
+
+func highest(values []float64) float64 { return stat.Quantile(values, 1) }
+
+// table is the whole of it, in the order of the aims.
+func table() []row {
+	const times = "×"
+	return []row{
+		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times, plotted: true},
+		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times, plotted: true},
+		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times, plotted: true},
+		{number: 1, what: "the constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times, plotted: true},
+		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
+		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times, plotted: true},
+		{number: 2, what: "the constant webhook, binds/s" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times, plotted: true},
+		{number: 3, what: "CPU of a review, in process / handler that does nothing", file: "admission", of: ratio("ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
+		{number: 3, what: "allocations of a review / handler that does nothing", file: "admission", of: ratio("allocs/op", prebind, nothing), most: new(1.5), unit: times},
+		{number: 3, what: "bytes allocated in a review / handler that does nothing", file: "admission", of: ratio("B/op", prebind, nothing), most: new(1.5), unit: times},
+		{number: 4, what: "claim bound → pod bound", file: "claims", of: values("ms", prebind), most: new(20.0), unit: " ms"},
+		{number: 4, what: "claim bound → pod bound, by kube-scheduler itself", file: "claims", of: values("ms", "kube-scheduler"), unit: " ms"},
+		{number: 5, what: "live reads per bind", file: "steady", of: values("live reads/bind", prebind), most: new(0.0)},
+		{number: 5, what: "writes per bind", file: "steady", of: values("writes/bind", prebind), most: new(0.0)},
+		{number: 6, what: "resident memory with most running pods / with none", file: "scale", of: growth("resident MiB", prebind), most: new(1.05), unit: times},
+		{number: 6, what: "start until ready with most running pods / with none", file: "scale", of: growth("seconds to ready", prebind), unit: times},
+		{number: 6, what: "resident memory with most running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
+		{number: 6, what: "most memory until then with most running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
+		{number: 7, what: "kube-controller-manager's requests while 1,000 pods wait, p99 / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
+		{number: 7, what: "calls held at a time, at most (`--max-holds` is 32)", file: "waiting", of: values("holds", prebind), by: highest, most: new(32.0)},
+		{number: 7, what: "API-server seats of kube-scheduler, at most", file: "waiting", of: values("seats", prebind), by: highest},
+		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
+		{number: 7, what: "until all 1,000 are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times, plotted: true},
+		{number: 8, what: "kube-scheduler's pods/s, as it comes" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
+		{number: 8, what: "pods/s without its client's limit" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
+		{number: 8, what: "pods/s without its client's limit" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
+		{number: 8, what: "the constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times, plotted: true},
+	}
+}
+
+// result is what came out of a row.
+type result struct {
+	row
+	values []float64
+	value  float64
+}
+
+// of returns the result; false where there are no samples.
+func (r row) result(samples []stat.Sample) (result, bool) {
+	found := result{row: r, values: r.of(samples)}
+	if len(found.values) == 0 {
+		return found, false
+	}
+	by := r.by
+	if by == nil {
+		by = stat.Median
+	}
+	found.value = by(found.values)
+	return found, true
+}
+
+func (r result) met() string {
+	switch {
+	case r.most == nil && r.least == nil:
+		return ""
+	case r.most != nil && r.value > *r.most, r.least != nil && r.value < *r.least:
+		return "no"
+	default:
+		return "yes"
+	}
+}
+
+func (r row) aim() string {
+	switch {
+	case r.most != nil:
+		return "≤ " + number(*r.most) + r.unit
+	case r.least != nil:
+		return "≥ " + number(*r.least) + r.unit
+	default:
+		return "–"
+	}
+}
+
+// line is the row in Markdown.
+func (r result) line() string {
+	spread := "–"
+	if len(r.values) > 1 {
+		spread = number(stat.Quantile(r.values, 0.25)) + " to " + number(stat.Quantile(r.values, 0.75))
+	}
+	return fmt.Sprintf("| %d | %s | %s | %s%s | %s | %d | %s |", r.number, r.what, r.aim(), number(r.value), r.unit, spread, len(r.values), r.met())
+}
+
+// number has two digits behind the point, where it has any at all.
+func number(v float64) string {
+	if v == float64(int64(v)) {
+		return fmt.Sprintf("%d", int64(v))
+	}
+	return fmt.Sprintf("%.2f", v)
+}

@@ -1,0 +1,125 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prebind/prebind/test/bench/stat"
+)
+
+// resultsDir gets a file NAME.csv with the samples of each benchmark that has run.
+var resultsDir = flag.String("results", "", "folder for the samples, as CSV")
+
+// results are the samples of one benchmark.
+type results struct {
+	name    string
+	samples []stat.Sample
+}
+
+func (r *results) add(variant string, round int, metric string, value float64) {
+	r.samples = append(r.samples, stat.Sample{Variant: variant, Round: round, Metric: metric, Value: value})
+}
+
+// save writes the file, if there is a folder for it.
+func (r *results) save() error {
+	if *resultsDir == "" {
+		return nil
+	}
+	var out bytes.Buffer
+	if err := stat.Write(&out, r.samples); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(*resultsDir, r.name+".csv"), out.Bytes(), 0o600)
+}
+
+// ratio reports the median of the ratios and logs their spread.
+func (r *results) ratio(b *testing.B, metric, variant, against string) {
+	b.Helper()
+	ratios := stat.Ratios(r.samples, metric, variant, against)
+	b.ReportMetric(stat.Median(ratios), strings.ReplaceAll(metric+"-"+variant+"/"+against, " ", "-"))
+	b.Logf("%-16s %s / %s: %.3f (%.3f to %.3f, %d rounds)", metric, variant, against,
+		stat.Median(ratios), stat.Quantile(ratios, 0.25), stat.Quantile(ratios, 0.75), len(ratios))
+}
+
+// processor returns what the process has used of the processors, in seconds.
+func processor(pid int) (float64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name, in brackets, may hold anything.
+	_, rest, _ := strings.Cut(string(content), ") ")
+	fields := strings.Fields(rest)
+	const user, system, ticks = 11, 12, 100
+	if len(fields) <= system {
+		return 0, fmt.Errorf("the state of process %d cannot be read: %q", pid, content)
+	}
+	var used float64
+	for _, field := range []string{fields[user], fields[system]} {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return 0, err
+		}
+		used += n / ticks
+	}
+	return used, nil
+}
+
+// memory returns a value of /proc/PID/status, such as VmRSS, in bytes.
+func memory(pid int, key string) (float64, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = file.Close() }() // It is only read.
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), key+":"); ok {
+			kilobytes, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 64)
+			return kilobytes * 1024, err
+		}
+	}
+	return 0, fmt.Errorf("the state of process %d has no %s", pid, key)
+}
+
+// calm returns when the processes have next to nothing to do: what was begun before
+// is not to be measured. It gives up after a while, for some never have.
+func calm(ctx context.Context, pids ...int) error {
+	const look, idle, patience = 100 * time.Millisecond, 0.02, 10 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	last := -1.0
+	for {
+		used := 0.0
+		for _, pid := range pids {
+			own, err := processor(pid)
+			if err != nil {
+				return err
+			}
+			used += own
+		}
+		if last >= 0 && used-last <= idle {
+			return nil
+		}
+		last = used
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}

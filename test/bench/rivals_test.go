@@ -1,0 +1,251 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// The variants that take turns.
+const (
+	none     = "none"     // no webhook
+	nothing  = "nothing"  // controller-runtime's, which does nothing
+	constant = "constant" // controller-runtime's, which adds one annotation
+	prebind  = "prebind"  // Prebind, as it is shipped
+)
+
+// webhookLabel is that of a namespace for the one webhook that sees its Bindings.
+const webhookLabel = "bench.prebind.dev/webhook"
+
+// constantAnnotation is what the constant webhook adds.
+const constantAnnotation = "bench.prebind.dev/constant"
+
+// rivals is a control plane on which Bindings are seen by no webhook, by Prebind, or
+// by a webhook that is registered and reached in the same way: it depends on the
+// pod's namespace, of which there is one for each variant. Only the process of the
+// variant whose turn it is runs.
+type rivals struct {
+	cluster *cluster.Cluster
+	client  kubernetes.Interface
+	prebind *install.Prebind
+	// processes are those of the webhooks, by variant. There is none of the variant none.
+	processes map[string]*cluster.Process
+}
+
+// newRivals starts the control plane with as many nodes, and prepares the variants.
+// None of them runs.
+func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants ...string) *rivals {
+	tb.Helper()
+	ctx := tb.Context()
+	c := clustertest.Start(tb, o)
+	r := &rivals{cluster: c, processes: map[string]*cluster.Process{}}
+	config := c.Config()
+	config.ContentType = runtime.ContentTypeProtobuf // As kube-scheduler.
+	var err error
+	r.client, err = kubernetes.NewForConfig(config)
+	require.NoError(tb, err)
+	require.NoError(tb, cluster.CreateNodes(ctx, r.client, nodes...))
+	binary, err := install.Build(ctx, install.BuildOptions{Dir: c.Dir()})
+	require.NoError(tb, err)
+	r.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary})
+	require.NoError(tb, err)
+	replica, err := r.prebind.Start(ctx, "-v=0") // As shipped.
+	require.NoError(tb, err)
+	r.processes[prebind] = replica.Process
+	require.NoError(tb, replica.Kill())
+	require.NoError(tb, r.register(ctx, variants))
+	tb.Cleanup(func() {
+		for _, p := range r.processes {
+			if err := errors.Join(p.Err(), p.Kill()); err != nil {
+				tb.Error(err)
+			}
+		}
+	})
+	return r
+}
+
+// register makes the namespaces, and the webhooks that see them.
+func (r *rivals) register(ctx context.Context, variants []string) error {
+	binary := filepath.Join(r.cluster.Dir(), "bin", "webhook")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, "./webhook").CombinedOutput(); err != nil {
+		return fmt.Errorf("building the other webhooks: %w\n%s", err, out)
+	}
+	configs := r.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	shipped, err := configs.Get(ctx, "prebind", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for i, variant := range variants {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: variant, Labels: map[string]string{webhookLabel: variant}}}
+		if _, err := r.client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		own := forVariant(shipped, variant)
+		switch variant {
+		case none:
+			continue
+		case prebind:
+			own.Name, own.ResourceVersion = shipped.Name, shipped.ResourceVersion
+			_, err = configs.Update(ctx, own, metav1.UpdateOptions{})
+		default:
+			port := int32(9000 + i)
+			own.Webhooks[0].ClientConfig.Service.Port = &port
+			if _, err = configs.Create(ctx, own, metav1.CreateOptions{}); err == nil {
+				err = r.serve(ctx, variant, binary, port)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("registering %s: %w", variant, err)
+		}
+	}
+	return nil
+}
+
+// forVariant is the shipped configuration for the namespaces of the variant.
+func forVariant(shipped *admissionregistrationv1.MutatingWebhookConfiguration, variant string) *admissionregistrationv1.MutatingWebhookConfiguration {
+	own := shipped.DeepCopy()
+	own.ObjectMeta = metav1.ObjectMeta{Name: "bench-" + variant}
+	hook := &own.Webhooks[0]
+	hook.NamespaceSelector.MatchExpressions = append(hook.NamespaceSelector.MatchExpressions, metav1.LabelSelectorRequirement{
+		Key: webhookLabel, Operator: metav1.LabelSelectorOpIn, Values: []string{variant},
+	})
+	return own
+}
+
+// serve prepares the process of a variant, behind a port of Prebind's own Service: so
+// it has the same certificate.
+func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) error {
+	address, err := r.cluster.ReserveAddress(ctx)
+	if err != nil {
+		return err
+	}
+	args := []string{"--cert-dir=" + r.prebind.CertDir(), "--bind-address=" + address}
+	if variant == constant {
+		args = append(args, "--annotation="+constantAnnotation)
+	}
+	r.processes[variant], err = cluster.NewProcess(cluster.ProcessOptions{
+		Name: variant, Path: binary, Args: args, LogFile: filepath.Join(r.cluster.Dir(), "logs", variant+".log"),
+		Health: func(ctx context.Context) error {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		},
+	})
+	if err != nil {
+		return err
+	}
+	services := r.client.CoreV1().Services(install.Namespace)
+	service, err := services.Get(ctx, install.Service, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: variant, Port: port})
+	if _, err := services.Update(ctx, service, metav1.UpdateOptions{}); err != nil {
+		return err
+	}
+	r.cluster.Services().Route(install.Namespace, install.Service, port, cluster.Backend{Address: address})
+	return nil
+}
+
+// turn runs do while the variant's process runs, and no other's.
+func (r *rivals) turn(ctx context.Context, variant string, do func(ctx context.Context) error) error {
+	process := r.processes[variant]
+	if process == nil {
+		return do(ctx)
+	}
+	if err := process.Start(); err != nil {
+		return err
+	}
+	err := process.WaitReady(ctx)
+	if err == nil {
+		err = do(ctx)
+	}
+	return errors.Join(err, process.Err(), process.Kill())
+}
+
+// calm waits until the control plane and the variant have nothing to do.
+func (r *rivals) calm(ctx context.Context, variant string) error {
+	pids := []int{os.Getpid()}
+	for _, p := range []*cluster.Process{
+		r.cluster.Process(cluster.Etcd), r.cluster.Process(cluster.APIServer), r.cluster.Process(cluster.ControllerManager), r.processes[variant],
+	} {
+		if runs(p) {
+			pids = append(pids, p.PID())
+		}
+	}
+	return calm(ctx, pids...)
+}
+
+// runs says whether the process, which may be nil, runs.
+func runs(p *cluster.Process) bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.Exited():
+		return false
+	default:
+		return true
+	}
+}
+
+// used is what the variant's own process has used of the processors, in seconds.
+func (r *rivals) used(variant string) (float64, error) {
+	if p := r.processes[variant]; p != nil {
+		return processor(p.PID())
+	}
+	return 0, nil
+}
+
+// check sees that a bound pod carries what the variant adds, and nothing else.
+func (r *rivals) check(ctx context.Context, variant, pod string) error {
+	got, err := r.client.CoreV1().Pods(variant).Get(ctx, pod, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	_, constants := got.Annotations[constantAnnotation]
+	_, topology := got.Annotations["topology.prebind.dev/zone"]
+	if got.Spec.NodeName == "" || constants != (variant == constant) || topology != (variant == prebind) {
+		return fmt.Errorf("the pod %s/%s on %q was not bound by way of its webhook: it has %v", variant, pod, got.Spec.NodeName, got.Annotations)
+	}
+	return nil
+}
+
+// create makes n pods in the variant's namespace that no scheduler looks at.
+func (r *rivals) create(ctx context.Context, variant, prefix string, n int, options ...gen.PodOption) ([]*corev1.Pod, error) {
+	pods := make([]*corev1.Pod, n)
+	err := inParallel(ctx, 16, n, func(ctx context.Context, i int) error {
+		own := append([]gen.PodOption{gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler("nobody")}, options...)
+		var err error
+		pods[i], err = r.client.CoreV1().Pods(variant).Create(ctx, gen.Pod(fmt.Sprintf("%s-%d", prefix, i), own...), metav1.CreateOptions{})
+		return err
+	})
+	return pods, err
+}
+
+// clear deletes all pods of the variant.
+func (r *rivals) clear(ctx context.Context, variant string) error {
+	return r.client.CoreV1().Pods(variant).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+}

@@ -1,0 +1,130 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// fastScheduler is kube-scheduler without the limit that its client sets itself.
+func fastScheduler() []byte {
+	return append(cluster.DefaultSchedulerConfig(), "clientConnection:\n  qps: 5000\n  burst: 10000\n"...)
+}
+
+// BenchmarkScheduler measures how many pods a second kube-scheduler binds, 2,000 of
+// them to 500 nodes, where nothing but the machine limits it. A loop is a round in
+// which each variant has its turn.
+func BenchmarkScheduler(b *testing.B) {
+	out := &results{name: "scheduler"}
+	benchmarkScheduler(b, out, fastScheduler(), none, constant, prebind)
+	out.ratio(b, "pods/s", prebind, constant)
+	out.ratio(b, "pods/s", constant, none)
+}
+
+// BenchmarkSchedulerAsItComes measures the same of kube-scheduler as it comes: its
+// client makes 50 requests a second, and so it binds 50 pods.
+func BenchmarkSchedulerAsItComes(b *testing.B) {
+	benchmarkScheduler(b, &results{name: "scheduler-as-it-comes"}, cluster.DefaultSchedulerConfig(), none, prebind)
+}
+
+func benchmarkScheduler(b *testing.B, out *results, config []byte, variants ...string) {
+	b.Helper()
+	r := newRivals(b, cluster.Options{WithoutProvisioner: true, SchedulerConfig: config}, cluster.Nodes("node", 500), variants...)
+	round := 0
+	for b.Loop() {
+		for i := range variants {
+			if err := r.schedule(b.Context(), out, variants[(i+round)%len(variants)], round, 2000); err != nil {
+				b.Fatal(err)
+			}
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly pods in the making.
+	out.ratio(b, "pods/s", prebind, none)
+	require.NoError(b, out.save())
+}
+
+// TestScheduler runs a short round. What it takes is not judged.
+func TestScheduler(t *testing.T) {
+	variants := []string{none, prebind}
+	r := newRivals(t, cluster.Options{WithoutProvisioner: true, SchedulerConfig: fastScheduler()}, cluster.Nodes("node", 3), variants...)
+	out := &results{name: "scheduler"}
+	for _, variant := range variants {
+		require.NoError(t, r.schedule(t.Context(), out, variant, 0, 20))
+	}
+	require.Len(t, out.samples, len(variants))
+	for _, s := range out.samples {
+		assert.Positive(t, s.Value, s.Variant)
+	}
+}
+
+// schedule measures one variant once: the pods are there when kube-scheduler starts,
+// and what counts is the time from the first bound to the last.
+func (r *rivals) schedule(ctx context.Context, out *results, variant string, round, n int) error {
+	return r.turn(ctx, variant, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the pods of %s are not bound after %s", variant, patience))
+		defer cancel()
+		scheduler := r.cluster.Process(cluster.Scheduler)
+		if err := scheduler.Stop(); err != nil {
+			return err
+		}
+		pods, err := r.create(ctx, variant, fmt.Sprintf("round-%d", round), n, gen.Scheduler(cluster.DefaultScheduler))
+		if err != nil {
+			return err
+		}
+		if err := r.calm(ctx, variant); err != nil {
+			return err
+		}
+		took, err := r.firstToLast(ctx, variant, n, scheduler.Start)
+		if err != nil {
+			return err
+		}
+		out.add(variant, round, "pods/s", float64(n-1)/took.Seconds())
+		if err := r.check(ctx, variant, pods[n/2].Name); err != nil {
+			return err
+		}
+		return errors.Join(scheduler.WaitReady(ctx), r.clear(ctx, variant))
+	})
+}
+
+// firstToLast calls begin, and returns the time from the first pod of the namespace that
+// is seen bound then to the n-th. It watches as informers do: a machine that is busy may
+// be too slow for a plain watch.
+func (r *rivals) firstToLast(ctx context.Context, namespace string, n int, begin func() error) (time.Duration, error) {
+	pods := cache.NewListWatchFromClient(r.client.CoreV1().RESTClient(), "pods", namespace, fields.Everything())
+	bound := map[string]bool{}
+	var first, last time.Time
+	_, err := watchtools.UntilWithSync(ctx, pods, &corev1.Pod{}, func(cache.Store) (bool, error) { return false, begin() }, func(event watch.Event) (bool, error) {
+		pod, right := event.Object.(*corev1.Pod)
+		if !right {
+			return false, fmt.Errorf("the watch of pods tells of a %T", event.Object)
+		}
+		if pod.Spec.NodeName != "" && !bound[pod.Name] {
+			bound[pod.Name], last = true, time.Now()
+			if len(bound) == 1 {
+				first = last
+			}
+		}
+		return len(bound) >= n, nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("%d of %d pods are bound: %w", len(bound), n, errors.Join(err, context.Cause(ctx)))
+	}
+	return last.Sub(first), nil
+}

@@ -1,0 +1,251 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// maxHolds is the shipped --max-holds, of one replica.
+const maxHolds = 32
+
+// crowd are many pods that wait for slow claims.
+type crowd struct {
+	pods  int
+	delay time.Duration
+}
+
+// BenchmarkWaiting measures what many pods that wait for their claims do to others: how
+// many concurrency seats of the API server they hold, and how long requests take of
+// kube-controller-manager, which shares the seats with them and has to bind the claims.
+// Without Prebind, kube-scheduler waits for the claims by itself. A loop is a round in
+// which both have their turn.
+func BenchmarkWaiting(b *testing.B) {
+	r, out := newWaiting(b, crowd{pods: 1000, delay: 3 * time.Second}), &results{name: "waiting"}
+	round := 0
+	for b.Loop() {
+		for i := range 2 {
+			if err := r.wait(b.Context(), out, []string{none, prebind}[(i+round)%2], round, crowd{pods: 1000, delay: 3 * time.Second}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly volumes in the making.
+	for _, metric := range []string{"other p50", "other p99", "seconds"} {
+		out.ratio(b, metric, prebind, none)
+	}
+	for _, metric := range []string{"holds", "seats", "FailedScheduling"} {
+		b.Logf("%s, at most: %g with Prebind, %g without", metric,
+			stat.Quantile(stat.Values(out.samples, metric, prebind), 1), stat.Quantile(stat.Values(out.samples, metric, none), 1))
+	}
+	require.NoError(b, out.save())
+}
+
+// TestWaiting: some pods more than calls are held. All are bound, and no more calls
+// are held than may be.
+func TestWaiting(t *testing.T) {
+	c := crowd{pods: maxHolds + 20, delay: 2 * time.Second}
+	r, out := newWaiting(t, c), &results{name: "waiting"}
+	require.NoError(t, r.wait(t.Context(), out, prebind, 0, c))
+	value := func(metric string) float64 { return stat.Median(stat.Values(out.samples, metric, prebind)) }
+	assert.InDelta(t, 0, value("FailedScheduling"), 0)
+	assert.LessOrEqual(t, value("holds"), float64(maxHolds))
+	assert.Positive(t, value("holds"), "some are held")
+	assert.Positive(t, value("other p99"))
+}
+
+// newWaiting is a control plane with a class of slow claims.
+func newWaiting(tb testing.TB, c crowd) *rivals {
+	tb.Helper()
+	r := newRivals(tb, cluster.Options{SchedulerConfig: fastScheduler()}, cluster.Nodes("node", 50), none, prebind)
+	class := gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", c.delay.String()))
+	_, err := r.client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})
+	require.NoError(tb, err)
+	return r
+}
+
+// wait has a crowd bound, and looks at the API server meanwhile.
+func (r *rivals) wait(ctx context.Context, out *results, variant string, round int, c crowd) error {
+	return r.turn(ctx, variant, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, 2*patience, fmt.Errorf("the pods of %s are not bound", variant))
+		defer cancel()
+		core := r.client.CoreV1()
+		scheduler := cluster.DefaultScheduler
+		if variant == prebind {
+			scheduler = cluster.NoPreBindScheduler
+		}
+		if err := r.calm(ctx, variant); err != nil {
+			return err
+		}
+		watching, stop := context.WithCancel(ctx)
+		defer stop()
+		look := r.look(watching, variant)
+		began := time.Now()
+		if _, err := r.firstToLast(ctx, variant, c.pods, func() error { return r.createCrowd(ctx, variant, scheduler, round, c) }); err != nil {
+			return err
+		}
+		out.add(variant, round, "seconds", time.Since(began).Seconds())
+		stop()
+		found := <-look
+		out.add(variant, round, "other p50", milliseconds(quantile(found.others, 0.5)))
+		out.add(variant, round, "other p99", milliseconds(quantile(found.others, 0.99)))
+		out.add(variant, round, "seats", found.seats)
+		out.add(variant, round, "holds", found.holds)
+		failed, err := core.Events(variant).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
+		if err != nil {
+			return err
+		}
+		out.add(variant, round, "FailedScheduling", float64(len(failed.Items)))
+		return errors.Join(found.err, r.clearClaims(ctx, variant))
+	})
+}
+
+// createCrowd makes the pods and their claims.
+func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, round int, c crowd) error {
+	core := r.client.CoreV1()
+	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
+		name := fmt.Sprintf("round-%d-%d", round, i)
+		claim := gen.Claim(name, gen.InNamespace(variant), gen.OfClass("slow"))
+		if _, err := core.PersistentVolumeClaims(variant).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		pod := gen.Pod(name, gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
+		_, err := core.Pods(variant).Create(ctx, pod, metav1.CreateOptions{})
+		return err
+	})
+}
+
+// clearClaims deletes the pods and their claims, with the volumes, and the events.
+func (r *rivals) clearClaims(ctx context.Context, variant string) error {
+	core := r.client.CoreV1()
+	return errors.Join(
+		r.clear(ctx, variant),
+		core.PersistentVolumeClaims(variant).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		core.Events(variant).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+	)
+}
+
+// found is what was seen of the API server.
+type found struct {
+	// others is what requests took of kube-controller-manager.
+	others []time.Duration
+	// seats are the most that kube-scheduler's requests held, of those looked at now
+	// and then, and holds the most calls that Prebind kept waiting.
+	seats, holds float64
+	err          error
+}
+
+// look looks at the API server until the context ends, and then tells once.
+func (r *rivals) look(ctx context.Context, variant string) <-chan found {
+	told := make(chan found, 1)
+	go func() {
+		f, err := r.lookUntilDone(ctx, variant)
+		f.err = err
+		told <- f
+	}()
+	return told
+}
+
+func (r *rivals) lookUntilDone(ctx context.Context, variant string) (found, error) {
+	var f found
+	// It has the seats of kube-controller-manager, and may list everything.
+	config, err := r.cluster.UserConfig("system:kube-controller-manager")
+	if err != nil {
+		return f, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return f, err
+	}
+	const every, scrapeEvery = 20 * time.Millisecond, 25
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return f, nil
+		case <-tick.C:
+		}
+		began := time.Now()
+		_, err := client.CoreV1().ConfigMaps(corev1.NamespaceDefault).List(ctx, metav1.ListOptions{Limit: 1})
+		took := time.Since(began)
+		if err == nil {
+			f.others = append(f.others, took)
+		}
+		if err == nil && i%scrapeEvery == 0 {
+			err = r.scrape(ctx, variant, &f)
+		}
+		if err != nil && ctx.Err() == nil {
+			return f, err
+		}
+	}
+}
+
+// scrape looks at the metrics of the API server and of Prebind.
+func (r *rivals) scrape(ctx context.Context, variant string, f *found) error {
+	raw, err := r.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	f.seats = max(f.seats, sum(string(raw), "apiserver_flowcontrol_current_executing_seats", `flow_schema="kube-scheduler"`))
+	if variant != prebind {
+		return nil
+	}
+	own, err := r.prebind.Replicas()[0].Metrics(ctx)
+	if err != nil {
+		return err
+	}
+	f.holds = max(f.holds, sum(own, "prebind_holds", ""))
+	return nil
+}
+
+// sum adds up the values of a metric, of those series that have the label.
+func sum(metrics, name, label string) float64 {
+	total := 0.0
+	lines := bufio.NewScanner(strings.NewReader(metrics))
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		series, labels, _ := strings.Cut(slices.Concat(fields, []string{""})[0], "{")
+		if series != name || !strings.Contains(labels, label) {
+			continue
+		}
+		if value, err := strconv.ParseFloat(fields[len(fields)-1], 64); err == nil {
+			total += value
+		}
+	}
+	return total
+}
+
+func TestSum(t *testing.T) {
+	const metrics = `# HELP seats Seats.
+# TYPE seats gauge
+seats{flow_schema="kube-scheduler",priority_level="workload-high"} 3
+seats{flow_schema="kube-scheduler",priority_level="other"} 4
+seats{flow_schema="probes"} 10
+seats_total{flow_schema="kube-scheduler"} 100
+holds 7
+`
+	assert.InDelta(t, 7, sum(metrics, "seats", `flow_schema="kube-scheduler"`), 0, "all series with the label, of this metric")
+	assert.InDelta(t, 7, sum(metrics, "holds", ""), 0, "one without labels")
+	assert.InDelta(t, 0, sum(metrics, "others", ""), 0, "one that is not there")
+}
