@@ -17,7 +17,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/docs/example/nodelock"
 	"github.com/prebind/prebind/test/cluster"
@@ -113,7 +112,7 @@ func testAfter(t *testing.T, w *world) {
 	job, err := jobs.Create(t.Context(), &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: "migrate"},
 		Spec: batchv1.JobSpec{
-			ManagedBy: ptr.To("example.com/e2e"), // kube-controller-manager leaves it alone.
+			ManagedBy: new("example.com/e2e"), // kube-controller-manager leaves it alone.
 			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
 				RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "none"}},
 			}},
@@ -129,7 +128,7 @@ func testAfter(t *testing.T, w *world) {
 	bound := make(chan error, 1)
 	go func() { bound <- b.bindByHand(b.binding("node-5")) }()
 	b.untilEvent("WaitingForPreBind", "after: Job "+b.ns+"/migrate: waiting for the Job to complete")
-	job.Status = batchv1.JobStatus{StartTime: ptr.To(metav1.Now()), CompletionTime: ptr.To(metav1.Now()), Succeeded: 1}
+	job.Status = batchv1.JobStatus{StartTime: new(metav1.Now()), CompletionTime: new(metav1.Now()), Succeeded: 1}
 	for _, condition := range []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobComplete} {
 		job.Status.Conditions = append(job.Status.Conditions, batchv1.JobCondition{Type: condition, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
 	}
