@@ -96,8 +96,9 @@ func TestAlerts(t *testing.T) {
 			"once":    `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x28 1x2`,
 			"success": `prebind_swept_total{plugin="device",verdict="commit",result="done"} 0+6x30`,
 		}},
-		"PrebindCertificateExpiring": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 518400x30`, not: map[string]string{
-			"it is to be renewed about now": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2588400x30`,
+		"PrebindCertificateExpiring": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 172000x30`, not: map[string]string{
+			"a self-managed one is to be renewed about now": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 201600x30`,
+			"it is to be renewed about now":                 `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2588400x30`,
 		}},
 		"PrebindCertificateExpired": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 600x30`, not: map[string]string{
 			"there are days left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 518400x30`,
