@@ -4,15 +4,11 @@
 package e2e
 
 import (
-	"io"
 	"maps"
-	"net/http"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -182,40 +178,16 @@ func testClaimedDevices(t *testing.T, w *world) {
 }
 
 // The permission to read what can be allocated comes with the component
-// config/webhook/plugins/resource-claims-allocate: without it the replica never gets
-// ready, and says what it waits for.
+// config/webhook/plugins/resource-claims-allocate: without it the program ends at the
+// start, and says what is missing.
 func TestWithoutItsComponent(t *testing.T) {
 	t.Parallel()
-	var addresses [2]string
-	for i := range addresses {
-		var err error
-		addresses[i], err = shared.cluster.ReserveAddress(t.Context())
-		require.NoError(t, err)
+	b := newBench(t, shared, nil)
+	_, err := b.program("serve", "--resource-claims-allocate=gpu.example.com", "--kubeconfig="+b.prebind.Kubeconfig(), "--cert-dir="+b.prebind.CertDir(),
+		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
+	require.ErrorContains(t, err, "exit status 1")
+	for _, words := range []string{"the PreBind plugin resource-claims lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
+		require.ErrorContains(t, err, words)
 	}
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
-		Name: "without-component",
-		Path: shared.prebind.Binary(),
-		Args: []string{
-			"serve", "--resource-claims-allocate=gpu.example.com", "--kubeconfig=" + shared.prebind.Kubeconfig(), "--cert-dir=" + shared.prebind.CertDir(),
-			"--webhook-bind-address=" + addresses[0], "--health-probe-bind-address=" + addresses[1], "--metrics-bind-address=0",
-		},
-		LogFile: filepath.Join(t.TempDir(), "log"),
-	})
-	require.NoError(t, err)
-	require.NoError(t, process.Start())
-	t.Cleanup(func() { assert.NoError(t, process.Kill()) })
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.Contains(c, process.Tail(100), `resourceslices.resource.k8s.io is forbidden`)
-	}, patience, 100*time.Millisecond, "it should say what it may not do")
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addresses[1]+"/readyz", nil)
-		require.NoError(c, err)
-		response, err := http.DefaultClient.Do(request)
-		require.NoError(c, err)
-		defer response.Body.Close()
-		body, err := io.ReadAll(response.Body)
-		require.NoError(c, err)
-		assert.Equal(c, http.StatusServiceUnavailable, response.StatusCode)
-		assert.Contains(c, string(body), "has not read all of: DeviceClass, ResourceSlice\n")
-	}, patience, 100*time.Millisecond, "all else should be there")
+	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
 }
