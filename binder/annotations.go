@@ -41,7 +41,7 @@ func replicaOf(attempt string) string {
 // budget is how long the attempt may take: what the Binding or else the pod asks
 // for, at most the operator's limit, or the operator's default.
 func (e *Engine) budget(c *call) (time.Duration, *api.Error) {
-	p, ok := parameter(timeoutAnnotation(e.o.Domain), c.Binding, c.pod)
+	p, ok := parameter(e.timeoutKey, c.Binding, c.pod)
 	if !ok {
 		return c.policy.preBindTimeout, nil
 	}
@@ -58,7 +58,7 @@ func (e *Engine) budget(c *call) (time.Duration, *api.Error) {
 // required are the PreBind plugins that must take part in the bind. One that is
 // not switched on ends it: whoever asks for it relies on it.
 func (e *Engine) required(c *call) (map[string]bool, *api.Error) {
-	p, ok := parameter(requireAnnotation(e.o.Domain), c.Binding, c.pod)
+	p, ok := parameter(e.requireKey, c.Binding, c.pod)
 	if !ok {
 		return nil, nil
 	}

@@ -71,7 +71,12 @@ type additions struct {
 // PreBind, if there was any, and by the latest one, which wins. The latest one knows
 // the devices: PreFlight, which every context has been through, tells of all.
 func additionsOf(attempt string, latest *api.BindContext, started ...ran) additions {
-	add := additions{attempt: attempt, annotations: map[string]map[string]string{}, devices: latest.Devices()}
+	add := additions{attempt: attempt, devices: latest.Devices()}
+	if len(started) == 0 {
+		add.annotations = latest.Annotations()
+		return add
+	}
+	add.annotations = map[string]map[string]string{}
 	for _, r := range started {
 		add.started = append(add.started, r.plugin.Name())
 		if own := r.bc.Annotations()[r.plugin.Name()]; own != nil {

@@ -78,6 +78,8 @@ type Engine struct {
 	attempts *attempts
 	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
 	anyAttempt map[string]string
+	// requireKey and timeoutKey are the annotations that every call is looked through for.
+	requireKey, timeoutKey string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
 	// holding is how many calls are kept waiting.
@@ -109,6 +111,7 @@ func New(o Options) (*Engine, error) {
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
+	e.requireKey, e.timeoutKey = requireAnnotation(o.Domain), timeoutAnnotation(o.Domain)
 	e.anyAttempt = map[string]string{attemptAnnotation(o.Domain): e.newAttemptID()}
 	e.settings.Store(&o.Settings)
 	return e, nil

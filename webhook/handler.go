@@ -153,7 +153,7 @@ func (h *Handler) write(w http.ResponseWriter, code int, body any) {
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) error {
-	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Type", mediaType)
 	w.WriteHeader(code)
 	return json.NewEncoder(w).Encode(body)
 }

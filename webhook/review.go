@@ -30,6 +30,8 @@ const (
 	ordinaryBody = 64 << 10
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
+	// mediaType of reviews and their answers.
+	mediaType = "application/json"
 	// margin is what an answer may take to get back. The API server rounds the
 	// timeout that it sends up to whole seconds, so less would not do.
 	margin = time.Second
@@ -56,7 +58,7 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 			err: fmt.Errorf("an AdmissionReview is posted, this is a %s", r.Method),
 		}
 	}
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+	if !isJSON(r.Header.Get("Content-Type")) {
 		return nil, &badRequest{
 			code: http.StatusUnsupportedMediaType, reason: metav1.StatusReasonUnsupportedMediaType,
 			err: fmt.Errorf("the content type is %q, it must be application/json", r.Header.Get("Content-Type")),
@@ -86,6 +88,14 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 		return nil, bad("the AdmissionReview's request has no uid, so it cannot be answered")
 	}
 	return review.Request, nil
+}
+
+func isJSON(contentType string) bool {
+	if contentType == mediaType {
+		return true
+	}
+	kind, _, err := mime.ParseMediaType(contentType)
+	return err == nil && kind == mediaType
 }
 
 // readAll reads a body of this length, at one go where it is that of an ordinary

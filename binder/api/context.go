@@ -64,11 +64,14 @@ func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.annotations[plugin][key] = value
 }
 
-// Annotations returns what was given to Annotate, by plugin and key; the caller
-// owns the maps.
+// Annotations returns what was given to Annotate, by plugin and key; nil where there
+// is nothing. The caller owns the maps.
 func (bc *BindContext) Annotations() map[string]map[string]string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
+	if len(bc.annotations) == 0 {
+		return nil
+	}
 	all := make(map[string]map[string]string, len(bc.annotations))
 	for plugin, annotations := range bc.annotations {
 		all[plugin] = maps.Clone(annotations)

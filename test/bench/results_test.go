@@ -41,7 +41,7 @@ func (r *results) save() error {
 	if err := stat.Write(&out, r.samples); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(*resultsDir, r.name+".csv"), out.Bytes(), 0o600)
+	return os.WriteFile(filepath.Join(*resultsDir, r.name+".csv"), out.Bytes(), 0o644)
 }
 
 // ratio reports the median of the ratios and logs their spread.

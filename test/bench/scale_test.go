@@ -76,6 +76,8 @@ func TestScale(t *testing.T) {
 	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 1), prebind)
 	out := &results{name: "scale"}
 	require.NoError(t, r.grow(t, out, scale{nodes: 5, claims: 5, pending: 5, running: []int{0, 50}, settle: time.Millisecond}))
+	assert.Len(t, stat.Values(out.samples, "live heap MiB", prebind), 2)
+	assert.Positive(t, stat.Values(out.samples, "live heap MiB", prebind)[0])
 	for _, who := range []string{prebind, informer} {
 		for _, metric := range []string{"resident MiB", "most resident MiB", "seconds to ready"} {
 			values := stat.Values(out.samples, metric, who)
@@ -231,6 +233,13 @@ func (r *rivals) weigh(ctx context.Context, out *results, round int, settle time
 			out.add(who, round, metric, bytes/(1<<20))
 		}
 	}
+	// The Go runtime lets the heap grow to twice of what was in use when it was cleaned
+	// last. What is resident depends on when that was, too.
+	own, err := r.prebind.Replicas()[0].Metrics(ctx)
+	if err != nil {
+		return err
+	}
+	out.add(prebind, round, "live heap MiB", sum(own, "go_memstats_next_gc_bytes", "")/2/(1<<20))
 	return nil
 }
 

@@ -94,7 +94,7 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 		if variant == prebind {
 			scheduler = cluster.NoPreBindScheduler
 		}
-		if err := r.calm(ctx, variant); err != nil {
+		if err := errors.Join(r.createClaims(ctx, variant, round, c), r.calm(ctx, variant)); err != nil {
 			return err
 		}
 		watching, stop := context.WithCancel(ctx)
@@ -120,17 +120,25 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 	})
 }
 
-// createCrowd makes the pods and their claims.
-func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, round int, c crowd) error {
-	core := r.client.CoreV1()
+// nameInCrowd is that of the n-th pod and of its claim.
+func nameInCrowd(round, n int) string { return fmt.Sprintf("round-%d-%d", round, n) }
+
+// createClaims makes the claims of a crowd: all of them before any pod, for a scheduler
+// that does not see a pod's claim yet says that it has failed.
+func (r *rivals) createClaims(ctx context.Context, variant string, round int, c crowd) error {
 	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
-		name := fmt.Sprintf("round-%d-%d", round, i)
-		claim := gen.Claim(name, gen.InNamespace(variant), gen.OfClass("slow"))
-		if _, err := core.PersistentVolumeClaims(variant).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
-			return err
-		}
+		claim := gen.Claim(nameInCrowd(round, i), gen.InNamespace(variant), gen.OfClass("slow"))
+		_, err := r.client.CoreV1().PersistentVolumeClaims(variant).Create(ctx, claim, metav1.CreateOptions{})
+		return err
+	})
+}
+
+// createCrowd makes the pods of a crowd.
+func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, round int, c crowd) error {
+	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
+		name := nameInCrowd(round, i)
 		pod := gen.Pod(name, gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
-		_, err := core.Pods(variant).Create(ctx, pod, metav1.CreateOptions{})
+		_, err := r.client.CoreV1().Pods(variant).Create(ctx, pod, metav1.CreateOptions{})
 		return err
 	})
 }

@@ -58,10 +58,10 @@ func run(args []string) error {
 	}
 	dir := filepath.Dir(args[1])
 	return errors.Join(
-		os.WriteFile(args[1], []byte(text), 0o600),
-		os.WriteFile(filepath.Join(dir, "ratios.svg"), ratiosPlot(results), 0o600),
-		os.WriteFile(filepath.Join(dir, "memory.svg"), memoryPlot(data["scale"]), 0o600),
-		os.WriteFile(filepath.Join(dir, "claims.svg"), claimsPlot(data["claims"]), 0o600),
+		os.WriteFile(args[1], []byte(text), 0o644),
+		os.WriteFile(filepath.Join(dir, "ratios.svg"), ratiosPlot(results), 0o644),
+		os.WriteFile(filepath.Join(dir, "memory.svg"), memoryPlot(data["scale"]), 0o644),
+		os.WriteFile(filepath.Join(dir, "claims.svg"), claimsPlot(data["claims"]), 0o644),
 	)
 }
 

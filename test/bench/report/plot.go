@@ -16,7 +16,7 @@ import (
 const (
 	wide   = 860
 	labels = 430 // where the plot begins
-	margin = 20
+	margin = 30
 	tall   = 26 // of a strip
 )
 
@@ -86,7 +86,7 @@ func (a axis) ticks() []float64 {
 func (c *canvas) grid(x axis, top, bottom float64, unit string) {
 	for _, v := range x.ticks() {
 		c.line(x.at(v), top, x.at(v), bottom, "#e0e0e0", 1)
-		c.text(x.at(v), bottom+16, "middle", ink, fmt.Sprintf("%g%s", v, unit))
+		c.text(x.at(v), bottom+16, "middle", ink, fmt.Sprintf("%.6g%s", v, unit))
 	}
 }
 
@@ -152,7 +152,7 @@ func memoryPlot(samples []stat.Sample) []byte {
 	c.grid(x, top, bottom, "")
 	for _, v := range y.ticks() {
 		c.line(left, y.at(v), wide-200, y.at(v), "#e0e0e0", 1)
-		c.text(left-8, y.at(v)+4, "end", ink, fmt.Sprintf("%g", v))
+		c.text(left-8, y.at(v)+4, "end", ink, fmt.Sprintf("%.6g", v))
 	}
 	for i, who := range []string{informer, prebind} {
 		color := []string{theirs, ours}[i]
