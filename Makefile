@@ -58,6 +58,17 @@ BENCHTIME ?= 5x
 bench: control-plane ## Measure from claim bound to pod bound, beside kube-scheduler itself (BENCHTIME=20x for more claims)
 	go test -run '^$$' -bench . -benchtime=$(BENCHTIME) -timeout 30m -v ./test/bench
 
+FUZZTIME ?= 10m
+
+# The seeds, and what was found and is kept under testdata/fuzz, run with every go test.
+.PHONY: fuzz
+fuzz: ## Run every fuzz target, one after the other (FUZZTIME=1m for less time each, FUZZ=FuzzReview for one)
+	@for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
+		for target in $$(go test -list '^$(or $(FUZZ),Fuzz.*)$$' $$dir | grep '^Fuzz'); do \
+			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir || exit 1; \
+		done; \
+	done
+
 # The tests would build these by themselves, but go test shows nothing meanwhile. The control plane takes minutes once, then
 # comes from the cache; where KUBEBUILDER_ASSETS is set it is taken from there.
 .PHONY: control-plane

@@ -126,3 +126,28 @@ func TestExplanationInAnswer(t *testing.T) {
 		})
 	}
 }
+
+// FuzzDecodeExplanation: whatever a warning says, it is an explanation, an error, or
+// no business of ours, and never takes more memory than one may have.
+func FuzzDecodeExplanation(f *testing.F) {
+	encoded, err := encodeExplanation(explanation())
+	require.NoError(f, err)
+	bomb := binder.Explanation{Warnings: []string{strings.Repeat("a", 2*maxExplanation)}}
+	packed, err := compressed(bomb)
+	require.NoError(f, err)
+	for _, seed := range []string{encoded, encoded[:len(encoded)-3], explanationPrefix + packed, explanationPrefix, explanationPrefix + "AA", "prebind: dry run"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, warning string) {
+		x, err := DecodeExplanation(warning)
+		switch {
+		case err != nil:
+			assert.Nil(t, x)
+		case !strings.HasPrefix(warning, explanationPrefix):
+			assert.Nil(t, x)
+		default:
+			require.NotNil(t, x)
+			assert.LessOrEqual(t, len(strings.Join(x.Warnings, "")), maxExplanation)
+		}
+	})
+}

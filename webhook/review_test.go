@@ -69,6 +69,9 @@ func TestBadInput(t *testing.T) {
 		"WrongVersion":   {reason: "only v1 is registered", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), code: http.StatusBadRequest, says: "v1beta1"},
 		"OtherCase":      {reason: "names are compared exactly, as the API server does", body: replace(`"request"`, `"Request"`), code: http.StatusBadRequest, says: "no request"},
 		"TooLarge":       {reason: "a body is bounded", body: []byte(`"` + strings.Repeat("x", maxBody) + `"`), code: http.StatusRequestEntityTooLarge, says: "larger"},
+		"TooDeep":        {reason: "nor is a stack without end", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
+		"DeepInObject":   {reason: "nor in the object, which is read later", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
+		"OpenForEver":    {reason: "nor one that is never closed", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
 		"Get":            {reason: "a review is posted", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
 		"NoContentType":  {reason: "the API server always sends one", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
 		"OtherType":      {reason: "only JSON is read", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
@@ -91,6 +94,11 @@ func TestBadInput(t *testing.T) {
 			assert.Equal(t, tc.code == http.StatusMethodNotAllowed, w.Header().Get("Allow") == http.MethodPost)
 		})
 	}
+}
+
+// nested is an array in an array, and so on.
+func nested(depth int) []byte {
+	return append(bytes.Repeat([]byte("["), depth), bytes.Repeat([]byte("]"), depth)...)
 }
 
 type broken struct{}

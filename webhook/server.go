@@ -15,6 +15,7 @@ import (
 )
 
 const (
+	// maxHeader is over ten times what the API server sends. net/http adds 4 KiB.
 	maxHeader         = 64 << 10
 	readHeaderTimeout = 10 * time.Second
 	// readTimeout is longer than the API server waits for any answer: when it is

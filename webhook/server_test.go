@@ -6,6 +6,8 @@ package webhook
 import (
 	"context"
 	"crypto/tls"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"strings"
@@ -90,4 +92,55 @@ func TestServer(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, other.Code, "one path, and nothing else")
 	assert.GreaterOrEqual(t, server.TLSConfig.MinVersion, uint16(tls.VersionTLS12))
 	assert.NotNil(t, server.TLSConfig.GetCertificate, "the certificate is asked for anew, so that it can be rotated")
+}
+
+// TestServerLimits: a caller that sends too much, or too slowly, costs a connection
+// and no more.
+func TestServerLimits(t *testing.T) {
+	const head = "POST " + Path + " HTTP/1.1\r\nHost: prebind\r\n"
+	cases := map[string]struct {
+		reason string
+		// sent is what is sent at once; then nothing more comes.
+		sent string
+		// answer is how the answer begins; empty is none at all.
+		answer string
+		// after is when the connection is over.
+		after time.Duration
+	}{
+		"LargeHeader": {reason: "headers are bounded", sent: head + "A: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n", answer: "HTTP/1.1 431"},
+		"ManyHeaders": {reason: "all of them together", sent: head + strings.Repeat("A: aaaaaaaaaaaaaaaa\r\n", maxHeader/16) + "\r\n", answer: "HTTP/1.1 431"},
+		"SlowHeader":  {reason: "a header that never ends", sent: head, after: readHeaderTimeout},
+		"SlowBody":    {reason: "a body that never ends", sent: head + "Content-Length: 100\r\n\r\n{", answer: "HTTP/1.1 408", after: readTimeout},
+		"Idle":        {reason: "nothing at all", after: readHeaderTimeout},
+		"SaidLarge":   {reason: "what is announced is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: readTimeout},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if _, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+						w.WriteHeader(http.StatusRequestTimeout)
+					}
+				})
+				server := NewServer(handler, TLS{GetCertificate: noCertificate})
+				server.ErrorLog = log.New(io.Discard, "", 0)
+				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
+				served := make(chan error, 1)
+				go func() { served <- server.Serve(listener) }()
+				conn, err := listener.dial(t.Context(), "", "")
+				require.NoError(t, err)
+				begin := time.Now()
+				// The server reads no more than it has to.
+				go func() { _, _ = conn.Write([]byte(tc.sent)) }()
+				answer, err := io.ReadAll(conn)
+				require.NoError(t, err)
+				assert.True(t, strings.HasPrefix(string(answer), tc.answer), "%s: %.60q", tc.reason, answer)
+				assert.Equal(t, tc.answer == "", len(answer) == 0, "%s: %.60q", tc.reason, answer)
+				assert.InDelta(t, tc.after, time.Since(begin), float64(time.Second), tc.reason)
+				require.NoError(t, conn.Close())
+				require.NoError(t, server.Close())
+				require.ErrorIs(t, <-served, http.ErrServerClosed)
+			})
+		})
+	}
 }

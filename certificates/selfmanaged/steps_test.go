@@ -247,3 +247,32 @@ func TestLivesValidate(t *testing.T) {
 		})
 	}
 }
+
+// FuzzParseRecord: whatever is in the Secret is a record that can be written and
+// read again, or an error.
+func FuzzParseRecord(f *testing.F) {
+	a, err := newAuthority(begin, times.ca)
+	require.NoError(f, err)
+	b, err := newAuthority(begin, times.ca)
+	require.NoError(f, err)
+	f.Add(a.certPEM, a.keyPEM, a.certPEM, []byte{}, []byte{}, "")
+	f.Add(a.certPEM, a.keyPEM, append(append([]byte{}, a.certPEM...), b.certPEM...), b.certPEM, b.keyPEM, "2030-01-01T00:00:00Z")
+	f.Add(a.certPEM, b.keyPEM, a.certPEM, []byte("x"), []byte{}, "soon")
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"), []byte{}, []byte{}, []byte{}, []byte{}, "")
+	f.Fuzz(func(t *testing.T, cert, key, bundle, nextCert, nextKey []byte, promoted string) {
+		secret := &corev1.Secret{Data: map[string][]byte{
+			corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key, bundleKey: bundle, nextCertKey: nextCert, nextKeyKey: nextKey,
+		}}
+		secret.Annotations = map[string]string{promotedAnnotation: promoted}
+		r, err := parseRecord(secret)
+		if err != nil {
+			assert.Nil(t, r)
+			return
+		}
+		var written corev1.Secret
+		require.NoError(t, r.write(&written))
+		again, err := parseRecord(&written)
+		require.NoError(t, err)
+		assert.Len(t, again.bundle, len(r.bundle))
+	})
+}

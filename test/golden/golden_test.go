@@ -7,12 +7,9 @@
 package golden
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"flag"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,28 +18,19 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/yaml"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
@@ -53,7 +41,6 @@ import (
 	"github.com/prebind/prebind/mutators/deviceinfo"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
-	"github.com/prebind/prebind/webhook"
 )
 
 var update = flag.Bool("update", false, "write the golden answers anew")
@@ -217,7 +204,7 @@ func TestGolden(t *testing.T) {
 }
 
 // read returns the objects of a case, and its Binding.
-func read(t *testing.T, name string) (objects []client.Object, binding *corev1.Binding) {
+func read(t testing.TB, name string) (objects []client.Object, binding *corev1.Binding) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("testdata", name+".yaml"))
 	require.NoError(t, err)
@@ -240,50 +227,12 @@ func read(t *testing.T, name string) (objects []client.Object, binding *corev1.B
 // post has the Binding reviewed and returns the answer, and what was written.
 func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Binding) []byte {
 	t.Helper()
-	builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).WithStatusSubresource(&resourcev1.ResourceClaim{})
-	indexer := indexes{builder: builder}
-	require.NoError(t, volumebinding.SetupIndexes(t.Context(), indexer))
-	w := world{client: withPodSelectors{builder.Build()}, changes: notify.NewHub()}
-	before := versions(t, w.client)
-
-	var plugins []api.PreBinder
-	if s.plugins != nil {
-		plugins = s.plugins(t, w)
-	}
-	engine, err := binder.New(binder.Options{
-		Cached: w.client, Live: w.client,
-		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Plugins: plugins, Claimed: claimed.New(w.client, w.client).Devices,
-			Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Domain: domain, Mutators: s.mutators, Required: s.required})),
-			Hold:     5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
-		},
-		Replica: "replica", Domain: domain, Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
-	})
-	require.NoError(t, err)
-	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}, Domain: domain})
-	require.NoError(t, err)
-
-	raw, err := json.Marshal(binding)
-	require.NoError(t, err)
-	body, err := json.Marshal(admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
-		Request: &admissionv1.AdmissionRequest{
-			UID: "review-1", Operation: admissionv1.Create, Namespace: binding.Namespace, Name: binding.Name,
-			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
-			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
-			UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:batch:gpu-scheduler"},
-			DryRun:   &s.dryRun, Object: runtime.RawExtension{Raw: raw},
-		},
-	})
-	require.NoError(t, err)
-	ctx := klog.NewContext(t.Context(), logr.Discard())
-	request := httptest.NewRequestWithContext(ctx, http.MethodPost, webhook.Path+"?timeout=10s", bytes.NewReader(body))
-	request.Header.Set("Content-Type", "application/json")
-	response := httptest.NewRecorder()
-	handler.ServeHTTP(response, request)
+	p := newPrebind(t, s, objects)
+	before := versions(t, p.client)
+	response := p.serve(t, reviewOf(t, binding, s.dryRun))
 	require.Equal(t, http.StatusOK, response.Code)
-	answer := readable(t, response.Body.Bytes(), written(t, w.client, before))
-	require.NoError(t, engine.Stop(context.WithoutCancel(ctx)))
+	answer := readable(t, response.Body.Bytes(), written(t, p.client, before))
+	p.stop(t)
 	return answer
 }
 
@@ -353,47 +302,4 @@ func each(t *testing.T, c client.Client, do func(o client.Object)) {
 			do(o)
 		}
 	}
-}
-
-// indexes adds the plugins' indexes to the fake client.
-type indexes struct{ builder *fake.ClientBuilder }
-
-func (i indexes) IndexField(_ context.Context, o client.Object, field string, extract client.IndexerFunc) error {
-	i.builder.WithIndex(o, field, extract)
-	return nil
-}
-
-// withPodSelectors is a client that selects pods by fields as the API server does;
-// the fake one knows only what it has indexes for, one at a time.
-type withPodSelectors struct{ client.WithWatch }
-
-func (c withPodSelectors) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	o := (&client.ListOptions{}).ApplyOptions(opts)
-	pods, ok := list.(*corev1.PodList)
-	if !ok || o.FieldSelector == nil {
-		return c.WithWatch.List(ctx, list, opts...)
-	}
-	if err := c.WithWatch.List(ctx, pods); err != nil {
-		return err
-	}
-	kept := pods.Items[:0]
-	for _, pod := range pods.Items {
-		if o.FieldSelector.Matches(podFields{&pod}) {
-			kept = append(kept, pod)
-		}
-	}
-	pods.Items = kept
-	return nil
-}
-
-// podFields are the fields by which pods are selected.
-type podFields struct{ pod *corev1.Pod }
-
-func (f podFields) Has(field string) bool { return field == "spec.nodeName" || field == "status.phase" }
-
-func (f podFields) Get(field string) string {
-	if field == "spec.nodeName" {
-		return f.pod.Spec.NodeName
-	}
-	return string(f.pod.Status.Phase)
 }

@@ -1,0 +1,45 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzConfiguration: whatever the file says, with the arguments of all mutators and
+// plugins in it, it is valid, and then means the same when it is written out and read
+// again, or whole lines say what is wrong with it.
+func FuzzConfiguration(f *testing.F) {
+	for _, seed := range []string{
+		"", "mode: Audit\n", "mutators: [\"*\", -topology]\nprebindPlugins: []\n", "budgets: {hold: 1ns, maxHolds: 9223372036854775807}\n",
+		"namespaces:\n- names: [\"[\", team-*]\n  mode: Off\n- {}\n", "namespaces: [{names: [a], prebindTimeout: 1h, maxPrebindTimeout: 1m}]\n",
+		"arguments:\n  topology: {labels: [\"*\", a=b, \"c/*=d-*\"], path: [a], podLabels: [\"*\"]}\n  node-info: {annotations: [a=b]}\n",
+		"arguments:\n  node-state: {checks: [ready], maxWait: 1s}\n  device: {nodeLocks: true, nodeLockTimeout: 0s}\n",
+		"arguments: {resource-claims: {allocate: [gpu.example.com, \"\\n\"], bindingTimeout: -1s}}\n", "requiredMutators: [nobody, topology]\n",
+		"a: &a [*a]\n", "mode: &x Audit\nmutators: [*x]\n", "\xff", "mode: \"\\u2028\"\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	r := defaultServeOptions().registry
+	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		c, err := newConfiguration(r, "file", append([]byte(fileHead), content...), none)
+		if err != nil {
+			for line := range strings.SplitSeq(err.Error(), "\n") {
+				assert.NotEmpty(t, strings.TrimSpace(line), "%q", err)
+			}
+			return
+		}
+		encoded, err := c.encode()
+		require.NoError(t, err)
+		again, err := newConfiguration(r, "file", encoded, none)
+		require.NoError(t, err, "%s", encoded)
+		assert.Equal(t, c.hash, again.hash, "%s", encoded)
+	})
+}

@@ -1,0 +1,195 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package golden
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"runtime/metrics"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apijson "k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/mutators/bindinfo"
+	"github.com/prebind/prebind/mutators/deviceinfo"
+	"github.com/prebind/prebind/mutators/nodeinfo"
+	"github.com/prebind/prebind/mutators/topology"
+)
+
+const (
+	// aReview is what a review may allocate however small it is, and perByte what
+	// each byte of it may add: it is decoded, stored by the fake API server, told in
+	// messages, and encoded again.
+	aReview = 32 << 20
+	perByte = 2000
+	// anAnswer is how long an answer may be however small the review is; of each of its
+	// bytes JSON may make six, and a message may have it twice.
+	anAnswer    = 64 << 10
+	toldPerByte = 16
+)
+
+// everything is all mutators and all plugins.
+func everything(t *testing.T) setup {
+	return setup{
+		mutators: []mutators.Mutator{
+			topologyOf(t, topology.Options{Labels: []string{"*"}, PodLabels: []string{"*"}}),
+			must[*nodeinfo.Mutator](t)(nodeinfo.New(nodeinfo.Options{Annotations: []string{"example.com/driver-version"}})),
+			bindinfo.New(), deviceinfo.New(),
+		},
+		plugins: func(t *testing.T, w world) (all []api.PreBinder) {
+			for _, with := range []func(*testing.T, world) []api.PreBinder{withNodeState, withDevice, withClaims, withVolumes} {
+				all = append(all, with(t, w)...)
+			}
+			return all
+		},
+	}
+}
+
+// worlds are those of all golden cases, with the Binding of each.
+func worlds(t testing.TB) (objects [][]client.Object, bindings []*corev1.Binding) {
+	t.Helper()
+	answers, err := filepath.Glob(filepath.Join("testdata", "*.answer.yaml"))
+	require.NoError(t, err)
+	for _, path := range answers {
+		name, _, _ := strings.Cut(filepath.Base(path), ".")
+		o, b := read(t, name)
+		objects, bindings = append(objects, o), append(bindings, b)
+	}
+	require.NotEmpty(t, bindings)
+	return objects, bindings
+}
+
+// copied is the objects for one run, which may write to them.
+func copied(objects []client.Object) []client.Object {
+	out := make([]client.Object, 0, len(objects))
+	for _, o := range objects {
+		if c, ok := o.DeepCopyObject().(client.Object); ok {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// judge posts the body in the world, and checks that nothing panics, that no memory
+// is taken out of all proportion, and that the API server can read the answer.
+func judge(t *testing.T, objects []client.Object, body []byte) *httptest.ResponseRecorder {
+	t.Helper()
+	p := newPrebind(t, everything(t), copied(objects))
+	before := allocated()
+	w := p.serve(t, body)
+	p.stop(t)
+	assert.Less(t, allocated()-before, uint64(aReview+perByte*len(body)), "a review of %d bytes", len(body))
+	assert.LessOrEqual(t, w.Body.Len(), anAnswer+toldPerByte*len(body))
+	if w.Code != http.StatusOK {
+		var status metav1.Status
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &status), "%s", w.Body)
+		assert.Equal(t, metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, status.TypeMeta)
+		assert.Equal(t, int32(w.Code), status.Code)
+		assert.NotEmpty(t, status.Message)
+		return w
+	}
+	var asked, told admissionv1.AdmissionReview
+	require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
+	require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
+	require.NotNil(t, told.Response)
+	assert.Equal(t, asked.TypeMeta, told.TypeMeta)
+	assert.Equal(t, asked.Request.UID, told.Response.UID)
+	checkResponse(t, asked.Request, told.Response)
+	return w
+}
+
+// checkResponse checks an answer as the API server reads it.
+func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admissionv1.AdmissionResponse) {
+	t.Helper()
+	for _, warning := range told.Warnings {
+		assert.True(t, utf8.ValidString(warning) && !strings.ContainsAny(warning, "\n\r\x00"), "%q", warning)
+	}
+	assert.Equal(t, told.Patch != nil, told.PatchType != nil, "a patch has a type")
+	if !told.Allowed {
+		assert.Nil(t, told.Patch, "a denial patches nothing")
+		require.NotNil(t, told.Result, "a denial says why")
+		assert.GreaterOrEqual(t, told.Result.Code, int32(http.StatusBadRequest))
+		assert.NotEmpty(t, told.Result.Message)
+		assert.NotContains(t, told.Result.Message, "panicked")
+		return
+	}
+	if told.Patch == nil {
+		return
+	}
+	patch, err := jsonpatch.DecodePatch(told.Patch)
+	require.NoError(t, err, "%s", told.Patch)
+	// The API server has encoded what it sends: without duplicate keys.
+	var object map[string]any
+	require.NoError(t, json.Unmarshal(asked.Object.Raw, &object))
+	raw, err := json.Marshal(object)
+	require.NoError(t, err)
+	patched, err := patch.Apply(raw)
+	require.NoError(t, err, "%s of %s", told.Patch, raw)
+	require.NoError(t, apijson.Unmarshal(patched, &corev1.Binding{}), "%s", patched)
+}
+
+// allocated is how many bytes this process has ever allocated.
+func allocated() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
+
+// FuzzReview posts whatever bytes to the whole of Prebind, in the worlds of the
+// golden cases.
+func FuzzReview(f *testing.F) {
+	objects, bindings := worlds(f)
+	for i, b := range bindings {
+		f.Add(reviewOf(f, b, false), uint8(i))
+		f.Add(reviewOf(f, b, true), uint8(i))
+	}
+	f.Add([]byte(strings.Repeat("[", 1<<16)), uint8(0))
+	f.Fuzz(func(t *testing.T, body []byte, at uint8) {
+		synctest.Test(t, func(t *testing.T) { judge(t, objects[int(at)%len(objects)], body) })
+	})
+}
+
+// FuzzBinding changes the Bindings and the pods of the golden cases, so that the
+// review itself is always one: annotations and a label of any key and value, and
+// any node.
+func FuzzBinding(f *testing.F) {
+	objects, bindings := worlds(f)
+	for i, b := range bindings {
+		for key, value := range b.Annotations {
+			f.Add(uint8(i), key, value, "binder.prebind.dev/timeout", "3s", b.Target.Name, false)
+		}
+		f.Add(uint8(i), "device.prebind.dev/gpu", "GPU-0,GPU-1:0.5", "node-state.prebind.dev/expect", "a in (b,c),!d", b.Target.Name, true)
+		f.Add(uint8(i), "binder.prebind.dev/require", "device,node-state", "device.prebind.dev/node-lock", "true", b.Target.Name, false)
+		f.Add(uint8(i), "a b", "\xff", "resource-claims.prebind.dev/x.y", "\x00", "../"+b.Target.Name, false)
+	}
+	f.Fuzz(func(t *testing.T, at uint8, key, value, podKey, podValue, node string, dryRun bool) {
+		synctest.Test(t, func(t *testing.T) {
+			world := copied(objects[int(at)%len(objects)])
+			for _, o := range world {
+				if pod, ok := o.(*corev1.Pod); ok {
+					metav1.SetMetaDataAnnotation(&pod.ObjectMeta, podKey, podValue)
+				}
+			}
+			b := bindings[int(at)%len(bindings)].DeepCopy()
+			metav1.SetMetaDataAnnotation(&b.ObjectMeta, key, value)
+			b.Labels = map[string]string{key: value}
+			b.Target.Name = node
+			assert.Equal(t, http.StatusOK, judge(t, world, reviewOf(t, b, dryRun)).Code, "a review is answered with one")
+		})
+	})
+}
