@@ -39,7 +39,7 @@ test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests, with the race detector
-	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(bench|cluster|e2e)(/|$$)')
+	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(bench|cluster|e2e|faults)(/|$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 	@echo "the alerts, on Prometheus' own engine: the first build takes a minute (and go test does not see that files outside of its module change)"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
@@ -49,6 +49,7 @@ test-unit: kustomize helm ## Run the unit tests, with the race detector
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 20m -v ./test/cluster
 	go test -race -count=1 -timeout 30m -v ./test/e2e
+	go test -race -count=1 -timeout 20m -v ./test/faults
 	go test -count=1 -timeout 10m -v ./test/bench
 
 # A batch is ten claims.
@@ -58,14 +59,28 @@ BENCHTIME ?= 5x
 bench: control-plane ## Measure from claim bound to pod bound, beside kube-scheduler itself (BENCHTIME=20x for more claims)
 	go test -run '^$$' -bench . -benchtime=$(BENCHTIME) -timeout 30m -v ./test/bench
 
+SEED ?= 1
+SEEDS ?= 20
+DURATION ?= 1m
+
+.PHONY: faults
+faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer)
+	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
+		$(if $(RESULTS),-results $(abspath $(RESULTS)))
+
+.PHONY: faults-broken
+faults-broken: control-plane ## Show that the checker of the faults turns red, with a Prebind that forgets to roll back
+	go test -race -count=1 -timeout 30m -v -run TestBrokenRollBack ./test/faults -args -broken
+
 FUZZTIME ?= 10m
 
-# The seeds, and what was found and is kept under testdata/fuzz, run with every go test.
+# The seeds, and what was found and is kept under testdata/fuzz, run with every go test. To make inputs smaller takes most of
+# the time where a run has goroutines, and helps nobody before something is found.
 .PHONY: fuzz
 fuzz: ## Run every fuzz target, one after the other (FUZZTIME=1m for less time each, FUZZ=FuzzReview for one)
 	@for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
 		for target in $$(go test -list '^$(or $(FUZZ),Fuzz.*)$$' $$dir | grep '^Fuzz'); do \
-			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir || exit 1; \
+			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$dir || exit 1; \
 		done; \
 	done
 

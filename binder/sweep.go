@@ -244,7 +244,7 @@ func (s *Sweeper) carryOut(ctx context.Context, v verdict, p api.PreBinder, m ap
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
 		err := step(ctx, s.engine.o.Tracker, stepOf(StepPreBindRollBack, p.Name(), bc), func(ctx context.Context) error {
-			return p.PreBindRollBack(ctx, bc)
+			return preBindRollBack(ctx, p, bc)
 		})
 		if pod != nil && pod.UID == m.PodUID {
 			tellUndone(s.engine.o.Events, pod, m.Node, p.Name(), bc.Undone())

@@ -75,7 +75,7 @@ func (s *attempts) rollBack(ctx context.Context, r ran) error {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
 		return step(ctx, s.tracker, stepOf(StepPreBindRollBack, r.plugin.Name(), r.bc), func(ctx context.Context) error {
-			return r.plugin.PreBindRollBack(ctx, r.bc)
+			return preBindRollBack(ctx, r.plugin, r.bc)
 		})
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -29,6 +30,8 @@ type APIProxy struct {
 	cut    atomic.Bool
 	// hold says which requests are kept without an answer.
 	hold atomic.Pointer[func(*http.Request) bool]
+	// slow is how long each request waits, in nanoseconds.
+	slow atomic.Int64
 }
 
 // NewAPIProxy starts a proxy for the client of this kubeconfig; dir gets its own.
@@ -48,6 +51,7 @@ func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
 		FlushInterval: -1,
+		ErrorLog:      log.New(io.Discard, "", 0),
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	p.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +59,12 @@ func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
 			panic(http.ErrAbortHandler)
 		}
 		if hold := p.hold.Load(); hold != nil && (*hold)(r) {
+			// Only when all of it is read does the server see that the client has gone.
+			_, _ = io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
+			return
+		}
+		if !p.wait(r) {
 			return
 		}
 		way.ServeHTTP(w, r)
@@ -83,6 +92,30 @@ func (p *APIProxy) Hold(is func(*http.Request) bool) {
 	}
 	p.hold.Store(&is)
 }
+
+// Slow has each request from now on wait for so long before it is passed on; 0 for
+// not at all.
+func (p *APIProxy) Slow(delay time.Duration) { p.slow.Store(int64(delay)) }
+
+// wait returns false when the client has given up.
+func (p *APIProxy) wait(r *http.Request) bool {
+	delay := time.Duration(p.slow.Load())
+	if delay == 0 {
+		return true
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-r.Context().Done():
+		return false
+	}
+}
+
+// Disconnect ends all connections, so that every watch begins anew. New ones are
+// taken.
+func (p *APIProxy) Disconnect() { p.server.CloseClientConnections() }
 
 // Cut ends all connections, and every request from now on, until it is called with
 // false.

@@ -22,7 +22,11 @@ func tail(path string, n int) string {
 	}
 	defer func() { _ = file.Close() }()
 	const most = 256 << 10
-	if info, err := file.Stat(); err == nil && info.Size() > most {
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		return "(no log: it is no file)"
+	}
+	if err == nil && info.Size() > most {
 		if _, err := file.Seek(-most, io.SeekEnd); err != nil {
 			return fmt.Sprintf("(no log: %v)", err)
 		}

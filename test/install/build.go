@@ -18,6 +18,8 @@ type BuildOptions struct {
 	Package string
 	// Race has the race detector in it; it needs a C compiler.
 	Race bool
+	// Tags are build tags.
+	Tags []string
 	// Dir gets the binary, bin/prebind.
 	Dir string
 }
@@ -33,6 +35,9 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	args := []string{"build", "-o", binary}
 	if o.Race {
 		args = append(args, "-race")
+	}
+	if len(o.Tags) > 0 {
+		args = append(args, "-tags="+strings.Join(o.Tags, ","))
 	}
 	pkg := o.Package
 	if pkg == "" {

@@ -1,0 +1,17 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !prebind_broken_rollback
+
+package binder
+
+import (
+	"context"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// preBindRollBack has the plugin undo what it did.
+func preBindRollBack(ctx context.Context, p api.PreBinder, bc *api.BindContext) error {
+	return p.PreBindRollBack(ctx, bc)
+}

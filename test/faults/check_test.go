@@ -1,0 +1,314 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
+)
+
+const (
+	// moreGoroutines and moreMemory are what a replica may have more than at its start:
+	// connections of the API server, and what the race detector and the allocator keep.
+	moreGoroutines = 60
+	moreMemory     = 192 << 20
+	markPrefix     = "resource-claims.prebind.dev/"
+	component      = "app.kubernetes.io/component"
+)
+
+func claims() client.ObjectList { return &resourcev1.ResourceClaimList{} }
+
+// records are the ConfigMaps of Prebind's namespace, and those of the test's.
+func records() client.ObjectList { return &corev1.ConfigMapList{} }
+
+// figures are what a replica tells of itself.
+type figures struct{ goroutines, memory, attempts float64 }
+
+func (r *replica) figures(ctx context.Context) (figures, error) {
+	text, err := r.Metrics(ctx)
+	if err != nil {
+		return figures{}, err
+	}
+	var f figures
+	for line := range strings.SplitSeq(text, "\n") {
+		name, value, _ := strings.Cut(line, " ")
+		n, _ := strconv.ParseFloat(value, 64)
+		switch {
+		case name == "go_goroutines":
+			f.goroutines = n
+		case name == "process_resident_memory_bytes":
+			f.memory = n
+		case strings.HasPrefix(name, "prebind_attempts{"):
+			f.attempts += n
+		}
+	}
+	if f.goroutines == 0 || f.memory == 0 || !strings.Contains(text, "prebind_attempts{") {
+		return f, fmt.Errorf("%s does not tell its figures", r.Name())
+	}
+	return f, nil
+}
+
+// state is all that there is at a moment.
+type state struct {
+	*world
+	pods    map[types.UID]*corev1.Pod
+	claims  map[string]*corev1.PersistentVolumeClaim
+	volumes map[string]*corev1.PersistentVolume
+	devices []*resourcev1.ResourceClaim
+	events  map[types.UID]bool
+	records []corev1.ConfigMap
+	found   []string
+}
+
+func (s *state) odd(format string, args ...any) {
+	s.found = append(s.found, fmt.Sprintf(format, args...))
+}
+
+// untilClean looks until nothing is left, and returns what is left in the end.
+func (w *world) untilClean(ctx context.Context, l *load, most time.Duration) []string {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	var left []string
+	for {
+		found, err := w.left(ctx, l)
+		if ctx.Err() != nil {
+			return left
+		}
+		if left = found; err != nil {
+			left = []string{err.Error()}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		pause(ctx, 3*time.Second)
+	}
+}
+
+// left is what is not as it should be at rest, by the API and the metrics alone.
+func (w *world) left(ctx context.Context, l *load) ([]string, error) {
+	s, err := w.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.checkPods(l)
+	s.checkVolumes()
+	s.checkRecords()
+	s.checkClaims()
+	return s.found, s.checkReplicas(ctx)
+}
+
+// look reads everything.
+func (w *world) look(ctx context.Context) (*state, error) {
+	s := &state{
+		world: w, pods: map[types.UID]*corev1.Pod{}, claims: map[string]*corev1.PersistentVolumeClaim{},
+		volumes: map[string]*corev1.PersistentVolume{}, events: map[types.UID]bool{},
+	}
+	in := func(namespace string, list client.ObjectList, see func(client.Object)) error {
+		if err := w.watcher.List(ctx, list, client.InNamespace(namespace)); err != nil {
+			return err
+		}
+		each(list, see)
+		return nil
+	}
+	see := func(o client.Object) {
+		switch o := o.(type) {
+		case *corev1.Pod:
+			s.pods[o.UID] = o
+		case *corev1.PersistentVolumeClaim:
+			s.claims[o.Name] = o
+		case *corev1.PersistentVolume:
+			s.volumes[o.Name] = o
+		case *resourcev1.ResourceClaim:
+			s.devices = append(s.devices, o)
+		case *eventsv1.Event:
+			s.events[o.Regarding.UID] = true
+		case *corev1.ConfigMap:
+			s.records = append(s.records, *o)
+		}
+	}
+	for _, list := range []client.ObjectList{&corev1.PodList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, claims(), &eventsv1.EventList{}} {
+		if err := in(ns, list, see); err != nil {
+			return nil, err
+		}
+	}
+	return s, in(install.Namespace, records(), see)
+}
+
+// checkPods: each pod is bound, once, or it is told why not.
+func (s *state) checkPods(l *load) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uid, node := range l.allowed {
+		if was := s.ledger.boundTo(uid); was != node && (was != "" || s.pods[uid] != nil) {
+			s.odd("a client was told that the pod %s is bound to %s: it is to %q", uid, node, was)
+		}
+	}
+	for uid, pod := range s.pods {
+		if pod.Spec.NodeName == "" && !s.events[uid] && l.told[uid] == "" && pod.Spec.SchedulerName != byHand {
+			s.odd("the pod %s is pending, and nothing says why", pod.Name)
+		}
+	}
+}
+
+// checkVolumes: a bound pod's claims have their volumes, which its node can reach.
+func (s *state) checkVolumes() {
+	for _, pod := range s.pods {
+		for _, v := range pod.Spec.Volumes {
+			if v.PersistentVolumeClaim == nil {
+				continue
+			}
+			claim := s.claims[v.PersistentVolumeClaim.ClaimName]
+			if claim == nil {
+				continue // It was ended with its pod, whose end failed.
+			}
+			if claim.Status.Phase == corev1.ClaimLost {
+				s.odd("the claim %s is lost", claim.Name)
+			}
+			if pod.Spec.NodeName == "" {
+				continue
+			}
+			pv := s.volumes[claim.Spec.VolumeName]
+			switch {
+			case pv == nil || claim.Annotations[volume.AnnBindCompleted] == "":
+				s.odd("the pod %s is bound to %s, and its claim %s to %q", pod.Name, pod.Spec.NodeName, claim.Name, claim.Spec.VolumeName)
+			case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID:
+				s.odd("the volume %s of the claim %s is another's", pv.Name, claim.Name)
+			case volume.CheckNodeAffinity(pv, nodeLabels(pod.Spec.NodeName)) != nil:
+				s.odd("the volume %s of the pod %s cannot be reached from %s", pv.Name, pod.Name, pod.Spec.NodeName)
+			}
+		}
+	}
+}
+
+// nodeLabels are those by which volumes are reached.
+func nodeLabels(name string) map[string]string {
+	for _, node := range cluster.Nodes("node", nodes) {
+		if node.Name == name {
+			return node.Labels
+		}
+	}
+	return nil
+}
+
+// checkRecords: the records of devices hold those of the bound pods, and nothing else.
+func (s *state) checkRecords() {
+	recorded := map[types.UID]bool{}
+	for _, record := range s.records {
+		if record.Labels[component] != "prebind-device-record" {
+			continue
+		}
+		for key, text := range record.Data {
+			var entry struct {
+				Bound bool `json:"bound"`
+			}
+			pod := s.pods[types.UID(key)]
+			switch {
+			case key == "node":
+			case key == "node-lock":
+				s.odd("the record %s is locked: %s", record.Name, text)
+			case json.Unmarshal([]byte(text), &entry) != nil:
+				s.odd("the record %s has %s", record.Name, text)
+			case pod == nil:
+				s.odd("the record %s has devices for a pod that is gone: %s", record.Name, text)
+			case !entry.Bound || pod.Spec.NodeName != record.Data["node"]:
+				s.odd("the record %s has devices for the pod %s, which is bound to %q: %s", record.Name, pod.Name, pod.Spec.NodeName, text)
+			default:
+				recorded[pod.UID] = true
+			}
+		}
+	}
+	for uid, pod := range s.pods {
+		if pod.Spec.NodeName != "" && len(devicesOf(pod)) > 0 && !recorded[uid] {
+			s.odd("the pod %s is bound to %s with the devices %v, which no record has", pod.Name, pod.Spec.NodeName, devicesOf(pod))
+		}
+	}
+}
+
+// checkClaims: ResourceClaims are reserved for pods that there are, a pod without a
+// scheduler of its own being bound, and nothing is marked; devices have one claim.
+func (s *state) checkClaims() {
+	holders := map[string]string{}
+	for _, claim := range s.devices {
+		for _, r := range claim.Status.ReservedFor {
+			if pod := s.pods[r.UID]; pod == nil || pod.Spec.NodeName == "" && pod.Spec.SchedulerName == byHand {
+				s.odd("the claim %s is reserved for the pod %s, which is gone or not bound", claim.Name, r.Name)
+			}
+		}
+		for key := range claim.Annotations {
+			if strings.HasPrefix(key, markPrefix) {
+				s.odd("the claim %s is marked: %s", claim.Name, key)
+			}
+		}
+		for _, device := range given(claim) {
+			if holders[device] != "" {
+				s.odd("the device %s is given to the claims %s and %s", device, holders[device], claim.Name)
+			}
+			holders[device] = claim.Name
+		}
+		s.checkUsers(claim)
+	}
+}
+
+// checkUsers: a bound pod's claims are reserved for it.
+func (s *state) checkUsers(claim *resourcev1.ResourceClaim) {
+	for _, owner := range claim.OwnerReferences {
+		pod := s.pods[owner.UID]
+		if pod == nil || pod.Spec.NodeName == "" {
+			continue
+		}
+		reserved := false
+		for _, r := range claim.Status.ReservedFor {
+			reserved = reserved || r.UID == pod.UID
+		}
+		if !reserved || len(given(claim)) == 0 {
+			s.odd("the pod %s is bound to %s, and its claim %s is not reserved for it", pod.Name, pod.Spec.NodeName, claim.Name)
+		}
+	}
+}
+
+// checkReplicas: no replica works on anything any more, or keeps anything.
+func (s *state) checkReplicas(ctx context.Context) error {
+	for _, r := range s.replicas {
+		now, err := r.figures(ctx)
+		if err != nil {
+			return err
+		}
+		if now.attempts != 0 {
+			s.odd("%s has %v attempts", r.Name(), now.attempts)
+		}
+		if now.goroutines > r.atFirst.goroutines+moreGoroutines {
+			s.odd("%s has %v goroutines, at first there were %v", r.Name(), now.goroutines, r.atFirst.goroutines)
+		}
+		if now.memory > r.atFirst.memory+moreMemory {
+			s.odd("%s has %.0f MiB, at first there were %.0f", r.Name(), now.memory/(1<<20), r.atFirst.memory/(1<<20))
+		}
+	}
+	leases, err := s.client.CoordinationV1().Leases(install.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, lease := range leases.Items {
+		for key, value := range lease.Annotations {
+			if strings.HasSuffix(key, "/status") && strings.Contains(value, `"inFlight"`) {
+				s.odd("the lease %s tells of binds under way: %s", lease.Name, value)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package faults breaks a whole cluster, by a schedule that is drawn from a seed,
+// while pods of all kinds are bound, and then proves from the API that nothing was
+// lost and nothing is left.
+package faults
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/test/install"
+)
+
+var (
+	seed    = flag.Uint64("seed", 1, "the first seed")
+	seeds   = flag.Uint64("seeds", 1, "how many seeds, from the first one on")
+	length  = flag.Duration("length", 30*time.Second, "how long there are faults")
+	results = flag.String("results", "", "a CSV file to add a line for each seed to")
+	broken  = flag.Bool("broken", false, "run TestBrokenRollBack")
+)
+
+// settled is how long a cluster may take to come to rest: attempts are followed for
+// 40 s, marks of replicas that are gone are left alone for a minute after half a
+// minute without their lease, and a busy machine is slow.
+const settled = 6 * time.Minute
+
+func build(t *testing.T, tags ...string) string {
+	t.Helper()
+	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Tags: tags})
+	require.NoError(t, err)
+	return binary
+}
+
+// TestFaults survives the seeds.
+func TestFaults(t *testing.T) {
+	binary := build(t)
+	for s := *seed; s < *seed+*seeds; s++ {
+		t.Run(fmt.Sprintf("seed %d", s), func(t *testing.T) {
+			t.Parallel() // Most of the time it waits.
+			survive(t, binary, s)
+		})
+	}
+}
+
+// survive runs the load through the faults of one seed, and checks what is left.
+func survive(t *testing.T, binary string, seed uint64) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("to repeat it: make faults SEED=%d SEEDS=1 DURATION=%s", seed, *length)
+		}
+	})
+	schedule := draw(seed, *length)
+	for _, f := range schedule {
+		t.Log(f)
+	}
+	w := newWorld(t, binary)
+	l := newLoad(w, seed)
+	l.begin(t.Context())
+	r := newRunner(w)
+	r.run(t.Context(), schedule)
+	l.end()
+	r.heal(t)
+	began := time.Now()
+	left := w.untilClean(t.Context(), l, settled)
+	rest := time.Since(began)
+	assert.Empty(t, left, "what is left %s after everything was whole again", rest.Round(time.Second))
+	assert.Empty(t, w.ledger.wrongs(), "what should never have been")
+	assert.Empty(t, w.logs(), "what replicas should never say")
+	row := l.summary(t, seed, len(schedule), rest)
+	t.Log(row)
+	if *results != "" && !t.Failed() {
+		require.NoError(t, appendLine(*results, row))
+	}
+}
+
+// TestBrokenRollBack has a Prebind at work that forgets to roll back: the checker
+// has to see it.
+func TestBrokenRollBack(t *testing.T) {
+	if !*broken {
+		return // It is started by make faults-broken: it takes three minutes to be sure of a lack.
+	}
+	w := newWorld(t, build(t, "prebind_broken_rollback"))
+	l := newLoad(w, *seed)
+	l.begin(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), *length)
+	defer cancel()
+	<-ctx.Done()
+	l.end()
+	left := w.untilClean(t.Context(), l, 3*time.Minute)
+	assert.NotEmpty(t, left, "the checker should turn red")
+	t.Logf("the checker is red, as it should be: %d things are left, such as %q", len(left), left[:min(len(left), 5)])
+}
+
+func appendLine(name, line string) error {
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, line)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}

@@ -1,0 +1,268 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// ledger is what was seen of pods and claims, version by version, and what should
+// never have been. It knows the API only.
+type ledger struct {
+	mu    sync.Mutex
+	pods  map[types.UID]*corev1.Pod
+	line  []types.UID
+	bound map[types.UID]string
+	// devices are the holders of shares, by node and device.
+	devices map[string]map[types.UID]float64
+	// given are the claims that have a device of a driver.
+	given map[string]types.UID
+	wrong []string
+}
+
+func newLedger(t *testing.T, w *world) *ledger {
+	t.Helper()
+	l := &ledger{
+		pods: map[types.UID]*corev1.Pod{}, bound: map[types.UID]string{}, devices: map[string]map[types.UID]float64{}, given: map[string]types.UID{},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		all.Wait()
+	})
+	for list, see := range map[client.ObjectList]func(before, now client.Object){
+		&corev1.PodList{}: l.pod, &corev1.PersistentVolumeClaimList{}: l.claim, claims(): l.resourceClaim,
+	} {
+		all.Go(func() { follow(ctx, w.watcher, list, see) })
+	}
+	return l
+}
+
+// follow lists and watches, and again when the watch has ended, and tells of every
+// change: before is nil for what is new, now for what is gone. What is found to be gone
+// by a list is told before what is new.
+func follow(ctx context.Context, c client.WithWatch, list client.ObjectList, see func(before, now client.Object)) {
+	known := map[types.UID]client.Object{}
+	next := func(o client.Object) {
+		see(known[o.GetUID()], o)
+		known[o.GetUID()] = o
+	}
+	gone := func(uid types.UID) {
+		if before := known[uid]; before != nil {
+			see(before, nil)
+			delete(known, uid)
+		}
+	}
+	for ; ctx.Err() == nil; pause(ctx, 200*time.Millisecond) {
+		if err := c.List(ctx, list, client.InNamespace(ns)); err != nil {
+			continue
+		}
+		found := map[types.UID]client.Object{}
+		each(list, func(o client.Object) { found[o.GetUID()] = o })
+		for uid := range known {
+			if found[uid] == nil {
+				gone(uid)
+			}
+		}
+		for _, o := range found {
+			next(o)
+		}
+		events, err := c.Watch(ctx, list, client.InNamespace(ns), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}})
+		if err != nil {
+			continue
+		}
+		for e := range events.ResultChan() {
+			o, ok := e.Object.(client.Object)
+			switch {
+			case !ok:
+				events.Stop() // 410 Gone, or the like.
+			case e.Type == "DELETED":
+				gone(o.GetUID())
+			default:
+				next(o)
+			}
+		}
+	}
+}
+
+// each calls do for a copy of each item.
+func each(list client.ObjectList, do func(client.Object)) {
+	items, err := apimeta.ExtractList(list)
+	if err != nil {
+		return
+	}
+	for _, item := range items {
+		if o, ok := item.DeepCopyObject().(client.Object); ok {
+			do(o)
+		}
+	}
+}
+
+func (l *ledger) odd(format string, args ...any) {
+	l.wrong = append(l.wrong, fmt.Sprintf(format, args...))
+}
+
+// pod books a version of a pod.
+func (l *ledger) pod(before, now client.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pod, ok := now.(*corev1.Pod)
+	if !ok {
+		l.gone(before.GetUID())
+		return
+	}
+	if l.pods[pod.UID] == nil {
+		l.line = append(l.line, pod.UID)
+	}
+	l.pods[pod.UID] = pod
+	node, was := l.bound[pod.UID]
+	switch {
+	case was && node != pod.Spec.NodeName:
+		l.odd("pod %s was bound to %s, and is to %q now", pod.Name, node, pod.Spec.NodeName)
+	case !was && pod.Spec.NodeName != "":
+		l.bound[pod.UID] = pod.Spec.NodeName
+		l.hold(pod)
+	}
+}
+
+// gone books the end of a pod.
+func (l *ledger) gone(uid types.UID) {
+	delete(l.pods, uid)
+	for _, holders := range l.devices {
+		delete(holders, uid)
+	}
+}
+
+// hold books the devices of a pod that is bound.
+func (l *ledger) hold(pod *corev1.Pod) {
+	for device, share := range devicesOf(pod) {
+		if l.devices[device] == nil {
+			l.devices[device] = map[types.UID]float64{}
+		}
+		l.devices[device][pod.UID] = share
+		sum, holders := 0.0, []string{}
+		for uid, s := range l.devices[device] {
+			sum += s
+			holders = append(holders, l.pods[uid].Name)
+		}
+		if sum > 1 {
+			l.odd("the device %s is held by %v at a time", device, holders)
+		}
+	}
+}
+
+// devicesOf are those that the bound pod says that it has.
+func devicesOf(pod *corev1.Pod) map[string]float64 {
+	found := map[string]float64{}
+	if value := pod.Annotations["device.prebind.dev/gpu"]; value != "" {
+		for entry := range strings.SplitSeq(value, ",") {
+			id, share, part := strings.Cut(entry, ":")
+			size := 1.0
+			if part {
+				_, _ = fmt.Sscan(share, &size)
+			}
+			found[pod.Spec.NodeName+"/"+id] = size
+		}
+	}
+	return found
+}
+
+// claim books a version of a claim: nobody here takes a selected node back.
+func (l *ledger) claim(before, now client.Object) {
+	if before == nil || now == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was, is := before.GetAnnotations()[volume.AnnSelectedNode], now.GetAnnotations()[volume.AnnSelectedNode]
+	if was != "" && was != is {
+		l.odd("the claim %s was for %s, and is for %q now; managers are %v", now.GetName(), was, is, managers(now))
+	}
+}
+
+func managers(o client.Object) []string {
+	var names []string
+	for _, m := range o.GetManagedFields() {
+		names = append(names, m.Manager)
+	}
+	return names
+}
+
+// resourceClaim books a version of a ResourceClaim.
+func (l *ledger) resourceClaim(before, now client.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, device := range given(before) {
+		delete(l.given, device)
+	}
+	claim, ok := now.(*resourcev1.ResourceClaim)
+	if !ok {
+		return
+	}
+	for _, device := range given(claim) {
+		if holder := l.given[device]; holder != "" && holder != claim.UID {
+			l.odd("the device %s is given to the claim %s, and to that with the UID %s", device, claim.Name, holder)
+		}
+		l.given[device] = claim.UID
+	}
+}
+
+// given are the devices of a ResourceClaim.
+func given(o client.Object) []string {
+	claim, ok := o.(*resourcev1.ResourceClaim)
+	if !ok || claim.Status.Allocation == nil {
+		return nil
+	}
+	var names []string
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		names = append(names, r.Driver+"/"+r.Pool+"/"+r.Device)
+	}
+	return names
+}
+
+// living are the pods that there are, the oldest first.
+func (l *ledger) living() []*corev1.Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.line = slices.DeleteFunc(l.line, func(uid types.UID) bool { return l.pods[uid] == nil })
+	all := make([]*corev1.Pod, 0, len(l.line))
+	for _, uid := range l.line {
+		all = append(all, l.pods[uid])
+	}
+	return all
+}
+
+func (l *ledger) everBound() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.bound)
+}
+
+// boundTo is where the pod was seen bound.
+func (l *ledger) boundTo(uid types.UID) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bound[uid]
+}
+
+func (l *ledger) wrongs() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.wrong)
+}

@@ -1,0 +1,274 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	// byHand is a scheduler that posts Bindings and knows nothing else.
+	byHand = "by-hand"
+	// every is the pause between two pods.
+	every = 150 * time.Millisecond
+	// crowd is how many pods there are before the oldest ends.
+	crowd = 70
+	// tries is how often a pod is bound by hand before it is given up.
+	tries = 12
+)
+
+// pods are the kinds of pods, with the schedulers that can bind them. kube-scheduler
+// must not allocate claims of the class that is Prebind's.
+var pods = []struct {
+	name       string
+	schedulers []string
+}{
+	{"nothing", []string{cluster.DefaultScheduler, cluster.NoPreBindScheduler, byHand}},
+	{"dynamic", []string{cluster.DefaultScheduler, cluster.NoPreBindScheduler, byHand}},
+	{"slow", []string{cluster.NoPreBindScheduler, byHand}},
+	{"static", []string{cluster.NoPreBindScheduler, byHand}},
+	{"device", []string{cluster.DefaultScheduler, cluster.NoPreBindScheduler, byHand, byHand, byHand}},
+	{"owned", []string{byHand}},
+	{"scheduled", []string{cluster.DefaultScheduler}},
+	{"state", []string{cluster.DefaultScheduler, cluster.NoPreBindScheduler, byHand}},
+	{"mixed", []string{byHand}},
+}
+
+// load makes pods, binds some of them, and ends them again.
+type load struct {
+	w    *world
+	seed uint64
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu sync.Mutex
+	// made counts pods by kind, and calls the Bindings that were posted by hand.
+	made  map[string]int
+	calls int
+	// allowed is where a client was told that the pod is bound, and told the last that it
+	// heard otherwise.
+	allowed map[types.UID]string
+	told    map[types.UID]string
+}
+
+func newLoad(w *world, seed uint64) *load {
+	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, told: map[types.UID]string{}}
+}
+
+// begin returns at once.
+func (l *load) begin(ctx context.Context) {
+	ctx, l.stop = context.WithCancel(ctx)
+	l.wg.Go(func() {
+		for n := uint64(1); ctx.Err() == nil; n++ {
+			l.create(ctx, n)
+			pause(ctx, every)
+		}
+	})
+	l.wg.Go(func() {
+		for ctx.Err() == nil {
+			l.thin(ctx)
+			pause(ctx, every)
+		}
+	})
+	l.wg.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			_ = l.w.setOpen(ctx, []string{"no", "yes"}[n%2])
+			pause(ctx, 4*time.Second)
+		}
+	})
+}
+
+// end ends the load: no pod is made, ended or bound by hand any more.
+func (l *load) end() {
+	l.stop()
+	l.wg.Wait()
+}
+
+// create makes one pod and, where no scheduler does, begins to bind it.
+func (l *load) create(ctx context.Context, n uint64) {
+	rng := rand.New(rand.NewPCG(l.seed, n))
+	kind := pods[rng.IntN(len(pods))]
+	p := &bound{load: l, rng: rng, name: fmt.Sprintf("pod-%d", n), kind: kind.name, scheduler: kind.schedulers[rng.IntN(len(kind.schedulers))]}
+	options, objects := p.needs()
+	for _, o := range objects {
+		if l.w.watcher.Create(ctx, o) != nil {
+			return // The API server is away. What is made already is nobody's.
+		}
+	}
+	pod, err := l.w.client.CoreV1().Pods(ns).Create(ctx, gen.Pod(p.name, append(options, gen.InNamespace(ns), gen.Scheduler(p.scheduler), gen.EndsAtOnce())...), metav1.CreateOptions{})
+	if err != nil {
+		return
+	}
+	l.mu.Lock()
+	l.made[kind.name]++
+	l.mu.Unlock()
+	if p.scheduler == byHand {
+		l.wg.Go(func() { p.bind(ctx, pod) })
+	}
+}
+
+// thin ends the oldest pods where there are too many, and sometimes one that may not
+// be bound yet.
+func (l *load) thin(ctx context.Context) {
+	all := l.w.ledger.living()
+	if len(all) < crowd {
+		return
+	}
+	victim := all[0]
+	if len(all)%7 == 0 {
+		victim = all[len(all)-1]
+	}
+	_ = l.w.client.CoreV1().Pods(ns).Delete(ctx, victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	for _, v := range victim.Spec.Volumes {
+		if c := v.PersistentVolumeClaim; c != nil {
+			_ = l.w.client.CoreV1().PersistentVolumeClaims(ns).Delete(ctx, c.ClaimName, metav1.DeleteOptions{})
+		}
+	}
+}
+
+// bound is a pod on its way.
+type bound struct {
+	*load
+	rng                   *rand.Rand
+	name, kind, scheduler string
+	// on is the only node that does; empty is any.
+	on string
+}
+
+func (p *bound) is(kinds ...string) bool { return slices.Contains(kinds, p.kind) }
+
+// needs are what the pod says, and the objects that it uses.
+func (p *bound) needs() (options []gen.PodOption, objects []client.Object) {
+	claim := func(class string) {
+		options = append(options, gen.UsesClaim(p.name))
+		objects = append(objects, gen.Claim(p.name, gen.InNamespace(ns), gen.OfClass(class)))
+	}
+	if p.is("dynamic", "mixed") {
+		claim("dynamic")
+	}
+	if p.is("slow") {
+		claim("slow")
+	}
+	if p.is("static") {
+		p.on = nodeName(p.rng.IntN(nodes))
+		claim("static")
+		objects = append(objects, gen.Volume("volume-"+p.name, gen.VolumeOfClass("static"), gen.OnNode(p.on)))
+	}
+	if p.is("device") && p.scheduler != byHand {
+		options = append(options, gen.Annotation("device.prebind.dev/gpu", p.device()))
+	}
+	if p.is("owned", "mixed") {
+		options = append(options, gen.UsesResourceClaimTemplate("owned"))
+	}
+	if p.is("scheduled") {
+		options = append(options, gen.UsesResourceClaimTemplate("scheduled"))
+	}
+	if p.is("state", "mixed") {
+		options = append(options, gen.Annotation("node-state.prebind.dev/expect", openKey+"=yes"), gen.Annotation("node-state.prebind.dev/wait", "20s"))
+	}
+	return options, objects
+}
+
+// device is one of a node, or a half of it.
+func (p *bound) device() string {
+	return fmt.Sprintf("GPU-%d%s", p.rng.IntN(devices), []string{"", ":0.5"}[p.rng.IntN(2)])
+}
+
+// binding is the next try.
+func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
+	node := p.on
+	if node == "" || p.rng.IntN(10) == 0 {
+		node = nodeName(p.rng.IntN(nodes))
+	}
+	var options []gen.BindingOption
+	if p.is("device", "mixed") {
+		options = append(options, gen.Annotation("device.prebind.dev/gpu", p.device()))
+	}
+	b := gen.Binding(pod, node, options...)
+	if p.rng.IntN(4) == 0 {
+		// The API server refuses it, after Prebind has let it go ahead.
+		b.ResourceVersion = "1"
+	}
+	return b
+}
+
+// bind binds the pod by hand, as a scheduler with little patience and no memory
+// does. One in ten pods is left alone after a Binding that did not come about.
+func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
+	b := p.binding(pod)
+	for range tries {
+		err := p.post(ctx, b)
+		switch {
+		case err == nil:
+			p.mu.Lock()
+			p.allowed[pod.UID] = b.Target.Name
+			p.mu.Unlock()
+			return
+		case apierrors.IsNotFound(err):
+			return // It was ended.
+		case ctx.Err() != nil:
+			return
+		}
+		p.mu.Lock()
+		p.told[pod.UID] = err.Error()
+		p.mu.Unlock()
+		if b.ResourceVersion != "" && p.rng.IntN(3) == 0 {
+			return
+		}
+		pause(ctx, time.Duration(200+p.rng.IntN(1500))*time.Millisecond)
+		if again := p.rng.IntN(2) == 0; !again || b.ResourceVersion != "" || apierrors.IsForbidden(err) {
+			b = p.binding(pod)
+		}
+		now, err := p.w.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err == nil && now.Spec.NodeName != "" {
+			return // The answer was lost on its way.
+		}
+	}
+}
+
+func (p *bound) post(ctx context.Context, b *corev1.Binding) error {
+	ctx, cancel := context.WithTimeout(ctx, []time.Duration{2 * time.Second, 40 * time.Second}[p.rng.IntN(2)])
+	defer cancel()
+	p.mu.Lock()
+	p.calls++
+	p.mu.Unlock()
+	return p.w.client.CoreV1().Pods(ns).Bind(ctx, b, metav1.CreateOptions{})
+}
+
+// summary is what a seed was: it, faults, pods, bound pods, calls by hand, and the
+// seconds until all was at rest; then by replica what was left of goroutines and
+// memory, in percent of the start.
+func (l *load) summary(t *testing.T, seed uint64, faults int, rest time.Duration) string {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	made := 0
+	for _, n := range l.made {
+		made += n
+	}
+	row := fmt.Sprintf("%d,%d,%d,%d,%d,%.0f", seed, faults, made, l.w.ledger.everBound(), l.calls, rest.Seconds())
+	for _, r := range l.w.replicas {
+		now, err := r.figures(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		row += fmt.Sprintf(",%.0f,%.0f,%.0f,%.0f", r.atFirst.goroutines, now.goroutines, r.atFirst.memory/(1<<20), now.memory/(1<<20))
+	}
+	return row
+}

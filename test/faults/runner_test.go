@@ -1,0 +1,237 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// runner breaks things, and does what a kubelet would: what ends by itself is started
+// again.
+type runner struct {
+	w         *world
+	processes map[string]*supervised
+	replicas  map[string]*replica
+	stop      context.CancelFunc
+	over      chan struct{}
+}
+
+// supervised is a process that is meant to run unless it is down.
+type supervised struct {
+	*cluster.Process
+	mu   sync.Mutex
+	down bool
+}
+
+func newRunner(w *world) *runner {
+	r := &runner{w: w, processes: map[string]*supervised{}, replicas: map[string]*replica{}, over: make(chan struct{})}
+	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler, cluster.Provisioner} {
+		r.processes[name] = &supervised{Process: w.cluster.Process(name)}
+	}
+	for i, one := range w.replicas {
+		name := fmt.Sprintf("replica-%d", i)
+		r.processes[name], r.replicas[name] = &supervised{Process: one.Process}, one
+	}
+	return r
+}
+
+// run breaks things by the schedule, and returns when the last is over.
+func (r *runner) run(ctx context.Context, schedule []fault) {
+	supervised, stop := context.WithCancel(ctx)
+	r.stop = stop
+	go r.supervise(supervised)
+	began := time.Now()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, f := range schedule {
+		pause(ctx, f.at-time.Since(began))
+		all.Go(func() { r.one(ctx, f) })
+	}
+}
+
+func (r *runner) supervise(ctx context.Context) {
+	defer close(r.over)
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, p := range r.processes {
+			p.revive()
+		}
+	}
+}
+
+// revive starts it if it has ended by itself.
+func (p *supervised) revive() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return
+	}
+	select {
+	case <-p.Exited():
+		_ = p.Start()
+	default:
+	}
+}
+
+// kill ends it until the function that it returns is called.
+func (p *supervised) kill() func() {
+	p.mu.Lock()
+	p.down = true
+	_ = p.Kill()
+	p.mu.Unlock()
+	return func() {
+		p.mu.Lock()
+		p.down = false
+		p.mu.Unlock()
+		p.revive()
+	}
+}
+
+// one breaks one thing for its time.
+func (r *runner) one(ctx context.Context, f fault) {
+	p, on := r.processes[f.target], r.replicas[f.target]
+	switch f.kind {
+	case "kill":
+		defer p.kill()()
+	case "freeze":
+		_ = p.Signal(syscall.SIGSTOP)
+		defer func() { _ = p.Signal(syscall.SIGCONT) }()
+	case "full disk":
+		defer p.logTo("/dev/full")()
+	case "cut to replica":
+		r.w.cluster.Services().Cut(on.WebhookAddress())
+		defer r.w.cluster.Services().Heal(on.WebhookAddress())
+	case "cut from replica":
+		on.proxy.Cut(true)
+		defer on.proxy.Cut(false)
+	case "slow API":
+		on.proxy.Slow(time.Second)
+		defer on.proxy.Slow(0)
+	case "writes without answer":
+		on.proxy.Hold(func(q *http.Request) bool { return q.Method != http.MethodGet })
+		defer on.proxy.Hold(nil)
+	case "watches end":
+		on.proxy.Disconnect()
+	case "history lost":
+		r.loseHistory(ctx)
+		defer p.kill()()
+	case "conflict storm":
+		r.storm(ctx, f.length)
+		return
+	}
+	pause(ctx, f.length)
+}
+
+// logTo has the process log into that file until the function that it returns is
+// called. It is started anew for it, twice.
+func (p *supervised) logTo(name string) func() {
+	swap := func(do func()) {
+		revive := p.kill()
+		do()
+		revive()
+	}
+	kept := p.LogFile() + ".kept"
+	swap(func() {
+		_ = os.Rename(p.LogFile(), kept)
+		_ = os.Symlink(name, p.LogFile())
+	})
+	return func() {
+		swap(func() {
+			_ = os.Remove(p.LogFile())
+			_ = os.Rename(kept, p.LogFile())
+		})
+	}
+}
+
+// loseHistory compacts etcd: with a new API server, whose cache is empty, a watch
+// that begins where it ended gets 410 Gone.
+func (r *runner) loseHistory(ctx context.Context) {
+	var found struct {
+		Header struct {
+			Revision string `json:"revision"`
+		} `json:"header"`
+	}
+	post := func(path, body string, into any) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, r.w.cluster.URL(cluster.Etcd)+path, strings.NewReader(body))
+		if err != nil {
+			return
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return // etcd may be down, too.
+		}
+		defer response.Body.Close()
+		content, _ := io.ReadAll(response.Body)
+		_ = json.Unmarshal(content, into)
+	}
+	post("/v3/maintenance/status", "{}", &found)
+	post("/v3/kv/compaction", fmt.Sprintf(`{"revision":%q,"physical":true}`, found.Header.Revision), &struct{}{})
+}
+
+// storm changes annotations of whatever Prebind writes to, all the time.
+func (r *runner) storm(ctx context.Context, length time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, length)
+	defer cancel()
+	for n := 0; ctx.Err() == nil; n++ {
+		for _, list := range []client.ObjectList{&corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, &corev1.PodList{}, &corev1.NodeList{}, claims(), records()} {
+			_ = r.w.watcher.List(ctx, list)
+			each(list, func(o client.Object) {
+				patch := fmt.Sprintf(`{"metadata":{"annotations":{"faults.example.com/storm":"%d"}}}`, n)
+				_ = r.w.watcher.Patch(ctx, o, client.RawPatch("application/merge-patch+json", []byte(patch)))
+			})
+		}
+	}
+}
+
+// heal makes everything whole again, and returns when it is.
+func (r *runner) heal(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), settled)
+	defer cancel()
+	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler, cluster.Provisioner, "replica-0", "replica-1"} {
+		p := r.processes[name]
+		for p.WaitReady(ctx) != nil { // It may have ended, and been started again.
+			require.NoError(t, ctx.Err(), "%s should come back:\n%s", name, p.Tail(30))
+			pause(ctx, time.Second)
+		}
+	}
+	for r.w.setOpen(ctx, "yes") != nil {
+		require.NoError(t, ctx.Err())
+		pause(ctx, time.Second)
+	}
+	r.stop()
+	<-r.over
+}
+
+// pause waits, but no longer than the context lasts.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

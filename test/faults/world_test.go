@@ -1,0 +1,157 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+const (
+	ns = "faults"
+	// nodes are node-1 and on, each with so many devices of each kind.
+	nodes   = 6
+	devices = 8
+	// owned is the DeviceClass that Prebind allocates, scheduled that of
+	// kube-scheduler; their templates are of the same names.
+	owned     = "owned.example.com"
+	scheduled = "scheduled.example.com"
+	// openKey is a label of nodes that some pods wait for.
+	openKey = "faults.example.com/open"
+)
+
+// world is a control plane with two replicas, each with a proxy of its own before the
+// API server.
+type world struct {
+	cluster  *cluster.Cluster
+	prebind  *install.Prebind
+	client   kubernetes.Interface
+	watcher  client.WithWatch
+	replicas []*replica
+	ledger   *ledger
+}
+
+type replica struct {
+	*install.Replica
+	proxy *cluster.APIProxy
+	// atFirst are its figures before there was anything to do.
+	atFirst figures
+}
+
+func newWorld(t *testing.T, binary string) *world {
+	t.Helper()
+	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
+	var err error
+	w.client, err = kubernetes.NewForConfig(w.cluster.Config())
+	require.NoError(t, err)
+	w.watcher, err = client.NewWithWatch(w.cluster.Config(), client.Options{})
+	require.NoError(t, err)
+	open := cluster.WithLabels(map[string]string{openKey: "yes"})
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", nodes, open)...))
+	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: binary})
+	require.NoError(t, err)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
+	for range 2 {
+		w.startReplica(t)
+	}
+	w.objects(t)
+	w.ledger = newLedger(t, w)
+	return w
+}
+
+func (w *world) startReplica(t *testing.T) {
+	t.Helper()
+	proxy, err := w.cluster.NewAPIProxy(w.prebind.Kubeconfig(), t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	started, err := w.prebind.Start(t.Context(), "--kubeconfig="+proxy.Kubeconfig, "--resource-claims-allocate="+owned)
+	require.NoError(t, err)
+	r := &replica{Replica: started, proxy: proxy}
+	t.Cleanup(func() {
+		_ = r.Kill()
+		if t.Failed() {
+			t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(60))
+		}
+	})
+	r.atFirst, err = r.figures(t.Context())
+	require.NoError(t, err)
+	w.replicas = append(w.replicas, r)
+}
+
+// objects makes the namespace and what is there before the pods.
+func (w *world) objects(t *testing.T) {
+	t.Helper()
+	create := func(objects ...client.Object) {
+		for _, o := range objects {
+			require.NoError(t, w.watcher.Create(t.Context(), o), "%T %s", o, o.GetName())
+		}
+	}
+	create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	require.Eventually(t, func() bool {
+		_, err := w.client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
+		return err == nil
+	}, time.Minute, 50*time.Millisecond, "the namespace should be ready")
+	create(
+		gen.StorageClass("dynamic", cluster.ProvisionerName, gen.Parameter("delay", "500ms")),
+		gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", "6s")),
+		gen.StorageClass("static", volume.NotSupportedProvisioner),
+	)
+	for _, class := range []string{owned, scheduled} {
+		create(gen.DeviceClass(class), gen.ResourceClaimTemplate(strings.TrimSuffix(class, ".example.com"), gen.InNamespace(ns), gen.RequestsDevices(class, 1)))
+		for n := range nodes {
+			create(gen.ResourceSlice(class, nodeName(n), gen.Devices("device", devices)...))
+		}
+	}
+}
+
+func nodeName(n int) string { return fmt.Sprintf("node-%d", n+1) }
+
+// setOpen sets the label that some pods wait for on all nodes, as far as the API
+// server is there.
+func (w *world) setOpen(ctx context.Context, value string) error {
+	var last error
+	for n := range nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(n)}}
+		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, openKey, value)
+		if err := w.watcher.Patch(ctx, node, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+			last = err
+		}
+	}
+	return last
+}
+
+// logs returns what replicas have said that none should ever say.
+func (w *world) logs() []string {
+	var found []string
+	for _, r := range w.replicas {
+		content, err := os.ReadFile(r.LogFile())
+		if err != nil {
+			found = append(found, err.Error())
+		}
+		for line := range strings.SplitSeq(string(content), "\n") {
+			for _, word := range []string{"DATA RACE", "panic:", "panicked", "fatal error:"} {
+				if strings.Contains(line, word) {
+					found = append(found, r.Name()+": "+line)
+				}
+			}
+		}
+	}
+	return found
+}
