@@ -150,7 +150,8 @@ func (w *world) look(ctx context.Context) (*state, error) {
 	return s, in(install.Namespace, records(), see)
 }
 
-// checkPods: each pod is bound, once, or it is told why not.
+// checkPods: each pod is bound, once, or its events or its client's last answer tell
+// why not.
 func (s *state) checkPods(l *load) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,7 +161,8 @@ func (s *state) checkPods(l *load) {
 		}
 	}
 	for uid, pod := range s.pods {
-		if pod.Spec.NodeName == "" && !s.events[uid] && l.told[uid] == "" && pod.Spec.SchedulerName != byHand {
+		told := s.events[uid] || pod.Spec.SchedulerName == byHand && l.told[pod.Name] != ""
+		if pod.Spec.NodeName == "" && !told {
 			s.odd("the pod %s is pending, and nothing says why", pod.Name)
 		}
 	}

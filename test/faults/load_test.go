@@ -61,14 +61,14 @@ type load struct {
 	// made counts pods by kind, and calls the Bindings that were posted by hand.
 	made  map[string]int
 	calls int
-	// allowed is where a client was told that the pod is bound, and told the last that it
-	// heard otherwise.
+	// allowed is where a client was told that the pod is bound, and told, by name, the
+	// last that it heard otherwise.
 	allowed map[types.UID]string
-	told    map[types.UID]string
+	told    map[string]string
 }
 
 func newLoad(w *world, seed uint64) *load {
-	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, told: map[types.UID]string{}}
+	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, told: map[string]string{}}
 }
 
 // begin returns at once.
@@ -112,12 +112,13 @@ func (l *load) create(ctx context.Context, n uint64) {
 		}
 	}
 	pod, err := l.w.client.CoreV1().Pods(ns).Create(ctx, gen.Pod(p.name, append(options, gen.InNamespace(ns), gen.Scheduler(p.scheduler), gen.EndsAtOnce())...), metav1.CreateOptions{})
-	if err != nil {
-		return
-	}
 	l.mu.Lock()
 	l.made[kind.name]++
 	l.mu.Unlock()
+	if err != nil {
+		p.hear(err) // It may be there all the same.
+		return
+	}
 	if p.scheduler == byHand {
 		l.wg.Go(func() { p.bind(ctx, pod) })
 	}
@@ -222,12 +223,11 @@ func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 			return
 		case apierrors.IsNotFound(err):
 			return // It was ended.
-		case ctx.Err() != nil:
+		}
+		p.hear(err)
+		if ctx.Err() != nil {
 			return
 		}
-		p.mu.Lock()
-		p.told[pod.UID] = err.Error()
-		p.mu.Unlock()
 		if b.ResourceVersion != "" && p.rng.IntN(3) == 0 {
 			return
 		}
@@ -240,6 +240,12 @@ func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 			return // The answer was lost on its way.
 		}
 	}
+}
+
+func (p *bound) hear(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.told[p.name] = err.Error()
 }
 
 func (p *bound) post(ctx context.Context, b *corev1.Binding) error {

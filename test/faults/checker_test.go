@@ -1,0 +1,110 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+func emptyLedger() *ledger {
+	return &ledger{
+		pods: map[types.UID]*corev1.Pod{}, bound: map[types.UID]string{}, devices: map[string]map[types.UID]float64{}, given: map[string]types.UID{},
+	}
+}
+
+// TestLedger: what must never be is seen, and what may be is not.
+func TestLedger(t *testing.T) {
+	pod := func(name, node, gpu string) *corev1.Pod {
+		return gen.Pod(name, gen.UID(types.UID(name)), gen.BoundTo(node), gen.Annotation("device.prebind.dev/gpu", gpu))
+	}
+	claim := func(name, device string) *resourcev1.ResourceClaim {
+		return gen.ResourceClaim(name, gen.UID(types.UID(name)), gen.RequestsDevices("d", 1), gen.AllocatedFor("node-1", "d", gen.Device(device)))
+	}
+	cases := map[string]struct {
+		reason string
+		see    func(l *ledger)
+		wrong  int
+	}{
+		"Moved":      {reason: "a pod is bound once", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "node-2", "")) }},
+		"Unbound":    {reason: "and for good", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "", "")) }},
+		"TwoHolders": {reason: "a device has one pod", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-1", "1")) }},
+		"TooMuch":    {reason: "or several that share it", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "2,1")) }},
+		"Halves":     {reason: "as they may", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "1:0.5")) }},
+		"OtherNode":  {reason: "devices are those of a node", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-2", "1")) }},
+		"InTurn": {reason: "who is gone holds nothing", see: func(l *ledger) {
+			l.pod(nil, pod("a", "node-1", "1"))
+			l.pod(pod("a", "node-1", "1"), nil)
+			l.pod(nil, pod("b", "node-1", "1"))
+		}},
+		"Deselected": {reason: "a selected node is never taken back", wrong: 1, see: func(l *ledger) { l.claim(gen.Claim("c", gen.SelectedNode("node-1")), gen.Claim("c")) }},
+		"Selected":   {reason: "it is set once", see: func(l *ledger) { l.claim(gen.Claim("c"), gen.Claim("c", gen.SelectedNode("node-1"))) }},
+		"TwoClaims":  {reason: "a device has one claim", wrong: 1, see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "x")) }},
+		"ClaimsInTurn": {reason: "one after the other", see: func(l *ledger) {
+			l.resourceClaim(nil, claim("a", "x"))
+			l.resourceClaim(claim("a", "x"), nil)
+			l.resourceClaim(nil, claim("b", "x"))
+		}},
+		"ClaimsOfTwo":   {reason: "two devices", see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "y")) }},
+		"SeenOnceAgain": {reason: "a list repeats what a watch told", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("a", "node-1", "1")) }},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			l := emptyLedger()
+			tc.see(l)
+			assert.Len(t, l.wrongs(), tc.wrong, tc.reason)
+		})
+	}
+}
+
+// TestLeft: what is left in a world at rest is seen.
+func TestLeft(t *testing.T) {
+	running := gen.Pod("a", gen.UID("a"), gen.BoundTo("node-1"), gen.Scheduler(byHand))
+	waiting := gen.Pod("b", gen.UID("b"), gen.Scheduler(byHand))
+	record := func(key, text string) corev1.ConfigMap {
+		c := corev1.ConfigMap{Data: map[string]string{"node": "node-1", key: text}}
+		c.Labels = map[string]string{component: "prebind-device-record"}
+		return c
+	}
+	cases := map[string]struct {
+		reason string
+		state  state
+		wrong  int
+	}{
+		"Nothing":        {reason: "all is well", state: state{records: []corev1.ConfigMap{record("a", `{"bound":true}`)}}},
+		"NotBound":       {reason: "a grant of a bind that never came about", state: state{records: []corev1.ConfigMap{record("b", `{}`)}}, wrong: 1},
+		"NotConfirmed":   {reason: "nobody has seen that it is bound", state: state{records: []corev1.ConfigMap{record("a", `{}`)}}, wrong: 1},
+		"PodGone":        {reason: "a device that nobody can have", state: state{records: []corev1.ConfigMap{record("c", `{"bound":true}`)}}, wrong: 1},
+		"Locked":         {reason: "nobody can be bound there", state: state{records: []corev1.ConfigMap{record("node-lock", `{}`)}}, wrong: 1},
+		"Marked":         {reason: "a mark that nobody takes off", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.Annotation(markPrefix+"a.1", ""))}}, wrong: 1},
+		"ReservedGone":   {reason: "for a pod that is gone", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("c", "c"))}}, wrong: 1},
+		"ReservedNot":    {reason: "for a pod that is not bound", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("b", "b"))}}, wrong: 1},
+		"ReservedRight":  {reason: "for a pod that is", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("a", "a"))}}},
+		"NotReservedFor": {reason: "a pod runs without its device", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.OwnedBy("Pod", "a", "a"))}}, wrong: 1},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := &tc.state
+			s.pods = map[types.UID]*corev1.Pod{"a": running, "b": waiting}
+			s.checkRecords()
+			s.checkClaims()
+			assert.Len(t, s.found, tc.wrong, tc.reason)
+		})
+	}
+}
+
+// TestDevicesOf is of what the checker reads of a pod.
+func TestDevicesOf(t *testing.T) {
+	pod := gen.Pod("a", gen.BoundTo("node-1"), gen.Annotation("device.prebind.dev/gpu", "x,y:0.5"))
+	assert.Equal(t, map[string]float64{"node-1/x": 1, "node-1/y": 0.5}, devicesOf(pod))
+	var none client.Object
+	assert.Empty(t, given(none))
+}
