@@ -116,31 +116,6 @@ fuzz: ## Run every fuzz target, one after the other (FUZZTIME=1m for less time e
 		done; \
 	done
 
-SEED ?= 1
-SEEDS ?= 20
-DURATION ?= 1m
-
-.PHONY: faults
-faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer)
-	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
-		$(if $(RESULTS),-results $(abspath $(RESULTS)))
-
-.PHONY: faults-broken
-faults-broken: control-plane ## Show that the checker of the faults turns red, with a Prebind that forgets to roll back
-	go test -race -count=1 -timeout 30m -v -run TestBrokenRollBack ./test/faults -args -broken
-
-FUZZTIME ?= 10m
-
-# The seeds, and what was found and is kept under testdata/fuzz, run with every go test. To make inputs smaller takes most of
-# the time where a run has goroutines, and helps nobody before something is found.
-.PHONY: fuzz
-fuzz: ## Run every fuzz target, one after the other (FUZZTIME=1m for less time each, FUZZ=FuzzReview for one)
-	@for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
-		for target in $$(go test -list '^$(or $(FUZZ),Fuzz.*)$$' $$dir | grep '^Fuzz'); do \
-			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$dir || exit 1; \
-		done; \
-	done
-
 # The tests would build these by themselves, but go test shows nothing meanwhile. The control plane takes minutes once, then
 # comes from the cache; where KUBEBUILDER_ASSETS is set it is taken from there.
 .PHONY: control-plane
