@@ -257,9 +257,7 @@ func (p *bound) post(ctx context.Context, b *corev1.Binding) error {
 	return p.w.client.CoreV1().Pods(ns).Bind(ctx, b, metav1.CreateOptions{})
 }
 
-// summary is what a seed was: it, faults, pods, bound pods, calls by hand, and the
-// seconds until all was at rest; then by replica what was left of goroutines and
-// memory, in percent of the start.
+// summary is what a seed was, by columns.
 func (l *load) summary(t *testing.T, seed uint64, faults int, rest time.Duration) string {
 	t.Helper()
 	l.mu.Lock()
