@@ -82,7 +82,8 @@ func draw(seed uint64, length time.Duration) []fault {
 // TestDraw: the same seed is the same schedule, and in a minute there is something
 // of everything.
 func TestDraw(t *testing.T) {
-	assert.Equal(t, draw(7, time.Minute), draw(7, time.Minute))
+	drawn := draw(7, time.Minute)
+	assert.Equal(t, drawn, draw(7, time.Minute))
 	assert.NotEqual(t, draw(7, time.Minute), draw(8, time.Minute))
 	seen := map[string]bool{}
 	for s := range uint64(20) {
