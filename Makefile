@@ -96,9 +96,9 @@ SEEDS ?= 20
 DURATION ?= 1m
 
 .PHONY: faults
-faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer)
+faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer, FAULTS_CSV=file to add a line for each to)
 	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
-		$(if $(RESULTS),-results $(abspath $(RESULTS)))
+		$(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
 
 .PHONY: faults-broken
 faults-broken: control-plane ## Show that the checker of the faults turns red, with a Prebind that forgets to roll back
