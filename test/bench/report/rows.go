@@ -56,10 +56,10 @@ func last(of func([]stat.Sample) []float64) func([]stat.Sample) []float64 {
 	}
 }
 
-// growth is the last value over the first one.
-func growth(metric, variant string) func([]stat.Sample) []float64 {
+// growth is the last value of Prebind over the first one.
+func growth(metric string) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 {
-		all := stat.Values(samples, metric, variant)
+		all := stat.Values(samples, metric, prebind)
 		if len(all) < 2 || all[0] == 0 {
 			return nil
 		}
@@ -87,9 +87,9 @@ func table() []row {
 		{number: 4, what: "claim bound → pod bound, by kube-scheduler itself", file: "claims", of: values("ms", "kube-scheduler"), unit: " ms"},
 		{number: 5, what: "live reads per bind", file: "steady", of: values("live reads/bind", prebind), most: new(0.0)},
 		{number: 5, what: "writes per bind", file: "steady", of: values("writes/bind", prebind), most: new(0.0)},
-		{number: 6, what: "memory in use with most running pods / with none", file: "scale", of: growth("live heap MiB", prebind), most: new(1.05), unit: times},
-		{number: 6, what: "resident memory with most running pods / with none", file: "scale", of: growth("resident MiB", prebind), unit: times},
-		{number: 6, what: "start until ready with most running pods / with none", file: "scale", of: growth("seconds to ready", prebind), unit: times},
+		{number: 6, what: "memory in use with most running pods / with none", file: "scale", of: growth("live heap MiB"), most: new(1.05), unit: times},
+		{number: 6, what: "resident memory with most running pods / with none", file: "scale", of: growth("resident MiB"), unit: times},
+		{number: 6, what: "start until ready with most running pods / with none", file: "scale", of: growth("seconds to ready"), unit: times},
 		{number: 6, what: "resident memory with most running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
 		{number: 6, what: "most memory until then with most running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
 		{number: 7, what: "kube-controller-manager's requests while 1,000 pods wait, p99 / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
