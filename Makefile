@@ -39,7 +39,7 @@ test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests, with the race detector
-	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/(bench|cluster|e2e|faults)(/|$$)')
+	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults)(/|$$)|bench$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 	@echo "the alerts, on Prometheus' own engine: the first build takes a minute (and go test does not see that files outside of its module change)"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...

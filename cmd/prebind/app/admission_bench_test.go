@@ -1,6 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build unix
+
 package app
 
 import (
@@ -11,7 +13,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,6 +57,7 @@ func BenchmarkAdmission(b *testing.B) {
 			w := &discarding{header: http.Header{}}
 			request, read := reviewRequest(b.Context(), body), bytes.NewReader(body)
 			b.ReportAllocs()
+			before := processorTime(b)
 			for b.Loop() {
 				w.reset()
 				read.Reset(body)
@@ -62,8 +67,18 @@ func BenchmarkAdmission(b *testing.B) {
 					b.Fatalf("answered %d with %d bytes", w.code, w.size)
 				}
 			}
+			// Where others keep the machine busy, it is the time that counts.
+			b.ReportMetric(float64((processorTime(b)-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
 		})
 	}
+}
+
+// processorTime is what this process has used of the processors.
+func processorTime(tb testing.TB) time.Duration {
+	tb.Helper()
+	var used syscall.Rusage
+	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
 // TestAdmissionVariants: what is compared does what it is said to do.

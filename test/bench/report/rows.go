@@ -80,7 +80,7 @@ func table() []row {
 		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times, plotted: true},
 		{number: 2, what: "the constant webhook, binds/s" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times, plotted: true},
-		{number: 3, what: "CPU of a review, in process / handler that does nothing", file: "admission", of: ratio("ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
+		{number: 3, what: "CPU of a review, in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
 		{number: 3, what: "allocations of a review / handler that does nothing", file: "admission", of: ratio("allocs/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 3, what: "bytes allocated in a review / handler that does nothing", file: "admission", of: ratio("B/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 4, what: "claim bound → pod bound", file: "claims", of: values("ms", prebind), most: new(20.0), unit: " ms"},
