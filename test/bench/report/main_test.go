@@ -68,13 +68,14 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// The numbers in docs/performance are those of the data beside them.
+// The numbers in docs/performance are those of the data beside them, and every aim has
+// been measured.
 func TestReadme(t *testing.T) {
 	dir := filepath.Join("..", "..", "..", "docs", "performance")
 	data, err := read(filepath.Join(dir, "data"))
 	require.NoError(t, err)
 	results := resultsOf(data)
-	require.NotEmpty(t, results)
+	assert.Len(t, results, len(table()), "a row without data")
 	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
 	require.NoError(t, err)
 	want, err := replace(string(readme), markdown(results))
