@@ -28,10 +28,11 @@ import (
 
 // The variants that take turns.
 const (
-	none     = "none"     // no webhook
-	nothing  = "nothing"  // controller-runtime's, which does nothing
-	constant = "constant" // controller-runtime's, which adds one annotation
-	prebind  = "prebind"  // Prebind, as it is shipped
+	none      = "none"      // no webhook
+	nothing   = "nothing"   // controller-runtime's, which does nothing
+	constant  = "constant"  // controller-runtime's, which adds one annotation
+	following = "following" // the same, with a cache of the pods that are to be bound
+	prebind   = "prebind"   // Prebind, as it is shipped
 )
 
 // webhookLabel is that of a namespace for the one webhook that sees its Bindings.
@@ -73,6 +74,8 @@ func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants 
 	require.NoError(tb, err)
 	r.processes[prebind] = replica.Process
 	require.NoError(tb, replica.Kill())
+	// As the others are reached: otherwise, each connection would ask the replica first whether it is ready.
+	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
 	require.NoError(tb, r.register(ctx, variants))
 	tb.Cleanup(func() {
 		for _, p := range r.processes {
@@ -140,8 +143,11 @@ func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) 
 		return err
 	}
 	args := []string{"--cert-dir=" + r.prebind.CertDir(), "--bind-address=" + address}
-	if variant == constant {
+	if variant == constant || variant == following {
 		args = append(args, "--annotation="+constantAnnotation)
+	}
+	if variant == following {
+		args = append(args, "--kubeconfig="+r.cluster.Kubeconfig())
 	}
 	r.processes[variant], err = cluster.NewProcess(cluster.ProcessOptions{
 		Name: variant, Path: binary, Args: args, LogFile: filepath.Join(r.cluster.Dir(), "logs", variant+".log"),
@@ -211,12 +217,20 @@ func runs(p *cluster.Process) bool {
 	}
 }
 
-// used is what the variant's own process has used of the processors, in seconds.
-func (r *rivals) used(variant string) (float64, error) {
+// used is what processes have used of the processors, in seconds.
+type used struct{ own, apiServer float64 }
+
+// used tells of the variant's own process, if it has one, and of kube-apiserver.
+func (r *rivals) used(variant string) (used, error) {
+	var u used
+	var err error
 	if p := r.processes[variant]; p != nil {
-		return processor(p.PID())
+		if u.own, err = processor(p.PID()); err != nil {
+			return u, err
+		}
 	}
-	return 0, nil
+	u.apiServer, err = processor(r.cluster.Process(cluster.APIServer).PID())
+	return u, err
 }
 
 // check sees that a bound pod carries what the variant adds, and nothing else.
@@ -227,7 +241,7 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	}
 	_, constants := got.Annotations[constantAnnotation]
 	_, topology := got.Annotations["topology.prebind.dev/zone"]
-	if got.Spec.NodeName == "" || constants != (variant == constant) || topology != (variant == prebind) {
+	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind) {
 		return fmt.Errorf("the pod %s/%s on %q was not bound by way of its webhook: it has %v", variant, pod, got.Spec.NodeName, got.Annotations)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -68,10 +69,12 @@ func TestScheduler(t *testing.T) {
 	for _, variant := range variants {
 		require.NoError(t, r.schedule(t.Context(), out, variant, 0, 20))
 	}
-	require.Len(t, out.samples, len(variants))
-	for _, s := range out.samples {
-		assert.Positive(t, s.Value, s.Variant)
+	require.Len(t, out.samples, 2*len(variants))
+	for _, variant := range variants {
+		assert.Positive(t, stat.Median(stat.Values(out.samples, "pods/s", variant)), variant)
 	}
+	assert.Zero(t, stat.Median(stat.Values(out.samples, "connections/bind", none)))
+	assert.Positive(t, stat.Median(stat.Values(out.samples, "connections/bind", prebind)))
 }
 
 // schedule measures one variant once: the pods are there when kube-scheduler starts,
@@ -91,10 +94,12 @@ func (r *rivals) schedule(ctx context.Context, out *results, variant string, rou
 		if err := r.calm(ctx, variant); err != nil {
 			return err
 		}
+		before := r.cluster.Services().Opened()
 		took, err := r.firstToLast(ctx, variant, n, scheduler.Start)
 		if err != nil {
 			return err
 		}
+		out.add(variant, round, "connections/bind", float64(r.cluster.Services().Opened()-before)/float64(n))
 		out.add(variant, round, "pods/s", float64(n-1)/took.Seconds())
 		if err := r.check(ctx, variant, pods[n/2].Name); err != nil {
 			return err

@@ -54,7 +54,7 @@ func BenchmarkWaiting(b *testing.B) {
 	for _, metric := range []string{"other p50", "other p99", "seconds"} {
 		out.ratio(b, metric, prebind, none)
 	}
-	for _, metric := range []string{"holds", "seats", "FailedScheduling"} {
+	for _, metric := range []string{"holds", "seats p50", "seats", "FailedScheduling"} {
 		b.Logf("%s, at most: %g with Prebind, %g without", metric,
 			stat.Quantile(stat.Values(out.samples, metric, prebind), 1), stat.Quantile(stat.Values(out.samples, metric, none), 1))
 	}
@@ -109,7 +109,8 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 		found := <-look
 		out.add(variant, round, "other p50", milliseconds(quantile(found.others, 0.5)))
 		out.add(variant, round, "other p99", milliseconds(quantile(found.others, 0.99)))
-		out.add(variant, round, "seats", found.seats)
+		out.add(variant, round, "seats p50", stat.Median(found.seats))
+		out.add(variant, round, "seats", stat.Quantile(found.seats, 1))
 		out.add(variant, round, "holds", found.holds)
 		failed, err := core.Events(variant).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
 		if err != nil {
@@ -157,10 +158,13 @@ func (r *rivals) clearClaims(ctx context.Context, variant string) error {
 type found struct {
 	// others is what requests took of kube-controller-manager.
 	others []time.Duration
-	// seats are the most that kube-scheduler's requests held, of those looked at now
-	// and then, and holds the most calls that Prebind kept waiting.
-	seats, holds float64
-	err          error
+	// seats are those that kube-scheduler's requests had, whenever they were looked at
+	// and it had any: those of calls that Prebind keeps waiting, and of requests that are
+	// just on their way.
+	seats []float64
+	// holds are the most calls that Prebind kept waiting.
+	holds float64
+	err   error
 }
 
 // look looks at the API server until the context ends, and then tells once.
@@ -215,7 +219,9 @@ func (r *rivals) scrape(ctx context.Context, variant string, f *found) error {
 	if err != nil {
 		return err
 	}
-	f.seats = max(f.seats, sum(string(raw), "apiserver_flowcontrol_current_executing_seats", `flow_schema="kube-scheduler"`))
+	if seats := sum(string(raw), "apiserver_flowcontrol_current_executing_seats", `flow_schema="kube-scheduler"`); seats > 0 {
+		f.seats = append(f.seats, seats)
+	}
 	if variant != prebind {
 		return nil
 	}

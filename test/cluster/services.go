@@ -18,8 +18,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
 )
+
+// servicesKnown is how long the Service of an address is not asked for again. The
+// rules of kube-proxy are not newer.
+const servicesKnown = time.Second
 
 // Backend is a server behind a Service.
 type Backend struct {
@@ -58,11 +63,14 @@ func HTTPReady(url string) func(ctx context.Context) bool {
 type Services struct {
 	client kubernetes.Interface
 	server *http.Server
+	// known has the servicePort of each address that was resolved not long ago.
+	known *utilcache.Expiring
 
 	mu      sync.Mutex
 	routes  map[servicePort]*route
 	cut     map[string]bool
 	tunnels map[*tunnel]bool
+	opened  int
 	closed  bool
 	active  sync.WaitGroup
 }
@@ -81,6 +89,7 @@ type route struct {
 func newServices(listener net.Listener, client kubernetes.Interface) *Services {
 	s := &Services{
 		client:  client,
+		known:   utilcache.NewExpiring(),
 		routes:  map[servicePort]*route{},
 		cut:     map[string]bool{},
 		tunnels: map[*tunnel]bool{},
@@ -99,6 +108,13 @@ func (s *Services) Route(namespace, service string, port int32, backends ...Back
 	defer s.mu.Unlock()
 	s.routes[servicePort{types.NamespacedName{Namespace: namespace, Name: service}, port}] =
 		&route{backends: slices.Clone(backends)}
+}
+
+// Opened is how many connections there have been so far.
+func (s *Services) Opened() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opened
 }
 
 // Cut takes the network from the API server to the backend away, as a firewall
@@ -182,6 +198,7 @@ func (s *Services) add(t *tunnel) bool {
 	}
 	s.active.Add(1)
 	s.tunnels[t] = true
+	s.opened++
 	if s.cut[t.address] || t.backend == nil {
 		t.blackholed.Store(true)
 	}
@@ -237,9 +254,23 @@ func (s *Services) inTurn(key servicePort) []Backend {
 	return slices.Concat(r.backends[first:], r.backends[:first])
 }
 
-// resolve finds the routed Service that has the ClusterIP. It asks each time:
-// connections are few, and an address may go from one Service to another.
+// resolve finds the routed Service that has the ClusterIP.
 func (s *Services) resolve(ctx context.Context, ip string, port int32) (servicePort, error) {
+	address := net.JoinHostPort(ip, strconv.Itoa(int(port)))
+	if found, ok := s.known.Get(address); ok {
+		if key, ok := found.(servicePort); ok {
+			return key, nil
+		}
+	}
+	key, err := s.ask(ctx, ip, port)
+	if err == nil {
+		s.known.Set(address, key, servicesKnown)
+	}
+	return key, err
+}
+
+// ask asks the API server which of the routed Services has the ClusterIP.
+func (s *Services) ask(ctx context.Context, ip string, port int32) (servicePort, error) {
 	var failures []error
 	for _, key := range s.routed(port) {
 		service, err := s.client.CoreV1().Services(key.service.Namespace).Get(ctx, key.service.Name, metav1.GetOptions{})

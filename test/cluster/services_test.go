@@ -80,13 +80,14 @@ func TestServices(t *testing.T) {
 	first, second := newHook(t, "first", cert), newHook(t, "second", cert)
 	routes.Route(namespace, "hook", port, first.backend, second.backend)
 	t.Cleanup(func() { routes.Route(namespace, "hook", port) })
-	seen := map[string]int{}
+	seen, before := map[string]int{}, routes.Opened()
 	for range 4 {
 		by, err := createConfigMap(t, client, namespace)
 		require.NoError(t, err)
 		seen[by]++
 	}
 	assert.Equal(t, map[string]int{"first": 2, "second": 2}, seen, "the backends take turns")
+	assert.Equal(t, 4, routes.Opened()-before, "a connection for each call")
 
 	first.ready.Store(false)
 	for range 2 {

@@ -26,14 +26,15 @@ import (
 
 // The names in config/webhook that others have to know.
 const (
-	Namespace   = "prebind-system"
-	Service     = "prebind-webhook"
+	Namespace = "prebind-system"
+	Service   = "prebind-webhook"
+	// ServicePort is the port at which the API server calls the Service.
+	ServicePort = 443
 	WebhookName = "pods-binding.prebind.dev"
 
 	deployment     = "prebind"
 	serviceAccount = "prebind"
 	webhookConfig  = "prebind"
-	servicePort    = 443
 	servingSecret  = "prebind-webhook-tls"
 	manifests      = "config/webhook"
 )

@@ -94,7 +94,7 @@ func (p *Prebind) RouteTo(replicas ...*Replica) {
 			Ready:   cluster.HTTPReady("http://" + r.health + "/readyz"),
 		})
 	}
-	p.o.Cluster.Services().Route(Namespace, Service, servicePort, backends...)
+	p.o.Cluster.Services().Route(Namespace, Service, ServicePort, backends...)
 }
 
 func (r *Replica) ready(ctx context.Context) error {

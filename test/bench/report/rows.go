@@ -28,16 +28,18 @@ type row struct {
 
 // The variants, as the benchmarks call them.
 const (
-	none     = "none"
-	nothing  = "nothing"
-	constant = "constant"
-	prebind  = "prebind"
-	informer = "informer"
+	none      = "none"
+	nothing   = "nothing"
+	constant  = "constant"
+	following = "following"
+	prebind   = "prebind"
+	informer  = "informer"
 )
 
 const (
-	overConstant = " / constant webhook"
-	overNone     = " / no webhook"
+	overConstant  = " / constant webhook"
+	overFollowing = " / constant webhook that knows the pods"
+	overNone      = " / no webhook"
 )
 
 func ratio(metric, variant, against string) func([]stat.Sample) []float64 {
@@ -75,9 +77,12 @@ func table() []row {
 	return []row{
 		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times, plotted: true},
+		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times, plotted: true},
+		{number: 1, what: "the constant webhook that knows the pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times, plotted: true},
 		{number: 1, what: "the constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
+		{number: 2, what: "binds/s of 16 clients" + overFollowing, file: "binds", of: ratio("binds/s", prebind, following), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times, plotted: true},
 		{number: 2, what: "the constant webhook, binds/s" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times, plotted: true},
 		{number: 3, what: "CPU of a review, in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
@@ -94,12 +99,14 @@ func table() []row {
 		{number: 6, what: "most memory until then with most running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
 		{number: 7, what: "others' requests while 1,000 pods wait, p99 / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
 		{number: 7, what: "calls held at a time, at most (`--max-holds` is 32)", file: "waiting", of: values("holds", prebind), by: highest, most: new(32.0)},
-		{number: 7, what: "API-server seats of kube-scheduler, at most", file: "waiting", of: values("seats", prebind), by: highest},
+		{number: 7, what: "API-server seats that kube-scheduler has, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
+		{number: 7, what: "API-server seats that kube-scheduler has, at most", file: "waiting", of: values("seats", prebind), by: highest},
 		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
 		{number: 7, what: "until all 1,000 are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times, plotted: true},
 		{number: 8, what: "kube-scheduler's pods/s, as it comes" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
 		{number: 8, what: "pods/s without its client's limit" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
 		{number: 8, what: "pods/s without its client's limit" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
+		{number: 8, what: "connections made to Prebind for each bind, without its client's limit", file: "scheduler", of: values("connections/bind", prebind)},
 		{number: 8, what: "the constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times, plotted: true},
 	}
 }

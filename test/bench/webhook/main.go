@@ -2,12 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command webhook is what Prebind's webhook is measured beside: controller-runtime's
-// server, with a handler that does nothing, or that adds one constant annotation.
+// server, with a handler that does nothing, or that adds one constant annotation; and
+// on request with a cache of the pods that are to be bound, which any webhook needs
+// that is to know the pod without asking for it.
 package main
 
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -17,7 +20,14 @@ import (
 	"syscall"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -38,6 +48,7 @@ func run(args []string) error {
 	address := fs.String("bind-address", "127.0.0.1:9443", "Where to listen.")
 	certDir := fs.String("cert-dir", "", "Folder with tls.crt and tls.key.")
 	annotation := fs.String("annotation", "", "Annotation that every Binding gets; none if it is empty.")
+	kubeconfig := fs.String("kubeconfig", "", "The way to the API server, to follow the pods that are to be bound; without it there is no cache of them.")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -56,7 +67,37 @@ func run(args []string) error {
 		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} }},
 	})
 	server.Register(prebindwebhook.Path, &webhook.Admission{Handler: handler(*annotation)})
-	return server.Start(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	if *kubeconfig != "" {
+		followed, err := follow(ctx, *kubeconfig)
+		if err != nil {
+			return err
+		}
+		group.Go(func() error { return followed.Start(ctx) })
+		if !followed.WaitForCacheSync(ctx) {
+			return errors.New("the cache of pods was not filled")
+		}
+	}
+	group.Go(func() error { return server.Start(ctx) })
+	return group.Wait()
+}
+
+// follow returns a cache of the pods that are to be bound, as Prebind has one.
+func follow(ctx context.Context, kubeconfig string) (cache.Cache, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	pods, err := cache.New(config, cache.Options{
+		Scheme:           clientgoscheme.Scheme,
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject:         map[client.Object]cache.ByObject{&corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", "")}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	_, err = pods.GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
+	return pods, err
 }
 
 func handler(annotation string) admission.HandlerFunc {
