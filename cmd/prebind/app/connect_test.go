@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder/replica"
 )
 
 // mute answers nothing but the beginning of a list or a watch, and tells when a client
@@ -80,13 +84,42 @@ func TestImpatient(t *testing.T) {
 	assert.Equal(t, http.MethodGet, <-givenUp)
 }
 
-// TestLeaseClient: a renewal without an answer does not keep the next from coming.
+// TestLeaseClient: a renewal without an answer does not keep the next from coming. Else
+// the others would take the replica for gone.
 func TestLeaseClient(t *testing.T) {
-	address, givenUp := mute(t)
-	client, err := leaseClient(&rest.Config{Host: address}, 100*time.Millisecond)
+	renewals := make(chan int, 10)
+	n := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			_, _ = io.Copy(io.Discard, r.Body)
+			n++
+			if renewals <- n; n == 1 {
+				<-r.Context().Done()
+				return
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"mine","resourceVersion":"1"},"spec":{}}`)
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(server.CloseClientConnections)
+	client, err := leaseClient(&rest.Config{Host: server.URL}, 100*time.Millisecond)
 	require.NoError(t, err)
-	require.Error(t, client.CoordinationV1().Leases("default").Delete(t.Context(), "mine", metav1.DeleteOptions{}))
-	assert.Equal(t, http.MethodDelete, <-givenUp)
+	replicas, err := replica.New(replica.Options{ID: "mine", Client: client, Namespace: "default", Clock: clock.RealClock{}})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { assert.NoError(t, replicas.Start(ctx)) })
+	defer running.Wait()
+	defer cancel()
+	for want := range 2 {
+		select {
+		case got := <-renewals:
+			assert.Equal(t, want+1, got)
+		case <-time.After(20 * time.Second):
+			t.Fatal("there should be another renewal")
+		}
+	}
 	assert.Less(t, 2*renewalTakes, leaseDuration)
 }
 
