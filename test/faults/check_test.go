@@ -24,12 +24,8 @@ import (
 )
 
 const (
-	// moreGoroutines and moreMemory are what a replica may have more than at its start:
-	// connections of the API server, and what the race detector and the allocator keep.
-	moreGoroutines = 60
-	moreMemory     = 192 << 20
-	markPrefix     = "resource-claims.prebind.dev/"
-	component      = "app.kubernetes.io/component"
+	markPrefix = "resource-claims.prebind.dev/"
+	component  = "app.kubernetes.io/component"
 )
 
 func claims() client.ObjectList { return &resourcev1.ResourceClaimList{} }
@@ -37,31 +33,26 @@ func claims() client.ObjectList { return &resourcev1.ResourceClaimList{} }
 // records are the ConfigMaps of Prebind's namespace, and those of the test's.
 func records() client.ObjectList { return &corev1.ConfigMapList{} }
 
-// figures are what a replica tells of itself.
-type figures struct{ goroutines, memory, attempts float64 }
-
-func (r *replica) figures(ctx context.Context) (figures, error) {
+// attempts is how many the replica has under way, by its metrics.
+func (r *replica) attempts(ctx context.Context) (float64, error) {
 	text, err := r.Metrics(ctx)
 	if err != nil {
-		return figures{}, err
+		return 0, err
 	}
-	var f figures
+	sum, told := 0.0, false
 	for line := range strings.SplitSeq(text, "\n") {
-		name, value, _ := strings.Cut(line, " ")
-		n, _ := strconv.ParseFloat(value, 64)
-		switch {
-		case name == "go_goroutines":
-			f.goroutines = n
-		case name == "process_resident_memory_bytes":
-			f.memory = n
-		case strings.HasPrefix(name, "prebind_attempts{"):
-			f.attempts += n
+		if name, value, _ := strings.Cut(line, " "); strings.HasPrefix(name, "prebind_attempts{") {
+			n, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, fmt.Errorf("%s tells %q: %w", r.Name(), line, err)
+			}
+			sum, told = sum+n, true
 		}
 	}
-	if f.goroutines == 0 || f.memory == 0 || !strings.Contains(text, "prebind_attempts{") {
-		return f, fmt.Errorf("%s does not tell its figures", r.Name())
+	if !told {
+		return 0, fmt.Errorf("%s does not tell how many attempts it has", r.Name())
 	}
-	return f, nil
+	return sum, nil
 }
 
 // state is all that there is at a moment.
@@ -110,7 +101,8 @@ func (w *world) left(ctx context.Context, l *load) ([]string, error) {
 	s.checkVolumes()
 	s.checkRecords()
 	s.checkClaims()
-	return s.found, s.checkReplicas(ctx)
+	err = s.checkReplicas(ctx)
+	return s.found, err
 }
 
 // look reads everything.
@@ -287,18 +279,12 @@ func (s *state) checkUsers(claim *resourcev1.ResourceClaim) {
 // checkReplicas: no replica works on anything any more, or keeps anything.
 func (s *state) checkReplicas(ctx context.Context) error {
 	for _, r := range s.replicas {
-		now, err := r.figures(ctx)
+		now, err := r.attempts(ctx)
 		if err != nil {
 			return err
 		}
-		if now.attempts != 0 {
-			s.odd("%s has %v attempts", r.Name(), now.attempts)
-		}
-		if now.goroutines > r.atFirst.goroutines+moreGoroutines {
-			s.odd("%s has %v goroutines, at first there were %v", r.Name(), now.goroutines, r.atFirst.goroutines)
-		}
-		if now.memory > r.atFirst.memory+moreMemory {
-			s.odd("%s has %.0f MiB, at first there were %.0f", r.Name(), now.memory/(1<<20), r.atFirst.memory/(1<<20))
+		if now != 0 {
+			s.odd("%s has %v attempts", r.Name(), now)
 		}
 	}
 	leases, err := s.client.CoordinationV1().Leases(install.Namespace).List(ctx, metav1.ListOptions{})
@@ -310,6 +296,18 @@ func (s *state) checkReplicas(ctx context.Context) error {
 			if strings.HasSuffix(key, "/status") && strings.Contains(value, `"inFlight"`) {
 				s.odd("the lease %s tells of binds under way: %s", lease.Name, value)
 			}
+		}
+	}
+	if len(s.found) > 0 {
+		return nil // Who has something to do holds something for it.
+	}
+	for _, r := range s.replicas {
+		now, err := r.held(ctx)
+		if err != nil {
+			return err
+		}
+		for _, problem := range now.grown(r.atFirst, mayGrow, moreHeap, moreOurs) {
+			s.odd("%s %s", r.Name(), problem)
 		}
 	}
 	return nil

@@ -107,7 +107,7 @@ func TestBrokenRollBack(t *testing.T) {
 
 // columns are those of a seed's line.
 const columns = "seed,faults,pods,bound,calls by hand,seconds until all was at rest," +
-	"goroutines of replica 0 at first,in the end,MiB at first,in the end,goroutines of replica 1 at first,in the end,MiB at first,in the end"
+	"goroutines of replica 0 at first,in the end,MiB of heap in use at first,in the end,goroutines of replica 1 at first,in the end,MiB of heap in use at first,in the end"
 
 func appendLine(name, line string) error {
 	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)

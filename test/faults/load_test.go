@@ -268,11 +268,11 @@ func (l *load) summary(t *testing.T, seed uint64, faults int, rest time.Duration
 	}
 	row := fmt.Sprintf("%d,%d,%d,%d,%d,%.0f", seed, faults, made, l.w.ledger.everBound(), l.calls, rest.Seconds())
 	for _, r := range l.w.replicas {
-		now, err := r.figures(t.Context())
+		now, err := r.held(t.Context())
 		if err != nil {
 			t.Error(err)
 		}
-		row += fmt.Sprintf(",%.0f,%.0f,%.0f,%.0f", r.atFirst.goroutines, now.goroutines, r.atFirst.memory/(1<<20), now.memory/(1<<20))
+		row += fmt.Sprintf(",%d,%d,%.1f,%.1f", r.atFirst.count(), now.count(), r.atFirst.heap/(1<<20), now.heap/(1<<20))
 	}
 	return row
 }

@@ -51,8 +51,10 @@ type world struct {
 type replica struct {
 	*install.Replica
 	proxy *cluster.APIProxy
-	// atFirst are its figures before there was anything to do.
-	atFirst figures
+	// debug is where /debug is served.
+	debug string
+	// atFirst is what it held before there was anything to do.
+	atFirst held
 }
 
 func newWorld(t *testing.T, binary string) *world {
@@ -73,6 +75,9 @@ func newWorld(t *testing.T, binary string) *world {
 	}
 	w.objects(t)
 	w.ledger = newLedger(t, w)
+	for _, r := range w.replicas {
+		r.atFirst = r.settledAtFirst(t)
+	}
 	return w
 }
 
@@ -81,17 +86,19 @@ func (w *world) startReplica(t *testing.T) {
 	proxy, err := w.cluster.NewAPIProxy(w.prebind.Kubeconfig(), t.TempDir())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	started, err := w.prebind.Start(t.Context(), "--kubeconfig="+proxy.Kubeconfig, "--resource-claims-allocate="+owned)
+	// A sample for every 16 KiB, not 512: what a replica may have more is not many of those.
+	w.prebind.Setenv("GODEBUG", "memprofilerate=16384")
+	debug, err := w.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
-	r := &replica{Replica: started, proxy: proxy}
+	started, err := w.prebind.Start(t.Context(), "--kubeconfig="+proxy.Kubeconfig, "--resource-claims-allocate="+owned, "--debug-bind-address="+debug)
+	require.NoError(t, err)
+	r := &replica{Replica: started, proxy: proxy, debug: debug}
 	t.Cleanup(func() {
 		_ = r.Kill()
 		if t.Failed() {
 			t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(60))
 		}
 	})
-	r.atFirst, err = r.figures(t.Context())
-	require.NoError(t, err)
 	w.replicas = append(w.replicas, r)
 }
 

@@ -65,6 +65,8 @@ type Prebind struct {
 	pod        pod
 	kubeconfig string
 	replicas   []*Replica
+	// env is what Setenv has added.
+	env []string
 	// issued are the certificates by the names of their Certificates.
 	issued map[string]*issued
 	// source is what kubectl applies and deletes: -k and a folder, or -f and a file.

@@ -48,7 +48,7 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 			"--metrics-bind-address=" + r.metrics,
 			"-v=2",
 		}, extraArgs),
-		Env:     env,
+		Env:     slices.Concat(env, p.env),
 		LogFile: p.file(name + ".log"),
 		Health:  r.ready,
 		Grace:   p.pod.grace,
@@ -64,6 +64,10 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 	p.route()
 	return r, r.WaitReady(ctx)
 }
+
+// Setenv puts a variable into the environment of the replicas that are started from
+// now on.
+func (p *Prebind) Setenv(name, value string) { p.env = append(p.env, name+"="+value) }
 
 // Replicas returns those that were started, running or not.
 func (p *Prebind) Replicas() []*Replica { return slices.Clone(p.replicas) }

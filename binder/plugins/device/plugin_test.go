@@ -380,6 +380,27 @@ func TestPreFlightAsksTheServer(t *testing.T) {
 	assert.NoError(t, err)
 }
 
+// TestWrittenIsForgotten: of a node to which no pod is bound any more, nothing is kept
+// beside the cache.
+func TestWrittenIsForgotten(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web)
+	cached := newLagging(s)
+	p := pluginOn(s, cached, &line{server: s}, cached.hub)
+	require.NoError(t, prepare(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))))
+	require.NoError(t, cached.sync(t.Context()))
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-2"))))
+
+	_, err := p.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, p.records.written, 1, "the cache is behind what was written")
+	require.NoError(t, cached.sync(t.Context()))
+	marks, err := p.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, marks, 2)
+	assert.Empty(t, p.records.written, "the cache has it")
+}
+
 var errDown = apierrors.NewServiceUnavailable("down")
 
 // TestServerFails: at each call, before or after it has had its effect. The client

@@ -272,6 +272,7 @@ func (s *store) list(ctx context.Context) ([]*record, error) {
 	if err := s.cached.List(ctx, &objects, client.InNamespace(s.namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
+	s.caughtUp(objects.Items)
 	var records []*record
 	var errs []error
 	for i := range objects.Items {
@@ -283,6 +284,20 @@ func (s *store) list(ctx context.Context) ([]*record, error) {
 		records = append(records, rec)
 	}
 	return records, errors.Join(errs...)
+}
+
+// caughtUp forgets what was written, where the cache has it. All replicas list every few
+// seconds; else a record would be kept twice until the next bind to its node, and for
+// good where the node is gone.
+func (s *store) caughtUp(cached []corev1.ConfigMap) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range cached {
+		node := cached[i].Data[nodeField]
+		if own := s.written[node]; own != nil && !newer(own, &cached[i]) {
+			delete(s.written, node)
+		}
+	}
 }
 
 // running are the pods on the node that are not finished, as the API server has

@@ -7,12 +7,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"time"
 
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+)
+
+const (
+	// answerTakes is longer than the API server gives any request but a watch itself,
+	// 60 s: what has no answer by then never gets one.
+	answerTakes = 70 * time.Second
+	// renewalTakes is half of what the election gives a renewal, so that there is a
+	// second try, and far less than other replicas wait for one.
+	renewalTakes = renewDeadline / 2
 )
 
 // firstContact is how long the API server may take to answer at the start.
@@ -69,7 +81,60 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	// The API server's priority and fairness is the limit, not a second one here.
 	config.QPS = -1
 	config.UserAgent = "prebind/" + version
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return impatient{next: next, takes: answerTakes} })
 	return config, nil
+}
+
+// leaseClient is for leases only. A renewal that gets no answer must end soon, or the
+// lease would be lost to it; and no watch would live that long.
+func leaseClient(config *rest.Config, takes time.Duration) (kubernetes.Interface, error) {
+	soon := rest.CopyConfig(config)
+	soon.Timeout = takes
+	client, err := kubernetes.NewForConfig(soon)
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	return client, nil
+}
+
+// impatient gives up requests that get no answer. Some callers never would, such as
+// client-go's recorder of events. A timeout of the client itself would end watches, too.
+type impatient struct {
+	next  http.RoundTripper
+	takes time.Duration
+}
+
+// RoundTrip implements http.RoundTripper.
+func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Query().Has("watch") {
+		return i.next.RoundTrip(r)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), i.takes)
+	response, err := i.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		if ctx.Err() != nil && r.Context().Err() == nil {
+			err = fmt.Errorf("the API server has not answered within %s: %w", i.takes, err)
+		}
+		cancel()
+		return nil, err
+	}
+	response.Body = timed{ReadCloser: response.Body, over: cancel}
+	return response, nil
+}
+
+// WrappedRoundTripper lets client-go find the transport, to end its idle connections.
+func (i impatient) WrappedRoundTripper() http.RoundTripper { return i.next }
+
+// timed is a body whose time is over when it is closed.
+type timed struct {
+	io.ReadCloser
+	over context.CancelFunc
+}
+
+// Close implements io.Closer.
+func (t timed) Close() error {
+	defer t.over()
+	return t.ReadCloser.Close()
 }
 
 // contact fails when the API server does not answer.

@@ -93,15 +93,19 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
 		return err
 	}
+	leases, err := leaseClient(p.config, renewalTakes)
+	if err != nil {
+		return err
+	}
 	replicas, err := replica.New(replica.Options{
-		ID: p.id, Client: p.client, Namespace: p.o.namespace, Clock: clock.RealClock{},
+		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{},
 		Status: statusOf(p.engine, p.o, p.ready, p.id, p.reloads.inForce.Load),
 	})
 	if err != nil {
 		return err
 	}
 	return p.add(watching, p.reloads, replicas,
-		elected(p.o, p.client, p.id, binder.NewSweeper(p.engine, replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+		elected(p.o, leases, p.id, binder.NewSweeper(p.engine, replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
 }
 
 // buildMetrics registers those that have no maker of their own.

@@ -1,0 +1,104 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"testing"
+
+	"github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+)
+
+// sampled is a profile with as many of each stack as it says, the innermost function
+// of a stack first.
+func sampled(unit string, samples ...*profile.Sample) *profile.Profile {
+	return &profile.Profile{SampleType: []*profile.ValueType{{Type: "inuse_objects"}, {Type: unit}}, Sample: samples}
+}
+
+func at(value int64, stack ...string) *profile.Sample {
+	s := &profile.Sample{Value: []int64{value, value}}
+	for _, function := range stack {
+		s.Location = append(s.Location, &profile.Location{Line: []profile.Line{{Function: &profile.Function{Name: function}}}})
+	}
+	return s
+}
+
+// TestGrown: what there is more of is told, with where it is.
+func TestGrown(t *testing.T) {
+	const run, plugin, conn = own + "binder.(*attempts).run", own + "binder/plugins/device.(*Plugin).PreBind", "net/http.(*conn).serve"
+	most := func(kind goroutine) int {
+		if kind.ours == "" {
+			return 2
+		}
+		return 0
+	}
+	look := func(goroutines ...*profile.Sample) held {
+		return heldBy(sampled("", goroutines...), sampled("inuse_space"))
+	}
+	first := look(at(1, "select", run), at(3, "read", conn))
+	cases := map[string]struct {
+		reason string
+		now    held
+		want   []string
+	}{
+		"Same":      {reason: "nothing is more", now: first},
+		"Fewer":     {reason: "less is well", now: look(at(1, "read", conn))},
+		"WhereElse": {reason: "it is the same, at other work", now: look(at(1, "select", plugin, "contained", run), at(3, "write", conn))},
+		"Ours": {
+			reason: "one of Prebind's is one too many", now: look(at(1, "select", run), at(1, "sleep", plugin, "contained", run)),
+			want: []string{"has 2 goroutines of " + run + ", at first there were 1, and there may be 0 more; one is in\n\tsleep\n\t" + plugin + "\n\tcontained\n\t" + run},
+		},
+		"OfOthers": {reason: "so many more there may be", now: look(at(5, "read", conn))},
+		"TooManyOfOthers": {
+			reason: "and no more", now: look(at(4, "read", conn), at(2, "write", conn)),
+			want: []string{"has 6 goroutines of " + conn + ", at first there were 3, and there may be 2 more; one is in\n\twrite\n\t" + conn},
+		},
+		"OursInOthers": {
+			reason: "a call that a server never ends is Prebind's", now: look(at(1, "select", plugin, conn)),
+			want: []string{"has 1 goroutines of " + conn + " in " + plugin + ", at first there were 0, and there may be 0 more; one is in\n\tselect\n\t" + plugin + "\n\t" + conn},
+		},
+		"Asker": {reason: "not the one that tells", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, tc.now.grown(first, most, 0, 0), tc.reason)
+		})
+	}
+}
+
+// TestGrownHeap: what is in use counts, and it is told by whom.
+func TestGrownHeap(t *testing.T) {
+	look := func(samples ...*profile.Sample) held { return heldBy(sampled(""), sampled("inuse_space", samples...)) }
+	none := func(goroutine) int { return 0 }
+	first := look(at(9<<20, "decode", "main"), at(1<<20, "cache", "main"))
+	assert.Empty(t, look(at(12<<20, "cache", "main")).grown(first, none, 2<<20, 0), "it is as much, of another kind")
+	now := look(at(10<<20, "decode", "main"), at(1<<20, "decode", "other"), at(3<<19, "cache", "main"), at(1, "less", "main"))
+	assert.Equal(t, []string{"has 12.5 MiB in use after a collection, at first 10.0 MiB, and it may be 2.0 MiB more; most of it is by\n\t" +
+		"2.0 MiB more: decode\n\t0.5 MiB more: cache\n\t0.0 MiB more: less"}, now.grown(first, none, 2<<20, 0))
+	assert.Len(t, now.moreOf(first, 1), 1)
+}
+
+// TestGrownOurs: what stays of a call or an attempt is told, however small it is
+// beside the rest of the heap.
+func TestGrownOurs(t *testing.T) {
+	const run, call = own + "binder.(*attempts).run", own + "webhook.(*Handler).ServeHTTP"
+	look := func(samples ...*profile.Sample) held { return heldBy(sampled(""), sampled("inuse_space", samples...)) }
+	none := func(goroutine) int { return 0 }
+	first := look(at(1<<20, "decode", call, "serve"))
+	const much = 1 << 30
+	assert.Empty(t, look(at(2<<20, "decode", call, "serve"), at(1<<20, "make", own+"binder.inner", run), at(9<<20, "list")).grown(first, none, much, 1<<20))
+	now := look(at(1<<20, "decode", call, "serve"), at(1<<20, "less", run), at(1<<21, "make", own+"binder.inner", run))
+	assert.Equal(t, []string{"has 3.0 MiB in use that was allocated in " + run + ", at first 0.0 MiB, and it may be 1.0 MiB more; most of it in\n\t" +
+		"make\n\t" + own + "binder.inner\n\t" + run}, now.grown(first, none, much, 1<<20))
+}
+
+// TestMayGrow: of Prebind's own goroutines there may be no more, but for the leader's.
+func TestMayGrow(t *testing.T) {
+	const run, sweep, conn = own + "binder.(*attempts).run", own + "binder.(*Sweeper).Run", "net/http.(*conn).serve"
+	for kind, want := range map[goroutine]int{
+		{entry: sweep, ours: sweep}: 1, {entry: run, ours: run}: 0, {entry: conn}: 6, {entry: conn, ours: run}: 0, {entry: "main.other"}: 0,
+	} {
+		assert.Equal(t, want, mayGrow(kind), kind)
+	}
+}

@@ -1,0 +1,260 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/pprof/profile"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	// own is how the names of Prebind's functions begin.
+	own = "github.com/prebind/prebind/"
+	// justBegun is in place of the function of a goroutine that has not run yet.
+	justBegun = "a function that has not begun to run"
+	// moreHeap is how many more bytes of the heap may be in use than at first, and
+	// moreOurs how many more of them from below one function of Prebind.
+	moreHeap = 3 << 20
+	moreOurs = 1 << 20
+)
+
+// more are the goroutines that there may be more of than at first, by the functions
+// that they begin with, and how many more. Of all others there may be none, and of
+// Prebind's own only the first of these.
+var more = map[string]int{
+	// The replica has become the leader.
+	own + "binder.(*Sweeper).Run": 1,
+
+	// Connections to the API server: one that is idle ends after 90 s.
+	"net/http.(*persistConn).readLoop":  6,
+	"net/http.(*persistConn).writeLoop": 6,
+	// Connections of the API server, which it ends as late, and of who reads the metrics.
+	"net/http.(*conn).serve":                6,
+	"net/http.(*connReader).backgroundRead": 2,
+	justBegun:                               2, // It is that of the connection that asks.
+
+	// With the first event, client-go begins to record them, of either API.
+	"k8s.io/apimachinery/pkg/util/wait.UntilWithContext":                               2,
+	"k8s.io/apimachinery/pkg/watch.(*Broadcaster).loop":                                2,
+	"k8s.io/client-go/tools/events.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
+	"k8s.io/client-go/tools/events.(*eventBroadcasterImpl).startRecordingEvents.func2": 1,
+	"k8s.io/client-go/tools/record.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
+}
+
+// mayGrow is how many more of the kind there may be. A call that a server is at is not
+// the server's, but Prebind's.
+func mayGrow(kind goroutine) int {
+	if kind.ours != "" && kind.ours != kind.entry {
+		return 0
+	}
+	return more[kind.entry]
+}
+
+// held is what a replica holds: goroutines, and memory that is in use after a
+// collection. What the process has of the machine is another matter: the race
+// detector gives nothing of it back.
+type held struct {
+	goroutines map[goroutine]int
+	// stacks has one stack of each kind, to be printed.
+	stacks map[goroutine][]string
+	// heap is in bytes, by samples: functions is what of it each has allocated, and ours
+	// what was below each that is the outermost of Prebind in its stack, of which largest
+	// has one.
+	heap            float64
+	functions, ours map[string]float64
+	largest         map[string]allocation
+}
+
+// allocation is a sample of the heap.
+type allocation struct {
+	bytes float64
+	stack []string
+}
+
+// goroutine is a kind of goroutines.
+type goroutine struct {
+	// entry is the function that it began with.
+	entry string
+	// ours is the outermost function of Prebind that it is in; empty if it is in none.
+	ours string
+}
+
+// String implements fmt.Stringer.
+func (g goroutine) String() string {
+	if g.ours == "" || g.ours == g.entry {
+		return g.entry
+	}
+	return g.entry + " in " + g.ours
+}
+
+// held is what the replica holds now. The collector runs twice, for what is in a
+// sync.Pool survives it once.
+func (r *replica) held(ctx context.Context) (held, error) {
+	var found [3]*profile.Profile
+	for i, path := range []string{"heap?gc=1", "heap?gc=1", "goroutine"} {
+		var err error
+		if found[i], err = r.profile(ctx, path); err != nil {
+			return held{}, fmt.Errorf("asking %s for its profile %s: %w", r.Name(), path, err)
+		}
+	}
+	return heldBy(found[2], found[1]), nil
+}
+
+// settledAtFirst is what the replica holds when it holds no more from one second to
+// the next: a replica that is ready still connects here and there.
+func (r *replica) settledAtFirst(t *testing.T) held {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var last held
+	for {
+		now, err := r.held(t.Context())
+		require.NoError(t, err)
+		if maps.Equal(now.goroutines, last.goroutines) || ctx.Err() != nil {
+			return now
+		}
+		last = now
+		pause(ctx, time.Second)
+	}
+}
+
+// profile is one of those that the replica serves. The connection ends with it, for
+// it would be a goroutine of the replica.
+func (r *replica) profile(ctx context.Context, path string) (*profile.Profile, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/debug/pprof/"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("it answers %s: %s", response.Status, body)
+	}
+	return profile.ParseData(body)
+}
+
+// heldBy is what the two profiles tell.
+func heldBy(goroutines, heap *profile.Profile) held {
+	h := held{
+		goroutines: map[goroutine]int{}, stacks: map[goroutine][]string{},
+		functions: map[string]float64{}, ours: map[string]float64{}, largest: map[string]allocation{},
+	}
+	for _, s := range goroutines.Sample {
+		stack := stackOf(s)
+		if slices.Contains(stack, "runtime/pprof.writeGoroutine") {
+			continue // It is the one that tells this.
+		}
+		kind := goroutine{entry: stack[len(stack)-1], ours: oursIn(stack)}
+		h.goroutines[kind] += int(s.Value[0])
+		h.stacks[kind] = stack
+	}
+	inUse := slices.IndexFunc(heap.SampleType, func(t *profile.ValueType) bool { return t.Type == "inuse_space" })
+	for _, s := range heap.Sample {
+		stack, bytes := stackOf(s), float64(s.Value[inUse])
+		h.heap += bytes
+		h.functions[stack[0]] += bytes
+		ours := oursIn(stack)
+		h.ours[ours] += bytes
+		if bytes > h.largest[ours].bytes {
+			h.largest[ours] = allocation{bytes: bytes, stack: stack}
+		}
+	}
+	return h
+}
+
+// oursIn is the outermost function of Prebind in the stack, or empty.
+func oursIn(stack []string) string {
+	ours := ""
+	for _, function := range stack {
+		if strings.HasPrefix(function, own) {
+			ours = function
+		}
+	}
+	return ours
+}
+
+// stackOf are the names of the functions that a sample was in, the innermost first.
+func stackOf(s *profile.Sample) []string {
+	var names []string
+	for _, location := range s.Location {
+		for _, line := range location.Line {
+			names = append(names, line.Function.Name)
+		}
+	}
+	if len(names) == 0 {
+		return []string{justBegun}
+	}
+	return names
+}
+
+// grown tells what there is more of than there was, and may not be. Most is what of
+// each kind there may be more, heap what more bytes, and ours what more of them from
+// below one function of Prebind.
+func (now held) grown(first held, most func(goroutine) int, heap, ours float64) []string {
+	var found []string
+	for _, kind := range slices.SortedFunc(maps.Keys(now.goroutines), func(a, b goroutine) int { return cmp.Compare(a.String(), b.String()) }) {
+		was, is := first.goroutines[kind], now.goroutines[kind]
+		if may := most(kind); is > was+may {
+			found = append(found, fmt.Sprintf("has %d goroutines of %s, at first there were %d, and there may be %d more; one is in\n\t%s",
+				is, kind, was, may, strings.Join(now.stacks[kind], "\n\t")))
+		}
+	}
+	if now.heap > first.heap+heap {
+		found = append(found, fmt.Sprintf("has %s in use after a collection, at first %s, and it may be %s more; most of it is by\n\t%s",
+			mib(now.heap), mib(first.heap), mib(heap), strings.Join(now.moreOf(first, 12), "\n\t")))
+	}
+	for _, function := range slices.Sorted(maps.Keys(now.ours)) {
+		was, is := first.ours[function], now.ours[function]
+		if function != "" && is > was+ours {
+			found = append(found, fmt.Sprintf("has %s in use that was allocated in %s, at first %s, and it may be %s more; most of it in\n\t%s",
+				mib(is), function, mib(was), mib(ours), strings.Join(now.largest[function].stack, "\n\t")))
+		}
+	}
+	return found
+}
+
+// moreOf are the functions whose memory has grown most.
+func (now held) moreOf(first held, most int) []string {
+	by := map[string]float64{}
+	for function, bytes := range now.functions {
+		if d := bytes - first.functions[function]; d > 0 {
+			by[function] = d
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	lines := make([]string, 0, most)
+	for _, name := range names[:min(most, len(names))] {
+		lines = append(lines, fmt.Sprintf("%s more: %s", mib(by[name]), name))
+	}
+	return lines
+}
+
+func mib(bytes float64) string { return fmt.Sprintf("%.1f MiB", bytes/(1<<20)) }
+
+func (now held) count() int {
+	sum := 0
+	for _, n := range now.goroutines {
+		sum += n
+	}
+	return sum
+}
