@@ -82,6 +82,8 @@ func survive(t *testing.T, binary string, seed uint64) {
 	assert.Empty(t, left, "what is left %s after everything was whole again", rest.Round(time.Second))
 	assert.Empty(t, w.ledger.wrongs(), "what should never have been")
 	assert.Empty(t, w.logs(), "what replicas should never say")
+	_, locked := w.ledger.locks.wrongs()
+	t.Logf("of %d pods that were bound with the lock of their node it is known whose it was", locked)
 	row := l.summary(t, seed, len(schedule), rest)
 	t.Log(row)
 	if *results != "" && !t.Failed() {
