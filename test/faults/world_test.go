@@ -52,9 +52,9 @@ type world struct {
 
 type replica struct {
 	*install.Replica
-	proxy *cluster.APIProxy
 	// wrong is by how much its clock is, from the beginning to the end.
 	wrong time.Duration
+	proxy *cluster.APIProxy
 	// atFirst are its figures before there was anything to do.
 	atFirst figures
 }
