@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -71,9 +72,10 @@ func (f InFlight) Replica() string { return replicaOf(f.Attempt) }
 func (e *Engine) InFlight() []InFlight {
 	e.attempts.mu.Lock()
 	defer e.attempts.mu.Unlock()
+	now := e.o.Clock.Now()
 	all := make([]InFlight, 0, len(e.attempts.byKey))
 	for _, a := range e.attempts.byKey {
-		all = append(all, a.inFlight())
+		all = append(all, a.inFlight(now))
 	}
 	slices.SortFunc(all, func(a, b InFlight) int {
 		return cmp.Or(a.Since.Compare(b.Since.Time), strings.Compare(a.Attempt, b.Attempt))
@@ -82,10 +84,13 @@ func (e *Engine) InFlight() []InFlight {
 }
 
 // inFlight must be called with attempts.mu held.
-func (a *attempt) inFlight() InFlight {
+func (a *attempt) inFlight(now time.Time) InFlight {
+	// Not a.started as it is: the clock may have been stepped since, and whoever reads it
+	// knows the time of today.
+	since := metav1.NewTime(now.Add(-now.Sub(a.started)))
 	f := InFlight{
 		Namespace: a.round.bc.Pod.Namespace, Pod: a.round.bc.Pod.Name, Node: a.key.node, Attempt: a.id,
-		Phase: phaseNames[a.phase], Plugin: a.pluginName(), Since: metav1.NewTime(a.started), Budget: metav1.Duration{Duration: a.budget},
+		Phase: phaseNames[a.phase], Plugin: a.pluginName(), Since: since, Budget: metav1.Duration{Duration: a.budget},
 	}
 	if w := a.round.bc.WaitingFor(); a.phase == preparing && w.For != "" {
 		f.WaitsFor = strings.TrimPrefix(w.Object.String()+": "+w.For, ": ")

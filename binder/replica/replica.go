@@ -113,8 +113,11 @@ type Report struct {
 	ID string
 	// Status is what Options.Status returned at the last renewal; empty if nothing.
 	Status string
-	// Renewed is when that was, by the replica's clock.
+	// Renewed is when that was, by the API server's clock.
 	Renewed time.Time
+	// Ahead is by how much the replica's own clock was ahead of the API server's then,
+	// to within some seconds; negative is behind.
+	Ahead time.Duration
 }
 
 // Reports returns those of all replicas whose leases there are, by ID.
@@ -125,15 +128,30 @@ func Reports(ctx context.Context, client kubernetes.Interface, namespace string)
 	}
 	all := make([]Report, 0, len(list.Items))
 	for i := range list.Items {
-		l := &list.Items[i]
-		report := Report{ID: l.Labels[label], Status: l.Annotations[statusAnnotation]}
-		if l.Spec.RenewTime != nil {
-			report.Renewed = l.Spec.RenewTime.Time
-		}
-		all = append(all, report)
+		all = append(all, reportOf(&list.Items[i]))
 	}
 	slices.SortFunc(all, func(a, b Report) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
+}
+
+// reportOf reads a lease. The API server notes in its managed fields when it was
+// written, in full seconds.
+func reportOf(l *coordinationv1.Lease) Report {
+	report := Report{ID: l.Labels[label], Status: l.Annotations[statusAnnotation]}
+	if l.Spec.RenewTime == nil {
+		return report
+	}
+	var written time.Time
+	for _, m := range l.ManagedFields {
+		if m.Time != nil && m.Time.After(written) {
+			written = m.Time.Time
+		}
+	}
+	report.Renewed = l.Spec.RenewTime.Time
+	if !written.IsZero() {
+		report.Renewed, report.Ahead = written, report.Renewed.Sub(written)
+	}
+	return report
 }
 
 // Living returns the replicas whose lease is kept. It removes leases that are not

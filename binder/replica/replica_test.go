@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -91,4 +92,16 @@ func TestLiving(t *testing.T) {
 		require.NoError(t, err)
 		assert.Empty(t, living)
 	})
+}
+
+// TestReportOf: a replica's clock may be wrong, and the API server's is told.
+func TestReportOf(t *testing.T) {
+	written := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	l := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(time.Hour)))}}
+	l.Labels, l.Annotations = map[string]string{label: "a"}, map[string]string{statusAnnotation: "fine"}
+	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written.Add(time.Hour)}, reportOf(l), "nobody tells another time")
+	l.ManagedFields = []metav1.ManagedFieldsEntry{{}, {Time: new(metav1.NewTime(written))}, {Time: new(metav1.NewTime(written.Add(-time.Minute)))}}
+	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written, Ahead: time.Hour}, reportOf(l), "the last write is the renewal")
+	l.Spec.RenewTime = nil
+	assert.Equal(t, Report{ID: "a", Status: "fine"}, reportOf(l), "it has not been renewed")
 }

@@ -23,8 +23,9 @@ import (
 const (
 	caName = "prebind-webhook-ca"
 	// early is how long before it is made a certificate begins to be valid: the
-	// clocks of the API servers may be behind.
-	early = 5 * time.Minute
+	// clocks of the API servers may be behind, and that of who makes it ahead. What is
+	// not valid yet would fail every bind until it is.
+	early = 24 * time.Hour
 )
 
 // authority is a CA with its key, and both in PEM.

@@ -28,6 +28,16 @@ func ca(t *testing.T, made time.Duration) *authority {
 	return a
 }
 
+// TestMadeByAClockThatIsAhead: what such a replica makes is valid for everybody else.
+func TestMadeByAClockThatIsAhead(t *testing.T) {
+	made := ca(t, 12*time.Hour)
+	l, err := made.issue(at(12*time.Hour), times.cert, []string{"prebind.svc"})
+	require.NoError(t, err)
+	for _, c := range []*x509.Certificate{made.cert, l.tls.Leaf} {
+		assert.False(t, at(0).Before(c.NotBefore), "%s is not valid before %s", c.Subject, c.NotBefore)
+	}
+}
+
 func TestNext(t *testing.T) {
 	a, b, old := ca(t, 0), ca(t, 16*time.Hour), ca(t, -20*time.Hour)
 	certs := func(all ...*authority) []*x509.Certificate {

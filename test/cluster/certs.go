@@ -21,8 +21,13 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// certLife is far longer than any cluster of this package.
-const certLife = 365 * 24 * time.Hour
+const (
+	// certLife is far longer than any cluster of this package.
+	certLife = 365 * 24 * time.Hour
+	// Backdated is for how long the certificates of a new cluster have been valid: those
+	// of most clusters are older than any clock is behind.
+	Backdated = 2 * time.Hour
+)
 
 // authority signs every certificate of one cluster: it is the client CA, the
 // serving CA, and the signer of the certificates API.
@@ -109,7 +114,7 @@ func newTemplate(subject pkix.Name) (*x509.Certificate, error) {
 	return &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      subject,
-		NotBefore:    now.Add(-time.Minute),
+		NotBefore:    now.Add(-Backdated),
 		NotAfter:     now.Add(certLife),
 	}, nil
 }

@@ -37,7 +37,7 @@ const settled = 6 * time.Minute
 
 func build(t *testing.T, tags ...string) string {
 	t.Helper()
-	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Tags: tags})
+	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Clock: true, Tags: tags})
 	require.NoError(t, err)
 	return binary
 }
@@ -65,9 +65,14 @@ func survive(t *testing.T, binary string, seed uint64) {
 		t.Log(f)
 	}
 	w := newWorld(t, binary)
+	if i, wrong := drawConstant(seed); wrong != 0 {
+		t.Logf("from the beginning to the end: %s (replica-%d) by %+.1fs", wrongClock, i, wrong.Seconds())
+		w.replicas[i].wrong = wrong
+		require.NoError(t, w.replicas[i].SetClock(wrong))
+	}
 	l := newLoad(w, seed)
 	l.begin(t.Context())
-	r := newRunner(w)
+	r := newRunner(t, w)
 	r.run(t.Context(), schedule)
 	l.end()
 	r.heal(t)
@@ -77,6 +82,8 @@ func survive(t *testing.T, binary string, seed uint64) {
 	assert.Empty(t, left, "what is left %s after everything was whole again", rest.Round(time.Second))
 	assert.Empty(t, w.ledger.wrongs(), "what should never have been")
 	assert.Empty(t, w.logs(), "what replicas should never say")
+	_, locked := w.ledger.locks.wrongs()
+	t.Logf("of %d pods that were bound with the lock of their node it is known whose it was", locked)
 	row := l.summary(t, seed, len(schedule), rest)
 	t.Log(row)
 	if *results != "" && !t.Failed() {

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/install"
 )
 
 // ledger is what was seen of pods and claims, version by version, and what should
@@ -32,6 +34,7 @@ type ledger struct {
 	devices map[string]map[types.UID]float64
 	// given are the claims that have a device of a driver.
 	given map[string]types.UID
+	locks locks
 	wrong []string
 }
 
@@ -39,6 +42,7 @@ func newLedger(t *testing.T, w *world) *ledger {
 	t.Helper()
 	l := &ledger{
 		pods: map[types.UID]*corev1.Pod{}, bound: map[types.UID]string{}, devices: map[string]map[types.UID]float64{}, given: map[string]types.UID{},
+		locks: locks{holder: map[string][]holding{}},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
@@ -46,31 +50,39 @@ func newLedger(t *testing.T, w *world) *ledger {
 		cancel()
 		all.Wait()
 	})
-	for list, see := range map[client.ObjectList]func(before, now client.Object){
-		&corev1.PodList{}: l.pod, &corev1.PersistentVolumeClaimList{}: l.claim, claims(): l.resourceClaim,
-	} {
-		all.Go(func() { follow(ctx, w.watcher, list, see) })
+	watch := func(namespace string, list client.ObjectList, see seer) {
+		all.Go(func() { follow(ctx, w.watcher, namespace, list, see) })
 	}
+	watch(ns, &corev1.PodList{}, func(before, now client.Object, listed bool) {
+		l.pod(before, now)
+		l.locks.pod(before, now, listed)
+	})
+	watch(ns, &corev1.PersistentVolumeClaimList{}, func(before, now client.Object, _ bool) { l.claim(before, now) })
+	watch(ns, claims(), func(before, now client.Object, _ bool) { l.resourceClaim(before, now) })
+	watch(install.Namespace, records(), l.locks.record)
 	return l
 }
 
+// seer is told of a change: before is nil for what is new, now for what is gone; listed
+// says that a list has it, so that there may have been other changes before.
+type seer func(before, now client.Object, listed bool)
+
 // follow lists and watches, and again when the watch has ended, and tells of every
-// change: before is nil for what is new, now for what is gone. What is found to be gone
-// by a list is told before what is new.
-func follow(ctx context.Context, c client.WithWatch, list client.ObjectList, see func(before, now client.Object)) {
+// change. What is found to be gone by a list is told before what is new.
+func follow(ctx context.Context, c client.WithWatch, namespace string, list client.ObjectList, see seer) {
 	known := map[types.UID]client.Object{}
-	next := func(o client.Object) {
-		see(known[o.GetUID()], o)
+	next := func(o client.Object, listed bool) {
+		see(known[o.GetUID()], o, listed)
 		known[o.GetUID()] = o
 	}
 	gone := func(uid types.UID) {
 		if before := known[uid]; before != nil {
-			see(before, nil)
+			see(before, nil, false)
 			delete(known, uid)
 		}
 	}
 	for ; ctx.Err() == nil; pause(ctx, 200*time.Millisecond) {
-		if err := c.List(ctx, list, client.InNamespace(ns)); err != nil {
+		if err := c.List(ctx, list, client.InNamespace(namespace)); err != nil {
 			continue
 		}
 		found := map[types.UID]client.Object{}
@@ -81,9 +93,9 @@ func follow(ctx context.Context, c client.WithWatch, list client.ObjectList, see
 			}
 		}
 		for _, o := range found {
-			next(o)
+			next(o, true)
 		}
-		events, err := c.Watch(ctx, list, client.InNamespace(ns), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}})
+		events, err := c.Watch(ctx, list, client.InNamespace(namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}})
 		if err != nil {
 			continue
 		}
@@ -95,7 +107,7 @@ func follow(ctx context.Context, c client.WithWatch, list client.ObjectList, see
 			case e.Type == "DELETED":
 				gone(o.GetUID())
 			default:
-				next(o)
+				next(o, false)
 			}
 		}
 	}
@@ -264,5 +276,6 @@ func (l *ledger) boundTo(uid types.UID) string {
 func (l *ledger) wrongs() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Clone(l.wrong)
+	wrong, _ := l.locks.wrongs()
+	return append(slices.Clone(l.wrong), wrong...)
 }

@@ -174,6 +174,9 @@ func (p *bound) needs() (options []gen.PodOption, objects []client.Object) {
 	if p.is("device") && p.scheduler != byHand {
 		options = append(options, gen.Annotation("device.prebind.dev/gpu", p.device()))
 	}
+	if p.is("device") && p.rng.IntN(3) == 0 {
+		options = append(options, gen.Annotation(lockIt, "true"))
+	}
 	if p.is("owned", "mixed") {
 		options = append(options, gen.UsesResourceClaimTemplate("owned"))
 	}

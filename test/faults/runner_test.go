@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +27,7 @@ import (
 // runner breaks things, and does what a kubelet would: what ends by itself is started
 // again.
 type runner struct {
+	t         *testing.T
 	w         *world
 	processes map[string]*supervised
 	replicas  map[string]*replica
@@ -40,14 +42,16 @@ type supervised struct {
 	down bool
 }
 
-func newRunner(w *world) *runner {
-	r := &runner{w: w, processes: map[string]*supervised{}, replicas: map[string]*replica{}, over: make(chan struct{})}
+func newRunner(t *testing.T, w *world) *runner {
+	t.Helper()
+	r := &runner{t: t, w: w, processes: map[string]*supervised{}, replicas: map[string]*replica{}, over: make(chan struct{})}
 	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler, cluster.Provisioner} {
 		r.processes[name] = &supervised{Process: w.cluster.Process(name)}
 	}
 	for i, one := range w.replicas {
 		name := fmt.Sprintf("replica-%d", i)
 		r.processes[name], r.replicas[name] = &supervised{Process: one.Process}, one
+		r.replicas[clockOf(name)] = one
 	}
 	return r
 }
@@ -141,6 +145,9 @@ func (r *runner) one(ctx context.Context, f fault) {
 	case "conflict storm":
 		r.storm(ctx, f.length)
 		return
+	case wrongClock:
+		defer func() { assert.NoError(r.t, on.SetClock(on.wrong)) }()
+		assert.NoError(r.t, on.SetClock(on.wrong+f.wrong))
 	}
 	pause(ctx, f.length)
 }

@@ -5,6 +5,7 @@ package faults
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -20,11 +21,17 @@ type fault struct {
 	// target is what is broken; no two faults break the same at a time.
 	target     string
 	at, length time.Duration
+	// wrong is by how much a clock is.
+	wrong time.Duration
 }
 
 // String implements fmt.Stringer.
 func (f fault) String() string {
-	return fmt.Sprintf("at %5.1fs for %4.1fs: %s (%s)", f.at.Seconds(), f.length.Seconds(), f.kind, f.target)
+	text := fmt.Sprintf("at %5.1fs for %4.1fs: %s (%s)", f.at.Seconds(), f.length.Seconds(), f.kind, f.target)
+	if f.wrong != 0 {
+		text += fmt.Sprintf(" by %+.1fs", f.wrong.Seconds())
+	}
+	return text
 }
 
 // kinds are what can be broken, in a fixed order, with their targets.
@@ -48,6 +55,42 @@ var kinds = []struct {
 	{"watches end", []string{"replica-0", "replica-1"}},
 	{"history lost", []string{cluster.APIServer}},
 	{"conflict storm", []string{"objects"}},
+	// The clocks are targets of their own: the replica is killed and cut off as well.
+	{wrongClock, []string{clockOf("replica-0"), clockOf("replica-1")}},
+	{wrongClock, []string{clockOf("replica-0"), clockOf("replica-1")}},
+}
+
+const (
+	wrongClock = "wrong clock"
+	// shortest and longest are how long a fault lasts; a clock may be wrong for longer.
+	shortest     = 500 * time.Millisecond
+	longest      = 8 * time.Second
+	longestClock = 20 * time.Second
+	// beforeAll is a time at which no certificate is valid yet: see cluster.Backdated
+	beforeAll = -3 * time.Hour
+)
+
+// clockOf is the target that is the clock of a replica.
+func clockOf(replica string) string { return "clock of " + replica }
+
+// drawWrong draws by how much a clock is wrong, from a second up to most, of any
+// magnitude and in both directions.
+func drawWrong(rng *rand.Rand, most time.Duration) time.Duration {
+	size := time.Duration(math.Pow(most.Seconds(), rng.Float64()) * float64(time.Second)).Round(time.Millisecond)
+	if rng.IntN(2) == 0 {
+		return -size
+	}
+	return size
+}
+
+// drawConstant draws whose clock is wrong from the beginning to the end, and by how
+// much: for one seed in three.
+func drawConstant(seed uint64) (replica int, wrong time.Duration) {
+	rng := rand.New(rand.NewPCG(seed, math.MaxUint64))
+	if replica = rng.IntN(replicas); seed%3 == 0 {
+		wrong = drawWrong(rng, 10*time.Minute)
+	}
+	return replica, wrong
 }
 
 // slack is left between two faults of the same target.
@@ -66,7 +109,13 @@ func draw(seed uint64, length time.Duration) []fault {
 		}
 		kind := kinds[order[0]]
 		order = order[1:]
-		f := fault{kind: kind.name, target: kind.targets[rng.IntN(len(kind.targets))], at: at, length: time.Duration(500+rng.IntN(7500)) * time.Millisecond}
+		f := fault{kind: kind.name, target: kind.targets[rng.IntN(len(kind.targets))], at: at, length: lasts(rng, longest)}
+		if f.kind == wrongClock {
+			f.length = max(min(lasts(rng, longestClock), length-at), shortest)
+			if f.wrong = drawWrong(rng, time.Hour); rng.IntN(6) == 0 {
+				f.wrong = beforeAll
+			}
+		}
 		if at+f.length > length {
 			return faults
 		}
@@ -79,6 +128,11 @@ func draw(seed uint64, length time.Duration) []fault {
 	}
 }
 
+// lasts draws how long a fault lasts.
+func lasts(rng *rand.Rand, most time.Duration) time.Duration {
+	return shortest + time.Duration(rng.Int64N(int64((most-shortest)/time.Millisecond)))*time.Millisecond
+}
+
 // TestDraw: the same seed is the same schedule, and in a minute there is something
 // of everything.
 func TestDraw(t *testing.T) {
@@ -87,13 +141,26 @@ func TestDraw(t *testing.T) {
 	assert.NotEqual(t, draw(7, time.Minute), draw(8, time.Minute))
 	seen := map[string]bool{}
 	for s := range uint64(20) {
+		replica, wrong := drawConstant(s)
+		assert.Equal(t, s%3 == 0, wrong != 0, "one seed in three")
+		seen[fmt.Sprint("constant ", replica)] = seen[fmt.Sprint("constant ", replica)] || wrong != 0
 		busy := map[string]time.Duration{}
 		for _, f := range draw(s, time.Minute) {
 			assert.GreaterOrEqual(t, f.at, busy[f.target], "one at a time: %s", f)
 			assert.LessOrEqual(t, f.at+f.length, time.Minute)
 			busy[f.target] = f.at + f.length
 			seen[f.kind+f.target] = true
+			assert.Equal(t, f.kind == wrongClock, f.wrong != 0, "%s", f)
+			assert.LessOrEqual(t, f.wrong.Abs(), -beforeAll, "%s", f)
+			if f.kind == wrongClock {
+				seen[map[bool]string{true: "ahead", false: "behind"}[f.wrong > 0]] = true
+				seen["before all"] = seen["before all"] || f.wrong == beforeAll
+				seen["long"] = seen["long"] || f.length > longest
+			}
 		}
+	}
+	for _, what := range []string{"ahead", "behind", "before all", "long", "constant 0", "constant 1"} {
+		assert.True(t, seen[what], "a clock: %s", what)
 	}
 	for _, kind := range kinds {
 		for _, target := range kind.targets {

@@ -5,6 +5,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -27,8 +28,9 @@ import (
 const (
 	ns = "faults"
 	// nodes are node-1 and on, each with so many devices of each kind.
-	nodes   = 6
-	devices = 8
+	nodes    = 6
+	devices  = 8
+	replicas = 2
 	// owned is the DeviceClass that Prebind allocates, scheduled that of
 	// kube-scheduler; their templates are of the same names.
 	owned     = "owned.example.com"
@@ -50,6 +52,8 @@ type world struct {
 
 type replica struct {
 	*install.Replica
+	// wrong is by how much its clock is, from the beginning to the end.
+	wrong time.Duration
 	proxy *cluster.APIProxy
 	// debug is where /debug is served.
 	debug string
@@ -60,17 +64,14 @@ type replica struct {
 func newWorld(t *testing.T, binary string) *world {
 	t.Helper()
 	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
-	var err error
-	w.client, err = kubernetes.NewForConfig(w.cluster.Config())
-	require.NoError(t, err)
-	w.watcher, err = client.NewWithWatch(w.cluster.Config(), client.Options{})
-	require.NoError(t, err)
+	require.NoError(t, w.connect())
 	open := cluster.WithLabels(map[string]string{openKey: "yes"})
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", nodes, open)...))
-	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: binary})
+	var err error
+	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: binary, Clock: true})
 	require.NoError(t, err)
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
-	for range 2 {
+	for range replicas {
 		w.startReplica(t)
 	}
 	w.objects(t)
@@ -79,6 +80,14 @@ func newWorld(t *testing.T, binary string) *world {
 		r.atFirst = r.settledAtFirst(t)
 	}
 	return w
+}
+
+// connect makes the clients.
+func (w *world) connect() error {
+	var errs [2]error
+	w.client, errs[0] = kubernetes.NewForConfig(w.cluster.Config())
+	w.watcher, errs[1] = client.NewWithWatch(w.cluster.Config(), client.Options{})
+	return errors.Join(errs[:]...)
 }
 
 func (w *world) startReplica(t *testing.T) {

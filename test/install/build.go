@@ -20,6 +20,8 @@ type BuildOptions struct {
 	Race bool
 	// Tags are build tags.
 	Tags []string
+	// Clock has time.Now tell what Replica.SetClock says.
+	Clock bool
 	// Dir gets the binary, bin/prebind.
 	Dir string
 }
@@ -38,6 +40,13 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	}
 	if len(o.Tags) > 0 {
 		args = append(args, "-tags="+strings.Join(o.Tags, ","))
+	}
+	if o.Clock {
+		overlay, err := clockOverlay(ctx, root, o.Dir)
+		if err != nil {
+			return "", fmt.Errorf("building prebind: %w", err)
+		}
+		args = append(args, "-overlay="+overlay)
 	}
 	pkg := o.Package
 	if pkg == "" {

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/prebind/prebind/test/cluster"
 )
 
 // injectFrom is the annotation by which a webhook configuration asks
@@ -128,6 +130,10 @@ func (p *Prebind) issue(ctx context.Context, crt *cmapi.Certificate, signer *iss
 	template, err := pki.CertificateTemplateFromCertificate(crt)
 	if err != nil {
 		return nil, err
+	}
+	if p.o.Clock {
+		// As if it had been made a while ago: see cluster.Backdated.
+		template.NotBefore = template.NotBefore.Add(-cluster.Backdated)
 	}
 	key, err := pki.GeneratePrivateKeyForCertificate(crt)
 	if err != nil {

@@ -45,6 +45,8 @@ type Options struct {
 	Cluster *cluster.Cluster
 	// Binary is the program prebind; see Build. Required.
 	Binary string
+	// Clock says that the Binary was built with BuildOptions.Clock.
+	Clock bool
 	// Kustomization is the folder to install from, relative to the root of the
 	// checkout; empty is config/webhook.
 	Kustomization string

@@ -19,6 +19,8 @@ import (
 type Replica struct {
 	*cluster.Process
 	webhook, health, metrics string
+	// clock is the file that says how wrong its clock is; empty where nobody reads it.
+	clock string
 }
 
 // Start starts one more replica, adds the arguments to the shipped command line,
@@ -35,6 +37,10 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 	args, env, err := p.pod.commandLine(name)
 	if err != nil {
 		return nil, err
+	}
+	if p.o.Clock {
+		r.clock = p.file(name + ".clock")
+		env = append(env, clockFile+"="+r.clock)
 	}
 	process, err := cluster.NewProcess(cluster.ProcessOptions{
 		Name: name,

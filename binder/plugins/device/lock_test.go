@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/test/gen"
@@ -118,6 +119,44 @@ func TestLockExpires(t *testing.T) {
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "who lost it cannot release it")
 		assert.Equal(c, []string{"released its devices"}, c.a.Undone())
 	})
+}
+
+// wrong is a clock that goes as it should, and shows another time.
+type wrong struct {
+	clock.RealClock
+	by time.Duration
+}
+
+func (w wrong) Now() time.Time { return time.Now().Add(w.by) }
+
+func (w wrong) Since(t time.Time) time.Duration { return w.Now().Sub(t) }
+
+// TestLockAndWrongClocks: a lock is good for its time, by whatever clocks it was taken
+// and is looked at.
+func TestLockAndWrongClocks(t *testing.T) {
+	for name, by := range map[string]time.Duration{"HolderBehind": -time.Hour, "HolderAhead": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				first, second := podNamed("one"), podNamed("two")
+				s := newServer(t, first, second)
+				one, two := replicaOf(s), replicaOf(s)
+				one.o.Clock = wrong{by: by}
+				a, b := bindOf(first, "a", gen.Annotation(lockIt, "true")), bindOf(second, "b", gen.Annotation(lockIt, "true"))
+				require.NoError(t, prepare(t.Context(), one, a))
+				result := make(chan error, 1)
+				go func() { result <- two.PreBind(t.Context(), b) }()
+				pass(timeout - time.Second)
+				synctest.Wait()
+				require.Empty(t, result, "two waits")
+				assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
+				pass(3 * time.Second)
+				synctest.Wait()
+				require.Len(t, result, 1, "two goes on")
+				require.NoError(t, <-result)
+				assert.Equal(t, "two", string(s.record("node-a").Lock.UID))
+			})
+		})
+	}
 }
 
 // TestLockIsForTheWholeBind: one that ends before the API server can be done is as

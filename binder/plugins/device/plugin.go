@@ -72,6 +72,7 @@ type Options struct {
 type Plugin struct {
 	o       Options
 	records *store
+	sights  sights
 }
 
 var (
@@ -94,7 +95,7 @@ func New(o Options) (*Plugin, error) {
 	case o.NodeLockTimeout <= 0:
 		return nil, fmt.Errorf("%s: NodeLockTimeout is %s, it must be positive", Name, o.NodeLockTimeout)
 	}
-	p := &Plugin{o: o}
+	p := &Plugin{o: o, sights: sights{of: map[string]sight{}}}
 	p.records = newStore(o.Cached, o.Live, o.Writer, o.Namespace, p.grantOf)
 	return p, nil
 }
@@ -138,7 +139,7 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	}
 	if ask.lock {
 		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
-		if rec.lockedFor(bc.Pod.UID, p.o.Clock.Now()) {
+		if p.locked(rec, bc) > 0 {
 			bc.WouldWait(api.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", rec.Lock.Pod)})
 		}
 	}
@@ -168,13 +169,13 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	// enough, for its own attempts, or the sweep, tell by the record when it ends.
 	var looked types.UID
 	for {
-		held, err := p.grant(ctx, bc, ask, looked)
+		held, left, err := p.grant(ctx, bc, ask, looked)
 		if err != nil || held == nil {
 			return err
 		}
 		looked = held.UID
 		bc.Waiting(api.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", held.Pod)})
-		timer := p.o.Clock.NewTimer(held.Expires.Sub(p.o.Clock.Now()))
+		timer := p.o.Clock.NewTimer(left)
 		select {
 		case <-changes.C():
 		case <-timer.C():
@@ -186,8 +187,9 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	}
 }
 
-// grant writes the grant, or returns the lock that keeps it from doing so.
-func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked types.UID) (held *lock, err error) {
+// grant writes the grant, or returns the lock that keeps it from doing so, and for how
+// long at most.
+func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked types.UID) (held *lock, left time.Duration, err error) {
 	err = p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		held = nil
 		if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) {
@@ -204,6 +206,7 @@ func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked
 		}
 		if ask.lock {
 			if held, err = p.unlock(ctx, rec, bc, looked); held != nil || err != nil {
+				left = p.locked(rec, bc)
 				return false, err
 			}
 			rec.take(bc.Pod, bc.Attempt, p.o.Clock.Now().Add(p.o.NodeLockTimeout))
@@ -211,20 +214,31 @@ func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked
 		rec.grant(bc.Pod, bc.Attempt, ask.devices)
 		return true, nil
 	})
-	return held, err
+	return held, left, err
+}
+
+// locked is for how long another pod than the bind's has the lock of the node at most;
+// 0 if none has.
+func (p *Plugin) locked(rec *record, bc *api.BindContext) time.Duration {
+	now := p.o.Clock.Now()
+	since := p.sights.since(rec, now)
+	if rec.Lock == nil || rec.Lock.UID == bc.Pod.UID {
+		return 0
+	}
+	return max(p.o.NodeLockTimeout-now.Sub(since), 0)
 }
 
 // free says whether the record lets the grant be written, or waited for, without a
 // look at it as the API server has it.
 func (p *Plugin) free(rec *record, bc *api.BindContext, ask ask, looked types.UID) bool {
-	busy := ask.lock && rec.lockedFor(bc.Pod.UID, p.o.Clock.Now())
+	busy := ask.lock && p.locked(rec, bc) > 0
 	return (!busy || rec.Lock.UID == looked) && !rec.isBound(bc.Pod.UID) && len(rec.conflicts(bc.Pod.UID, ask.devices)) == 0
 }
 
 // unlock takes the lock from a pod whose bind is over, for it is for the bind only.
 // It returns the lock of one that may still be bound, or that was looked at before.
 func (p *Plugin) unlock(ctx context.Context, rec *record, bc *api.BindContext, looked types.UID) (*lock, error) {
-	if !rec.lockedFor(bc.Pod.UID, p.o.Clock.Now()) {
+	if p.locked(rec, bc) == 0 {
 		return nil, nil
 	}
 	if rec.Lock.UID == looked {

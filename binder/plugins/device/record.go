@@ -58,7 +58,8 @@ type lock struct {
 	Pod      podName   `json:"pod"`
 	UID      types.UID `json:"uid"`
 	Attempts []string  `json:"attempts"`
-	// Expires is when it may be taken from them whatever they are at.
+	// Expires is until when it counts for whoever holds it, by the clock of who took it.
+	// Others take it when they have seen it like this for that long: see sights.
 	Expires time.Time `json:"expires"`
 }
 
@@ -195,11 +196,6 @@ func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 func (r *record) isBound(uid types.UID) bool {
 	e := r.Entries[uid]
 	return e != nil && e.Bound
-}
-
-// lockedFor says whether another pod than this has the lock.
-func (r *record) lockedFor(uid types.UID, now time.Time) bool {
-	return r.Lock != nil && r.Lock.UID != uid && now.Before(r.Lock.Expires)
 }
 
 // grant adds a grant. The caller has seen that nothing is in conflict with it.

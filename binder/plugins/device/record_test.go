@@ -184,10 +184,6 @@ func TestLock(t *testing.T) {
 	r.take(p, "a", noon.Add(time.Hour))
 	assert.Equal(t, &lock{Pod: nameOf(p), UID: "p", Attempts: []string{"a", "b"}, Expires: noon.Add(time.Hour)}, r.Lock, "each attempt once, the last time counts")
 
-	assert.False(t, r.lockedFor("p", noon), "the pod's own")
-	assert.True(t, r.lockedFor("q", noon))
-	assert.False(t, r.lockedFor("q", noon.Add(time.Hour)), "it has expired")
-
 	asks := ask{lock: true}
 	assert.True(t, r.prepared("p", "a", asks, noon.Add(time.Hour)))
 	assert.False(t, r.prepared("p", "a", asks, noon.Add(time.Hour+1)), "it does not last as long")

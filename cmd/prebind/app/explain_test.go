@@ -4,6 +4,7 @@
 package app
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -12,8 +13,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientsetfake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
@@ -136,4 +141,33 @@ shop        web   a      aaa       preparing   60s   10m   q        rain
 
 2 more are not shown.
 `, out.String())
+}
+
+// TestStatusOfAWrongClock: that is said, and what it tells is put right.
+func TestStatusOfAWrongClock(t *testing.T) {
+	written := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	client := clientsetfake.NewClientset()
+	// The fake client would note its own time.
+	client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		list := &coordinationv1.LeaseList{}
+		for id, ahead := range map[string]time.Duration{"aaa": time.Hour, "bbb": -90 * time.Second, "ccc": 4 * time.Second} {
+			told, err := json.Marshal(replicaStatus{Replica: id, InFlight: []binder.InFlight{{Pod: "web", Since: metav1.NewTime(written.Add(ahead - time.Minute))}}})
+			require.NoError(t, err)
+			lease := coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(ahead)))}}
+			lease.Labels, lease.Annotations = map[string]string{"prebind.dev/replica": id}, map[string]string{"prebind.dev/status": string(told)}
+			lease.ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(metav1.NewTime(written))}}
+			list.Items = append(list.Items, lease)
+		}
+		return true, list, nil
+	})
+	all, err := readStatus(t.Context(), client, "prebind-system")
+	require.NoError(t, err)
+	require.Len(t, all, 3)
+	for i, want := range []string{"yes, but its clock is 60m ahead of the API server's", "yes, but its clock is 90s behind the API server's", "yes"} {
+		assert.Equal(t, want, all[i].health(written))
+		assert.WithinDuration(t, written, all[i].Told.Time, 0, "the API server knows")
+		assert.WithinDuration(t, written.Add(-time.Minute), all[i].InFlight[0].Since.Time, clocksDiffer)
+	}
+	all[0].Problem = "draining"
+	assert.Equal(t, "no: draining, and its clock is 60m ahead of the API server's", all[0].health(written))
 }

@@ -31,6 +31,9 @@ const (
 	lookAtStatusEvery = 2 * time.Second
 	// silentAfter is when a replica that tells nothing any more is not to be relied on.
 	silentAfter = 30 * time.Second
+	// clocksDiffer is by how much a replica's clock is wrong before that is told: a
+	// write takes its time, and the API server notes full seconds.
+	clocksDiffer = 5 * time.Second
 )
 
 // replicaStatus is what a replica tells of itself. Its JSON is stable.
@@ -53,6 +56,9 @@ type replicaStatus struct {
 	InFlight []binder.InFlight `json:"inFlight,omitempty"`
 	// Told is when it told this.
 	Told metav1.Time `json:"told"`
+	// ClockAhead is by how much its clock is ahead of the API server's, negative if it is
+	// behind; left out where they agree. The times in here are put right by it.
+	ClockAhead metav1.Duration `json:"clockAhead,omitzero"`
 }
 
 // statusOf returns a function that tells of this process.
@@ -154,6 +160,12 @@ func readStatus(ctx context.Context, client kubernetes.Interface, namespace stri
 			s.Problem = "its lease does not say how it is: it may be of another version"
 		}
 		s.Told = metav1.NewTime(r.Renewed)
+		if r.Ahead.Abs() >= clocksDiffer {
+			s.ClockAhead.Duration = r.Ahead
+			for i := range s.InFlight {
+				s.InFlight[i].Since.Time = s.InFlight[i].Since.Add(-r.Ahead)
+			}
+		}
 		all = append(all, s)
 	}
 	return all, nil
@@ -217,9 +229,21 @@ func (s replicaStatus) health(now time.Time) string {
 	case now.Sub(s.Told.Time) > silentAfter:
 		return "unknown: it has told nothing for a while"
 	case s.Problem != "":
-		return "no: " + s.Problem
+		return "no: " + s.Problem + s.clock("and")
 	default:
-		return "yes"
+		return "yes" + s.clock("but")
+	}
+}
+
+// clock says that the clock is wrong, where it is.
+func (s replicaStatus) clock(joined string) string {
+	switch ahead := s.ClockAhead.Duration; {
+	case ahead > 0:
+		return ", " + joined + " its clock is " + duration.HumanDuration(ahead) + " ahead of the API server's"
+	case ahead < 0:
+		return ", " + joined + " its clock is " + duration.HumanDuration(-ahead) + " behind the API server's"
+	default:
+		return ""
 	}
 }
 

@@ -1,0 +1,91 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/binder"
+	leases "github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// TestWrongClock: a replica shows the wrong time where its clock is wrong, from its
+// start and after a step, and the right one when the clock is right again. How long a
+// bind has been under way stays as it is.
+func TestWrongClock(t *testing.T) {
+	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
+	require.NoError(t, w.connect())
+	var err error
+	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: build(t), Clock: true})
+	require.NoError(t, err)
+	started, err := w.prebind.Start(t.Context())
+	require.NoError(t, err)
+	w.objects(t)
+	w.renewsAt(t, 0, 0)
+	w.waits(t)
+	for _, wrong := range []time.Duration{time.Hour, -time.Hour} {
+		require.NoError(t, started.SetClock(wrong))
+		age := w.renewsAt(t, wrong, 1)[0]
+		assert.True(t, age > -5*time.Second && age < 3*time.Minute, "the bind has just begun, not %s ago, by a clock that is wrong by %s", age, wrong)
+	}
+	require.NoError(t, started.Kill())
+	require.NoError(t, started.SetClock(time.Hour))
+	require.NoError(t, started.Start())
+	require.NoError(t, started.WaitReady(t.Context()))
+	w.renewsAt(t, time.Hour, 0)
+	require.NoError(t, started.SetClock(0))
+	w.renewsAt(t, 0, 0)
+}
+
+// waits has a bind under way that waits.
+func (w *world) waits(t *testing.T) {
+	t.Helper()
+	pod, err := w.client.CoreV1().Pods(ns).Create(t.Context(), gen.Pod("waits", gen.InNamespace(ns), gen.Scheduler(byHand), gen.EndsAtOnce(),
+		gen.Annotation("node-state.prebind.dev/expect", openKey+"=never"), gen.Annotation("node-state.prebind.dev/wait", "5m")), metav1.CreateOptions{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	require.Error(t, w.client.CoreV1().Pods(ns).Bind(ctx, gen.Binding(pod, nodeName(0)), metav1.CreateOptions{}))
+}
+
+// renewsAt waits for a lease that was renewed at a time that is wrong by so much, and
+// that tells of so many binds: a replica renews its own every ten seconds. It returns
+// for how long they have been under way.
+func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Duration {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var last []leases.Report
+	for {
+		reports, err := leases.Reports(ctx, w.client, install.Namespace)
+		require.NoError(t, err, "no lease was renewed at a time that is wrong by %s and tells of %d binds; the last were: %+v", wrong, binds, last)
+		for _, r := range reports {
+			var told struct {
+				InFlight []binder.InFlight `json:"inFlight"`
+			}
+			off := r.Ahead - wrong
+			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &told) != nil || len(told.InFlight) != binds {
+				continue
+			}
+			var ages []time.Duration
+			for _, f := range told.InFlight {
+				ages = append(ages, r.Renewed.Add(r.Ahead).Sub(f.Since.Time))
+			}
+			return ages
+		}
+		last = reports
+		pause(ctx, 200*time.Millisecond)
+	}
+}

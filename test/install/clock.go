@@ -1,0 +1,101 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// clockFile is the variable that names the file with the offset of the clock.
+const clockFile = "PREBIND_TEST_CLOCK"
+
+// followClock is what package time gets besides its own files.
+//
+//go:embed testdata/clock.go
+var followClock []byte
+
+// In time.Now, behind the way of a testing/synctest bubble, whose clock is its own.
+// The monotonic reading stays as it is, as with a step of the system's clock.
+const (
+	nowBefore = "\tmono -= startNano\n\tsec += unixToInternal - minWall\n"
+	nowAfter  = "\tmono -= startNano\n\tsec, nsec = wrongWall(sec, nsec)\n\tsec += unixToInternal - minWall\n"
+)
+
+// clockOverlay writes into dir what go build -overlay takes to give the program a
+// clock that can be set, and returns the path. The whole process has that clock, its
+// libraries too: package time itself is another one.
+func clockOverlay(ctx context.Context, root, dir string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "env", "GOROOT", "GOMODCACHE")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("finding the standard library: %w", err)
+	}
+	goroot, cache, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	if strings.HasPrefix(goroot, cache+string(filepath.Separator)) {
+		return "", fmt.Errorf("the go command takes its standard library from the module cache, %s, where it allows no overlay: install that version of Go itself", goroot)
+	}
+	pkg := filepath.Join(goroot, "src", "time")
+	name := filepath.Join(pkg, "time.go")
+	source, err := os.ReadFile(name)
+	if err != nil {
+		return "", fmt.Errorf("reading package time: %w", err)
+	}
+	changed, err := changeNow(string(source))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	// All of it is below dir, which is the test's: nothing of Go is kept.
+	replaced := map[string]string{}
+	for file, content := range map[string][]byte{"time.go": []byte(changed), "prebind_clock.go": followClock} {
+		ours := filepath.Join(dir, "overlay", file)
+		replaced[filepath.Join(pkg, file)] = ours
+		if err := errors.Join(os.MkdirAll(filepath.Dir(ours), 0o755), os.WriteFile(ours, content, 0o644)); err != nil {
+			return "", fmt.Errorf("writing the overlay: %w", err)
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	path := filepath.Join(dir, "overlay", "overlay.json")
+	if err := os.WriteFile(path, overlay, 0o644); err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	return path, nil
+}
+
+// changeNow has time.Now tell another time.
+func changeNow(source string) (string, error) {
+	if n := strings.Count(source, nowBefore); n != 1 {
+		return "", fmt.Errorf("these lines of time.Now are there %d times, and should be there once: this version of Go has another one; bring nowBefore and nowAfter in test/install/clock.go up to it:\n%s", n, nowBefore)
+	}
+	return strings.Replace(source, nowBefore, nowAfter, 1), nil
+}
+
+// SetClock makes the wall clock of the replica wrong by so much, or right again by 0,
+// within 100 ms; a replica that does not run starts with it. Timers go on as they are.
+func (r *Replica) SetClock(wrong time.Duration) error {
+	if r.clock == "" {
+		return fmt.Errorf("the clock of %s cannot be set: say so in the Options of its installation, and in the BuildOptions of its program", r.Name())
+	}
+	next := r.clock + ".next"
+	if err := os.WriteFile(next, []byte(strconv.FormatInt(int64(wrong), 10)), 0o600); err != nil {
+		return fmt.Errorf("setting the clock of %s: %w", r.Name(), err)
+	}
+	if err := os.Rename(next, r.clock); err != nil {
+		return fmt.Errorf("setting the clock of %s: %w", r.Name(), err)
+	}
+	return nil
+}
