@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -41,19 +42,20 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if len(o.Tags) > 0 {
 		args = append(args, "-tags="+strings.Join(o.Tags, ","))
 	}
+	command, env := "go", os.Environ()
 	if o.Clock {
-		overlay, err := clockOverlay(ctx, root, o.Dir)
+		c, err := buildClocked(ctx, root, o.Dir)
 		if err != nil {
 			return "", fmt.Errorf("building prebind: %w", err)
 		}
-		args = append(args, "-overlay="+overlay)
+		command, env, args = c.command, append(env, c.env...), append(args, "-overlay="+c.overlay)
 	}
 	pkg := o.Package
 	if pkg == "" {
 		pkg = "./cmd/prebind"
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
-	cmd.Dir = root
+	cmd := exec.CommandContext(ctx, command, append(args, pkg)...)
+	cmd.Dir, cmd.Env = root, env
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
 	}

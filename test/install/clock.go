@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,20 +33,63 @@ const (
 	nowAfter  = "\tmono -= startNano\n\tsec, nsec = wrongWall(sec, nsec)\n\tsec += unixToInternal - minWall\n"
 )
 
-// clockOverlay writes into dir what go build -overlay takes to give the program a
-// clock that can be set, and returns the path. The whole process has that clock, its
-// libraries too: package time itself is another one.
-func clockOverlay(ctx context.Context, root, dir string) (string, error) {
+// clocked is how go build gives a program a clock that can be set.
+type clocked struct {
+	// command is the go command, and env what it needs besides the environment.
+	command string
+	env     []string
+	// overlay is its flag -overlay.
+	overlay string
+}
+
+// buildClocked prepares the build, and writes what it needs into dir. The whole process
+// has that clock, its libraries too: package time itself is another one.
+func buildClocked(ctx context.Context, root, dir string) (clocked, error) {
 	cmd := exec.CommandContext(ctx, "go", "env", "GOROOT", "GOMODCACHE")
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("finding the standard library: %w", err)
+		return clocked{}, fmt.Errorf("finding the standard library: %w", err)
 	}
 	goroot, cache, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	c := clocked{command: "go"}
 	if strings.HasPrefix(goroot, cache+string(filepath.Separator)) {
-		return "", fmt.Errorf("the go command takes its standard library from the module cache, %s, where it allows no overlay: install that version of Go itself", goroot)
+		// The go command that is installed is older, and has fetched this one.
+		own, err := os.UserCacheDir()
+		if err != nil {
+			return clocked{}, fmt.Errorf("finding a folder for the standard library: %w", err)
+		}
+		if goroot, err = linked(goroot, filepath.Join(own, "prebind", "goroot")); err != nil {
+			return clocked{}, err
+		}
+		c.command, c.env = filepath.Join(goroot, "bin", "go"), []string{"GOROOT=" + goroot, "GOTOOLCHAIN=local"}
 	}
+	c.overlay, err = clockOverlay(goroot, dir)
+	return c, err
+}
+
+// linked returns another path for a Go that is in the module cache, where go build
+// allows no overlay: a folder below dir that has links to all in it.
+func linked(goroot, dir string) (string, error) {
+	other := filepath.Join(dir, filepath.Base(goroot))
+	entries, err := os.ReadDir(goroot)
+	if err == nil {
+		err = os.MkdirAll(other, 0o755)
+	}
+	for _, e := range entries {
+		// Another run may be about the same.
+		if failed := os.Symlink(filepath.Join(goroot, e.Name()), filepath.Join(other, e.Name())); failed != nil && !errors.Is(failed, fs.ErrExist) {
+			err = errors.Join(err, failed)
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("linking %s, whose standard library is to be changed: %w", goroot, err)
+	}
+	return other, nil
+}
+
+// clockOverlay writes into dir what go build -overlay takes, and returns the path.
+func clockOverlay(goroot, dir string) (string, error) {
 	pkg := filepath.Join(goroot, "src", "time")
 	name := filepath.Join(pkg, "time.go")
 	source, err := os.ReadFile(name)

@@ -6,6 +6,7 @@ package install
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,9 +20,9 @@ import (
 // TestClockOverlay: the standard library of the Go that is at work can be changed, and
 // one that has another time.Now is not built without a word.
 func TestClockOverlay(t *testing.T) {
-	path, err := clockOverlay(t.Context(), ".", t.TempDir())
+	c, err := buildClocked(t.Context(), ".", t.TempDir())
 	require.NoError(t, err)
-	content, err := os.ReadFile(path)
+	content, err := os.ReadFile(c.overlay)
 	require.NoError(t, err)
 	var overlay struct{ Replace map[string]string }
 	require.NoError(t, json.Unmarshal(content, &overlay))
@@ -35,6 +36,22 @@ func TestClockOverlay(t *testing.T) {
 			assert.ErrorContains(t, err, "are there 0 times")
 		}
 	}
+}
+
+// TestLinked: a Go in the module cache is at two places then, and is linked once.
+func TestLinked(t *testing.T) {
+	goroot, dir := filepath.Join(t.TempDir(), "go1"), t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(goroot, "src", "time"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(goroot, "VERSION"), []byte("go1"), 0o600))
+	for range 2 {
+		other, err := linked(goroot, dir)
+		require.NoError(t, err)
+		assert.Equal(t, filepath.Join(dir, "go1"), other)
+		assert.DirExists(t, filepath.Join(other, "src", "time"))
+		assert.FileExists(t, filepath.Join(other, "VERSION"))
+	}
+	_, err := linked(filepath.Join(goroot, "none"), dir)
+	assert.ErrorContains(t, err, "whose standard library is to be changed")
 }
 
 // TestSetClock says when nobody reads it.
