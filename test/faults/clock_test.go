@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder"
@@ -27,6 +28,7 @@ import (
 func TestWrongClock(t *testing.T) {
 	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
 	require.NoError(t, w.connect())
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", 1)...))
 	var err error
 	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: build(t), Clock: true})
 	require.NoError(t, err)
@@ -57,7 +59,9 @@ func (w *world) waits(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	require.Error(t, w.client.CoreV1().Pods(ns).Bind(ctx, gen.Binding(pod, nodeName(0)), metav1.CreateOptions{}))
+	err = w.client.CoreV1().Pods(ns).Bind(ctx, gen.Binding(pod, nodeName(0)), metav1.CreateOptions{})
+	require.Error(t, err)
+	require.False(t, apierrors.IsForbidden(err), "it should wait: %v", err)
 }
 
 // renewsAt waits for a lease that was renewed at a time that is wrong by so much, and
