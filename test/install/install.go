@@ -17,6 +17,7 @@ import (
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -119,8 +120,16 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 		"-f", filepath.Join(crds, "cert-manager.io_certificates.yaml")); err != nil {
 		return err
 	}
-	return p.kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s",
-		"crd/issuers.cert-manager.io", "crd/certificates.cert-manager.io")
+	// kubectl wait fails where a definition has no conditions at all yet.
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		last = errors.Join(p.client.List(ctx, &cmapi.IssuerList{}), p.client.List(ctx, &cmapi.CertificateList{}))
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting until the API server knows cert-manager's objects: %w", errors.Join(err, last))
+	}
+	return nil
 }
 
 // chooseSource finds the kustomization, or renders the chart.
