@@ -168,14 +168,15 @@ func invalid(wrong []problem) *api.Error {
 // clip makes text that others wrote fit for a message of one line: it has at most
 // so many bytes, and another one stands for what cannot be printed.
 func clip(text string, most int) string {
-	end := ""
-	if len(text) > most {
-		text, end = strings.ToValidUTF8(text[:most], ""), "…"
-	}
-	return strings.Map(func(r rune) rune {
+	shown := strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r
 		}
 		return '?'
-	}, text) + end
+	}, text[:min(len(text), most)])
+	if len(text) <= most && len(shown) <= most {
+		return shown
+	}
+	// What is no UTF-8 has become longer, and the last character may be half of one.
+	return strings.TrimRight(strings.ToValidUTF8(shown[:min(len(shown), most)], ""), "\ufffd") + "…"
 }

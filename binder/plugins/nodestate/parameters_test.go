@@ -192,6 +192,7 @@ func TestClip(t *testing.T) {
 		"Unicode":  {reason: "no half of a character", text: "aüü", most: 4, want: "aü…"},
 		"Controls": {reason: "one line, and no tricks with the terminal", text: "a\nb\x1b[1m\u202ec", most: 50, want: "a?b?[1m?c"},
 		"NotUTF8":  {reason: "a message is text", text: "a\xffb", most: 50, want: "a\ufffdb"},
+		"Grown":    {reason: "what is shown for it counts", text: "ab\xff\xffc", most: 6, want: "ab…"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
