@@ -90,11 +90,8 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 		if err := r.calm(ctx, variant); err != nil {
 			return err
 		}
-		before, err := r.used(variant)
-		if err != nil {
-			return err
-		}
-		took, err := r.bindAll(ctx, 1, pods[:s.alone])
+		var spent used
+		took, err := r.spend(&spent, variant, func() ([]time.Duration, error) { return r.bindAll(ctx, 1, pods[:s.alone]) })
 		if err != nil {
 			return err
 		}
@@ -104,22 +101,34 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 			return err
 		}
 		began := time.Now()
-		if _, err := r.bindAll(ctx, s.clients, pods[s.alone:]); err != nil {
+		if _, err := r.spend(&spent, variant, func() ([]time.Duration, error) { return r.bindAll(ctx, s.clients, pods[s.alone:]) }); err != nil {
 			return err
 		}
 		out.add(variant, round, "binds/s", float64(s.together)/time.Since(began).Seconds())
-		after, err := r.used(variant)
-		if err != nil {
-			return err
-		}
 		binds := float64(s.alone + s.together)
-		out.add(variant, round, "cpu-us/bind", (after.own-before.own)*1e6/binds)
-		out.add(variant, round, "apiserver-cpu-us/bind", (after.apiServer-before.apiServer)*1e6/binds)
+		out.add(variant, round, "cpu-us/bind", spent.own*1e6/binds)
+		out.add(variant, round, "apiserver-cpu-us/bind", spent.apiServer*1e6/binds)
 		if err := r.check(ctx, variant, pods[0].Name); err != nil {
 			return err
 		}
 		return r.clear(ctx, variant)
 	})
+}
+
+// spend adds to spent what the processes use of the processors while it binds.
+func (r *rivals) spend(spent *used, variant string, bind func() ([]time.Duration, error)) ([]time.Duration, error) {
+	before, err := r.used(variant)
+	if err != nil {
+		return nil, err
+	}
+	took, err := bind()
+	if err != nil {
+		return nil, err
+	}
+	after, err := r.used(variant)
+	spent.own += after.own - before.own
+	spent.apiServer += after.apiServer - before.apiServer
+	return took, err
 }
 
 // bindAll binds the pods, as many at a time as there are clients, and returns what

@@ -77,7 +77,7 @@ func TestWaiting(t *testing.T) {
 // newWaiting is a control plane with a class of slow claims.
 func newWaiting(tb testing.TB, c crowd) *rivals {
 	tb.Helper()
-	r := newRivals(tb, cluster.Options{SchedulerConfig: fastScheduler()}, cluster.Nodes("node", 50), none, prebind)
+	r := newRivals(tb, cluster.Options{SchedulerConfig: schedulerWith(unlimited)}, cluster.Nodes("node", 50), none, prebind)
 	class := gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", c.delay.String()))
 	_, err := r.client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})
 	require.NoError(tb, err)

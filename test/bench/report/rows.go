@@ -104,9 +104,9 @@ func table() []row {
 		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
 		{number: 7, what: "until all 1,000 are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times, plotted: true},
 		{number: 8, what: "kube-scheduler's pods/s, as it comes" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
-		{number: 8, what: "pods/s without its client's limit" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
-		{number: 8, what: "pods/s without its client's limit" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
-		{number: 8, what: "connections made to Prebind for each bind, without its client's limit", file: "scheduler", of: values("connections/bind", prebind)},
+		{number: 8, what: "pods/s with four times its client's limit" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
+		{number: 8, what: "pods/s with four times its client's limit" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
+		{number: 8, what: "connections made to Prebind for each bind then", file: "scheduler", of: values("connections/bind", prebind)},
 		{number: 8, what: "the constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times, plotted: true},
 	}
 }
