@@ -159,6 +159,21 @@ func TestLockAndWrongClocks(t *testing.T) {
 	}
 }
 
+// TestSightsAreForgotten: of nodes that nobody asks for any more.
+func TestSightsAreForgotten(t *testing.T) {
+	s := sights{of: map[string]sight{}}
+	locked := func(node string) *record { return &record{Node: node, Lock: &lock{UID: "p", Expires: noon}} }
+	assert.Equal(t, noon, s.since(locked("a"), noon, time.Hour))
+	assert.Equal(t, noon, s.since(locked("a"), noon.Add(time.Minute), time.Hour), "it is as it was")
+	s.since(locked("b"), noon.Add(time.Hour), time.Hour)
+	assert.Len(t, s.of, 2)
+	s.since(locked("c"), noon.Add(time.Hour+1), time.Hour)
+	assert.Len(t, s.of, 2)
+	assert.NotContains(t, s.of, "a")
+	s.since(&record{Node: "b"}, noon.Add(time.Hour+1), time.Hour)
+	assert.NotContains(t, s.of, "b", "it is not locked any more")
+}
+
 // TestLockIsForTheWholeBind: one that ends before the API server can be done is as
 // good as expired, and is renewed by the repeated call.
 func TestLockIsForTheWholeBind(t *testing.T) {

@@ -221,7 +221,7 @@ func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked
 // 0 if none has.
 func (p *Plugin) locked(rec *record, bc *api.BindContext) time.Duration {
 	now := p.o.Clock.Now()
-	since := p.sights.since(rec, now)
+	since := p.sights.since(rec, now, 2*p.o.NodeLockTimeout)
 	if rec.Lock == nil || rec.Lock.UID == bc.Pod.UID {
 		return 0
 	}

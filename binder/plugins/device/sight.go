@@ -4,6 +4,7 @@
 package device
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -26,8 +27,9 @@ type sight struct {
 	since   time.Time
 }
 
-// since returns since when the record's lock has been seen as it is.
-func (s *sights) since(r *record, now time.Time) time.Time {
+// since returns since when the record's lock has been seen as it is. What is older than
+// forget is not kept for good: its node may be gone.
+func (s *sights) since(r *record, now time.Time, forget time.Duration) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.Lock == nil {
@@ -36,6 +38,7 @@ func (s *sights) since(r *record, now time.Time) time.Time {
 	}
 	last, ok := s.of[r.Node]
 	if !ok || last.uid != r.Lock.UID || !last.expires.Equal(r.Lock.Expires) {
+		maps.DeleteFunc(s.of, func(_ string, old sight) bool { return now.Sub(old.since) > forget })
 		last = sight{uid: r.Lock.UID, expires: r.Lock.Expires, since: now}
 		s.of[r.Node] = last
 	}
