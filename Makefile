@@ -62,7 +62,7 @@ ROUNDS ?= 10
 BATCHES ?= 5
 
 .PHONY: bench
-bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler, in ten minutes or so (ROUNDS=20 for more), and compare with what was kept
+bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler, in fifteen minutes or so (ROUNDS=20 for more), and compare with what was kept
 	@rm -f $(RESULTS)/* && mkdir -p $(RESULTS)
 	go test -c -o $(RESULTS)/admission.test ./cmd/prebind/app
 	@for round in $$(seq $(ROUNDS)); do \

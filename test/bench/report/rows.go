@@ -78,7 +78,7 @@ func table() []row {
 		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times, plotted: true},
-		{number: 1, what: "the constant webhook that knows the pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times, plotted: true},
+		{number: 1, what: "the one that knows the pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times, plotted: true},
 		{number: 1, what: "the constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
