@@ -7,12 +7,9 @@
 package faults
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +24,6 @@ var (
 	seeds   = flag.Uint64("seeds", 1, "how many seeds, from the first one on")
 	length  = flag.Duration("length", 30*time.Second, "how long there are faults")
 	results = flag.String("results", "", "a CSV file to add a line for each seed to")
-	broken  = flag.Bool("broken", false, "run TestBrokenRollBack")
 )
 
 // settled is how long a cluster may take to come to rest: attempts are followed for
@@ -89,27 +85,6 @@ func survive(t *testing.T, binary string, seed uint64) {
 	if *results != "" && !t.Failed() {
 		require.NoError(t, appendLine(*results, row))
 	}
-}
-
-// TestBrokenRollBack has a Prebind at work that forgets to roll back: the checker
-// has to see it.
-func TestBrokenRollBack(t *testing.T) {
-	if !*broken {
-		return // It is started by make faults-broken: it takes three minutes to be sure of a lack.
-	}
-	w := newWorld(t, build(t, "prebind_broken_rollback"))
-	l := newLoad(w, *seed)
-	l.begin(t.Context())
-	ctx, cancel := context.WithTimeout(t.Context(), *length)
-	defer cancel()
-	<-ctx.Done()
-	l.end()
-	require.NoError(t, w.setOpen(t.Context(), "yes"))
-	left := w.untilClean(t.Context(), l, 3*time.Minute)
-	for _, kind := range []string{"the record ", "is marked"} {
-		assert.True(t, slices.ContainsFunc(left, func(problem string) bool { return strings.Contains(problem, kind) }), "the checker should see what %q is left", kind)
-	}
-	t.Logf("the checker is red, as it should be: %d things are left:\n%s", len(left), strings.Join(left, "\n"))
 }
 
 // columns are those of a seed's line.

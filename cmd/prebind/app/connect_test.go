@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ import (
 func mute(t *testing.T) (address string, givenUp <-chan string) {
 	t.Helper()
 	told := make(chan string, 10)
+	// Nothing is made of errors here and below: a client that has given up is what is wanted.
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		if r.Method == http.MethodGet {
@@ -88,11 +90,11 @@ func TestImpatient(t *testing.T) {
 // the others would take the replica for gone.
 func TestLeaseClient(t *testing.T) {
 	renewals := make(chan int, 10)
-	n := 0
+	var puts atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut {
 			_, _ = io.Copy(io.Discard, r.Body)
-			n++
+			n := int(puts.Add(1))
 			if renewals <- n; n == 1 {
 				<-r.Context().Done()
 				return
