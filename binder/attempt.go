@@ -47,9 +47,11 @@ const (
 type attempt struct {
 	key attemptKey
 	// id marks what plugins write.
-	id      string
-	started time.Time
-	budget  time.Duration
+	id string
+	// namespace is that of the pod.
+	namespace string
+	started   time.Time
+	budget    time.Duration
 	// cancel ends the attempt with the process; what ends a round is in the round.
 	cancel context.CancelCauseFunc
 	// idle gives up a round that no call has asked for in a while.

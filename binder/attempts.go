@@ -60,7 +60,7 @@ type attempts struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	stopped bool
-	byKey   map[attemptKey]*attempt
+	index
 }
 
 // join returns the attempt for the key with its present round and phase, or nil
@@ -93,18 +93,16 @@ func (s *attempts) start(ctx context.Context, key attemptKey, r *round, budget t
 	if s.byKey[key] != nil || s.stopped {
 		return nil
 	}
-	for other, a := range s.byKey {
-		if other.pod == key.pod {
-			s.giveUp(a, a.round, errSuperseded)
-		}
+	for _, other := range s.byPod[key.pod] {
+		s.giveUp(other, other.round, errSuperseded)
 	}
 	a := &attempt{
-		key: key, id: r.bc.Attempt, started: s.clock.Now(), budget: budget,
+		key: key, id: r.bc.Attempt, namespace: r.bc.Pod.Namespace, started: s.clock.Now(), budget: budget,
 		over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
 	ctx, a.ended = s.tracker.Step(context.WithoutCancel(ctx), stepOf(StepAttempt, "", r.bc))
 	ctx, a.cancel = context.WithCancelCause(ctx)
-	s.byKey[key] = a
+	s.add(a)
 	s.begin(ctx, a, r)
 	s.running.Go(func() { s.run(ctx, a) })
 	return a
@@ -224,7 +222,7 @@ func (s *attempts) forget(a *attempt) {
 	a.idle.Stop()
 	a.round.cancel(nil)
 	a.cancel(nil)
-	delete(s.byKey, a.key)
+	s.remove(a)
 	close(a.over)
 	if a.round.err != nil {
 		a.ended(a.round.err)
@@ -237,12 +235,7 @@ func (s *attempts) forget(a *attempt) {
 func (s *attempts) working(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.byKey {
-		if a.id == id {
-			return true
-		}
-	}
-	return false
+	return s.byID[id] != nil
 }
 
 // backlog is how many attempts are under way.
@@ -250,6 +243,14 @@ func (s *attempts) backlog() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.byKey)
+}
+
+// backlogOf is how many attempts are in progress for pods of the namespace. Its cost
+// is independent of their number.
+func (s *attempts) backlogOf(namespace string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ofNamespace[namespace]
 }
 
 // settle waits until every bind that was allowed has come to its outcome, or the

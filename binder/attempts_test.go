@@ -332,3 +332,33 @@ func TestDrain(t *testing.T) {
 		assert.Zero(t, took)
 	})
 }
+
+// TestBacklogOf_CountsTheNamespace follows the count through the life of attempts:
+// one that fails, one whose scheduler chose another node, and one that is bound.
+func TestBacklogOf_CountsTheNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.Plugins = []api.PreBinder{w}
+			o.Cached = holding(thePod, theNode, gen.Node("node-b"), gen.Pod("other", gen.UID("pod-2"), gen.InNamespace("elsewhere")))
+		})
+		of := func() []int {
+			synctest.Wait()
+			return []int{e.attempts.backlogOf(thePod.Namespace), e.attempts.backlogOf("elsewhere"), e.attempts.backlogOf("empty"), e.attempts.backlog()}
+		}
+		first := later(t.Context(), e, theRequest())
+		elsewhere := later(t.Context(), e, requestFor(gen.Binding(gen.Pod("other", gen.InNamespace("elsewhere")), "node-a")))
+		assert.Equal(t, []int{1, 1, 0, 2}, of())
+
+		second := later(t.Context(), e, requestFor(gen.Binding(thePod, "node-b", gen.UID("pod-1"))))
+		<-first
+		assert.Equal(t, []int{1, 1, 0, 2}, of(), "the attempt for node-a was superseded and is forgotten")
+
+		w.release <- errScripted
+		w.release <- errScripted
+		<-second
+		<-elsewhere
+		pass(keepFailure + time.Second)
+		assert.Equal(t, []int{0, 0, 0, 0}, of())
+	})
+}

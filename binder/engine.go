@@ -105,7 +105,7 @@ func New(o Options) (*Engine, error) {
 		o: o,
 		attempts: &attempts{
 			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
-			attemptKey: attemptAnnotation(o.Domain), byKey: map[attemptKey]*attempt{},
+			attemptKey: attemptAnnotation(o.Domain), index: newIndex(),
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		draining: draining,

@@ -152,7 +152,7 @@ func (mutatorFunc) Name() string { return "test" }
 
 func (f mutatorFunc) Mutate(in mutators.Input) (mutators.Output, error) { return f(in) }
 
-func chain(t *testing.T, list ...mutators.Mutator) *mutators.Chain {
+func chain(t testing.TB, list ...mutators.Mutator) *mutators.Chain {
 	t.Helper()
 	c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: list})
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ const testHold = 5 * time.Second
 
 // newTestEngine returns an engine whose cache holds thePod and theNode. Its
 // clock is the real one: tests of time run in a bubble of testing/synctest.
-func newTestEngine(t *testing.T, change func(o *Options)) *Engine {
+func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
 		Cached: holding(thePod, theNode),
