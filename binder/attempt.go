@@ -74,6 +74,8 @@ type attempt struct {
 	told bool
 	// since is when that was last, or when the attempt was prepared.
 	since time.Time
+	// expected is when a client should call again, at the latest.
+	expected time.Time
 	// failedAt and undone belong to the phase failed.
 	failedAt time.Time
 	undone   bool
@@ -121,6 +123,14 @@ func (r *round) close(err *api.Error) {
 
 func podOf(r *round) types.NamespacedName {
 	return types.NamespacedName{Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+}
+
+// keptUntil is how long the failure is kept. It must be called with attempts.mu held.
+func (a *attempt) keptUntil() time.Time {
+	if a.expected.After(a.failedAt) {
+		return a.expected.Add(keepFailure)
+	}
+	return a.failedAt.Add(keepFailure)
 }
 
 // waiting is the answer to a call that could not wait for the end.

@@ -17,13 +17,15 @@ import (
 
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/pacing"
 )
 
 const (
-	// keepFailure is how long the failure of an attempt is kept for a client
-	// that is between two calls. client-go comes back within maxRetryAfter.
+	// keepFailure is how long the failure of an attempt is kept for a client that is
+	// between two calls, from when it should call again.
 	keepFailure = time.Minute
-	// abandonAfter is how long an attempt goes on without any call.
+	// abandonAfter is how long an attempt goes on without any call, from when one should
+	// have come.
 	abandonAfter = time.Minute
 )
 
@@ -61,6 +63,8 @@ type attempts struct {
 	mu      sync.Mutex
 	stopped bool
 	index
+	// past knows how long rounds take.
+	past *pacing.History
 }
 
 // join returns the attempt for the key with its present round and phase, or nil
@@ -77,7 +81,7 @@ func (s *attempts) join(key attemptKey) (*attempt, *round, phase) {
 		return a, a.round, undoing
 	case a.phase == preparing:
 		a.idle.Reset(abandonAfter)
-	case a.phase == failed && s.clock.Since(a.failedAt) > keepFailure:
+	case a.phase == failed && s.clock.Now().After(a.keptUntil()):
 		return a, a.round, undoing
 	}
 	return a, a.round, a.phase
@@ -191,6 +195,18 @@ func (s *attempts) wake(a *attempt) {
 	select {
 	case a.poke <- struct{}{}:
 	default:
+	}
+}
+
+// expect notes that a client was told to call again after that time.
+func (s *attempts) expect(a *attempt, after time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if next := s.clock.Now().Add(after); next.After(a.expected) {
+		a.expected = next
+	}
+	if a.phase == preparing {
+		a.idle.Reset(after + abandonAfter)
 	}
 }
 

@@ -56,10 +56,10 @@ func TestHoldEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
-		for _, want := range []int{1, 2, 4, 8, 15, 15} {
+		for range 6 {
 			d, took := timed(t.Context(), e, theRequest())
 			require.Equal(t, api.KindWait, kindOf(d.Err))
-			assert.Equal(t, time.Duration(want)*time.Second, d.RetryAfter, "it grows, so that a client's ten repeats reach far")
+			assert.Equal(t, time.Second, d.RetryAfter, "only this second is not covered by a hold")
 			assert.Equal(t, testHold, took, "a call is held for the hold")
 			assert.Equal(t, "waiter", d.Err.Plugin)
 			assert.Equal(t, claim, d.Err.Object)
@@ -85,6 +85,36 @@ func TestWaitingWithoutWords(t *testing.T) {
 		assert.Equal(t, "silent", d.Err.Plugin, "the plugin at work is named even if it does not say what for")
 		assert.NotEmpty(t, d.Err.Advice)
 	})
+}
+
+// The attempt of a client that sleeps for long is neither abandoned nor, when it fails,
+// forgotten before the client should call again.
+func TestLongRetryAfter(t *testing.T) {
+	for name, end := range map[string]error{"Prepared": nil, "Failed": api.Refuse(claim, "no")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWaiter()
+				e := engineWith(t, w)
+				var d Decision
+				for d.RetryAfter < abandonAfter+keepFailure {
+					pass(d.RetryAfter)
+					d = e.Bind(t.Context(), theRequest())
+					require.Equal(t, api.KindWait, kindOf(d.Err))
+				}
+				if end != nil {
+					w.release <- end
+				}
+				pass(d.RetryAfter + time.Second)
+				answer := later(t.Context(), e, theRequest())
+				synctest.Wait()
+				assert.EqualValues(t, 1, w.preBinds.Load(), "the call comes to the same attempt")
+				if end == nil {
+					w.release <- nil
+				}
+				assert.Equal(t, end != nil, (<-answer).Err != nil)
+			})
+		})
+	}
 }
 
 func TestSingleFlight(t *testing.T) {
@@ -223,7 +253,7 @@ func TestFailureIsKeptForTheClient(t *testing.T) {
 		preBinds int32
 	}{
 		"Kept":      {reason: "the client comes back and is told", away: keepFailure - time.Second, want: api.KindRefuse, preBinds: 1},
-		"Forgotten": {reason: "a client that stays away begins anew", away: keepFailure + time.Second, preBinds: 2},
+		"Forgotten": {reason: "a client that stays away begins again", away: time.Second + keepFailure + time.Second, preBinds: 2},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -35,8 +36,13 @@ type call struct {
 	began   time.Time
 	// preview is what the answer would be if no plugin had anything to do.
 	preview Decision
-	// attempt is the one that the call began or joined. It is the call's own.
+	// attempt is the ID of the one that the call began or joined, which is joined, or "".
 	attempt string
+	joined  *attempt
+	// kind is that of the wait, once the call has asked for a seat, and kept says that it
+	// kept the seat to the end of its hold.
+	kind pacing.Kind
+	kept bool
 }
 
 // context returns that of an attempt for this call.
@@ -46,7 +52,7 @@ func (c *call) context(attempt string) *api.BindContext {
 
 // join notes the attempt that the call is at, or that there is none.
 func (c *call) join(a *attempt) {
-	c.attempt = ""
+	c.attempt, c.joined = "", a
 	if a != nil {
 		c.attempt = a.id
 	}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/pacing"
 )
 
 // Getter reads one object by its key; client.Reader is one.
@@ -82,8 +83,7 @@ type Engine struct {
 	requireKey, timeoutKey string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
-	// holding is how many calls are kept waiting.
-	holding atomic.Int64
+	seats seats
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -105,7 +105,7 @@ func New(o Options) (*Engine, error) {
 		o: o,
 		attempts: &attempts{
 			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
-			attemptKey: attemptAnnotation(o.Domain), index: newIndex(),
+			attemptKey: attemptAnnotation(o.Domain), index: newIndex(), past: pacing.NewHistory(),
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		draining: draining,

@@ -61,10 +61,12 @@ func (s *attempts) present(a *attempt) *round {
 
 // prepare runs one round within the budget. A round that succeeds has succeeded,
 // even if it was given up meanwhile: it is followed like every other.
-func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) *api.Error {
+func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *api.Error) {
 	stop := s.spend(ctx, a, r)
 	defer stop()
-	err := preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
+	wait := s.past.Begin(waitKind(r), s.clock.Now())
+	defer func() { s.past.End(wait, s.clock.Now(), err == nil) }()
+	err = preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
 	if err == nil {
 		err = r.confirm(r.ctx)
 	}
@@ -133,11 +135,12 @@ func (s *attempts) fail(ctx context.Context, a *attempt, r *round, err *api.Erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.undone = true
-	if a.phase == undoing || s.clock.Since(a.failedAt) > keepFailure {
+	left := a.keptUntil().Sub(s.clock.Now())
+	if a.phase == undoing || left < 0 {
 		s.forget(a)
 		return
 	}
-	s.clock.AfterFunc(keepFailure-s.clock.Since(a.failedAt), func() {
+	s.clock.AfterFunc(left, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.forget(a)

@@ -109,7 +109,7 @@ func Phases() []string {
 
 // Stats returns the numbers of now; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: map[string]int{}, Holds: int(e.holding.Load()), MaxHolds: e.settings.Load().MaxHolds}
+	s := Stats{Attempts: map[string]int{}, Holds: e.seats.count(), MaxHolds: e.settings.Load().MaxHolds}
 	for _, name := range phaseNames {
 		s.Attempts[name] = 0
 	}

@@ -6,23 +6,20 @@ package binder
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/pacing"
 )
 
 const (
-	// maxRetryAfter and maxBacklog keep the ten repeats of client-go to a few
-	// minutes.
-	maxRetryAfter = 15 * time.Second
-	maxBacklog    = 15 * time.Second
-	// backlogUnit is how many attempts under way make a client wait for another
-	// second.
-	backlogUnit = 50
-	// forgetWaits is when a bind that nobody asks for any more is no repeat.
-	forgetWaits = 2 * time.Minute
+	// forgetWaits is when a bind that nobody asks for any more is no repeat: longer than
+	// any Retry-After.
+	forgetWaits = pacing.MaxGap + 2*time.Minute
 	// rememberWaits is how many binds are remembered that had to wait.
 	rememberWaits = 10_000
 )
@@ -30,7 +27,7 @@ const (
 // prepare joins the attempt that is under way for this bind, or checks by
 // PreFlight and begins one where a plugin has something to do.
 func (e *Engine) prepare(ctx context.Context, c *call) Decision {
-	held := seat{engine: e, call: c, hold: c.settings.Hold, most: c.settings.MaxHolds}
+	held := seat{engine: e, call: c}
 	defer held.release()
 	for {
 		a, r, at := e.attempts.join(c.key)
@@ -74,7 +71,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			}
 			c.join(a)
 		case undoing:
-			if !held.until(ctx, a.over) {
+			if !held.until(ctx, r, a.over) {
 				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
 					return e.later(c, a.tooLong(r))
 				}
@@ -91,7 +88,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			continue
 		case preparing, failed:
 		}
-		if !held.until(ctx, r.done) {
+		if !held.until(ctx, r, r.done) {
 			if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
 				// The plugin does not listen.
 				return e.later(c, a.tooLong(r))
@@ -135,75 +132,113 @@ func (e *Engine) later(c *call, err *api.Error) Decision {
 	d := c.preview.deny(api.AsError(guardName, err))
 	if err.Kind == api.KindWait {
 		d.RetryAfter = e.retryAfter(c)
+		if c.joined != nil {
+			e.attempts.expect(c.joined, d.RetryAfter)
+		}
 	}
 	return d
 }
 
-// retryAfter grows with every call that has to wait, so that the repeats of a
-// client, which are limited in number, reach far; and with the backlog, so that
-// many clients together do not come too often.
+// retryAfter decides when the client should call again; see pacing.RetryAfter. It counts
+// the call as one that had to wait.
 func (e *Engine) retryAfter(c *call) time.Duration {
-	before := e.waitedBefore(c)
+	before, now := e.waitedBefore(c), e.o.Clock.Now()
 	e.waits.Add(c.key, waited{calls: before.calls + 1, since: before.since}, forgetWaits)
-	backlog := time.Duration(e.attempts.backlog()/backlogUnit) * time.Second
-	return min(time.Second<<min(before.calls, 10), maxRetryAfter) + min(backlog, maxBacklog)
+	if isClosed(e.draining) {
+		// Another replica may have a seat.
+		return time.Second
+	}
+	return pacing.RetryAfter(pacing.Wait{
+		Elapsed: now.Sub(before.since), Left: c.budget - now.Sub(before.since), Calls: before.calls + 1, Past: e.attempts.past.Past(c.kind, now),
+	}, pacing.Pace{
+		Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace), Jitter: rand.Float64(),
+	})
 }
 
-// seat is the time that one call is kept waiting, however often it waits.
-type seat struct {
-	engine *Engine
-	call   *call
-	// hold is how long it is kept at most, and most how many calls are at a time.
-	hold   time.Duration
-	most   int
-	timer  clock.Timer
-	seated bool
-	// refused says that there was no seat.
-	refused bool
-}
-
-// until keeps the call until the channel is closed and says whether it was. Where
-// too many calls are kept already, or the process ends, it does not wait.
-func (h *seat) until(ctx context.Context, done <-chan struct{}) bool {
-	switch {
-	case h.seated:
-	case h.engine.sit(h.most):
-		h.seated = true
-		h.timer = h.engine.o.Clock.NewTimer(h.hold)
-	case !h.refused:
-		h.refused = true
-		h.engine.o.Tracker.HoldRefused()
-	}
-	if h.seated {
-		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
-		select {
-		case <-done:
-		case <-h.timer.C():
-			// It stays over for the rest of the call.
-			h.timer.Reset(0)
-		case <-ctx.Done():
-		case <-h.engine.draining:
-		}
-		ended(nil)
-	}
+// isClosed says whether a channel that carries no values is closed.
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-done:
+	case <-c:
 		return true
 	default:
 		return false
 	}
 }
 
+// waitKind is the kind of a round's wait.
+func waitKind(r *round) pacing.Kind {
+	names := make([]string, 0, len(r.plugins))
+	for _, p := range r.plugins {
+		names = append(names, p.Name())
+	}
+	return pacing.Kind{Namespace: r.bc.Pod.Namespace, Plugins: strings.Join(names, ",")}
+}
+
+// seat is the time that one call is held, however often it waits.
+type seat struct {
+	engine *Engine
+	call   *call
+	timer  clock.Timer
+	// occupant is the call's seat, or nil.
+	occupant *occupant
+	// refused says that there was no seat, or that another call has got it.
+	refused bool
+}
+
+// until holds the call until the channel is closed, and says whether it was. It does not
+// wait where the call gets no seat, nor longer than it keeps the seat.
+func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
+	if isClosed(done) {
+		return true
+	}
+	h.take(r)
+	if h.occupant != nil && !h.refused {
+		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
+		select {
+		case <-done:
+		case <-h.timer.C():
+			// It stays over for the rest of the call.
+			h.timer.Reset(0)
+			h.call.kept = true
+		case <-ctx.Done():
+			h.call.kept = true
+		case <-h.occupant.gone:
+			h.refused = true
+		case <-h.engine.draining:
+		}
+		ended(nil)
+	}
+	return isClosed(done)
+}
+
+// take takes a seat, once for the call.
+func (h *seat) take(r *round) {
+	if h.occupant != nil || h.refused {
+		return
+	}
+	e, c := h.engine, h.call
+	c.kind = waitKind(r)
+	now := e.o.Clock.Now()
+	before := e.waitedBefore(c)
+	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + 1}
+	elapsed := now.Sub(before.since)
+	if likely, ok := e.attempts.past.Past(c.kind, now).Quantile(0.5, elapsed); ok {
+		wants.Due = now.Add(likely - elapsed)
+	}
+	if h.occupant = e.seats.take(wants, c.settings.MaxHolds, now); h.occupant == nil {
+		h.refused = true
+		e.o.Tracker.HoldRefused()
+		return
+	}
+	h.timer = e.o.Clock.NewTimer(c.settings.Hold)
+}
+
 // over says whether the call has to be answered now.
 func (h *seat) over(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
+	if ctx.Err() != nil || isClosed(h.engine.draining) {
 		return true
-	case <-h.engine.draining:
-		return true
-	default:
 	}
-	if !h.seated {
+	if h.occupant == nil {
 		return false
 	}
 	select {
@@ -216,21 +251,8 @@ func (h *seat) over(ctx context.Context) bool {
 }
 
 func (h *seat) release() {
-	if h.seated {
+	if h.occupant != nil {
 		h.timer.Stop()
-		h.engine.holding.Add(-1)
-	}
-}
-
-// sit takes a seat, if not that many are taken.
-func (e *Engine) sit(most int) bool {
-	for {
-		taken := e.holding.Load()
-		if taken >= int64(most) {
-			return false
-		}
-		if e.holding.CompareAndSwap(taken, taken+1) {
-			return true
-		}
+		h.engine.seats.leave(h.occupant)
 	}
 }

@@ -115,14 +115,3 @@ func refusing(name, message string) *checker {
 		return api.Run, api.Refuse(claim, "%s", message)
 	}}
 }
-
-// The number of calls that are held can be changed while some are.
-func TestSeats(t *testing.T) {
-	e := engineWith(t)
-	require.True(t, e.sit(2))
-	require.True(t, e.sit(2))
-	assert.False(t, e.sit(2), "both are taken")
-	assert.True(t, e.sit(3), "a third is allowed")
-	assert.False(t, e.sit(1), "fewer than are taken: nobody is sent away, and nobody comes in")
-	assert.Equal(t, 3, e.Stats().Holds)
-}

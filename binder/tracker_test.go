@@ -194,9 +194,12 @@ func TestHoldRefused(t *testing.T) {
 		// A call that need not wait after all goes on, and may have to wait once more.
 		over := make(chan struct{})
 		close(over)
-		h := seat{engine: e, call: &call{}, most: 1}
-		assert.True(t, h.until(t.Context(), over))
-		assert.False(t, h.until(t.Context(), make(chan struct{})))
+		r := &round{bc: &api.BindContext{Pod: other}}
+		h := seat{engine: e, call: &call{settings: e.settings.Load()}}
+		assert.True(t, h.until(t.Context(), r, over))
+		assert.Equal(t, 1, f.count("hold refused"), "it needs no seat")
+		assert.False(t, h.until(t.Context(), r, make(chan struct{})))
+		assert.False(t, h.until(t.Context(), r, make(chan struct{})))
 		assert.Equal(t, 2, f.count("hold refused"), "it is one call")
 		w.release <- nil
 		w.release <- nil

@@ -1,0 +1,148 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pacing decides which waiting calls a replica holds, and when it asks the
+// clients of the others to call again. All decisions are pure functions of what is
+// passed in; simulation_test.go plays them through for crowds of pods.
+//
+// A held call is answered within milliseconds of the event that it waits for. A call
+// that is not held costs its client a round trip and up to the whole Retry-After of
+// delay, because nothing can wake a client that sleeps. So the package holds the calls
+// that are closest to their event, and makes the others come back shortly before
+// theirs, as far as earlier waits tell.
+package pacing
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	// Retries is how often client-go repeats a request that is answered with 429 and a
+	// Retry-After (maxRetries in client-go's rest.Request).
+	Retries = 10
+	// MaxGap is the longest Retry-After.
+	MaxGap = 150 * time.Second
+	// minGap is the shortest Retry-After: the header has whole seconds, and client-go
+	// ignores zero.
+	minGap = time.Second
+	// lead is how much earlier than its event a call should be back.
+	lead = 500 * time.Millisecond
+	// crowdUnit is the number of waiting binds that may call again each second when
+	// nothing is known about the end of their waits.
+	crowdUnit = 40
+	// maxCrowdGap bounds what a crowd adds.
+	maxCrowdGap = 15 * time.Second
+)
+
+// Wait is what a replica knows about one wait.
+type Wait struct {
+	// Elapsed is the time since the wait began, as far as this replica knows.
+	Elapsed time.Duration
+	// Left is what remains of the budget of the bind.
+	Left time.Duration
+	// Calls is the number of calls for this bind so far, this one included: at least 1.
+	Calls int
+	// Past are the waits of the same kind that this replica has seen.
+	Past Past
+}
+
+// Past are waits of one kind.
+type Past struct {
+	// Ended are the durations of recent waits that ended with their event, in ascending
+	// order.
+	Ended []time.Duration
+	// Waiting is how long others of the kind have been waiting, in ascending order.
+	Waiting []time.Duration
+}
+
+// Quantile returns the duration within which the fraction q of the waits end that have
+// lasted elapsed already. It is the Kaplan-Meier estimate: waits that have not ended
+// count for as long as they have lasted, so that a crowd of which only the shortest
+// waits have ended so far does not look fast. It returns false where too few waits have
+// ended to tell.
+func (p Past) Quantile(q float64, elapsed time.Duration) (time.Duration, bool) {
+	ended, waiting := after(p.Ended, elapsed), after(p.Waiting, elapsed)
+	left := 1.0
+	for i, d := range ended {
+		waiting = after(waiting, d-1)
+		left *= 1 - 1/float64(len(ended)-i+len(waiting))
+		if left <= 1-q {
+			return d, true
+		}
+	}
+	return 0, false
+}
+
+// after returns the part of the sorted durations that is longer than d.
+func after(sorted []time.Duration, d time.Duration) []time.Duration {
+	i, _ := slices.BinarySearch(sorted, d+1)
+	return sorted[i:]
+}
+
+// Pace is what RetryAfter depends on besides the wait.
+type Pace struct {
+	// Held says that the call kept its seat to the end of its hold. The next call will
+	// probably be held as well.
+	Held bool
+	// Hold is how long a call is held at most.
+	Hold time.Duration
+	// Crowd is the number of binds of the same namespace that wait in this replica.
+	Crowd int
+	// Jitter is a random number in [0, 1).
+	Jitter float64
+}
+
+// RetryAfter returns when the client should call again, in whole seconds from 1 to
+// MaxGap.
+//
+// It is one second while the call was held to the end of its hold: then only that
+// second is not covered. For a wait that was not held it ends shortly before the event
+// is expected, or, when nothing is known, after half of the time that the wait has taken
+// so far, and after the time that the crowd of its namespace needs. It is longer when
+// the client's remaining retries would otherwise not reach to the end of the budget.
+func RetryAfter(w Wait, p Pace) time.Duration {
+	gap := minGap
+	if !p.Held {
+		gap = unheld(w, p)
+	}
+	gap = max(gap, reach(w, p), minGap)
+	return min(gap.Truncate(time.Second), MaxGap)
+}
+
+// unheld returns the gap after a call that was not held.
+func unheld(w Wait, p Pace) time.Duration {
+	soonest, ok := w.Past.Quantile(0.2, w.Elapsed)
+	if !ok {
+		crowd := min(time.Duration(p.Crowd)*time.Second/crowdUnit, maxCrowdGap)
+		return spread(max(w.Elapsed/2, crowd), p.Jitter)
+	}
+	gap := soonest - w.Elapsed - lead
+	if latest, ok := w.Past.Quantile(0.9, w.Elapsed); ok {
+		// The remaining retries have to reach to the end of nearly all such waits.
+		return max(gap, (latest-w.Elapsed)/time.Duration(max(Retries+2-2*w.Calls, 1)))
+	}
+	return max(gap, spread(w.Elapsed/2, p.Jitter))
+}
+
+// spread returns d, up to a quarter shorter or longer, so that clients that began
+// together do not come back together.
+func spread(d time.Duration, jitter float64) time.Duration {
+	return time.Duration(float64(d) * (0.75 + jitter/2))
+}
+
+// reach returns the shortest gap with which the remaining retries, the later ones up to
+// MaxGap apart, still reach to the end of the budget.
+func reach(w Wait, p Pace) time.Duration {
+	calls, hold := w.Calls, time.Duration(0)
+	if p.Held {
+		hold = p.Hold
+		// Other replicas may have held the bind before.
+		calls = max(calls, 1+int(w.Elapsed/(p.Hold+minGap)))
+	}
+	retries := max(Retries+1-calls, 1)
+	later := time.Duration(retries-1)*(MaxGap+hold) + hold
+	gap := time.Duration(math.Ceil((w.Left - later).Seconds())) * time.Second
+	return max(gap, 0)
+}

@@ -1,0 +1,110 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// --max-holds can change while calls are held.
+func TestSeats_Limit(t *testing.T) {
+	var s seats
+	now := time.Now()
+	call := pacing.Occupant{Namespace: "a"}
+	first := s.take(call, 2, now)
+	require.NotNil(t, first)
+	require.NotNil(t, s.take(call, 2, now))
+	assert.Nil(t, s.take(call, 2, now), "both are taken")
+	assert.NotNil(t, s.take(call, 3, now), "a third is allowed")
+	assert.Nil(t, s.take(call, 1, now), "fewer than are taken: no call is sent away, and none comes in")
+	assert.Equal(t, 3, s.count())
+	s.leave(first)
+	s.leave(first)
+	assert.Equal(t, 2, s.count())
+}
+
+// One namespace may take all seats only while no other wants any.
+func TestSeats_Namespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const seats = 4
+		w := newWaiter()
+		objects := []client.Object{theNode}
+		pods := map[string]Request{}
+		for _, namespace := range []string{"crowd", "other"} {
+			for i := range seats {
+				pod := gen.Pod(fmt.Sprintf("%s-%d", namespace, i), gen.InNamespace(namespace), gen.UID(types.UID(fmt.Sprintf("%s-%d", namespace, i))))
+				objects = append(objects, pod)
+				pods[pod.Name] = requestFor(gen.Binding(pod, "node-a"))
+			}
+		}
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = seats, []api.PreBinder{w}, holding(objects...)
+		})
+		var crowd []<-chan Decision
+		for i := range seats {
+			crowd = append(crowd, later(t.Context(), e, pods[fmt.Sprintf("crowd-%d", i)]))
+			synctest.Wait()
+		}
+		answered := func() (n int) {
+			synctest.Wait()
+			for _, c := range crowd {
+				n += len(c)
+			}
+			return n
+		}
+		require.Zero(t, answered(), "all seats are free for the only namespace")
+		_ = later(t.Context(), e, pods["other-0"])
+		assert.Equal(t, 1, answered(), "it has to give one to another namespace at once")
+		_ = later(t.Context(), e, pods["other-1"])
+		assert.Equal(t, 2, answered(), "and a second")
+		third := later(t.Context(), e, pods["other-2"])
+		assert.Equal(t, 2, answered(), "and no more than its share")
+		assert.Equal(t, api.KindWait, kindOf((<-third).Err))
+		for _, c := range crowd {
+			if len(c) > 0 {
+				assert.Equal(t, api.KindWait, kindOf((<-c).Err))
+			}
+		}
+		assert.Equal(t, seats, e.Stats().Holds)
+		pass(testHold)
+	})
+}
+
+// The waits of one namespace do not make clients in another one wait.
+func TestRetryAfter_OtherNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const crowd = 800
+		w := newWaiter()
+		objects := []client.Object{theNode, thePod}
+		for i := range crowd {
+			objects = append(objects, gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd"), gen.UID(types.UID(fmt.Sprintf("crowd-%d", i)))))
+		}
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []api.PreBinder{w}, holding(objects...)
+		})
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		latest := time.Duration(0)
+		for i := range crowd {
+			d := e.Bind(t.Context(), requestFor(gen.Binding(gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd")), "node-a")))
+			require.Equal(t, api.KindWait, kindOf(d.Err))
+			latest = max(latest, d.RetryAfter)
+		}
+		assert.Greater(t, latest, 5*time.Second, "the crowd itself comes back slowly")
+		pass(testHold)
+		assert.Equal(t, time.Second, (<-held).RetryAfter)
+	})
+}
