@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/test/cluster"
 )
 
 // batch is how many claims are under way at a time: as many as keep two
@@ -23,7 +25,7 @@ const batch = 10
 // are those at which a client's watch shows them. It runs batches of ten claims;
 // say how many by -benchtime, such as 5x.
 func BenchmarkClaimBoundToPodBound(b *testing.B) {
-	w := newWorld(b)
+	w := newWorld(b, cluster.Options{})
 	took := make([][]time.Duration, len(ways))
 	for i, way := range ways {
 		b.Run(way.name, func(b *testing.B) {
@@ -55,7 +57,7 @@ func BenchmarkClaimBoundToPodBound(b *testing.B) {
 // TestMeasure runs the benchmark once with a few claims, so that it works when it
 // is needed. What it takes is not judged.
 func TestMeasure(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, cluster.Options{})
 	for _, way := range ways {
 		took, err := w.measure(t.Context(), way.scheduler, 2)
 		require.NoError(t, err)

@@ -39,18 +39,22 @@ const patience = 2 * time.Minute
 // would never have any.
 func delay(n int) time.Duration { return time.Second + time.Duration(n)*time.Second/batch }
 
+// worldNodes are enough for the pods of a crowd.
+const worldNodes = 12
+
 // world is a control plane with Prebind, as it is shipped.
 type world struct {
 	client  kubernetes.Interface
+	prebind *install.Prebind
 	classes []string
 }
 
-func newWorld(tb testing.TB) *world {
+func newWorld(tb testing.TB, o cluster.Options) *world {
 	tb.Helper()
-	c := clustertest.Start(tb, cluster.Options{})
+	c := clustertest.Start(tb, o)
 	client, err := kubernetes.NewForConfig(c.Config())
 	require.NoError(tb, err)
-	require.NoError(tb, cluster.CreateNodes(tb.Context(), client, cluster.Nodes("node", 6)...))
+	require.NoError(tb, cluster.CreateNodes(tb.Context(), client, cluster.Nodes("node", worldNodes)...))
 	binary, err := install.Build(tb.Context(), install.BuildOptions{Dir: c.Dir()})
 	require.NoError(tb, err)
 	prebind, err := install.New(tb.Context(), install.Options{Cluster: c, Binary: binary})
@@ -64,7 +68,7 @@ func newWorld(tb testing.TB) *world {
 			}
 		})
 	}
-	w := &world{client: client}
+	w := &world{client: client, prebind: prebind}
 	for i := range batch {
 		class := gen.StorageClass(fmt.Sprintf("slow-%d", i), cluster.ProvisionerName, gen.Parameter("delay", delay(i).String()))
 		_, err := client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})

@@ -69,9 +69,9 @@ func TestWebhookConfiguration(t *testing.T) {
 			want:   new(admissionregistrationv1.Equivalent),
 		},
 		"Timeout": {
-			reason: "longer than the hold of 5 s, and well under the 34 s that all webhooks share",
+			reason: "longer than the hold of 28 s, and under the 34 s that all webhooks share",
 			got:    webhook.TimeoutSeconds,
-			want:   new(int32(10)),
+			want:   new(int32(30)),
 		},
 		"ReviewVersions": {
 			reason: "the program decodes v1",

@@ -66,11 +66,6 @@ func TestAlerts(t *testing.T) {
 		"PrebindMutatorFailing": {fires: `prebind_mutator_failures_total{mutator="topology"} 0+1x30`, not: map[string]string{
 			"once, long ago": `prebind_mutator_failures_total{mutator="topology"} 1x30`,
 		}},
-		"PrebindAnswersSlow": {fires: `prebind_decision_duration_seconds_bucket{le="0.0005"} 0+90x30
-			prebind_decision_duration_seconds_bucket{le="8.192"} 0+90x30`, not: map[string]string{
-			"calls are held for five seconds": `prebind_decision_duration_seconds_bucket{le="0.0005"} 0+20x30`,
-			"nothing is asked":                "prebind_decision_duration_seconds_bucket{le=\"0.0005\"} 5x30\nprebind_decision_duration_seconds_bucket{le=\"8.192\"} 5x30\nprebind_decision_duration_seconds_bucket{le=\"16.384\"} 5x30\nprebind_decision_duration_seconds_bucket{le=\"+Inf\"} 5x30",
-		}},
 		"PrebindPreFlightSlow": {fires: `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="0.0005"} 0x30
 			prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="2.048"} 0+100x30`, not: map[string]string{
 			"PreBind takes its time": `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+1x30`,

@@ -145,7 +145,7 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 func TestConfigCommands(t *testing.T) {
 	example, err := run(t, "config", "defaults")
 	require.NoError(t, err)
-	assert.Contains(t, example, "# How many calls are kept waiting at a time.")
+	assert.Contains(t, example, "# Maximum number of calls that this replica holds at a time.")
 	file := fileWith(t, example)
 	out, err := run(t, "config", "check", file)
 	require.NoError(t, err, "the example is valid")

@@ -81,7 +81,7 @@ func newMeasured(engine webhook.Engine, c clock.PassiveClock, registry prometheu
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "prebind_decision_duration_seconds",
 			Help:    "Time until the answer to a Binding, holds included.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 17),
 		}, []string{"decision"}),
 		wait: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "prebind_bind_wait_seconds",

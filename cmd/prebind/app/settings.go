@@ -71,7 +71,7 @@ func defaultSettings(r *registry) *settings {
 			Mutators:       []string{"*"},
 			PreBindPlugins: []string{"*"},
 			Budgets: budgets{
-				Hold:              5 * time.Second,
+				Hold:              28 * time.Second,
 				MaxHolds:          32,
 				PreBindTimeout:    10 * time.Minute,
 				MaxPreBindTimeout: 30 * time.Minute,
@@ -117,9 +117,9 @@ func (s *settings) addFlags(sets *cliflag.NamedFlagSets) {
 	}
 	fs = sets.FlagSet("Waiting")
 	fs.DurationVar(&s.Budgets.Hold, "hold", s.Budgets.Hold,
-		"How long a call is kept waiting at most; then the client is told to call again. It ends before the API server's own timeout in any case.")
+		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
 	fs.IntVar(&s.Budgets.MaxHolds, "max-holds", s.Budgets.MaxHolds,
-		"How many calls are kept waiting at a time. Each holds a concurrency seat of the API server; a call over that is told at once to call again.")
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once.")
 	fs.DurationVar(&s.Budgets.PreBindTimeout, "prebind-timeout", s.Budgets.PreBindTimeout,
 		"How long the PreBind of one pod on one node may take, over all its calls. The annotation binder.<domain>/timeout of the Binding or the pod sets another.")
 	fs.DurationVar(&s.Budgets.MaxPreBindTimeout, "max-prebind-timeout", s.Budgets.MaxPreBindTimeout,

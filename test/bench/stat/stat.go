@@ -108,3 +108,12 @@ func Quantile(values []float64, q float64) float64 {
 
 // Median is the quantile in the middle.
 func Median(values []float64) float64 { return Quantile(values, 0.5) }
+
+// Mean returns the arithmetic mean; 0 of no values.
+func Mean(values []float64) float64 {
+	total := 0.0
+	for _, v := range values {
+		total += v
+	}
+	return total / max(float64(len(values)), 1)
+}

@@ -81,3 +81,8 @@ func TestQuantile(t *testing.T) {
 		})
 	}
 }
+
+func TestMean(t *testing.T) {
+	assert.InDelta(t, 2, Mean([]float64{1, 3}), 0)
+	assert.Zero(t, Mean(nil))
+}

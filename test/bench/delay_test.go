@@ -1,0 +1,199 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// spread returns n waits from 2 s to 4 min, evenly spread. No two of them, and no timer
+// of Prebind or kube-scheduler, are in step.
+func spread(n int) []time.Duration {
+	const shortest, longest = 2 * time.Second, 4 * time.Minute
+	waits := make([]time.Duration, 0, n)
+	for i := range n {
+		waits = append(waits, shortest+(longest-shortest)*time.Duration(i)/time.Duration(n-1)+time.Duration(i*i*37%1000)*time.Millisecond)
+	}
+	return waits
+}
+
+// alike returns n waits of the same length.
+func alike(n int, wait time.Duration) []time.Duration {
+	waits := make([]time.Duration, n)
+	for i := range waits {
+		waits[i] = wait
+	}
+	return waits
+}
+
+// delayed is what was measured of one batch of pods.
+type delayed struct {
+	// seconds are the delays from claim bound to pod bound.
+	seconds []float64
+	// repeats is how often the API server answered a Binding with 429.
+	repeats float64
+	// failed are the FailedScheduling events.
+	failed float64
+}
+
+// delays binds a pod for each of the waits, all at once, and returns how long after its
+// claim each is bound.
+func (w *world) delays(ctx context.Context, scheduler string, waits []time.Duration) (delayed, error) {
+	longest := time.Duration(0)
+	for _, wait := range waits {
+		longest = max(longest, wait)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, longest+2*patience, fmt.Errorf("the pods of %s are not bound", scheduler))
+	defer cancel()
+	var d delayed
+	core := w.client.CoreV1()
+	ns, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "delay-"}}, metav1.CreateOptions{})
+	if err != nil {
+		return d, err
+	}
+	for _, wait := range waits {
+		class := gen.StorageClass(classOf(wait), cluster.ProvisionerName, gen.Parameter("delay", wait.String()))
+		if _, err := w.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return d, err
+		}
+	}
+	// The claims are there first: a scheduler that does not see a pod's claim yet reports a failure.
+	err = inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
+		claim := gen.Claim(nameInCrowd(0, i), gen.InNamespace(ns.Name), gen.OfClass(classOf(waits[i])))
+		_, err := core.PersistentVolumeClaims(ns.Name).Create(ctx, claim, metav1.CreateOptions{})
+		return err
+	})
+	if err != nil {
+		return d, err
+	}
+	claims, err := core.PersistentVolumeClaims(ns.Name).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return d, err
+	}
+	defer claims.Stop()
+	pods, err := core.Pods(ns.Name).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return d, err
+	}
+	defer pods.Stop()
+	before, err := w.refused(ctx)
+	if err != nil {
+		return d, err
+	}
+	created := make(chan error, 1)
+	go func() {
+		created <- inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
+			pod := gen.Pod(nameInCrowd(0, i), gen.InNamespace(ns.Name), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(nameInCrowd(0, i)))
+			_, err := core.Pods(ns.Name).Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		})
+	}()
+	took, err := follow(ctx, len(waits), claims.ResultChan(), pods.ResultChan())
+	if err != nil {
+		return d, err
+	}
+	if err := <-created; err != nil {
+		return d, err
+	}
+	for _, t := range took {
+		d.seconds = append(d.seconds, t.Seconds())
+	}
+	after, err := w.refused(ctx)
+	if err != nil {
+		return d, err
+	}
+	d.repeats = after - before
+	failed, err := core.Events(ns.Name).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
+	if err != nil {
+		return d, err
+	}
+	d.failed = float64(len(failed.Items))
+	return d, core.Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{})
+}
+
+func classOf(wait time.Duration) string { return fmt.Sprintf("wait-%d", wait.Milliseconds()) }
+
+// refused is how many Bindings the API server has answered with 429.
+func (w *world) refused(ctx context.Context) (float64, error) {
+	raw, err := w.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return sum(string(raw), "apiserver_request_total", `code="429",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="binding"`), nil
+}
+
+// add adds the samples of a batch.
+func (d delayed) add(out *results, way string, round int) {
+	out.add(way, round, "mean", stat.Mean(d.seconds))
+	out.add(way, round, "p50", stat.Median(d.seconds))
+	out.add(way, round, "p90", stat.Quantile(d.seconds, 0.9))
+	out.add(way, round, "worst", stat.Quantile(d.seconds, 1))
+	out.add(way, round, "repeats", d.repeats)
+	out.add(way, round, "FailedScheduling", d.failed)
+}
+
+// BenchmarkDelay measures the delay from a claim bound to its pod bound, by how long the
+// claim takes: 30 pods at once, whose waits are spread from 2 s to 4 min, beside
+// kube-scheduler's own VolumeBinding. There is a seat for each of them, so it is the
+// delay of a single pod as well. Both ways run at the same time: all they do is wait.
+func BenchmarkDelay(b *testing.B) {
+	w, out, round := newWorld(b, cluster.Options{}), &results{name: "delay"}, 0
+	for b.Loop() {
+		found := make([]delayed, len(ways))
+		err := inParallel(b.Context(), len(ways), len(ways), func(ctx context.Context, i int) (err error) {
+			found[i], err = w.delays(ctx, ways[i].scheduler, spread(30))
+			return err
+		})
+		require.NoError(b, err)
+		for i, way := range ways {
+			found[i].add(out, way.name, round)
+			b.Logf("%s: mean %.3f s, worst %.3f s", way.who, stat.Mean(found[i].seconds), stat.Quantile(found[i].seconds, 1))
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	require.NoError(b, out.save())
+}
+
+// BenchmarkDelayOfACrowd measures the same of 1,000 pods whose claims take 40 s each, with
+// two replicas. The first round of Prebind is of replicas that have seen no wait before.
+func BenchmarkDelayOfACrowd(b *testing.B) {
+	w, out, round := newWorld(b, cluster.Options{SchedulerConfig: schedulerWith(unlimited)}), &results{name: "crowd"}, 0
+	for b.Loop() {
+		for i := range ways {
+			way := ways[(i+round)%len(ways)]
+			found, err := w.delays(b.Context(), way.scheduler, alike(1000, 40*time.Second))
+			require.NoError(b, err)
+			found.add(out, way.name, round)
+			b.Logf("%s: p50 %.3f s, p90 %.3f s, worst %.3f s, %.0f answers of 429, %.0f FailedScheduling", way.who, stat.Median(found.seconds),
+				stat.Quantile(found.seconds, 0.9), stat.Quantile(found.seconds, 1), found.repeats, found.failed)
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	require.NoError(b, out.save())
+}
+
+// TestDelay runs a short round. The delays are not judged.
+func TestDelay(t *testing.T) {
+	w := newWorld(t, cluster.Options{})
+	for _, way := range ways {
+		d, err := w.delays(t.Context(), way.scheduler, alike(4, 2*time.Second))
+		require.NoError(t, err)
+		assert.Len(t, d.seconds, 4, way.who)
+	}
+}
