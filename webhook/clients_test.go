@@ -37,7 +37,7 @@ func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil },
 		ClientCAs:      g.clients.Load,
 		ClientNames:    names,
-	})
+	}, limitsOf(t))
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	g.address = listener.Addr().String()

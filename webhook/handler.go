@@ -59,14 +59,17 @@ func NewHandler(o Options) (*Handler, error) {
 // gets a review.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.o.Ready(); err != nil {
-		// A new connection leads to another replica where there is one.
-		w.Header().Set("Connection", "close")
-		w.Header().Set("Retry-After", "1")
-		h.fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+		h.elsewhere(w, err)
 		return
 	}
 	request, bad := decode(w, r)
-	if bad != nil {
+	switch {
+	case bad == nil:
+	case bad.code == http.StatusServiceUnavailable:
+		h.o.Log.V(2).Info("Did not read a request to its end", "from", r.RemoteAddr, "reason", bad.err.Error())
+		h.elsewhere(w, bad.err)
+		return
+	default:
 		h.o.Log.Info("Refused a request that is no AdmissionReview", "from", r.RemoteAddr, "reason", bad.err.Error())
 		h.fail(w, bad.code, bad.reason, bad.err)
 		return
@@ -129,6 +132,14 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 		}
 	}
 	log.V(2).Info("Decided on a Binding")
+}
+
+// elsewhere makes the API server repeat the call by itself, over a new connection,
+// which leads to another replica where there is one.
+func (h *Handler) elsewhere(w http.ResponseWriter, err error) {
+	w.Header().Set("Connection", "close")
+	w.Header().Set("Retry-After", "1")
+	h.fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
 }
 
 func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {

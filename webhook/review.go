@@ -24,10 +24,9 @@ import (
 )
 
 const (
-	// maxBody is far over what the API server takes as a Binding.
-	maxBody = 8 << 20
-	// ordinaryBody is what is made room for because a request says that it is so long.
-	ordinaryBody = 64 << 10
+	// ordinaryBody is the longest body for which a buffer is allocated because the
+	// request announces it. An ordinary review has 2 KiB.
+	ordinaryBody = 8 << 10
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
 	// mediaType of reviews and their answers.
@@ -64,12 +63,19 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 			err: fmt.Errorf("the content type is %q, it must be application/json", r.Header.Get("Content-Type")),
 		}
 	}
-	body, err := readAll(http.MaxBytesReader(w, r.Body, maxBody), r.ContentLength)
-	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		return nil, &badRequest{
-			code: http.StatusRequestEntityTooLarge, reason: metav1.StatusReasonRequestEntityTooLarge,
-			err: fmt.Errorf("the body is larger than %d bytes", tooLarge.Limit),
-		}
+	tooLarge := &badRequest{
+		code: http.StatusRequestEntityTooLarge, reason: metav1.StatusReasonRequestEntityTooLarge,
+		err: fmt.Errorf("the body is larger than %d bytes", maxBody),
+	}
+	if r.ContentLength > maxBody {
+		return nil, tooLarge
+	}
+	defer r.Body.Close() // Its bytes count until it is decoded.
+	body, err := readAll(r.Body, r.ContentLength)
+	if limit := (*http.MaxBytesError)(nil); errors.As(err, &limit) {
+		return nil, tooLarge
+	} else if errors.Is(err, errOverloaded) {
+		return nil, &badRequest{code: http.StatusServiceUnavailable, reason: metav1.StatusReasonServiceUnavailable, err: err}
 	} else if err != nil {
 		return nil, bad("the body could not be read: %w", err)
 	}

@@ -16,11 +16,10 @@ import (
 
 const (
 	// maxHeader is over ten times what the API server sends. net/http adds 4 KiB.
-	maxHeader         = 64 << 10
+	maxHeader = 16 << 10
+	// readHeaderTimeout also bounds the TLS handshake. There is no timeout for the whole
+	// request: a call that is held would lose its context. Limits bound its body.
 	readHeaderTimeout = 10 * time.Second
-	// readTimeout is longer than the API server waits for any answer: when it is
-	// over, a call that is held would lose its context.
-	readTimeout = 40 * time.Second
 	// idleTimeout is longer than the API server keeps an idle connection, so that
 	// it is never the server that closes one just when a review comes in.
 	idleTimeout = 3 * time.Minute
@@ -39,15 +38,15 @@ type TLS struct {
 	ClientNames []string
 }
 
-// NewServer returns the HTTPS server of the handler, to be given a listener.
-func NewServer(handler http.Handler, t TLS) *http.Server {
+// NewServer returns the HTTPS server of the handler, to be given a listener of the
+// limits.
+func NewServer(handler http.Handler, t TLS, l *Limits) *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle(Path, onlyFrom(t.ClientNames, handler))
 	return &http.Server{
-		Handler:           mux,
+		Handler:           l.Handler(mux),
 		TLSConfig:         t.config(),
 		ReadHeaderTimeout: readHeaderTimeout,
-		ReadTimeout:       readTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 	}

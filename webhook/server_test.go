@@ -62,7 +62,7 @@ func TestServerHolds(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
-		server := NewServer(handler, TLS{GetCertificate: noCertificate})
+		server := NewServer(handler, TLS{GetCertificate: noCertificate}, limitsOf(t))
 		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
@@ -86,7 +86,7 @@ func TestServerHolds(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	server := NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), TLS{GetCertificate: noCertificate})
+	server := NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), TLS{GetCertificate: noCertificate}, limitsOf(t))
 	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
 	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
 	assert.Equal(t, http.StatusNotFound, other.Code, "one path, and nothing else")
@@ -110,19 +110,19 @@ func TestServerLimits(t *testing.T) {
 		"LargeHeader": {reason: "headers are bounded", sent: head + "A: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n", answer: "HTTP/1.1 431"},
 		"ManyHeaders": {reason: "all of them together", sent: head + strings.Repeat("A: aaaaaaaaaaaaaaaa\r\n", maxHeader/16) + "\r\n", answer: "HTTP/1.1 431"},
 		"SlowHeader":  {reason: "a header that never ends", sent: head, after: readHeaderTimeout},
-		"SlowBody":    {reason: "a body that never ends", sent: head + "Content-Length: 100\r\n\r\n{", answer: "HTTP/1.1 408", after: readTimeout},
+		"SlowBody":    {reason: "a body that never ends", sent: head + "Content-Length: 100\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
 		"Idle":        {reason: "nothing at all", after: readHeaderTimeout},
-		"SaidLarge":   {reason: "what is announced is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: readTimeout},
+		"SaidLarge":   {reason: "what is announced is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if _, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+					if _, err := io.ReadAll(r.Body); err != nil {
 						w.WriteHeader(http.StatusRequestTimeout)
 					}
 				})
-				server := NewServer(handler, TLS{GetCertificate: noCertificate})
+				server := NewServer(handler, TLS{GetCertificate: noCertificate}, limitsOf(t))
 				server.ErrorLog = log.New(io.Discard, "", 0)
 				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
 				served := make(chan error, 1)

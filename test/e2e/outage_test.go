@@ -34,6 +34,12 @@ func TestOutage(t *testing.T) {
 	}, patience, 100*time.Millisecond, "the scheduler should report that it cannot bind")
 	other.until("still unbound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" })
 
+	out, errs, code := other.command("explain", "pod", "--node=node-1", "-n="+other.ns)
+	assert.Equal(t, 3, code, "nobody knows whether Prebind would refuse it")
+	assert.Empty(t, out)
+	assert.Contains(t, errs, "the API server cannot reach Prebind")
+	assert.Equal(t, 1, strings.Count(errs, "\n"), errs)
+
 	for _, r := range shared.prebind.Replicas() {
 		require.NoError(t, r.Restart(t.Context()))
 	}

@@ -15,7 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// userClient is how a command for people reaches the cluster: as kubectl does.
+// userClient is how a command for people reaches the cluster: as kubectl does, also
+// from within a pod.
 type userClient struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
@@ -25,7 +26,7 @@ type userClient struct {
 // like.
 func (u *userClient) addFlags(fs *pflag.FlagSet) {
 	u.rules = clientcmd.NewDefaultClientConfigLoadingRules()
-	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "File with the way to the API server; by default that of kubectl.")
+	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the one that kubectl uses or, in a pod, its service account.")
 	clientcmd.BindOverrideFlags(&u.overrides, fs, clientcmd.RecommendedConfigOverrideFlags(""))
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,9 @@ const (
 	exitUnknown = 3
 )
 
+// webhookName is the name of the webhook in the shipped configuration.
+const webhookName = "pods-binding.prebind.dev"
+
 // explainOptions are the flags of prebind explain.
 type explainOptions struct {
 	user        userClient
@@ -56,7 +60,8 @@ get, what each PreBind plugin says, and what it would wait for. You need the per
 to create pods/binding.
 
 The exit code is 0 where the pod would be bound, 1 where it would wait, 2 where it
-would be refused, and 3 where that could not be found out.`,
+would be refused, and 3 where that could not be found out, such as when the API server
+cannot reach Prebind.`,
 		Example: `  prebind explain web-0 --node node-7 -n shop
   prebind explain train-1 --node node-7 --annotation device.prebind.dev/gpu=GPU-3 -o yaml`,
 		Args: cobra.ExactArgs(1),
@@ -174,6 +179,8 @@ func (r *report) judge(answer error) error {
 	case answer == nil:
 	case !errors.As(answer, &status):
 		return fmt.Errorf("posting a dry-run Binding: %w", answer)
+	case r.Prebind == nil && status.Status().Code >= http.StatusInternalServerError:
+		return undecided(answer)
 	case apierrors.IsForbidden(answer) && r.Prebind == nil && strings.Contains(answer.Error(), "cannot create resource"):
 		return fmt.Errorf("explaining takes the permission to create pods/binding: %w", answer)
 	case apierrors.IsTooManyRequests(answer):
@@ -185,6 +192,21 @@ func (r *report) judge(answer error) error {
 		r.foresee(x)
 	}
 	return nil
+}
+
+// undecided is the error of an API server that could not decide on the bind. A webhook
+// that it cannot call is the usual cause.
+func undecided(answer error) error {
+	_, after, failing := strings.Cut(answer.Error(), "failed calling webhook \"")
+	name, _, _ := strings.Cut(after, "\"")
+	switch {
+	case !failing:
+		return fmt.Errorf("the API server cannot decide on the bind: %w", answer)
+	case name == webhookName:
+		return fmt.Errorf("the API server cannot reach Prebind, so it binds no pod outside the exempt namespaces; run 'prebind status', check the Service and the pods in Prebind's namespace, the network between the API server and port 9443, and the caBundle of the webhook configuration: %w", answer)
+	default:
+		return fmt.Errorf("the API server cannot call the webhook %q, which is not Prebind: %w", name, answer)
+	}
 }
 
 // foresee takes over what the bind would come to that is only a dry run.
@@ -204,7 +226,7 @@ func (r *report) text(out io.Writer) error {
 	}
 	x := r.Prebind
 	if x == nil {
-		fmt.Fprintln(out, "\nPrebind has no part in this bind: it is not installed, the namespace is exempt or its mode is Off, nothing\nis switched on, or the API server would give its own answer.")
+		fmt.Fprintln(out, "\nPrebind has no part in this bind: it is not installed, the namespace is exempt or its mode is Off, nothing\nis switched on, the API server would give its own answer, or it cannot reach Prebind and failurePolicy is Ignore.")
 		return r.textWarnings(out, r.Warnings)
 	}
 	if x.Mode == binder.ModeAudit {

@@ -49,7 +49,25 @@ func TestJudge(t *testing.T) {
 		"ByAnother":    {reason: "another webhook refuses what Prebind would let go", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "policy"), prebind: &binder.Explanation{Verdict: binder.VerdictBind}, want: binder.VerdictRefuse, says: "policy"},
 		"Audit":        {reason: "it goes ahead whatever Prebind says", prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Refusal: refusal}, want: binder.VerdictBind},
 		"NoPermission": {reason: "that is the user's, not the pod's", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, `User "x" cannot create resource "pods/binding"`), err: "pods/binding"},
-		"NoAnswer":     {reason: "nothing was found out", answer: errors.New("connection refused"), err: "connection refused"},
+		"Unreachable": {
+			reason: "the API server cannot ask Prebind, so nobody knows what it would say",
+			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "pods-binding.prebind.dev": failed to call webhook: connection refused`),
+			err:    "the API server cannot reach Prebind",
+		},
+		"OtherUnreachable": {
+			reason: "nor what the bind would come to where another webhook is the one",
+			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "x.example.com": failed to call webhook: connection refused`),
+			err:    `cannot call the webhook "x.example.com", which is not Prebind`,
+		},
+		"APIServerInTrouble": {
+			reason: "an API server without etcd refuses nothing",
+			answer: denial(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "request did not complete"), err: "cannot decide on the bind",
+		},
+		"Internal": {
+			reason: "a failure of Prebind's own keeps the pod from being bound", answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, "p: it panicked"),
+			prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "panicked",
+		},
+		"NoAnswer": {reason: "nothing was found out", answer: errors.New("connection refused"), err: "connection refused"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -46,8 +46,9 @@ func RegisterMetrics(registry prometheus.Registerer) error {
 	underWay := newUnderWay(func() binder.Stats { return binder.Stats{Attempts: phases} }, registry)
 	_, config := newConfigMetrics(registry)
 	ready := newReady(func() error { return nil }, registry)
+	_, refused := newRefused(registry)
 	certs := register(registry, certificates.NewMetrics().Collectors()...)
-	return errors.Join(measured, observed, steps, underWay, config, ready, certs, newBuildInfo(registry))
+	return errors.Join(measured, observed, steps, underWay, config, ready, refused, certs, newBuildInfo(registry))
 }
 
 // newBuildInfo registers what was built, and by which Go.
@@ -136,6 +137,20 @@ func (m *measured) audit(a *binder.Audit) {
 		plugin = a.Err.Plugin
 	}
 	m.audited.WithLabelValues(a.Kind, plugin).Inc()
+}
+
+// newRefused registers the counter of what the webhook's limits refuse, and returns the
+// function that counts. Every reason has a value from the start: an alert on an increase
+// would not see the first one otherwise.
+func newRefused(registry prometheus.Registerer) (func(reason string), error) {
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_webhook_refused_total",
+		Help: "Requests that were not read to their end, by reason: connections (too many were open), bodies (all of them together were too large), or slow (the body took too long to arrive).",
+	}, []string{"reason"})
+	for _, reason := range webhook.RefusalReasons() {
+		refused.WithLabelValues(reason)
+	}
+	return func(reason string) { refused.WithLabelValues(reason).Inc() }, register(registry, refused)
 }
 
 // newReady registers whether probe has nothing against this replica.

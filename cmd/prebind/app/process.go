@@ -133,10 +133,18 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	if err := p.certs.manage(ctx, &p.o.certificates, p.client, p.o.namespace, p.ready); err != nil {
 		return err
 	}
-	server := webhook.NewServer(p.traces.handler(handler), p.certs.tls)
+	refused, err := newRefused(metrics.Registry)
+	if err != nil {
+		return err
+	}
+	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: refused})
+	if err != nil {
+		return err
+	}
+	server := webhook.NewServer(p.traces.handler(handler), p.certs.tls, limits)
 	all := []manager.Runnable{
 		p.certs,
-		p.server("webhook", tls.NewListener(p.open.webhook, server.TLSConfig), server),
+		p.server("webhook", tls.NewListener(limits.Listener(p.open.webhook), server.TLSConfig), server),
 		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
 	}
 	if p.open.metrics != nil {

@@ -24,9 +24,9 @@ const pauseBetweenLooks = 200 * time.Millisecond
 
 // unregisterOptions are the flags of prebind unregister.
 type unregisterOptions struct {
-	kubeconfig string
-	name       string
-	timeout    time.Duration
+	user    userClient
+	name    string
+	timeout time.Duration
 }
 
 func newUnregisterCommand() *cobra.Command {
@@ -43,7 +43,7 @@ the rest can be removed and no bind fails. It is no error if it is gone already.
 			if err := o.validate(); err != nil {
 				return err
 			}
-			config, err := restConfig(o.kubeconfig)
+			config, _, err := o.user.config()
 			if err != nil {
 				return err
 			}
@@ -55,9 +55,9 @@ the rest can be removed and no bind fails. It is no error if it is gone already.
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "File with the way to the API server. Without it, the program must run in a pod.")
 	fs.StringVar(&o.name, "name", o.name, "Name of the MutatingWebhookConfiguration.")
 	fs.DurationVar(&o.timeout, "timeout", o.timeout, "How long it may take until it is gone.")
+	o.user.addFlags(fs)
 	return cmd
 }
 

@@ -6,6 +6,9 @@ package app
 import (
 	"bytes"
 	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -17,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
@@ -130,6 +135,37 @@ func TestUnregister(t *testing.T) {
 				left = append(left, c.Name)
 			}
 			assert.Equal(t, tc.left, left, tc.reason)
+		})
+	}
+}
+
+// TestUnregister_FindsTheClusterAsKubectlDoes: the first step of removing Prebind must
+// not need other flags than the commands before it.
+func TestUnregister_FindsTheClusterAsKubectlDoes(t *testing.T) {
+	asked := make(chan string, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.Method + " " + r.URL.Path + " as " + r.Header.Get("Impersonate-User")
+		http.NotFound(w, r)
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "config")
+	config := clientcmdapi.NewConfig()
+	config.Clusters["other"] = &clientcmdapi.Cluster{Server: server.URL}
+	config.Contexts["other"] = &clientcmdapi.Context{Cluster: "other"}
+	require.NoError(t, clientcmd.WriteToFile(*config, file))
+	for name, given := range map[string]struct {
+		environment string
+		args        []string
+	}{
+		"Environment": {environment: file},
+		"Flag":        {args: []string{"--kubeconfig=" + file}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBECONFIG", given.environment)
+			out, err := run(t, append([]string{"unregister", "--context=other", "--as=admin"}, given.args...)...)
+			require.NoError(t, err)
+			assert.Contains(t, out, "there is no MutatingWebhookConfiguration prebind")
+			assert.Equal(t, "DELETE /apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/prebind as admin", <-asked)
 		})
 	}
 }
