@@ -16,7 +16,7 @@ import (
 	"context"
 	"errors"
 
-	"k8s.io/utils/clock"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -38,9 +38,6 @@ type Options struct {
 	Writer Patcher
 	// Changes wakes the plugin when an object of the cache changes.
 	Changes *notify.Hub
-	// Clock times the reservations of ReadWriteOncePod claims. It is the real one
-	// by default.
-	Clock clock.PassiveClock
 }
 
 // Getter reads one object by its key; client.Reader is one.
@@ -65,6 +62,7 @@ type Plugin struct {
 var (
 	_ api.PreBinder   = (*Plugin)(nil)
 	_ api.PreFlighter = (*Plugin)(nil)
+	_ api.PostBinder  = (*Plugin)(nil)
 )
 
 // New checks the options and returns the plugin. It starts nothing.
@@ -72,10 +70,11 @@ func New(o Options) (*Plugin, error) {
 	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil {
 		return nil, errors.New(Name + ": Cached, Live, Writer and Changes are required")
 	}
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
+	p := &Plugin{
+		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes,
+		reservations: &reservations{byClaim: map[types.UID]holder{}},
 	}
-	return &Plugin{cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, reservations: newReservations(o.Clock)}, nil
+	return p, nil
 }
 
 // Name implements api.PreBinder.
@@ -96,17 +95,13 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 		// The cache may be behind what the scheduler saw: ask the API server.
 		pl, err = p.plan(ctx, bc, true)
 	}
+	if err == nil {
+		err = p.checkExclusive(ctx, bc.Pod, pl.exclusive)
+	}
 	if err != nil {
 		return api.Run, err
 	}
-	if !pl.done() || bc.DryRun {
-		if err := p.checkExclusive(ctx, bc.Pod, pl.exclusive); err != nil {
-			return api.Run, err
-		}
-	} else if err := p.reserveExclusive(ctx, bc, pl.exclusive); err != nil {
-		return api.Run, err
-	}
-	if pl.done() {
+	if pl.done() && (len(pl.exclusive) == 0 || bc.DryRun) {
 		return api.Skip, nil
 	}
 	pl.tell(bc)
@@ -125,7 +120,7 @@ func (p *Plugin) plan(ctx context.Context, bc *api.BindContext, live bool) (plan
 
 // PreBind writes the claimRef of each volume that was matched, then
 // selected-node of each claim that has to be provisioned, and waits until all
-// claims are bound.
+// claims are bound. Last of all, it reserves the ReadWriteOncePod claims.
 func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	pl, err := planned.Get(bc)
 	if err != nil {
@@ -145,4 +140,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 func (p *Plugin) PreBindRollBack(_ context.Context, bc *api.BindContext) error {
 	p.reservations.release(holderOf(bc))
 	return nil
+}
+
+// PostBind ends the reservations: from now on, a list of pods shows who uses the
+// ReadWriteOncePod claims.
+func (p *Plugin) PostBind(_ context.Context, bc *api.BindContext) {
+	p.reservations.release(holderOf(bc))
 }
