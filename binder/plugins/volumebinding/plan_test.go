@@ -22,10 +22,7 @@ import (
 // among them, on node-a in zone z1.
 func snap(objects ...client.Object) snapshot {
 	s := newSnapshot(thePod(), theNode())
-	byIndex := map[string]client.IndexerFunc{}
-	for _, i := range indexes() {
-		byIndex[i.field] = i.keys
-	}
+	free := NewFreeVolumes()
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *corev1.Pod:
@@ -34,9 +31,7 @@ func snap(objects ...client.Object) snapshot {
 			s.claims[o.Name] = o
 		case *corev1.PersistentVolume:
 			s.volumes[o.Name] = o
-			for _, class := range byIndex[freeIndex](o) {
-				s.free[class] = append(s.free[class], o)
-			}
+			free.OnAdd(o, false)
 			if ref := o.Spec.ClaimRef; ref != nil {
 				s.reserved[ref.Name] = append(s.reserved[ref.Name], o)
 			}
@@ -51,6 +46,9 @@ func snap(objects ...client.Object) snapshot {
 		case *storagev1.CSIStorageCapacity:
 			s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
 		}
+	}
+	for class := range s.classes {
+		s.free[class] = free.of(class, s.node.Labels[corev1.LabelHostname])
 	}
 	return s
 }

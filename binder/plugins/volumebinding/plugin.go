@@ -38,6 +38,8 @@ type Options struct {
 	Writer Patcher
 	// Changes wakes the plugin when an object of the cache changes.
 	Changes *notify.Hub
+	// Free follows the PersistentVolumes of Cached. The plugin makes it wake Changes.
+	Free *FreeVolumes
 }
 
 // Getter reads one object by its key; client.Reader is one.
@@ -56,6 +58,7 @@ type Plugin struct {
 	live         client.Reader
 	writer       Patcher
 	changes      *notify.Hub
+	free         *FreeVolumes
 	reservations *reservations
 }
 
@@ -67,13 +70,14 @@ var (
 
 // New checks the options and returns the plugin. It starts nothing.
 func New(o Options) (*Plugin, error) {
-	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil {
-		return nil, errors.New(Name + ": Cached, Live, Writer and Changes are required")
+	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil || o.Free == nil {
+		return nil, errors.New(Name + ": Cached, Live, Writer, Changes and Free are required")
 	}
 	p := &Plugin{
-		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes,
+		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free,
 		reservations: &reservations{byClaim: map[types.UID]holder{}},
 	}
+	o.Free.wake(o.Changes)
 	return p, nil
 }
 
