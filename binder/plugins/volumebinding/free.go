@@ -41,6 +41,8 @@ type shelf struct {
 	// migratable says that the volumes are of an in-tree plugin that can have been
 	// migrated. Such volumes are not alike: each is judged by its translation.
 	migratable bool
+	// pending says that the volumes are not available yet.
+	pending bool
 }
 
 // placed is a volume, and where it is.
@@ -71,10 +73,16 @@ func (f *FreeVolumes) OnDelete(object any) {
 	}
 }
 
-// isFree says whether a claim can be matched with the volume. Of the volumes that
-// are not free, FindMatchingVolume accepts only those that name the claim.
+// isFree says whether a claim can be matched with the volume, now or when the
+// volume is available. Of the volumes that are not free, FindMatchingVolume accepts
+// only those that name the claim.
 func isFree(pv *corev1.PersistentVolume) bool {
-	return pv.Spec.ClaimRef == nil && pv.Status.Phase == corev1.VolumeAvailable && pv.DeletionTimestamp == nil
+	return pv.Spec.ClaimRef == nil && pv.DeletionTimestamp == nil && (pv.Status.Phase == corev1.VolumeAvailable || isPending(pv))
+}
+
+// isPending says whether the PersistentVolume controller has not seen the volume yet.
+func isPending(pv *corev1.PersistentVolume) bool {
+	return pv.Status.Phase == corev1.VolumePending || pv.Status.Phase == ""
 }
 
 // follows says whether the index has seen this state of the volume, or a later one
@@ -134,7 +142,7 @@ func (f *FreeVolumes) place(pv *corev1.PersistentVolume) {
 	}
 	on := hosts[at.host][at.like]
 	if on == nil {
-		on = &shelf{volumes: btree.NewG(shelfDegree, before), migratable: inTree}
+		on = &shelf{volumes: btree.NewG(shelfDegree, before), migratable: inTree, pending: isPending(pv)}
 		hosts[at.host][at.like] = on
 	}
 	on.volumes.ReplaceOrInsert(pv)
@@ -174,7 +182,7 @@ func (f *FreeVolumes) of(class, host string) []shelf {
 	var found []shelf
 	add := func(host string) {
 		for _, on := range f.shelves[class][host] {
-			found = append(found, shelf{volumes: on.volumes.Clone(), migratable: on.migratable})
+			found = append(found, shelf{volumes: on.volumes.Clone(), migratable: on.migratable, pending: on.pending})
 		}
 	}
 	add("")
@@ -217,7 +225,8 @@ func likeness(pv *corev1.PersistentVolume, inTree bool) string {
 		Mode       *corev1.PersistentVolumeMode
 		Attributes *string
 		InTree     bool
-	}{pv.Spec.NodeAffinity, pv.Spec.AccessModes, pv.Spec.VolumeMode, pv.Spec.VolumeAttributesClassName, inTree})
+		Pending    bool
+	}{pv.Spec.NodeAffinity, pv.Spec.AccessModes, pv.Spec.VolumeMode, pv.Spec.VolumeAttributesClassName, inTree, isPending(pv)})
 	if err != nil {
 		// It cannot happen to these types. Such a volume is like no other.
 		return pv.Name

@@ -72,7 +72,7 @@ func TestSmallestIsWhatUpstreamFinds(t *testing.T) {
 			taken := map[string]*corev1.PersistentVolume{}
 			for range 4 {
 				want := s.among(t, all, claim, taken)
-				got, err := s.smallest(claim, taken)
+				got, err := s.smallest(claim, taken, false)
 				require.NoError(t, err)
 				if want == "" {
 					require.Nil(t, got, "seed %d", seed)
@@ -107,7 +107,7 @@ func randomVolume(random *rand.Rand) *corev1.PersistentVolume {
 		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeBlockMode()),
 		pick[gen.VolumeOption](random, nothing, gen.Label("disk", "ssd"), gen.Label("disk", "hdd")),
 		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeAttributesClass("fast")),
-		pick[gen.VolumeOption](random, nothing, nothing, nothing, nothing, gen.VolumePhase(corev1.VolumeReleased), gen.Terminating(), gen.ClaimRef(claimNamed("logs"))),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, nothing, gen.VolumePhase(corev1.VolumeReleased), gen.VolumePhase(corev1.VolumePending), gen.Terminating(), gen.ClaimRef(claimNamed("logs"))),
 	}
 	if random.IntN(6) == 0 {
 		options = append(options, gen.VolumeSource(gceSource), gen.Label(corev1.LabelFailureDomainBetaZone, pick(random, "z0", "z1", "a__b__")))

@@ -15,11 +15,15 @@ import (
 const matchedAtOnce = 64
 
 // smallest returns the volume that FindMatchingVolume finds for the claim among all
-// free volumes of its class in the order of their names, or nil: the smallest that
-// fits, and of equals the first by name.
-func (s snapshot) smallest(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+// available volumes of its class in the order of their names, or nil: the smallest
+// that fits, and of equals the first by name. With pending set, it is one of those
+// that are not available yet, matched as if they were.
+func (s snapshot) smallest(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, pending bool) (*corev1.PersistentVolume, error) {
 	var best *corev1.PersistentVolume
 	for _, on := range s.free[volume.GetPersistentVolumeClaimClass(claim)] {
+		if on.pending != pending {
+			continue
+		}
 		found, err := s.smallestOn(on, claim, taken)
 		if err != nil {
 			return nil, err
@@ -65,9 +69,16 @@ func (s snapshot) smallestOn(on shelf, claim *corev1.PersistentVolumeClaim, take
 func (s snapshot) firstOf(volumes []*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
 	here := make([]*corev1.PersistentVolume, 0, len(volumes))
 	for _, pv := range volumes {
-		if onNode, err := s.onNode(pv); err == nil {
-			here = append(here, onNode)
+		onNode, err := s.onNode(pv)
+		if err != nil {
+			continue
 		}
+		if isPending(pv) {
+			available := *onNode
+			available.Status.Phase = corev1.VolumeAvailable
+			onNode = &available
+		}
+		here = append(here, onNode)
 	}
 	found, err := volume.FindMatchingVolume(claim, here, s.node, nil, true, true)
 	if found == nil || err != nil {

@@ -149,7 +149,7 @@ func (s snapshot) match(unbound []*corev1.PersistentVolumeClaim) (plan, error) {
 	}
 	for _, claim := range p.dynamic {
 		if err := s.checkProvision(claim); err != nil {
-			return plan{}, err
+			return plan{}, s.unserved(claim, taken, err)
 		}
 	}
 	return p, nil
@@ -175,7 +175,7 @@ func (s snapshot) find(claim *corev1.PersistentVolumeClaim, taken map[string]*co
 	if reserved != nil {
 		return reserved, s.checkAffinity(reserved)
 	}
-	found, err := s.smallest(claim, taken)
+	found, err := s.smallest(claim, taken, false)
 	if err != nil {
 		return nil, unreadable(err)
 	}

@@ -191,6 +191,26 @@ func TestDecideOnVolumes(t *testing.T) {
 			},
 			about: "PersistentVolumeClaim default/data", says: "static",
 		},
+		"StaticPending": {
+			reason: "the volume was made a moment ago", want: api.KindWait,
+			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
+			about:   "PersistentVolume pv", says: "make it available",
+		},
+		"StaticPendingElsewhere": {
+			reason: "it will not fit either", want: api.KindRefuse,
+			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
+			about:   "PersistentVolumeClaim default/data", says: "static",
+		},
+		"StaticPendingAndAnother": {
+			reason:  "a larger volume that is available does",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase("")), volumeNamed("large", gen.Capacity("9Gi"))},
+			static:  []string{"data=large"},
+		},
+		"DynamicInsteadOfPending": {
+			reason:  "nobody waits for a volume where another can be made",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase(corev1.VolumePending))},
+			dynamic: []string{"data"},
+		},
 		"StaticTwoCompete": {
 			reason: "the smaller claim chooses first and no volume is given twice",
 			objects: []client.Object{

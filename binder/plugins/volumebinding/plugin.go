@@ -17,6 +17,7 @@ import (
 	"errors"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -40,6 +41,8 @@ type Options struct {
 	Changes *notify.Hub
 	// Free follows the PersistentVolumes of Cached. The plugin makes it wake Changes.
 	Free *FreeVolumes
+	// Clock limits the rate of lists. It is the real one by default.
+	Clock clock.PassiveClock
 }
 
 // Getter reads one object by its key; client.Reader is one.
@@ -59,6 +62,7 @@ type Plugin struct {
 	writer       Patcher
 	changes      *notify.Hub
 	free         *FreeVolumes
+	surveys      map[string]*survey
 	reservations *reservations
 }
 
@@ -73,10 +77,14 @@ func New(o Options) (*Plugin, error) {
 	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil || o.Free == nil {
 		return nil, errors.New(Name + ": Cached, Live, Writer, Changes and Free are required")
 	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
 	p := &Plugin{
 		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free,
 		reservations: &reservations{byClaim: map[types.UID]holder{}},
 	}
+	p.surveys = p.newSurveys(o.Clock)
 	o.Free.wake(o.Changes)
 	return p, nil
 }
@@ -98,6 +106,15 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	if api.IsKind(err, api.KindRefuse) || api.IsKind(err, api.KindWait) {
 		// The cache may be behind what the scheduler saw: ask the API server.
 		pl, err = p.plan(ctx, bc, true)
+	}
+	if len(lacks(err)) > 0 {
+		// What there is to choose from is known from the cache only.
+		if err := p.caughtUp(ctx, bc, err); err != nil {
+			return api.Run, err
+		}
+		pl, err = p.plan(ctx, bc, true)
+	} else {
+		p.forget(bc)
 	}
 	if err == nil {
 		err = p.checkExclusive(ctx, bc.Pod, pl.exclusive)

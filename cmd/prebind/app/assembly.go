@@ -181,12 +181,16 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 	return builtPlugin{arguments: arguments, plugin: p}, err
 }
 
-// handle gives the events of the kinds to the plugin's handlers.
+// handle gives the events of the kinds to the plugin's handlers. After the start it
+// does not wait until they have seen all objects.
 func (a *assembly) handle(ctx context.Context, e Plugin, kinds map[string]client.Object) error {
 	if a.handled[e.Name] {
 		return nil
 	}
 	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
+		if kinds[kind] == nil {
+			return fmt.Errorf("it handles events of %s objects and does not watch them", kind)
+		}
 		informer, err := a.mgr.GetCache().GetInformer(ctx, kinds[kind])
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)

@@ -150,7 +150,7 @@ func registeredPlugins() []Plugin {
 			Handlers:    map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes},
 			Build: func(d Deps) (api.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{
-					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes,
+					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes, Clock: d.Clock,
 				})
 			},
 		},
@@ -238,8 +238,9 @@ type Plugin struct {
 	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Index adds the plugin's indexes to the cache.
 	Index func(ctx context.Context, indexer client.FieldIndexer) error
-	// Handlers get the events of watched kinds. They are added once in the life of the
-	// process, and Prebind is not ready before they have seen all objects.
+	// Handlers get the events of kinds that Watches returns, by kind. They are added once
+	// in the life of the process. A process that starts with the plugin switched on is not
+	// ready before they have seen all objects.
 	Handlers map[string]toolscache.ResourceEventHandler
 	// Permissions are all that Prebind needs while the plugin is on, those for Watches
 	// included; namespace is Prebind's own. Where one is missing, Prebind does not
