@@ -6,9 +6,12 @@ package volumebinding
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,8 +31,8 @@ import (
 // by an index.
 type stores struct{ byKind map[string]cache.Indexer }
 
-func newStores(b *testing.B, objects ...client.Object) *stores {
-	b.Helper()
+func newStores(tb testing.TB, objects ...client.Object) *stores {
+	tb.Helper()
 	s := &stores{byKind: map[string]cache.Indexer{}}
 	for _, o := range objects {
 		kind := kindOf(o)
@@ -42,7 +45,7 @@ func newStores(b *testing.B, objects ...client.Object) *stores {
 			}
 			s.byKind[kind] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers)
 		}
-		require.NoError(b, s.byKind[kind].Add(o))
+		require.NoError(tb, s.byKind[kind].Add(o))
 	}
 	return s
 }
@@ -90,39 +93,58 @@ func kindOfList(list client.ObjectList) string {
 	return name[:len(name)-len("List")]
 }
 
-// BenchmarkMatch is the PreFlight of a pod whose claim gets a free volume, beside
-// this many free volumes of its class: local ones of 1,000 nodes, those of three
-// zones, and those that every node can use.
-func BenchmarkMatch(b *testing.B) {
-	places := map[string]func(i int) gen.VolumeOption{
-		"local": func(i int) gen.VolumeOption { return gen.OnNode(fmt.Sprintf("node-%d", i%1000)) },
-		"zonal": func(i int) gen.VolumeOption {
-			return gen.OnNodesWith(corev1.LabelTopologyZone, fmt.Sprintf("z%d", i%3))
-		},
-		"anywhere": func(int) gen.VolumeOption { return gen.VolumeAccessModes(corev1.ReadWriteOnce) },
-	}
+// places are where free volumes can be used: local ones of 1,000 nodes, those of
+// three zones, and those that every node can use.
+var places = map[string]func(i int) gen.VolumeOption{
+	"local": func(i int) gen.VolumeOption { return gen.OnNode(fmt.Sprintf("node-%d", i%1000)) },
+	"zonal": func(i int) gen.VolumeOption {
+		return gen.OnNodesWith(corev1.LabelTopologyZone, fmt.Sprintf("z%d", i%3))
+	},
+	"anywhere": func(int) gen.VolumeOption { return gen.VolumeAccessModes(corev1.ReadWriteOnce) },
+}
+
+// matcher is the PreFlight of a pod whose claim gets a free volume, beside this many
+// free volumes of its class.
+func matcher(tb testing.TB, place string, volumes int) func() {
+	tb.Helper()
 	node := gen.Node("node-7", gen.Zone("z1"))
-	for _, place := range []string{"local", "zonal", "anywhere"} {
+	objects := []client.Object{theClaim(), node, gen.StorageClass("local", volume.NotSupportedProvisioner)}
+	for i := range volumes {
+		size := gen.Capacity(fmt.Sprintf("%dGi", 1+(i/1000)%10))
+		objects = append(objects, volumeNamed(fmt.Sprintf("pv-%d", i), size, places[place](i)))
+	}
+	s, free := newStores(tb, objects...), NewFreeVolumes()
+	for _, o := range objects {
+		free.OnAdd(o, true)
+	}
+	p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: notify.NewHub(), Free: free})
+	require.NoError(tb, err)
+	return func() {
+		next, err := p.PreFlight(tb.Context(), &api.BindContext{Pod: thePod(), Node: node})
+		require.NoError(tb, err)
+		require.Equal(tb, api.Run, next)
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	for _, place := range slices.Sorted(maps.Keys(places)) {
 		for _, free := range []int{2_000, 20_000, 50_000} {
 			b.Run(fmt.Sprintf("%s/free=%d", place, free), func(b *testing.B) {
-				objects := []client.Object{theClaim(), static, node, gen.StorageClass("local", volume.NotSupportedProvisioner)}
-				for i := range free {
-					size := gen.Capacity(fmt.Sprintf("%dGi", 1+(i/1000)%10))
-					objects = append(objects, volumeNamed(fmt.Sprintf("pv-%d", i), size, places[place](i)))
-				}
-				s, free := newStores(b, objects...), NewFreeVolumes()
-				for _, o := range objects {
-					free.OnAdd(o, true)
-				}
-				p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: notify.NewHub(), Free: free})
-				require.NoError(b, err)
+				match := matcher(b, place, free)
 				b.ReportAllocs()
 				for b.Loop() {
-					next, err := p.PreFlight(b.Context(), &api.BindContext{Pod: thePod(), Node: node})
-					require.NoError(b, err)
-					require.Equal(b, api.Run, next)
+					match()
 				}
 			})
 		}
+	}
+}
+
+// TestMatchDoesNotGrow: what a match takes does not depend on the number of free
+// volumes. BenchmarkMatch has the times.
+func TestMatchDoesNotGrow(t *testing.T) {
+	for place := range places {
+		few, many := testing.AllocsPerRun(10, matcher(t, place, 1_000)), testing.AllocsPerRun(10, matcher(t, place, 10_000))
+		assert.LessOrEqual(t, many, 1.5*few, "%s: allocations with 10,000 volumes and with 1,000", place)
 	}
 }

@@ -179,7 +179,11 @@ func TestExclusiveRace(t *testing.T) {
 	_, err = preBind("second")
 	assert.True(t, api.IsKind(err, api.KindWait), "an earlier bind of the pod is not this one: %v", err)
 
+	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "the pod's later bind takes over")
 	require.NoError(t, p.PreBindRollBack(t.Context(), first))
+	_, err = preBind("second")
+	assert.True(t, api.IsKind(err, api.KindWait), "what the later bind has is not the earlier bind's to release: %v", err)
+	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
 	second, err = preBind("second")
 	require.NoError(t, err, "a bind that is rolled back needs no claim")
 	assert.Len(t, p.reservations.byClaim, 1)

@@ -60,7 +60,8 @@ func TestSmallestIsWhatUpstreamFinds(t *testing.T) {
 			}
 		}
 		for range 20 {
-			node := gen.Node(fmt.Sprintf("node-%d", random.IntN(3)), gen.Zone(fmt.Sprintf("z%d", random.IntN(2))))
+			zone := fmt.Sprintf("z%d", random.IntN(2))
+			node := gen.Node(fmt.Sprintf("node-%d", random.IntN(3)), gen.Zone(zone), gen.Label(gceZone, zone))
 			if random.IntN(5) == 0 {
 				delete(node.Labels, corev1.LabelHostname)
 			}
@@ -109,7 +110,7 @@ func randomVolume(random *rand.Rand) *corev1.PersistentVolume {
 		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeAttributesClass("fast")),
 		pick[gen.VolumeOption](random, nothing, nothing, nothing, nothing, gen.VolumePhase(corev1.VolumeReleased), gen.VolumePhase(corev1.VolumePending), gen.Terminating(), gen.ClaimRef(claimNamed("logs"))),
 	}
-	if random.IntN(6) == 0 {
+	if random.IntN(3) == 0 {
 		options = append(options, gen.VolumeSource(gceSource), gen.Label(corev1.LabelFailureDomainBetaZone, pick(random, "z0", "z1", "a__b__")))
 	}
 	return volumeNamed(fmt.Sprintf("pv-%d", random.IntN(60)), options...)

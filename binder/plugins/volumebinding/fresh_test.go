@@ -47,11 +47,12 @@ func (l *lacking) bind(t *testing.T, uid types.UID) error {
 	return err
 }
 
-// start begins the bind in the background, and waits until nothing moves any more.
-func (l *lacking) start(t *testing.T, uid types.UID) <-chan error {
+// start begins the bind of the pod "one" in the background, and waits until nothing
+// moves any more.
+func (l *lacking) start(t *testing.T) <-chan error {
 	t.Helper()
 	result := make(chan error, 1)
-	go func() { result <- l.bind(t, uid) }()
+	go func() { result <- l.bind(t, "one") }()
 	synctest.Wait()
 	return result
 }
@@ -82,7 +83,7 @@ func TestLackIsNotRefusedWhileTheCacheIsBehind(t *testing.T) {
 					l.cached.put(tc.before)
 				}
 				l.live.put(newVolume)
-				result := l.start(t, "one")
+				result := l.start(t)
 				assert.Empty(t, result, "%s: it waits for the cache", tc.reason)
 				l.cached.put(newVolume)
 				require.NoError(t, <-result, tc.reason)
@@ -105,7 +106,7 @@ func TestLackWaitsForTheIndex(t *testing.T) {
 		l.live.put(newVolume)
 		l.cached.paused = true
 		l.cached.put(newVolume)
-		result := l.start(t, "one")
+		result := l.start(t)
 		assert.Empty(t, result)
 		l.cached.free.OnAdd(newVolume, false)
 		require.NoError(t, <-result)
@@ -122,13 +123,15 @@ func TestCacheThatStaysBehind(t *testing.T) {
 		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
 		assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
 		assert.Equal(t, catchUp, time.Since(begin))
-		for i := range surveyReads {
-			l.live.put(volumeNamed(fmt.Sprintf("more-%d", i)))
-		}
-		l.pass(surveyRest * catchUp)
-		reads := l.live.count()
-		assert.True(t, api.IsKind(l.bind(t, "two"), api.KindWait))
-		assert.Less(t, l.live.count()-reads, 20, "the volumes that the cache lacks are not read one by one when there are many")
+
+		l.cached.put(newVolume)
+		require.NoError(t, l.bind(t, "one"), "it needs no survey any more")
+		taken := volumeNamed("pv", gen.VolumeOfClass("static"), gen.ClaimRef(claimNamed("logs")), gen.Version("31"))
+		l.cached.put(taken)
+		l.live.put(taken)
+		l.pass(time.Minute)
+		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse))
+		assert.Equal(t, 2, l.live.metadataLists, "the first survey says nothing about the second bind")
 	})
 }
 
@@ -137,10 +140,23 @@ func TestVolumesDeletedDuringASurvey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.put(volumeNamed("short-lived"))
-		result := l.start(t, "one")
+		result := l.start(t)
 		l.live.remove(volumeNamed("short-lived"))
 		err := <-result
 		assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+
+		for i := range surveyReads + 1 {
+			l.live.put(volumeNamed(fmt.Sprintf("short-lived-%d", i)))
+		}
+		l.pass(surveyRest * catchUp)
+		result = l.start(t)
+		for i := range surveyReads + 1 {
+			l.live.remove(volumeNamed(fmt.Sprintf("short-lived-%d", i)))
+		}
+		reads := l.live.count()
+		err = <-result
+		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+		assert.Less(t, l.live.count()-reads, 20, "many volumes are not read one by one")
 	})
 }
 
@@ -187,9 +203,11 @@ func TestSurveyInProgressIsTooEarly(t *testing.T) {
 		l := newLacking(t)
 		gate := make(chan struct{})
 		l.live.listing = func() { <-gate }
-		first := l.start(t, "one")
+		first := l.start(t)
+		begin := time.Now()
 		err := l.bind(t, "two")
 		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+		assert.Zero(t, time.Since(begin), "it does not wait for a survey that cannot answer it")
 		l.pass(surveyPatience)
 		assert.True(t, api.IsKind(<-first, api.KindWait), "a call waits for so long only")
 		l.live.put(newVolume)
@@ -252,7 +270,7 @@ func TestCapacityIsSurveyed(t *testing.T) {
 		room := gen.CSIStorageCapacity("room", "local", gen.Amount("20Gi"))
 		room.ResourceVersion = "7"
 		l.live.put(room)
-		result := l.start(t, "one")
+		result := l.start(t)
 		assert.Empty(t, result)
 		l.cached.put(room)
 		require.NoError(t, <-result)
