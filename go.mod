@@ -6,6 +6,7 @@ require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/cert-manager/cert-manager v1.21.2
 	github.com/go-logr/logr v1.4.3
+	github.com/google/btree v1.1.3
 	github.com/google/pprof v0.0.0-20250820193118-f64d9cf942d6
 	github.com/moby/buildkit v0.30.0
 	github.com/moby/patternmatcher v0.6.1

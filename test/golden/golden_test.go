@@ -89,7 +89,7 @@ func withDevice(t *testing.T, w world) []api.PreBinder {
 
 func withVolumes(t *testing.T, w world) []api.PreBinder {
 	return []api.PreBinder{must[*volumebinding.Plugin](t)(volumebinding.New(volumebinding.Options{
-		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes,
+		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes, Free: volumebinding.NewFreeVolumes(),
 	}))}
 }
 

@@ -5,13 +5,12 @@ package volumebinding
 
 import (
 	"context"
+	"maps"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -20,13 +19,7 @@ import (
 // A ReadWriteOncePod claim is used by one pod at a time. Which pods use it is not
 // in the cache, which holds pods without a node only, so for such a claim, and
 // for no other, the pods of the namespace are listed.
-const (
-	// podPage is how many pods are listed at a time.
-	podPage = 500
-	// reservedFor outlasts the API server's limit for one request: after it, a
-	// bind that was allowed has happened, and a list shows it, or never will.
-	reservedFor = 35 * time.Second
-)
+const podPage = 500
 
 // usingPods selects the pods that may use a volume: those with a node that have
 // not ended. These are the pods that kube-scheduler counts.
@@ -87,57 +80,23 @@ func checkUser(other, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) e
 	return nil
 }
 
-// reserveExclusive is the last word before the pod is bound: it reserves the
-// claims for the pod, so that none of the binds under way in this replica can get
-// in between, and then checks that no other pod uses them.
+// reserveExclusive is the last check before the pod is bound. It reserves the claims
+// for the pod, so that no other bind in this replica can come in between, and then
+// checks that no other pod uses them. PostBind and PreBindRollBack release them,
+// one of which the engine calls in any case.
 func (p *Plugin) reserveExclusive(ctx context.Context, bc *api.BindContext, claims []*corev1.PersistentVolumeClaim) error {
-	err := p.reserveAll(ctx, bc, claims)
-	if err == nil {
-		err = p.checkExclusive(ctx, bc.Pod, claims)
+	if claim, by, ok := p.reservations.reserve(claims, holderOf(bc)); !ok {
+		return api.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", by.name).
+			Advise("repeat the Binding; it is refused if the other pod has got the claim")
 	}
-	if err != nil {
-		p.reservations.release(holderOf(bc))
-	}
-	return err
+	return p.checkExclusive(ctx, bc.Pod, claims)
 }
 
-func (p *Plugin) reserveAll(ctx context.Context, bc *api.BindContext, claims []*corev1.PersistentVolumeClaim) error {
-	for _, claim := range claims {
-		held, ok := p.reservations.reserve(claim.UID, holderOf(bc))
-		if ok {
-			continue
-		}
-		undecided, err := p.undecided(ctx, bc.Pod.Namespace, held)
-		if err != nil {
-			return err
-		}
-		if !undecided {
-			p.reservations.release(held)
-			_, ok = p.reservations.reserve(claim.UID, holderOf(bc))
-		}
-		if !ok {
-			return api.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", held.name).
-				Advise("repeat the Binding; it is refused if the other pod has got the claim")
-		}
-	}
-	return nil
-}
-
-// undecided says whether the holder's bind may still come about. When it has, the
-// list of pods says so.
-func (p *Plugin) undecided(ctx context.Context, namespace string, held holder) (bool, error) {
-	pod := &corev1.Pod{}
-	found, err := p.readLive(ctx, "Pod", namespace, held.name, pod)
-	return found && pod.UID == held.pod && pod.DeletionTimestamp == nil && pod.Spec.NodeName == "", err
-}
-
-// reservations are the claims of pods that are being bound. It is safe for
-// concurrent use.
+// reservations are the ReadWriteOncePod claims of pods that are being bound, by the
+// claim's UID. It is safe for concurrent use.
 type reservations struct {
-	clock clock.PassiveClock
-
 	mu      sync.Mutex
-	byClaim map[types.UID]reservation
+	byClaim map[types.UID]holder
 }
 
 // holder is a bind. A pod's later bind to another node takes over.
@@ -151,41 +110,25 @@ func holderOf(bc *api.BindContext) holder {
 	return holder{pod: bc.Pod.UID, name: bc.Pod.Name, node: bc.Node.Name}
 }
 
-// reservation is by a bind until a time.
-type reservation struct {
-	by    holder
-	until time.Time
-}
-
-func newReservations(c clock.PassiveClock) *reservations {
-	return &reservations{clock: c, byClaim: map[types.UID]reservation{}}
-}
-
-// reserve says whether the claim is the holder's from now on, for reservedFor, and
-// if not, whose it is.
-func (r *reservations) reserve(claim types.UID, by holder) (holder, bool) {
+// reserve reserves all of the claims for the bind, or none: then it returns one that
+// another pod has, and that pod's bind. A bind may reserve a claim again.
+func (r *reservations) reserve(claims []*corev1.PersistentVolumeClaim, by holder) (*corev1.PersistentVolumeClaim, holder, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.clock.Now()
-	for c, held := range r.byClaim {
-		if !now.Before(held.until) {
-			delete(r.byClaim, c)
+	for _, claim := range claims {
+		if held, ok := r.byClaim[claim.UID]; ok && held.pod != by.pod {
+			return claim, held, false
 		}
 	}
-	if held, ok := r.byClaim[claim]; ok && held.by.pod != by.pod {
-		return held.by, false
+	for _, claim := range claims {
+		r.byClaim[claim.UID] = by
 	}
-	r.byClaim[claim] = reservation{by: by, until: now.Add(reservedFor)}
-	return by, true
+	return nil, by, true
 }
 
-// release ends all reservations of the holder.
+// release ends all reservations of the bind.
 func (r *reservations) release(by holder) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for c, held := range r.byClaim {
-		if held.by == by {
-			delete(r.byClaim, c)
-		}
-	}
+	maps.DeleteFunc(r.byClaim, func(_ types.UID, held holder) bool { return held == by })
 }

@@ -6,13 +6,11 @@ package volumebinding
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -79,7 +77,7 @@ func TestExclusive(t *testing.T) {
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, api.Skip, next)
+			assert.Equal(t, tc.free, next == api.Skip, "only PreBind reserves")
 		})
 	}
 }
@@ -119,77 +117,102 @@ func TestExclusiveAfterWaiting(t *testing.T) {
 	assert.ErrorContains(t, err, "the pod a")
 }
 
-// TestExclusiveRace: two pods that are bound at the same time do not both get
-// the claim, although neither has a node yet.
-func TestExclusiveRace(t *testing.T) {
-	w := newWorld(theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))
-	clock := testclock.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	p, err := New(Options{Cached: w, Live: w, Writer: w, Changes: w.hub, Clock: clock})
-	require.NoError(t, err)
-	pod := func(name string, options ...gen.PodOption) *corev1.Pod {
-		return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
+// onePod is a world with a bound claim for one pod at a time, and a bind of a pod
+// that uses it, up to the end of PreBind.
+func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*api.BindContext, error)) {
+	t.Helper()
+	w = newWorld(theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))
+	p = pluginIn(t, w)
+	return w, p, func(name string) (*api.BindContext, error) {
+		bc := contextFor(sharer(name))
+		if _, err := p.PreFlight(t.Context(), bc); err != nil {
+			return bc, err
+		}
+		return bc, p.PreBind(t.Context(), bc)
 	}
-	w.put(pod("first"))
-	w.put(pod("second"))
-	bind := func(name string) error {
-		_, err := p.PreFlight(t.Context(), contextFor(pod(name)))
-		return err
-	}
-
-	require.NoError(t, bind("first"))
-	assert.True(t, api.IsKind(bind("second"), api.KindWait), "the first may be bound at any moment")
-	require.NoError(t, bind("first"), "a repeated call has the claim already")
-
-	dry := contextFor(pod("dry"))
-	dry.DryRun = true
-	_, err = p.PreFlight(t.Context(), dry)
-	require.NoError(t, err, "a dry run reserves nothing, and looks at pods only")
-
-	clock.SetTime(clock.Now().Add(reservedFor - 1))
-	assert.True(t, api.IsKind(bind("second"), api.KindWait), "the API server may still be at it")
-	clock.SetTime(clock.Now().Add(1))
-	require.NoError(t, bind("second"), "the bind of the first came to nothing, or a list would show it")
-	assert.True(t, api.IsKind(bind("first"), api.KindWait), "now it is the other way round")
-
-	elsewhere := contextFor(pod("second"))
-	elsewhere.Node = gen.Node("node-b")
-	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
-	assert.True(t, api.IsKind(bind("first"), api.KindWait), "what an earlier bind of the pod undoes is not this one's")
-	require.NoError(t, p.PreBindRollBack(t.Context(), contextFor(pod("second"))))
-	require.NoError(t, bind("first"), "a bind that is rolled back needs no claim")
-	assert.Len(t, p.reservations.byClaim, 1, "nothing is kept longer than needed")
-
-	w.put(pod("first", gen.BoundTo("node-a")))
-	assert.True(t, api.IsKind(bind("second"), api.KindRefuse), "the first has it, which is known at once")
-	w.remove(pod("first"))
-	require.NoError(t, bind("second"), "and when it is gone, that is known at once as well")
-	w.put(pod("second", gen.Terminating()))
-	w.put(pod("first"))
-	require.NoError(t, bind("first"), "a pod that is being deleted is not bound any more")
-	w.put(pod("first", gen.UID("first-2")))
-	w.put(pod("second"))
-	require.NoError(t, bind("second"), "a pod of the same name is another one")
 }
 
-// TestExclusiveFailure: a pod that was refused holds nothing.
-func TestExclusiveFailure(t *testing.T) {
-	twoClaims := thePod(gen.UsesClaim("logs"))
-	logs := claimNamed("logs", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv2"))
-	w := newWorld(theNode(), forOnePod(), logs, volumeNamed("pv", gen.ClaimRef(theClaim())), volumeNamed("pv2", gen.ClaimRef(logs)),
-		gen.Pod("a", gen.UID("a"), gen.UsesClaim("logs"), gen.BoundTo("node-b")))
-	p := pluginIn(t, w)
-	_, err := p.PreFlight(t.Context(), contextFor(twoClaims))
-	assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
-	assert.Empty(t, p.reservations.byClaim)
+func sharer(name string, options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
+}
 
-	w.put(gen.Pod("b", gen.UID("b")))
-	_, ok := p.reservations.reserve(logs.UID, holder{pod: "b", name: "b"})
-	require.True(t, ok)
-	_, err = p.PreFlight(t.Context(), contextFor(twoClaims))
+// TestPreFlightReservesNothing: a bind may be denied after PreFlight, and the plugin
+// does not hear of it.
+func TestPreFlightReservesNothing(t *testing.T) {
+	w, p, preBind := onePod(t)
+	w.put(sharer("first"))
+	w.put(sharer("second"))
+	next, err := p.PreFlight(t.Context(), contextFor(sharer("first")))
+	require.NoError(t, err)
+	assert.Equal(t, api.Run, next, "PreBind reserves the claim")
+	_, err = preBind("second")
+	require.NoError(t, err, "the first was denied after its PreFlight")
+
+	dry := contextFor(sharer("first"))
+	dry.DryRun = true
+	next, err = p.PreFlight(t.Context(), dry)
+	require.NoError(t, err)
+	assert.Equal(t, api.Skip, next, "there is nothing to write or to wait for")
+	assert.Empty(t, dry.Intents())
+}
+
+// TestExclusiveRace: two pods that are bound at the same time do not both get the
+// claim, although neither has a node yet.
+func TestExclusiveRace(t *testing.T) {
+	w, p, preBind := onePod(t)
+	w.put(sharer("first"))
+	w.put(sharer("second"))
+	first, err := preBind("first")
+	require.NoError(t, err)
+	second, err := preBind("second")
+	assert.True(t, api.IsKind(err, api.KindWait), "the first may be bound at any moment: %v", err)
+	assert.ErrorContains(t, err, "the pod first")
+	_, err = preBind("first")
+	require.NoError(t, err, "a repeated call has the claim already")
+
+	require.NoError(t, p.PreBindRollBack(t.Context(), second))
+	_, err = preBind("second")
+	assert.True(t, api.IsKind(err, api.KindWait), "it had nothing to release: %v", err)
+	elsewhere := contextFor(sharer("first"))
+	elsewhere.Node = gen.Node("node-b")
+	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
+	_, err = preBind("second")
+	assert.True(t, api.IsKind(err, api.KindWait), "an earlier bind of the pod is not this one: %v", err)
+
+	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "the pod's later bind takes over")
+	require.NoError(t, p.PreBindRollBack(t.Context(), first))
+	_, err = preBind("second")
+	assert.True(t, api.IsKind(err, api.KindWait), "what the later bind has is not the earlier bind's to release: %v", err)
+	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
+	second, err = preBind("second")
+	require.NoError(t, err, "a bind that is rolled back needs no claim")
+	assert.Len(t, p.reservations.byClaim, 1)
+	w.put(sharer("second", gen.BoundTo("node-a")))
+	p.PostBind(t.Context(), second)
+	assert.Empty(t, p.reservations.byClaim, "a bind that is over needs no reservation")
+	_, err = preBind("first")
+	assert.True(t, api.IsKind(err, api.KindRefuse), "the list of pods shows who has it: %v", err)
+	w.remove(sharer("second"))
+	_, err = preBind("first")
+	require.NoError(t, err)
+}
+
+// TestExclusiveFailure: a bind reserves all of its claims or none, and a round that
+// fails does not release what an earlier one has reserved, for that bind may be on
+// its way.
+func TestExclusiveFailure(t *testing.T) {
+	logs := claimNamed("logs", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv2"))
+	w, p, preBind := onePod(t)
+	w.put(sharer("first"))
+	_, err := preBind("first")
+	require.NoError(t, err)
+	both := contextFor(sharer("second"))
+	err = p.reserveExclusive(t.Context(), both, []*corev1.PersistentVolumeClaim{logs, forOnePod()})
 	assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+	assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
 	assert.Len(t, p.reservations.byClaim, 1, "all or none")
 
 	w.err = errors.New("boom")
-	assert.ErrorIs(t, p.reserveExclusive(t.Context(), contextFor(thePod()), []*corev1.PersistentVolumeClaim{forOnePod()}), w.err)
-	assert.Len(t, p.reservations.byClaim, 1, "what cannot be checked is not reserved")
+	require.ErrorIs(t, p.reserveExclusive(t.Context(), contextFor(sharer("first")), []*corev1.PersistentVolumeClaim{forOnePod()}), w.err)
+	assert.Len(t, p.reservations.byClaim, 1, "the roll-back releases it")
 }

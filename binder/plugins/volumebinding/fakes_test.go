@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -48,20 +49,33 @@ type world struct {
 	// err, when it is set, is the answer to every read.
 	err error
 	hub *notify.Hub
+	// free follows the volumes, unless it is paused: then it misses what comes.
+	free   *FreeVolumes
+	paused bool
+	// metadataLists is how often the metadata of all objects of a kind was listed.
+	metadataLists int
+	// listing, when it is set, is called before each of these lists.
+	listing func()
 }
 
 // patched is a patch that reached the world.
 type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
-	w := &world{objects: map[string]client.Object{}, hub: notify.NewHub()}
+	w := &world{objects: map[string]client.Object{}, hub: notify.NewHub(), free: NewFreeVolumes()}
 	for _, o := range objects {
 		w.objects[nameOf(o, client.ObjectKeyFromObject(o))] = o
+		w.free.OnAdd(o, true)
 	}
 	return w
 }
 
-func kindOf(o client.Object) string { return reflect.TypeOf(o).Elem().Name() }
+func kindOf(o client.Object) string {
+	if partial, ok := o.(*metav1.PartialObjectMetadata); ok {
+		return partial.Kind
+	}
+	return reflect.TypeOf(o).Elem().Name()
+}
 
 func nameOf(o client.Object, key client.ObjectKey) string { return kindOf(o) + " " + key.String() }
 
@@ -79,13 +93,26 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	if !ok {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(into)}, key.Name)
 	}
+	if partial, ok := into.(*metav1.PartialObjectMetadata); ok {
+		metadataOf(o).DeepCopyInto(partial)
+		return nil
+	}
 	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(o.DeepCopyObject()).Elem())
 	return nil
 }
 
-// List lists by an index of the plugin, as a cache does, or the pods of a
-// namespace, as an API server does: in pages of two.
+func metadataOf(o client.Object) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(),
+	}}
+}
+
+// List lists by an index of the plugin, as a cache does, or, as an API server does,
+// the pods of a namespace or the metadata of a kind: in pages of two.
 func (w *world) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+	if _, ok := into.(*metav1.PartialObjectMetadataList); ok && w.listing != nil {
+		w.listing()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
@@ -94,6 +121,9 @@ func (w *world) List(_ context.Context, into client.ObjectList, options ...clien
 	o := (&client.ListOptions{}).ApplyOptions(options)
 	if pods, ok := into.(*corev1.PodList); ok {
 		return w.listPods(pods, o)
+	}
+	if all, ok := into.(*metav1.PartialObjectMetadataList); ok {
+		return w.listMetadata(all, o)
 	}
 	requirements := o.FieldSelector.Requirements()
 	for _, index := range indexes() {
@@ -127,6 +157,28 @@ func (w *world) listPods(into *corev1.PodList, o *client.ListOptions) error {
 			break
 		}
 		into.Items = append(into.Items, *pod.DeepCopy())
+	}
+	return nil
+}
+
+func (w *world) listMetadata(into *metav1.PartialObjectMetadataList, o *client.ListOptions) error {
+	if o.Limit == 0 {
+		return errors.New("metadata is listed in pages")
+	}
+	if o.Continue == "" {
+		w.metadataLists++
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.objects)) {
+		object := w.objects[name]
+		if kindOf(object)+"List" != into.Kind || name <= o.Continue {
+			continue
+		}
+		if len(into.Items) == 2 {
+			last := &into.Items[1]
+			into.Continue = nameOf(object, client.ObjectKeyFromObject(last))
+			break
+		}
+		into.Items = append(into.Items, *metadataOf(object))
 	}
 	return nil
 }
@@ -178,17 +230,28 @@ func (w *world) Patch(_ context.Context, o client.Object, patch client.Patch, _ 
 		return fmt.Errorf("a %T is no object", o)
 	}
 	w.objects[name] = stored
+	w.free.OnUpdate(nil, stored)
 	return nil
 }
 
 // put stores an object and tells the hub.
 func (w *world) put(o client.Object) {
-	w.change(o, func(name string) { w.objects[name] = o })
+	w.change(o, func(name string) {
+		w.objects[name] = o
+		if !w.paused {
+			w.free.OnUpdate(nil, o)
+		}
+	})
 }
 
 // remove deletes an object and tells the hub.
 func (w *world) remove(o client.Object) {
-	w.change(o, func(name string) { delete(w.objects, name) })
+	w.change(o, func(name string) {
+		delete(w.objects, name)
+		if _, ok := o.(*corev1.PersistentVolume); ok {
+			w.free.OnDelete(o)
+		}
+	})
 }
 
 func (w *world) change(o client.Object, do func(name string)) {
@@ -212,7 +275,7 @@ func pluginIn(t *testing.T, w *world) *Plugin {
 
 func pluginBetween(t *testing.T, cached, live *world) *Plugin {
 	t.Helper()
-	p, err := New(Options{Cached: cached, Live: live, Writer: live, Changes: cached.hub})
+	p, err := New(Options{Cached: cached, Live: live, Writer: live, Changes: cached.hub, Free: cached.free})
 	require.NoError(t, err)
 	return p
 }

@@ -27,8 +27,9 @@ type snapshot struct {
 	classes map[string]*storagev1.StorageClass
 	// reserved are the volumes that name an unbound claim, by the claim's name.
 	reserved map[string][]*corev1.PersistentVolume
-	// free are the available volumes of a class that name no claim, by the class.
-	free map[string][]*corev1.PersistentVolume
+	// free are the volumes that a claim can be matched with, by the class. Those that
+	// only other nodes can use are left out.
+	free map[string][]shelf
 	// drivers by name: those provisioners of the classes that are CSI drivers.
 	drivers map[string]*storagev1.CSIDriver
 	// capacities by class: those of the classes whose driver publishes any.
@@ -44,7 +45,7 @@ func newSnapshot(pod *corev1.Pod, node *corev1.Node) snapshot {
 		volumes:    map[string]*corev1.PersistentVolume{},
 		classes:    map[string]*storagev1.StorageClass{},
 		reserved:   map[string][]*corev1.PersistentVolume{},
-		free:       map[string][]*corev1.PersistentVolume{},
+		free:       map[string][]shelf{},
 		drivers:    map[string]*storagev1.CSIDriver{},
 		capacities: map[string][]*storagev1.CSIStorageCapacity{},
 	}
@@ -148,7 +149,7 @@ func (s snapshot) match(unbound []*corev1.PersistentVolumeClaim) (plan, error) {
 	}
 	for _, claim := range p.dynamic {
 		if err := s.checkProvision(claim); err != nil {
-			return plan{}, err
+			return plan{}, s.unserved(claim, taken, err)
 		}
 	}
 	return p, nil
@@ -174,21 +175,9 @@ func (s snapshot) find(claim *corev1.PersistentVolumeClaim, taken map[string]*co
 	if reserved != nil {
 		return reserved, s.checkAffinity(reserved)
 	}
-	// The matching is by what a volume is on this node, and the result is the
-	// volume itself.
-	var here []*corev1.PersistentVolume
-	byName := map[string]*corev1.PersistentVolume{}
-	for _, pv := range s.free[volume.GetPersistentVolumeClaimClass(claim)] {
-		if onNode, err := s.onNode(pv); err == nil {
-			here, byName[pv.Name] = append(here, onNode), pv
-		}
-	}
-	found, err := volume.FindMatchingVolume(claim, here, s.node, taken, true, true)
+	found, err := s.smallest(claim, taken, false)
 	if err != nil {
 		return nil, unreadable(err)
 	}
-	if found == nil {
-		return nil, nil
-	}
-	return byName[found.Name], nil
+	return found, nil
 }

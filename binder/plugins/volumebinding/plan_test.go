@@ -22,10 +22,7 @@ import (
 // among them, on node-a in zone z1.
 func snap(objects ...client.Object) snapshot {
 	s := newSnapshot(thePod(), theNode())
-	byIndex := map[string]client.IndexerFunc{}
-	for _, i := range indexes() {
-		byIndex[i.field] = i.keys
-	}
+	free := NewFreeVolumes()
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *corev1.Pod:
@@ -34,9 +31,7 @@ func snap(objects ...client.Object) snapshot {
 			s.claims[o.Name] = o
 		case *corev1.PersistentVolume:
 			s.volumes[o.Name] = o
-			for _, class := range byIndex[freeIndex](o) {
-				s.free[class] = append(s.free[class], o)
-			}
+			free.OnAdd(o, false)
 			if ref := o.Spec.ClaimRef; ref != nil {
 				s.reserved[ref.Name] = append(s.reserved[ref.Name], o)
 			}
@@ -51,6 +46,9 @@ func snap(objects ...client.Object) snapshot {
 		case *storagev1.CSIStorageCapacity:
 			s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
 		}
+	}
+	for class := range s.classes {
+		s.free[class] = free.of(class, s.node.Labels[corev1.LabelHostname])
 	}
 	return s
 }
@@ -192,6 +190,26 @@ func TestDecideOnVolumes(t *testing.T) {
 				volumeNamed("other"),
 			},
 			about: "PersistentVolumeClaim default/data", says: "static",
+		},
+		"StaticPending": {
+			reason: "the volume was made a moment ago", want: api.KindWait,
+			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
+			about:   "PersistentVolume pv", says: "make it available",
+		},
+		"StaticPendingElsewhere": {
+			reason: "it will not fit either", want: api.KindRefuse,
+			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
+			about:   "PersistentVolumeClaim default/data", says: "static",
+		},
+		"StaticPendingAndAnother": {
+			reason:  "a larger volume that is available does",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase("")), volumeNamed("large", gen.Capacity("9Gi"))},
+			static:  []string{"data=large"},
+		},
+		"DynamicInsteadOfPending": {
+			reason:  "nobody waits for a volume where another can be made",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase(corev1.VolumePending))},
+			dynamic: []string{"data"},
 		},
 		"StaticTwoCompete": {
 			reason: "the smaller claim chooses first and no volume is given twice",

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,8 +39,9 @@ type Options struct {
 	Writer Patcher
 	// Changes wakes the plugin when an object of the cache changes.
 	Changes *notify.Hub
-	// Clock times the reservations of ReadWriteOncePod claims. It is the real one
-	// by default.
+	// Free follows the PersistentVolumes of Cached. The plugin makes it wake Changes.
+	Free *FreeVolumes
+	// Clock limits the rate of lists. It is the real one by default.
 	Clock clock.PassiveClock
 }
 
@@ -59,23 +61,32 @@ type Plugin struct {
 	live         client.Reader
 	writer       Patcher
 	changes      *notify.Hub
+	free         *FreeVolumes
+	surveys      map[string]*survey
 	reservations *reservations
 }
 
 var (
 	_ api.PreBinder   = (*Plugin)(nil)
 	_ api.PreFlighter = (*Plugin)(nil)
+	_ api.PostBinder  = (*Plugin)(nil)
 )
 
 // New checks the options and returns the plugin. It starts nothing.
 func New(o Options) (*Plugin, error) {
-	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil {
-		return nil, errors.New(Name + ": Cached, Live, Writer and Changes are required")
+	if o.Cached == nil || o.Live == nil || o.Writer == nil || o.Changes == nil || o.Free == nil {
+		return nil, errors.New(Name + ": Cached, Live, Writer, Changes and Free are required")
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Plugin{cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, reservations: newReservations(o.Clock)}, nil
+	p := &Plugin{
+		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free,
+		reservations: &reservations{byClaim: map[types.UID]holder{}},
+	}
+	p.surveys = p.newSurveys(o.Clock)
+	o.Free.wake(o.Changes)
+	return p, nil
 }
 
 // Name implements api.PreBinder.
@@ -96,17 +107,22 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 		// The cache may be behind what the scheduler saw: ask the API server.
 		pl, err = p.plan(ctx, bc, true)
 	}
+	if len(lacks(err)) > 0 {
+		// What there is to choose from is known from the cache only.
+		if err := p.caughtUp(ctx, bc, err); err != nil {
+			return api.Run, err
+		}
+		pl, err = p.plan(ctx, bc, true)
+	} else {
+		p.forget(bc)
+	}
+	if err == nil {
+		err = p.checkExclusive(ctx, bc.Pod, pl.exclusive)
+	}
 	if err != nil {
 		return api.Run, err
 	}
-	if !pl.done() || bc.DryRun {
-		if err := p.checkExclusive(ctx, bc.Pod, pl.exclusive); err != nil {
-			return api.Run, err
-		}
-	} else if err := p.reserveExclusive(ctx, bc, pl.exclusive); err != nil {
-		return api.Run, err
-	}
-	if pl.done() {
+	if pl.done() && (len(pl.exclusive) == 0 || bc.DryRun) {
 		return api.Skip, nil
 	}
 	pl.tell(bc)
@@ -125,7 +141,7 @@ func (p *Plugin) plan(ctx context.Context, bc *api.BindContext, live bool) (plan
 
 // PreBind writes the claimRef of each volume that was matched, then
 // selected-node of each claim that has to be provisioned, and waits until all
-// claims are bound.
+// claims are bound. Last of all, it reserves the ReadWriteOncePod claims.
 func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	pl, err := planned.Get(bc)
 	if err != nil {
@@ -145,4 +161,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 func (p *Plugin) PreBindRollBack(_ context.Context, bc *api.BindContext) error {
 	p.reservations.release(holderOf(bc))
 	return nil
+}
+
+// PostBind ends the reservations: from now on, a list of pods shows who uses the
+// ReadWriteOncePod claims.
+func (p *Plugin) PostBind(_ context.Context, bc *api.BindContext) {
+	p.reservations.release(holderOf(bc))
 }

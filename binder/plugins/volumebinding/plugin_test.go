@@ -20,12 +20,13 @@ import (
 
 func TestNew(t *testing.T) {
 	w := newWorld()
-	valid := Options{Cached: w, Live: w, Writer: w, Changes: notify.NewHub()}
+	valid := Options{Cached: w, Live: w, Writer: w, Changes: notify.NewHub(), Free: NewFreeVolumes()}
 	cases := map[string]func(o *Options){
 		"Cached": func(o *Options) { o.Cached = nil },
 		"Live":   func(o *Options) { o.Live = nil },
 		"Writer": func(o *Options) { o.Writer = nil },
 		"Hub":    func(o *Options) { o.Changes = nil },
+		"Free":   func(o *Options) { o.Free = nil },
 	}
 	for name, change := range cases {
 		t.Run(name, func(t *testing.T) {

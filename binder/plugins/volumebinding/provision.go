@@ -18,7 +18,7 @@ import (
 
 // checkProvision checks that a volume can be made for the claim on the node. It
 // follows checkVolumeProvisions of kube-scheduler's VolumeBinding.
-func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
+func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *api.Error {
 	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
 	switch {
 	case class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner:
@@ -40,7 +40,7 @@ func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
 // for the claim where the node can reach it. It follows hasEnoughCapacity of
 // kube-scheduler's VolumeBinding. Like there, claims are looked at one by one,
 // since one pool may stand behind several objects.
-func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) *api.Error {
 	size, ok := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	if !ok || !publishesCapacity(s.drivers[class.Provisioner]) {
 		return nil
@@ -61,6 +61,25 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 	}
 	return api.Refuse(object(claim), "the driver %s has less than %s left in its class %s for the node %s", class.Provisioner, &size, class.Name, s.node.Name).
 		Advise("choose a node with more free storage (CSIStorageCapacity objects say where)")
+}
+
+// unserved completes the refusal of a claim that no volume exists for and none can be
+// made for. It is a wait where a volume only has to become available. Otherwise its
+// cause tells the kinds of which an object that is not in the snapshot could serve
+// the claim. A claim that has selected-node is not matched with volumes any more.
+func (s snapshot) unserved(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, refusal *api.Error) error {
+	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {
+		return refusal
+	}
+	if pv, err := s.smallest(claim, taken, true); err == nil && pv != nil {
+		return api.Wait(object(pv), "waiting for the PersistentVolume controller to make it available; no other volume fits %s", describe(claim)).
+			Advise("repeat the Binding")
+	}
+	kinds := []string{volumeKind}
+	if publishesCapacity(s.drivers[s.classes[volume.GetPersistentVolumeClaimClass(claim)].Provisioner]) {
+		kinds = append(kinds, capacityKind)
+	}
+	return refusal.Because(lackError{kinds: kinds})
 }
 
 // publishesCapacity says whether the provisioner is a CSI driver that wants its

@@ -48,23 +48,29 @@ func (p *Plugin) snapshot(ctx context.Context, bc *api.BindContext, live bool) (
 		}
 	}
 	var err error
-	s.csiNode, err = p.readCSINode(ctx, s.node.Name, s.everyVolume())
+	s.csiNode, err = p.readCSINode(ctx, s.node.Name, s.migratable())
 	return s, err
 }
 
-// everyVolume lists the volumes that may come to be checked.
-func (s snapshot) everyVolume() []*corev1.PersistentVolume {
-	var all []*corev1.PersistentVolume
+// migratable says whether one of the volumes that may be checked makes the node's
+// CSINode count.
+func (s snapshot) migratable() bool {
 	for _, pv := range s.volumes {
-		all = append(all, pv)
+		if migratable(pv) {
+			return true
+		}
 	}
 	for _, some := range s.reserved {
-		all = append(all, some...)
+		if slices.ContainsFunc(some, migratable) {
+			return true
+		}
 	}
 	for _, some := range s.free {
-		all = append(all, some...)
+		if slices.ContainsFunc(some, func(on shelf) bool { return on.migratable }) {
+			return true
+		}
 	}
-	return all
+	return false
 }
 
 // readBehind reads what stands behind a claim: its volume, or the volumes that
@@ -78,7 +84,7 @@ func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeC
 		}
 		return err
 	}
-	reserved, err := p.listVolumes(ctx, claimRefIndex, claim.Namespace+"/"+claim.Name)
+	reserved, err := p.listVolumes(ctx, claim.Namespace+"/"+claim.Name)
 	if err != nil {
 		return err
 	}
@@ -95,17 +101,15 @@ func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeC
 		return err
 	}
 	s.classes[name] = class
-	if s.free[name], err = p.listVolumes(ctx, freeIndex, name); err != nil {
-		return err
-	}
+	s.free[name] = p.free.of(name, s.node.Labels[corev1.LabelHostname])
 	return p.readCapacity(ctx, class, from, s)
 }
 
-// listVolumes lists volumes by an index, in the order of their names, so that
-// two pods that use one claim choose the same volume for it.
-func (p *Plugin) listVolumes(ctx context.Context, index, value string) ([]*corev1.PersistentVolume, error) {
+// listVolumes lists the volumes that name the claim, in the order of their names, so
+// that two pods that use one claim choose the same volume for it.
+func (p *Plugin) listVolumes(ctx context.Context, claim string) ([]*corev1.PersistentVolume, error) {
 	var list corev1.PersistentVolumeList
-	if err := p.cached.List(ctx, &list, client.MatchingFields{index: value}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.cached.List(ctx, &list, client.MatchingFields{claimRefIndex: claim}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, api.FromAPI(api.Object{Kind: "PersistentVolume"}, "listing volumes", err)
 	}
 	var volumes []*corev1.PersistentVolume
@@ -171,10 +175,10 @@ func (p *Plugin) readCapacity(ctx context.Context, class *storagev1.StorageClass
 	return nil
 }
 
-// readCSINode reads the node's CSINode if one of the volumes makes it count. It
-// is not cached: few clusters have such volumes left.
-func (p *Plugin) readCSINode(ctx context.Context, node string, volumes []*corev1.PersistentVolume) (*storagev1.CSINode, error) {
-	if !slices.ContainsFunc(volumes, migratable) {
+// readCSINode reads the node's CSINode if a volume makes it count. It is not cached:
+// few clusters have such volumes left.
+func (p *Plugin) readCSINode(ctx context.Context, node string, counts bool) (*storagev1.CSINode, error) {
+	if !counts {
 		return nil, nil
 	}
 	csiNode := &storagev1.CSINode{}

@@ -5,6 +5,7 @@ package volumebinding
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -81,7 +82,7 @@ func (p *Plugin) lookBy(ctx context.Context, bc *api.BindContext, pl plan, chang
 			return nil, err
 		}
 	}
-	csiNode, err := p.readCSINode(ctx, node.Name, volumes)
+	csiNode, err := p.readCSINode(ctx, node.Name, slices.ContainsFunc(volumes, migratable))
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/notify"
@@ -29,8 +28,6 @@ func Watches() map[string]client.Object {
 // The indexes of the cache. A list by one of them finds few objects, however
 // many volumes there are.
 const (
-	// freeIndex finds the volumes of a class that are available and name no claim.
-	freeIndex = "volumebinding/free"
 	// claimRefIndex finds the volumes that name a claim, namespace/name.
 	claimRefIndex = "volumebinding/claimRef"
 	// capacityIndex finds the capacities of a class.
@@ -46,13 +43,6 @@ type index struct {
 
 func indexes() []index {
 	return []index{
-		{field: freeIndex, of: &corev1.PersistentVolume{}, keys: func(o client.Object) []string {
-			pv, ok := o.(*corev1.PersistentVolume)
-			if !ok || pv.Spec.ClaimRef != nil || pv.Status.Phase != corev1.VolumeAvailable {
-				return nil
-			}
-			return []string{volume.GetPersistentVolumeClass(pv)}
-		}},
 		{field: claimRefIndex, of: &corev1.PersistentVolume{}, keys: func(o client.Object) []string {
 			pv, ok := o.(*corev1.PersistentVolume)
 			if !ok || pv.Spec.ClaimRef == nil {

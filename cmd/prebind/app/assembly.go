@@ -40,9 +40,9 @@ type assembly struct {
 	// domain and namespace are those of the options.
 	domain, namespace string
 
-	// watched are the kinds that the cache holds, and indexed the plugins whose
-	// indexes it has.
-	watched, indexed map[string]bool
+	// watched are the kinds that the cache holds, indexed the plugins whose indexes it
+	// has, and handled those whose handlers get its events.
+	watched, indexed, handled map[string]bool
 	// built are the plugins that were built last, by name: one whose arguments have
 	// not changed goes on as it is.
 	built map[string]builtPlugin
@@ -56,7 +56,7 @@ type builtPlugin struct {
 func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
 	return &assembly{
 		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
-		watched: map[string]bool{}, indexed: map[string]bool{}, built: map[string]builtPlugin{},
+		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
 
@@ -163,7 +163,11 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 		a.indexed[e.Name] = true
 	}
 	if e.Watches != nil {
-		if err := a.watch(ctx, e.Watches(arguments)); err != nil {
+		kinds := e.Watches(arguments)
+		if err := a.watch(ctx, kinds); err != nil {
+			return builtPlugin{}, err
+		}
+		if err := a.handle(ctx, e, kinds); err != nil {
 			return builtPlugin{}, err
 		}
 	}
@@ -175,6 +179,30 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 		err = fmt.Errorf("it is registered as %q and calls itself %q", e.Name, p.Name())
 	}
 	return builtPlugin{arguments: arguments, plugin: p}, err
+}
+
+// handle gives the events of the kinds to the plugin's handlers. After the start it
+// does not wait until they have seen all objects.
+func (a *assembly) handle(ctx context.Context, e Plugin, kinds map[string]client.Object) error {
+	if a.handled[e.Name] {
+		return nil
+	}
+	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
+		if kinds[kind] == nil {
+			return fmt.Errorf("it handles events of %s objects and does not watch them", kind)
+		}
+		informer, err := a.mgr.GetCache().GetInformer(ctx, kinds[kind])
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		added, err := informer.AddEventHandler(e.Handlers[kind])
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		a.ready.waitFor(kind, added.HasSynced)
+	}
+	a.handled[e.Name] = true
+	return nil
 }
 
 // missingKind returns the first of the kinds that the API server does not know, or

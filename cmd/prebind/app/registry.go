@@ -9,6 +9,7 @@ import (
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -76,6 +77,7 @@ func registeredMutators() []Mutator {
 // registeredPlugins is every PreBind plugin that is compiled in, in the order in
 // which they run: what only looks comes first, and what cannot be undone last.
 func registeredPlugins() []Plugin {
+	freeVolumes := volumebinding.NewFreeVolumes()
 	return []Plugin{
 		{
 			Name:        nodestate.Name,
@@ -145,8 +147,11 @@ func registeredPlugins() []Plugin {
 			Watches:     always(volumebinding.Watches),
 			Permissions: shipped("plugins/volumebinding"),
 			Index:       volumebinding.SetupIndexes,
+			Handlers:    map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes},
 			Build: func(d Deps) (api.PreBinder, error) {
-				return volumebinding.New(volumebinding.Options{Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes})
+				return volumebinding.New(volumebinding.Options{
+					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes, Clock: d.Clock,
+				})
 			},
 		},
 	}
@@ -233,6 +238,10 @@ type Plugin struct {
 	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Index adds the plugin's indexes to the cache.
 	Index func(ctx context.Context, indexer client.FieldIndexer) error
+	// Handlers get the events of kinds that Watches returns, by kind. They are added once
+	// in the life of the process. A process that starts with the plugin switched on is not
+	// ready before they have seen all objects.
+	Handlers map[string]toolscache.ResourceEventHandler
 	// Permissions are all that Prebind needs while the plugin is on, those for Watches
 	// included; namespace is Prebind's own. Where one is missing, Prebind does not
 	// start, or keeps its old configuration. Nil leaves it to the plugin to fail.

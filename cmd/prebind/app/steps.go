@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -125,8 +126,12 @@ func (r *countedReader) List(ctx context.Context, into client.ObjectList, opts .
 }
 
 // count goes by the Go type, which is named like the kind: the object itself does not
-// know its kind before it is read.
-func (r *countedReader) count(into any) {
-	kind := strings.TrimSuffix(reflect.Indirect(reflect.ValueOf(into)).Type().Name(), "List")
+// know its kind before it is read. Where only metadata is read, it does.
+func (r *countedReader) count(into runtime.Object) {
+	kind := into.GetObjectKind().GroupVersionKind().Kind
+	if kind == "" {
+		kind = reflect.Indirect(reflect.ValueOf(into)).Type().Name()
+	}
+	kind = strings.TrimSuffix(kind, "List")
 	r.reads.WithLabelValues(r.plugin, kind, readByPlugin).Inc()
 }

@@ -1,0 +1,150 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// stores is a cache as controller-runtime's: reads copy nothing, and a list goes
+// by an index.
+type stores struct{ byKind map[string]cache.Indexer }
+
+func newStores(tb testing.TB, objects ...client.Object) *stores {
+	tb.Helper()
+	s := &stores{byKind: map[string]cache.Indexer{}}
+	for _, o := range objects {
+		kind := kindOf(o)
+		if s.byKind[kind] == nil {
+			indexers := cache.Indexers{}
+			for _, i := range indexes() {
+				if kindOf(i.of) == kind {
+					indexers[i.field] = func(o any) ([]string, error) { return i.keys(o.(client.Object)), nil } //nolint:errcheck // All of them are objects.
+				}
+			}
+			s.byKind[kind] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers)
+		}
+		require.NoError(tb, s.byKind[kind].Add(o))
+	}
+	return s
+}
+
+func (s *stores) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	missing := apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(into)}, key.Name)
+	store := s.byKind[kindOf(into)]
+	if store == nil {
+		return missing
+	}
+	name := key.Name
+	if key.Namespace != "" {
+		name = key.String()
+	}
+	o, ok, err := store.GetByKey(name)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return missing
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(o).Elem())
+	return nil
+}
+
+func (s *stores) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+	by := (&client.ListOptions{}).ApplyOptions(options).FieldSelector.Requirements()[0]
+	kind := kindOfList(into)
+	if s.byKind[kind] == nil {
+		return nil
+	}
+	found, err := s.byKind[kind].ByIndex(by.Field, by.Value)
+	if err != nil {
+		return err
+	}
+	objects := make([]runtime.Object, 0, len(found))
+	for _, o := range found {
+		objects = append(objects, o.(runtime.Object)) //nolint:errcheck // All of them are objects.
+	}
+	return meta.SetList(into, objects)
+}
+
+func kindOfList(list client.ObjectList) string {
+	name := reflect.TypeOf(list).Elem().Name()
+	return name[:len(name)-len("List")]
+}
+
+// places are where free volumes can be used: local ones of 1,000 nodes, those of
+// three zones, and those that every node can use.
+var places = map[string]func(i int) gen.VolumeOption{
+	"local": func(i int) gen.VolumeOption { return gen.OnNode(fmt.Sprintf("node-%d", i%1000)) },
+	"zonal": func(i int) gen.VolumeOption {
+		return gen.OnNodesWith(corev1.LabelTopologyZone, fmt.Sprintf("z%d", i%3))
+	},
+	"anywhere": func(int) gen.VolumeOption { return gen.VolumeAccessModes(corev1.ReadWriteOnce) },
+}
+
+// matcher is the PreFlight of a pod whose claim gets a free volume, beside this many
+// free volumes of its class.
+func matcher(tb testing.TB, place string, volumes int) func() {
+	tb.Helper()
+	node := gen.Node("node-7", gen.Zone("z1"))
+	objects := []client.Object{theClaim(), node, gen.StorageClass("local", volume.NotSupportedProvisioner)}
+	for i := range volumes {
+		size := gen.Capacity(fmt.Sprintf("%dGi", 1+(i/1000)%10))
+		objects = append(objects, volumeNamed(fmt.Sprintf("pv-%d", i), size, places[place](i)))
+	}
+	s, free := newStores(tb, objects...), NewFreeVolumes()
+	for _, o := range objects {
+		free.OnAdd(o, true)
+	}
+	p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: notify.NewHub(), Free: free})
+	require.NoError(tb, err)
+	return func() {
+		next, err := p.PreFlight(tb.Context(), &api.BindContext{Pod: thePod(), Node: node})
+		require.NoError(tb, err)
+		require.Equal(tb, api.Run, next)
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	for _, place := range slices.Sorted(maps.Keys(places)) {
+		for _, free := range []int{2_000, 20_000, 50_000} {
+			b.Run(fmt.Sprintf("%s/free=%d", place, free), func(b *testing.B) {
+				match := matcher(b, place, free)
+				b.ReportAllocs()
+				for b.Loop() {
+					match()
+				}
+			})
+		}
+	}
+}
+
+// TestMatchDoesNotGrow: what a match takes does not depend on the number of free
+// volumes. BenchmarkMatch has the times.
+func TestMatchDoesNotGrow(t *testing.T) {
+	for place := range places {
+		few, many := testing.AllocsPerRun(10, matcher(t, place, 1_000)), testing.AllocsPerRun(10, matcher(t, place, 10_000))
+		assert.LessOrEqual(t, many, 1.5*few, "%s: allocations with 10,000 volumes and with 1,000", place)
+	}
+}

@@ -1,0 +1,162 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// among is what FindMatchingVolume finds for the claim among all volumes, by name.
+// This is how the volume is defined; the index only has to find the same.
+func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) string {
+	t.Helper()
+	var here []*corev1.PersistentVolume
+	for _, pv := range all {
+		if onNode, err := s.onNode(pv); err == nil && pv.Spec.ClaimRef == nil {
+			here = append(here, onNode)
+		}
+	}
+	slices.SortFunc(here, func(a, b *corev1.PersistentVolume) int { return strings.Compare(a.Name, b.Name) })
+	found, err := volume.FindMatchingVolume(claim, here, s.node, taken, true, true)
+	require.NoError(t, err)
+	if found == nil {
+		return ""
+	}
+	return found.Name
+}
+
+// TestSmallestIsWhatUpstreamFinds: in random worlds that change, the index finds the
+// volume that FindMatchingVolume finds among all of them.
+func TestSmallestIsWhatUpstreamFinds(t *testing.T) {
+	found := 0
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The same worlds every time.
+		free, all := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
+		for range 120 {
+			pv := randomVolume(random)
+			switch old := all[pv.Name]; {
+			case old == nil:
+				all[pv.Name] = pv
+				free.OnAdd(pv, random.IntN(2) == 0)
+			case random.IntN(4) == 0:
+				delete(all, pv.Name)
+				free.OnDelete(pick[any](random, old, cache.DeletedFinalStateUnknown{Key: pv.Name, Obj: old}))
+			default:
+				all[pv.Name] = pv
+				free.OnUpdate(old, pv)
+			}
+		}
+		for range 20 {
+			zone := fmt.Sprintf("z%d", random.IntN(2))
+			node := gen.Node(fmt.Sprintf("node-%d", random.IntN(3)), gen.Zone(zone), gen.Label(gceZone, zone))
+			if random.IntN(5) == 0 {
+				delete(node.Labels, corev1.LabelHostname)
+			}
+			s := newSnapshot(thePod(), node)
+			s.csiNode = pick(random, nil, gen.CSINode(node.Name, gcePlugin))
+			claim := randomClaim(random)
+			class := volume.GetPersistentVolumeClaimClass(claim)
+			s.free[class] = free.of(class, node.Labels[corev1.LabelHostname])
+			taken := map[string]*corev1.PersistentVolume{}
+			for range 4 {
+				want := s.among(t, all, claim, taken)
+				got, err := s.smallest(claim, taken, false)
+				require.NoError(t, err)
+				if want == "" {
+					require.Nil(t, got, "seed %d", seed)
+					break
+				}
+				require.NotNil(t, got, "seed %d: %s", seed, want)
+				require.Equal(t, want, got.Name, "seed %d", seed)
+				require.Same(t, all[want], got, "it is the volume, and not its translation")
+				taken[want] = got
+				found++
+			}
+		}
+		for _, pv := range all {
+			free.OnDelete(pv)
+		}
+		assert.Empty(t, free.byName)
+		assert.Empty(t, free.shelves, "nothing is left of volumes that are gone")
+	}
+	assert.Greater(t, found, 1000, "the worlds should have volumes that fit")
+}
+
+func pick[T any](random *rand.Rand, some ...T) T { return some[random.IntN(len(some))] }
+
+func randomVolume(random *rand.Rand) *corev1.PersistentVolume {
+	nothing := gen.Label("nothing", "special")
+	options := []gen.VolumeOption{
+		gen.VolumeOfClass(pick(random, "local", "local", "other")),
+		gen.Capacity(pick(random, "1Gi", "1024Mi", "2Gi", "3Gi", "3Gi", "10Gi")),
+		pick[gen.VolumeOption](random, nothing, nothing, gen.OnNode("node-0"), gen.OnNode("node-1"), gen.OnNodesWith(corev1.LabelTopologyZone, "z1"),
+			gen.OnNodesWith(corev1.LabelHostname, "node-0", "node-1")),
+		pick[gen.VolumeOption](random, nothing, nothing, gen.VolumeAccessModes(corev1.ReadWriteOnce, corev1.ReadOnlyMany), gen.VolumeAccessModes(corev1.ReadWriteMany)),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeBlockMode()),
+		pick[gen.VolumeOption](random, nothing, gen.Label("disk", "ssd"), gen.Label("disk", "hdd")),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeAttributesClass("fast")),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, nothing, gen.VolumePhase(corev1.VolumeReleased), gen.VolumePhase(corev1.VolumePending), gen.Terminating(), gen.ClaimRef(claimNamed("logs"))),
+	}
+	if random.IntN(3) == 0 {
+		options = append(options, gen.VolumeSource(gceSource), gen.Label(corev1.LabelFailureDomainBetaZone, pick(random, "z0", "z1", "a__b__")))
+	}
+	return volumeNamed(fmt.Sprintf("pv-%d", random.IntN(60)), options...)
+}
+
+func randomClaim(random *rand.Rand) *corev1.PersistentVolumeClaim {
+	nothing := gen.Label("nothing", "special")
+	return theClaim(
+		gen.Requests(pick(random, "1Mi", "1Gi", "2Gi", "2500Mi", "20Gi")),
+		pick[gen.ClaimOption](random, nothing, nothing, gen.AccessModes(corev1.ReadOnlyMany), gen.AccessModes(corev1.ReadWriteOncePod)),
+		pick[gen.ClaimOption](random, nothing, nothing, nothing, gen.BlockMode()),
+		pick[gen.ClaimOption](random, nothing, nothing, gen.Selects("disk", "ssd")),
+		pick[gen.ClaimOption](random, nothing, nothing, nothing, gen.AttributesClass("fast")),
+	)
+}
+
+// TestFreeVolumesOfANode: what only other nodes can use is not even looked at.
+func TestFreeVolumesOfANode(t *testing.T) {
+	free := NewFreeVolumes()
+	for i := range 100 {
+		free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.OnNode(fmt.Sprintf("node-%d", i%10))), true)
+	}
+	free.OnAdd(volumeNamed("net"), true)
+	count := func(host string) (n int) {
+		for _, on := range free.of("local", host) {
+			n += on.volumes.Len()
+		}
+		return n
+	}
+	assert.Equal(t, 11, count("node-3"))
+	assert.Equal(t, 1, count("node-30"))
+	assert.Equal(t, 1, count(""), "a node without the label")
+
+	before := free.of("local", "node-3")
+	free.OnDelete(volumeNamed("pv-3"))
+	assert.Equal(t, 10, count("node-3"))
+	n := 0
+	for _, on := range before {
+		n += on.volumes.Len()
+	}
+	assert.Equal(t, 11, n, "what was read does not change")
+}
+
+// TestMigratableIsSeen: the CSINode is read only where a volume of the class may need
+// it.
+func TestMigratableIsSeen(t *testing.T) {
+	assert.False(t, snap(theClaim(), local, volumeNamed("pv")).migratable())
+	assert.True(t, snap(theClaim(), local, volumeNamed("pv", gen.VolumeSource(gceSource))).migratable())
+}

@@ -1,0 +1,99 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// A volume can be used as soon as the API server holds it, although no watch of a
+// replica has delivered it yet. Each volume is made just before the only bind that
+// can use it.
+func TestStaticBindsRightAfterTheirVolumes(t *testing.T) {
+	t.Parallel()
+	const binds, label = 20, "e2e.prebind.dev/for"
+	b := newBench(t, shared, nil)
+	b.unlimited()
+	class := b.class(volume.NotSupportedProvisioner)
+	for i := range binds {
+		name := fmt.Sprintf("pod-%d", i)
+		claim := gen.Claim(name, gen.InNamespace(b.ns), gen.OfClass(class), gen.Selects(label, name))
+		_, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(t.Context(), claim, metav1.CreateOptions{})
+		require.NoError(t, err)
+		_, err = b.createPod(name, byHand, gen.UsesClaim(name))
+		require.NoError(t, err)
+	}
+	results := make(chan error, binds)
+	for i := range binds {
+		go func() {
+			name := fmt.Sprintf("pod-%d", i)
+			err := b.createVolume(gen.VolumeOfClass(class), gen.OnNode("node-1"), gen.Label(label, name))
+			if err == nil {
+				err = b.bindByHand(gen.Binding(gen.Pod(name, gen.InNamespace(b.ns)), "node-1"))
+			}
+			results <- err
+		}()
+	}
+	var failed []error
+	for range binds {
+		if err := <-results; err != nil {
+			failed = append(failed, err)
+		}
+	}
+	assert.NoError(t, errors.Join(failed...), "%d of %d binds", len(failed), binds)
+}
+
+// unlimited gives the bench a client that sends requests as fast as a scheduler's.
+func (b *bench) unlimited() {
+	b.t.Helper()
+	config := b.cluster.Config()
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	require.NoError(b.t, err)
+	own := *b.world
+	own.client = client
+	b.world = &own
+}
+
+// createVolume returns as soon as the API server holds the volume. It may be called
+// from any goroutine.
+func (b *bench) createVolume(options ...gen.VolumeOption) error {
+	pv := gen.Volume("", options...)
+	pv.GenerateName = "e2e-"
+	_, err := b.client.CoreV1().PersistentVolumes().Create(b.t.Context(), pv, metav1.CreateOptions{})
+	return err
+}
+
+// Capacity counts as soon as the API server holds it.
+func TestCapacityRightAfterItIsPublished(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.unlimited()
+	driver := "capacity." + b.ns + ".example.com"
+	_, err := b.client.StorageV1().CSIDrivers().Create(t.Context(), gen.CSIDriver(driver, true), metav1.CreateOptions{})
+	require.NoError(t, err)
+	for i := range 10 {
+		class := b.class(driver)
+		claim := fmt.Sprintf("data-%d", i)
+		b.claim(claim, class)
+		_, err := b.createPod(claim, byHand, gen.UsesClaim(claim))
+		require.NoError(t, err)
+		room := gen.CSIStorageCapacity(claim, class, gen.Amount("10Gi"))
+		room.Namespace = b.ns
+		_, err = b.client.StorageV1().CSIStorageCapacities(b.ns).Create(t.Context(), room, metav1.CreateOptions{})
+		require.NoError(t, err)
+		dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+		assert.NoError(t, b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(gen.Pod(claim, gen.InNamespace(b.ns)), "node-1"), dry))
+	}
+}

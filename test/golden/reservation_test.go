@@ -1,0 +1,69 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package golden
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// denier denies the bind of the pod first, in PreFlight or in PreBind.
+type denier struct{ inPreFlight bool }
+
+func (denier) Name() string { return "denier" }
+
+func (d denier) PreFlight(_ context.Context, bc *api.BindContext) (api.Next, error) {
+	return api.Run, d.deny(bc, d.inPreFlight)
+}
+
+func (d denier) PreBind(_ context.Context, bc *api.BindContext) error { return d.deny(bc, true) }
+
+func (denier) PreBindRollBack(context.Context, *api.BindContext) error { return nil }
+
+func (denier) deny(bc *api.BindContext, now bool) error {
+	if now && bc.Pod.Name == "first" {
+		return api.Refuse(api.Object{}, "it is the first")
+	}
+	return nil
+}
+
+// TestDeniedBindKeepsNoClaim: a ReadWriteOncePod claim is free at once when its bind
+// is denied after the PreFlight of volumebinding.
+func TestDeniedBindKeepsNoClaim(t *testing.T) {
+	for name, inPreFlight := range map[string]bool{"PreFlight": true, "PreBind": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				claim := gen.Claim("data", gen.UID("claim"), gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
+				objects := []client.Object{gen.Node("node-a"), claim, gen.Volume("pv", gen.ClaimRef(claim))}
+				pod := func(name string) *corev1.Pod { return gen.Pod(name, gen.UID(types.UID(name)), gen.UsesClaim("data")) }
+				p := newPrebind(t, setup{plugins: func(t *testing.T, w world) []api.PreBinder {
+					return append(withVolumes(t, w), denier{inPreFlight: inPreFlight})
+				}}, append(objects, pod("first"), pod("second")))
+				defer p.stop(t)
+				bind := func(name string) *admissionv1.AdmissionResponse {
+					var review admissionv1.AdmissionReview
+					response := p.serve(t, reviewOf(t, gen.Binding(pod(name), "node-a"), false))
+					require.NoError(t, json.Unmarshal(response.Body.Bytes(), &review))
+					synctest.Wait()
+					return review.Response
+				}
+				require.False(t, bind("first").Allowed)
+				second := bind("second")
+				assert.True(t, second.Allowed, "%v", second.Result)
+			})
+		})
+	}
+}
