@@ -80,10 +80,11 @@ bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler,
 	@echo "now:" && go run ./test/bench/report $(RESULTS)
 
 .PHONY: scale
-scale: control-plane ## Measure a large cluster, and many pods that wait, in half an hour (SCALE='-scale-nodes=500 -scale-running=0,5000' for a smaller one)
+scale: control-plane ## Measure a large cluster, many pods that wait, and cost against size, in 40 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller one)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkGrowth$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	@go run ./test/bench/report $(RESULTS)
 
 .PHONY: bench-keep
@@ -96,9 +97,9 @@ SEEDS ?= 20
 DURATION ?= 1m
 
 .PHONY: faults
-faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer, FAULTS_CSV=file to add a line for each to)
+faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer, ATTACK=true for an attacking tenant beside it, FAULTS_CSV=file to add a line for each to)
 	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
-		$(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
+		$(if $(ATTACK),-attack=$(ATTACK)) $(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
 
 .PHONY: faults-broken
 faults-broken: control-plane ## Show that the checker of the faults turns red, with a Prebind that forgets to roll back

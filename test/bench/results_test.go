@@ -97,7 +97,12 @@ func memory(pid int, key string) (float64, error) {
 // calm returns when the processes have next to nothing to do: what was begun before
 // is not to be measured. It gives up after a while, for some never have.
 func calm(ctx context.Context, pids ...int) error {
-	const look, idle, patience = 100 * time.Millisecond, 0.02, 10 * time.Second
+	return calmWithin(ctx, 10*time.Second, 100*time.Millisecond, pids...)
+}
+
+// calmWithin is calm with another patience, and another time without much to do.
+func calmWithin(ctx context.Context, patience, look time.Duration, pids ...int) error {
+	const idle = 0.02
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	tick := time.NewTicker(look)

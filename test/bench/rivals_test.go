@@ -57,6 +57,20 @@ type rivals struct {
 // None of them runs.
 func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants ...string) *rivals {
 	tb.Helper()
+	return newRivalsWith(tb, o, nodes, shipped{}, variants...)
+}
+
+// shipped says how Prebind differs from the shipped installation.
+type shipped struct {
+	// components are those of config/webhook to add.
+	components []string
+	// args returns more arguments of the replica; nil is none.
+	args func(c *cluster.Cluster) ([]string, error)
+}
+
+// newRivalsWith is newRivals with a Prebind that is not quite as shipped.
+func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shipped, variants ...string) *rivals {
+	tb.Helper()
 	ctx := tb.Context()
 	c := clustertest.Start(tb, o)
 	r := &rivals{cluster: c, processes: map[string]*cluster.Process{}}
@@ -70,7 +84,16 @@ func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants 
 	require.NoError(tb, err)
 	r.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
-	replica, err := r.prebind.Start(ctx, "-v=0") // As shipped.
+	args := []string{"-v=0"} // As shipped.
+	if len(s.components) > 0 {
+		require.NoError(tb, r.prebind.AddComponents(ctx, s.components...))
+	}
+	if s.args != nil {
+		more, err := s.args(c)
+		require.NoError(tb, err)
+		args = append(args, more...)
+	}
+	replica, err := r.prebind.Start(ctx, args...)
 	require.NoError(tb, err)
 	r.processes[prebind] = replica.Process
 	require.NoError(tb, replica.Kill())

@@ -53,7 +53,7 @@ func TestFaults(t *testing.T) {
 func survive(t *testing.T, binary string, seed uint64) {
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("to repeat it: make faults SEED=%d SEEDS=1 DURATION=%s", seed, *length)
+			t.Logf("to repeat it: make faults SEED=%d SEEDS=1 DURATION=%s ATTACK=%t", seed, *length, *attacked)
 		}
 	})
 	schedule := draw(seed, *length)
@@ -66,12 +66,27 @@ func survive(t *testing.T, binary string, seed uint64) {
 		w.replicas[i].wrong = wrong
 		require.NoError(t, w.replicas[i].SetClock(wrong))
 	}
+	var a *attack
+	if *attacked {
+		a = newAttack(t, w, seed)
+	}
+	g := newGuard(t, w, seed)
 	l := newLoad(w, seed)
 	l.begin(t.Context())
+	if a != nil {
+		a.begin(t.Context())
+	}
 	r := newRunner(t, w)
 	r.run(t.Context(), schedule)
 	l.end()
 	r.heal(t)
+	if a != nil {
+		g.calmDown()
+		pause(t.Context(), attackAlone)
+		a.end(t)
+	}
+	assert.Empty(t, g.end(t), "what should hold at any time")
+	l.made["ordinary"] = g.made // Nothing else runs any more.
 	began := time.Now()
 	left := w.untilClean(t.Context(), l, settled)
 	rest := time.Since(began)

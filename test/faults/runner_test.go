@@ -117,6 +117,7 @@ func (p *supervised) kill() func() {
 // one breaks one thing for its time.
 func (r *runner) one(ctx context.Context, f fault) {
 	p, on := r.processes[f.target], r.replicas[f.target]
+	defer r.w.disturbed.during(f)()
 	switch f.kind {
 	case "kill":
 		defer p.kill()()

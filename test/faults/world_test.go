@@ -48,6 +48,8 @@ type world struct {
 	watcher  client.WithWatch
 	replicas []*replica
 	ledger   *ledger
+	// disturbed says which replicas faults touch.
+	disturbed *disturbances
 }
 
 type replica struct {
@@ -63,7 +65,7 @@ type replica struct {
 
 func newWorld(t *testing.T, binary string) *world {
 	t.Helper()
-	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
+	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute}), disturbed: newDisturbances()}
 	require.NoError(t, w.connect())
 	open := cluster.WithLabels(map[string]string{openKey: "yes"})
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", nodes, open)...))

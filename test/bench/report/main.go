@@ -44,15 +44,19 @@ func run(args []string) error {
 		return err
 	}
 	results := resultsOf(data)
+	growth := growthMarkdown(grownOf(data))
 	if len(args) == 1 {
-		fmt.Print(markdown(results))
+		fmt.Print(markdown(results), "\n", growth)
 		return nil
 	}
 	readme, err := os.ReadFile(args[1])
 	if err != nil {
 		return err
 	}
-	text, err := replace(string(readme), markdown(results))
+	text, err := replace(string(readme), begin, end, markdown(results))
+	if err == nil {
+		text, err = replace(text, beginGrowth, endGrowth, growth)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[1], err)
 	}
@@ -143,8 +147,8 @@ func markdown(results []result) string {
 	return out.String()
 }
 
-// replace puts the table between the marks.
-func replace(text, table string) (string, error) {
+// replace puts the table between its marks.
+func replace(text, begin, end, table string) (string, error) {
 	before, rest, ok := strings.Cut(text, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {

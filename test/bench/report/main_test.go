@@ -78,7 +78,11 @@ func TestReadme(t *testing.T) {
 	assert.Len(t, results, len(table()), "a row without data")
 	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
 	require.NoError(t, err)
-	want, err := replace(string(readme), markdown(results))
+	growth := grownOf(data)
+	assert.Len(t, growth, len(growthTable()), "a row of cost against size without data")
+	want, err := replace(string(readme), begin, end, markdown(results))
+	require.NoError(t, err)
+	want, err = replace(want, beginGrowth, endGrowth, growthMarkdown(growth))
 	require.NoError(t, err)
 	assert.Equal(t, want, string(readme), "run 'make bench-keep'")
 	for name, plot := range map[string][]byte{"ratios": ratiosPlot(results), "memory": memoryPlot(data["scale"]), "claims": claimsPlot(data["claims"])} {
@@ -86,6 +90,33 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, string(plot), string(kept), "%s.svg: run 'make bench-keep'", name)
 		wellFormed(t, string(plot))
+	}
+}
+
+func TestGrowth(t *testing.T) {
+	samples := []stat.Sample{
+		{Variant: prebind, Round: 5000, Metric: "x", Value: 3}, {Variant: prebind, Round: 500, Metric: "x", Value: 2}, {Variant: prebind, Round: 0, Metric: "x", Value: 1},
+		{Variant: prebind, Round: 5, Metric: "new", Value: 0}, {Variant: prebind, Round: 50, Metric: "new", Value: 7}, {Variant: prebind, Round: 50, Metric: "one size", Value: 7},
+	}
+	cases := map[string]struct {
+		reason string
+		row    growthRow
+		want   string
+	}{
+		"Met":     {reason: "the two largest sizes count, in whatever order they came", row: growthRow{what: "a", metric: "x", unit: " ms"}, want: "| a | 500 → 5000 | 2 ms | 3 ms | 1.50× | ≤ 1.50× | yes |"},
+		"Limit":   {reason: "some have a limit of their own", row: growthRow{what: "a", metric: "x", free: true, most: new(2.5)}, want: "| a | 500 → 5000 | 2 | 3 | 1.50× | ≤ 2.50 | no |"},
+		"Free":    {reason: "some only show how they grow", row: growthRow{what: "a", metric: "x", free: true}, want: "| a | 500 → 5000 | 2 | 3 | 1.50× | – |  |"},
+		"Nothing": {reason: "there is no ratio to nothing", row: growthRow{what: "a", metric: "new"}, want: "| a | 5 → 50 | 0 | 7 | – | ≤ 1.50× | yes |"},
+		"OneSize": {reason: "a row needs both sizes", row: growthRow{what: "a", metric: "one size"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			found, ok := tc.row.of(samples)
+			require.Equal(t, tc.want != "", ok, tc.reason)
+			if ok {
+				assert.Equal(t, tc.want, found.line(), tc.reason)
+			}
+		})
 	}
 }
 
@@ -102,11 +133,11 @@ func wellFormed(t *testing.T, text string) {
 }
 
 func TestReplace(t *testing.T) {
-	got, err := replace("before\n"+begin+"old\n"+end+"after\n", "new\n")
+	got, err := replace("before\n"+begin+"old\n"+end+"after\n", begin, end, "new\n")
 	require.NoError(t, err)
 	assert.Equal(t, "before\n"+begin+"new\n"+end+"after\n", got)
 	for _, broken := range []string{"", begin, end, end + begin} {
-		_, err := replace(broken, "new\n")
+		_, err := replace(broken, begin, end, "new\n")
 		require.Error(t, err, "%q", broken)
 	}
 }

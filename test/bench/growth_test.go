@@ -1,0 +1,302 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// growthPart makes BenchmarkGrowth smaller.
+var growthPart = flag.Float64("scale-part", 1, "part of the full sizes that BenchmarkGrowth takes, such as 0.1")
+
+// growth measures what one thing costs in a cluster of one size and of ten times that size.
+type growth struct {
+	name string
+	// size is the smaller one. The larger one is ten times as much.
+	size int
+	// most are the binds of one kind that are measured.
+	most    int
+	shipped shipped
+	// controllers keeps kube-controller-manager running. Otherwise it stops before fill.
+	controllers bool
+	// fill creates the objects from had to n.
+	fill func(ctx context.Context, g *grown, had, n int) error
+	// measure runs while the replica runs and after it has come to rest.
+	measure func(ctx context.Context, g *grown, n int) error
+}
+
+// growths lists the measurements of BenchmarkGrowth.
+func growths() []growth {
+	return []growth{staticLocal(), staticShared(), devices(), owned(), marks(), bound()}
+}
+
+// grown is the cluster of one growth.
+type grown struct {
+	*rivals
+	out *results
+	// most is that of the growth.
+	most int
+	// large is the number of nodes large-1 and on that exist.
+	large int
+}
+
+// BenchmarkGrowth measures cost against size: each sub-benchmark writes growth-NAME.csv with the
+// size as the round. It runs each one once, whatever -benchtime says.
+func BenchmarkGrowth(b *testing.B) {
+	for _, one := range growths() {
+		b.Run(one.name, func(b *testing.B) {
+			one.size = max(int(float64(one.size)**growthPart), 20)
+			began := time.Now()
+			out := one.run(b, one.cluster(b))
+			require.NoError(b, out.save())
+			for _, s := range out.samples {
+				b.Logf("%7d %-34s %.6g", s.Round, s.Metric, s.Value)
+			}
+			b.ReportMetric(0, "ns/op") // Mostly objects being created.
+			b.Logf("took %s", time.Since(began).Round(time.Second))
+		})
+	}
+}
+
+// TestGrowth runs the benchmark with a few objects. It does not judge the figures.
+func TestGrowth(t *testing.T) {
+	for _, one := range growths() {
+		t.Run(one.name, func(t *testing.T) {
+			t.Parallel() // Most of the time it waits.
+			one.size, one.most = 4, 4
+			out := one.run(t, one.cluster(t))
+			metrics := map[string]bool{}
+			for _, s := range out.samples {
+				metrics[s.Metric] = true
+			}
+			require.NotEmpty(t, metrics)
+			for metric := range metrics {
+				assert.GreaterOrEqual(t, len(stat.Values(out.samples, metric, prebind)), 2, "%s is measured at both sizes", metric)
+			}
+		})
+	}
+}
+
+// cluster starts a control plane for this growth.
+func (o growth) cluster(tb testing.TB) *grown {
+	tb.Helper()
+	options := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, StartTimeout: 5 * time.Minute}
+	return &grown{rivals: newRivalsWith(tb, options, cluster.Nodes("node", 1), o.shipped, prebind), most: o.most}
+}
+
+// run measures at both sizes.
+func (o growth) run(tb testing.TB, g *grown) *results {
+	tb.Helper()
+	ctx := tb.Context()
+	g.out = &results{name: "growth-" + o.name}
+	require.NoError(tb, g.untilAccount(ctx))
+	if !o.controllers {
+		require.NoError(tb, g.cluster.Process(cluster.ControllerManager).Stop())
+	}
+	had := 0
+	for _, n := range []int{o.size, 10 * o.size} {
+		began := time.Now()
+		require.NoError(tb, o.fill(ctx, g, had, n))
+		had = n
+		tb.Logf("%s: the cluster has size %d after %s", o.name, n, time.Since(began).Round(time.Second))
+		require.NoError(tb, g.forgetLeases(ctx))
+		require.NoError(tb, g.turn(ctx, prebind, func(ctx context.Context) error {
+			// The new leader begins within seconds.
+			if err := errors.Join(g.pass(ctx, min(g.window(), 5*time.Second)), g.rest(ctx)); err != nil {
+				return err
+			}
+			return o.measure(ctx, g, n)
+		}))
+	}
+	return g.out
+}
+
+// untilAccount waits until pods can be created.
+func (g *grown) untilAccount(ctx context.Context) error {
+	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := g.client.CoreV1().ServiceAccounts(prebind).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, nil
+	})
+}
+
+// addNodes creates the nodes large-1 to large-n that do not exist yet, with 50 images each.
+func (g *grown) addNodes(ctx context.Context, n int) error {
+	had := g.large
+	if n <= had {
+		return nil
+	}
+	g.large = n
+	nodes := cluster.Nodes("large", n)
+	return inParallel(ctx, 32, n-had, func(ctx context.Context, i int) error { return g.addNode(ctx, nodes[had+i]) })
+}
+
+// addNode creates a ready node. Without kube-controller-manager it keeps the taint of new nodes,
+// which the pods here tolerate.
+func (g *grown) addNode(ctx context.Context, made *corev1.Node) error {
+	node, err := g.client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	made.Status.DeepCopyInto(&node.Status)
+	node.Status.Images = images(50)
+	node.ResourceVersion = "" // kube-controller-manager writes to new nodes as well.
+	_, err = g.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	return err
+}
+
+// createPod creates a pod that no scheduler looks at.
+func (g *grown) createPod(ctx context.Context, name string, options ...gen.PodOption) (*corev1.Pod, error) {
+	own := append([]gen.PodOption{gen.InNamespace(prebind), gen.EndsAtOnce(), gen.Scheduler("nobody"), gen.Tolerates(corev1.TaintNodeNotReady)}, options...)
+	return g.client.CoreV1().Pods(prebind).Create(ctx, gen.Pod(name, own...), metav1.CreateOptions{})
+}
+
+// forgetLeases deletes the Leases of replicas that were killed, so that the next one leads at once.
+func (g *grown) forgetLeases(ctx context.Context) error {
+	return g.client.CoordinationV1().Leases(install.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+}
+
+// rest waits until the API server and the replica have next to nothing to do. A new leader
+// looks at all records once, for up to a minute.
+func (g *grown) rest(ctx context.Context) error {
+	return calmWithin(ctx, 90*time.Second, 300*time.Millisecond, g.processes[prebind].PID(), g.cluster.Process(cluster.APIServer).PID())
+}
+
+// pass lets time pass.
+func (g *grown) pass(ctx context.Context, length time.Duration) error {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
+
+// window is how long a replica at rest is measured. Sweeps are ten seconds apart.
+func (g *grown) window() time.Duration {
+	if g.most < 10 {
+		return time.Second // It is a test.
+	}
+	return 30 * time.Second
+}
+
+// usage is what the replica has used since its start.
+type usage struct {
+	// cpu is in seconds and counts in steps of 10 ms.
+	cpu     float64
+	metrics string
+}
+
+// usageBefore reads the usage. It reads the processor time last, and usageAfter reads it first, so
+// that neither counts what the metrics cost.
+func (g *grown) usageBefore(ctx context.Context) (u usage, err error) {
+	if u.metrics, err = g.prebind.Replicas()[0].Metrics(ctx); err == nil {
+		u.cpu, err = processor(g.processes[prebind].PID())
+	}
+	return u, err
+}
+
+func (g *grown) usageAfter(ctx context.Context) (u usage, err error) {
+	if u.cpu, err = processor(g.processes[prebind].PID()); err == nil {
+		u.metrics, err = g.prebind.Replicas()[0].Metrics(ctx)
+	}
+	return u, err
+}
+
+// more is by how much a metric has grown.
+func (u usage) more(before usage, name, label string) float64 {
+	return sum(u.metrics, name, label) - sum(before.metrics, name, label)
+}
+
+// ownTime is a metric of the replica that says for how long a plugin has worked.
+type ownTime struct{ what, label string }
+
+// binds measures n binds, one after the other: the median time of a client, and for each bind what
+// the replica has used and how long it has worked by its own metrics.
+func (g *grown) binds(ctx context.Context, size int, what string, n int, own []ownTime, bind func(ctx context.Context, i int) error) error {
+	before, err := g.usageBefore(ctx)
+	if err != nil {
+		return err
+	}
+	took := make([]time.Duration, n)
+	for i := range n {
+		began := time.Now()
+		if err := bind(ctx, i); err != nil {
+			return err
+		}
+		took[i] = time.Since(began)
+	}
+	after, err := g.usageAfter(ctx)
+	if err != nil {
+		return err
+	}
+	add := func(metric string, value float64) { g.out.add(prebind, size, what+": "+metric, value) }
+	add("p50 ms", milliseconds(quantile(took, 0.5)))
+	add("CPU ms", (after.cpu-before.cpu)*1e3/float64(n))
+	add("allocated KiB", after.more(before, "go_memstats_alloc_bytes_total", "")/1024/float64(n))
+	add("API requests", after.more(before, "rest_client_requests_total", "")/float64(n))
+	for _, o := range own {
+		add(o.what+" ms", after.more(before, "prebind_plugin_duration_seconds_sum", o.label)*1e3/float64(n))
+	}
+	return nil
+}
+
+// idle measures what the replica uses while nothing is bound, for each ten seconds.
+func (g *grown) idle(ctx context.Context, size int, what string, length time.Duration) error {
+	before, err := g.usageBefore(ctx)
+	if err != nil {
+		return err
+	}
+	if err := g.pass(ctx, length); err != nil {
+		return err
+	}
+	after, err := g.usageAfter(ctx)
+	if err != nil {
+		return err
+	}
+	tens := length.Seconds() / 10
+	g.out.add(prebind, size, what+": CPU ms", (after.cpu-before.cpu)*1e3/tens)
+	g.out.add(prebind, size, what+": allocated KiB", after.more(before, "go_memstats_alloc_bytes_total", "")/1024/tens)
+	g.out.add(prebind, size, what+": API requests", after.more(before, "rest_client_requests_total", "")/tens)
+	return nil
+}
+
+// bindTo posts the Binding that kube-scheduler would post, with these annotations.
+func (g *grown) bindTo(ctx context.Context, pod *corev1.Pod, node string, annotations map[string]string) error {
+	b := bindingOf(pod, 0)
+	b.Target.Name, b.Annotations = node, annotations
+	return g.client.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
+}
+
+// bindRefused posts a Binding that Prebind must refuse for this reason.
+func (g *grown) bindRefused(ctx context.Context, pod *corev1.Pod, node, reason string) error {
+	err := g.bindTo(ctx, pod, node, nil)
+	if err == nil {
+		return fmt.Errorf("the pod %s was bound to %s, which should be refused", pod.Name, node)
+	}
+	if !strings.Contains(err.Error(), reason) {
+		return errors.Join(fmt.Errorf("the pod %s should be refused because of %q", pod.Name, reason), err)
+	}
+	return nil
+}
+
+func large(i int) string { return fmt.Sprintf("large-%d", i+1) }

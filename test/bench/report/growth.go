@@ -1,0 +1,152 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/prebind/prebind/test/bench/stat"
+)
+
+// The table of cost against size stands between these.
+const (
+	beginGrowth = "<!-- growth -->\n"
+	endGrowth   = "<!-- end of growth -->\n"
+)
+
+// mostGrowth is the target: what a row may grow by when the cluster is ten times as large.
+const mostGrowth = 1.5
+
+// growthRow is a line of the table of cost against size. The round of its samples is the size.
+type growthRow struct {
+	what, file, metric, unit string
+	// free has no target for the ratio, because the work itself grows.
+	free bool
+	// most is the target of the value at the larger size; nil is none.
+	most *float64
+}
+
+// growthTable lists all rows.
+func growthTable() []growthRow {
+	var rows []growthRow
+	add := func(what, file, prefix string, metrics ...string) {
+		for _, m := range metrics {
+			metric, unit := m, ""
+			for _, u := range []string{" ms", " KiB"} {
+				if n := len(m) - len(u); n > 0 && m[n:] == u {
+					metric, unit = m[:n], u
+				}
+			}
+			rows = append(rows, growthRow{what: what + ": " + metric, file: "growth-" + file, metric: prefix + ": " + m, unit: unit})
+		}
+	}
+	const cpu, p50, allocated, requests = "CPU ms", "p50 ms", "allocated KiB", "API requests"
+	add("bind, free local volumes of the class", "static-local", "bind", cpu, "PreFlight ms", p50, allocated)
+	add("bind, free shared volumes of the class", "static-shared", "bind", cpu, "PreFlight ms", p50, allocated)
+	add("device grant, nodes with device records", "devices", "bind", cpu, "PreFlight ms", "PreBind ms", p50, allocated, requests)
+	add("10 s of sweeps, device records", "devices", "10 s at rest", cpu, allocated, requests)
+	rows = append(rows, growthRow{what: "start of a new leader, device records: API requests", file: "growth-devices", metric: "start: API requests", free: true})
+	add("allocation of an owned class, allocated claims", "owned", "allocation", cpu, p50, allocated, requests)
+	add("rejection of an owned class, allocated claims", "owned", "rejection", cpu, p50, allocated, requests)
+	add("start until rest, forged marks", "marks", "start until rest", cpu, requests)
+	add("10 s of sweeps, forged marks", "marks", "10 s after it", allocated, requests)
+	return append(rows,
+		growthRow{what: "live heap of a bound claim and its volume, bound pairs", file: "growth-bound", metric: "live heap bytes/pair", unit: " B", free: true, most: new(1500.0)},
+		growthRow{what: "resident memory of a bound claim and its volume, bound pairs", file: "growth-bound", metric: "resident bytes/pair", unit: " B", free: true},
+		growthRow{what: "most resident memory after start and first bind, bound pairs", file: "growth-bound", metric: "most resident MiB", unit: " MiB", free: true, most: new(512.0)},
+		growthRow{what: "start until ready, bound pairs: seconds", file: "growth-bound", metric: "seconds to ready", unit: " s", free: true},
+		growthRow{what: "first bind after the start, bound pairs", file: "growth-bound", metric: "first bind ms", unit: " ms", free: true},
+	)
+}
+
+// grown is the result of a row.
+type grown struct {
+	growthRow
+	sizes  [2]int
+	values [2]float64
+}
+
+// of returns the result at the two largest sizes; false where the samples have fewer.
+func (r growthRow) of(samples []stat.Sample) (grown, bool) {
+	found := grown{growthRow: r}
+	bySize := map[int]float64{}
+	var sizes []int
+	for _, s := range samples {
+		if s.Metric == r.metric && s.Variant == prebind {
+			bySize[s.Round] = s.Value
+			sizes = append(sizes, s.Round)
+		}
+	}
+	slices.Sort(sizes)
+	if len(sizes) < 2 {
+		return found, false
+	}
+	copy(found.sizes[:], sizes[len(sizes)-2:])
+	for i, size := range found.sizes {
+		found.values[i] = bySize[size]
+	}
+	return found, true
+}
+
+// ratio is 0 where there is nothing to compare with.
+func (g grown) ratio() float64 {
+	if g.values[0] <= 0 {
+		return 0
+	}
+	return g.values[1] / g.values[0]
+}
+
+func (g grown) aim() string {
+	switch {
+	case g.most != nil:
+		return "≤ " + number(*g.most) + g.unit
+	case g.free:
+		return "–"
+	default:
+		return fmt.Sprintf("≤ %s×", number(mostGrowth))
+	}
+}
+
+func (g grown) met() string {
+	switch {
+	case g.most == nil && g.free:
+		return ""
+	case g.most != nil && g.values[1] > *g.most, !g.free && g.ratio() > mostGrowth:
+		return "no"
+	default:
+		return "yes"
+	}
+}
+
+func (g grown) line() string {
+	ratio := "–"
+	if r := g.ratio(); r > 0 {
+		ratio = number(r) + "×"
+	}
+	return fmt.Sprintf("| %s | %d → %d | %s%s | %s%s | %s | %s | %s |", g.what, g.sizes[0], g.sizes[1],
+		number(g.values[0]), g.unit, number(g.values[1]), g.unit, ratio, g.aim(), g.met())
+}
+
+func grownOf(data map[string][]stat.Sample) []grown {
+	var results []grown
+	for _, r := range growthTable() {
+		if found, ok := r.of(data[r.file]); ok {
+			results = append(results, found)
+		}
+	}
+	return results
+}
+
+// growthMarkdown is the table of cost against size.
+func growthMarkdown(results []grown) string {
+	var out bytes.Buffer
+	fmt.Fprintln(&out, "| what, and what there is more of | size | at 1× | at 10× | 10× / 1× | target | met |")
+	fmt.Fprintln(&out, "|---|---|---:|---:|---:|---|---|")
+	for _, g := range results {
+		fmt.Fprintln(&out, g.line())
+	}
+	return out.String()
+}

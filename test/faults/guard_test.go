@@ -1,0 +1,369 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	leases "github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+const (
+	// leaseLasts is how long a replica counts as alive without a renewal, and undisturbedFor how long
+	// no fault must have touched it before its Lease is judged.
+	leaseLasts     = 30 * time.Second
+	undisturbedFor = 40 * time.Second
+	// bindWithin is the deadline of an ordinary bind while there are faults, quietWithin without any.
+	// A bind during faults waits for processes that are down for up to eight seconds each.
+	bindWithin, quietWithin = 90 * time.Second, 20 * time.Second
+	// ordinaryEvery is the pause between two ordinary binds.
+	ordinaryEvery = 1500 * time.Millisecond
+)
+
+// guard checks, from the beginning to the end, the promises that no fault and no attacker may break.
+type guard struct {
+	w *world
+	// stop ends what watches, and enough the creation of ordinary pods.
+	stop, enough context.CancelFunc
+	wg, ordinary sync.WaitGroup
+	// limit is the memory limit of the shipped Deployment, in bytes.
+	limit float64
+
+	mu    sync.Mutex
+	wrong map[string]bool
+	// memory is the most that the Go runtime of each replica had, in bytes.
+	memory map[string]float64
+	// quiet says that there are no faults any more.
+	quiet bool
+	// made counts the ordinary pods.
+	made int
+	// took are the times of ordinary binds, with faults and without.
+	took, tookQuiet []time.Duration
+}
+
+func newGuard(t *testing.T, w *world, seed uint64) *guard {
+	t.Helper()
+	d, err := w.client.AppsV1().Deployments(install.Namespace).Get(t.Context(), "prebind", metav1.GetOptions{})
+	require.NoError(t, err)
+	g := &guard{
+		w: w, wrong: map[string]bool{}, memory: map[string]float64{},
+		limit: float64(d.Spec.Template.Spec.Containers[0].Resources.Limits.Memory().Value()),
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	creating, enough := context.WithCancel(ctx)
+	g.stop, g.enough = stop, enough
+	t.Cleanup(func() {
+		stop()
+		g.ordinary.Wait()
+		g.wg.Wait()
+	})
+	g.wg.Go(func() { g.watchLeases(ctx) })
+	for _, r := range w.replicas {
+		g.wg.Go(func() { g.watchMemory(ctx, r) })
+	}
+	for _, namespace := range append(attackNamespaces(), ns) {
+		g.wg.Go(func() {
+			follow(ctx, w.watcher, namespace, claims(), func(before, now client.Object, _ bool) { g.claim(ctx, before, now) })
+		})
+	}
+	g.ordinary.Go(func() { g.bindOrdinary(ctx, creating, seed) })
+	return g
+}
+
+func (g *guard) odd(format string, args ...any) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.wrong[fmt.Sprintf(format, args...)] = true
+}
+
+// end stops the guard and returns what was wrong.
+func (g *guard) end(t *testing.T) []string {
+	t.Helper()
+	g.enough()
+	g.ordinary.Wait() // Each has its deadline.
+	g.stop()
+	g.wg.Wait()
+	for name, most := range g.memory {
+		t.Logf("%s had at most %s of %s", name, mib(most), mib(g.limit))
+		if most > g.limit {
+			g.odd("%s had %s of memory, and the shipped limit is %s", name, mib(most), mib(g.limit))
+		}
+	}
+	for what, took := range map[string][]time.Duration{"with faults": g.took, "without faults": g.tookQuiet} {
+		slices.Sort(took)
+		if n := len(took); n > 0 {
+			t.Logf("%d ordinary binds %s: median %s, p99 %s, slowest %s", n, what, round(took[n/2]), round(took[n*99/100]), round(took[n-1]))
+		}
+	}
+	return slices.Sorted(maps.Keys(g.wrong))
+}
+
+func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+
+// calmDown says that there are no faults any more.
+func (g *guard) calmDown() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.quiet = true
+}
+
+// watchLeases checks that there are as many Leases that are renewed as replicas that no fault has
+// touched. A process has another Lease after each start, so it does not matter which is whose.
+func (g *guard) watchLeases(ctx context.Context) {
+	renewed, seen := map[string]time.Time{}, map[string]time.Time{}
+	for ; ctx.Err() == nil; pause(ctx, time.Second) {
+		reports, err := leases.Reports(ctx, g.w.client, install.Namespace)
+		if err != nil {
+			continue
+		}
+		now, fresh := time.Now(), 0
+		for _, r := range reports {
+			if !renewed[r.ID].Equal(r.Renewed) {
+				renewed[r.ID], seen[r.ID] = r.Renewed, now
+			}
+			if now.Sub(seen[r.ID]) < leaseLasts {
+				fresh++
+			}
+		}
+		if must := g.w.disturbed.undisturbed(now, undisturbedFor); fresh < must {
+			g.odd("%d Leases were renewed in the last %s, and %d replicas had run undisturbed for %s", fresh, leaseLasts, must, undisturbedFor)
+		}
+	}
+}
+
+// watchMemory notes the memory of the replica's Go runtime. The resident memory also has that of the
+// race detector, which is several times as much.
+func (g *guard) watchMemory(ctx context.Context, r *replica) {
+	for ; ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+		asking, cancel := context.WithTimeout(ctx, 5*time.Second)
+		text, err := r.Metrics(asking)
+		cancel()
+		if err != nil {
+			continue
+		}
+		has := valueOf(text, "go_memstats_sys_bytes") - valueOf(text, "go_memstats_heap_released_bytes")
+		g.mu.Lock()
+		g.memory[r.Name()] = max(g.memory[r.Name()], has)
+		g.mu.Unlock()
+	}
+}
+
+// valueOf is the value of a metric without labels; 0 if it is not there.
+func valueOf(text, name string) float64 {
+	for line := range strings.SplitSeq(text, "\n") {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(value, 64)
+			if err == nil {
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+// claim looks for reservations, and allocations, that are gone while their pod runs.
+func (g *guard) claim(ctx context.Context, before, now client.Object) {
+	was, ok := before.(*resourcev1.ResourceClaim)
+	is, still := now.(*resourcev1.ResourceClaim)
+	if !ok || !still {
+		return
+	}
+	for _, r := range was.Status.ReservedFor {
+		if holdsFor(is, r) && (was.Status.Allocation == nil || is.Status.Allocation != nil) {
+			continue
+		}
+		g.wg.Go(func() {
+			if g.lost(ctx, client.ObjectKeyFromObject(is), r) {
+				g.odd("the claim %s/%s is not allocated and reserved any more for the pod %s, which runs; managers are %v", is.Namespace, is.Name, r.Name, managers(is))
+			}
+		})
+	}
+}
+
+func holdsFor(claim *resourcev1.ResourceClaim, consumer resourcev1.ResourceClaimConsumerReference) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == consumer.UID })
+}
+
+// lost says whether the pod is bound before and after the claim lacks its reservation or allocation.
+func (g *guard) lost(ctx context.Context, key client.ObjectKey, consumer resourcev1.ResourceClaimConsumerReference) bool {
+	runs := func() bool {
+		pod := &corev1.Pod{}
+		err := g.read(ctx, client.ObjectKey{Namespace: key.Namespace, Name: consumer.Name}, pod)
+		return err == nil && pod.UID == consumer.UID && pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil
+	}
+	claim := &resourcev1.ResourceClaim{}
+	return runs() && g.read(ctx, key, claim) == nil && (!holdsFor(claim, consumer) || claim.Status.Allocation == nil) && runs()
+}
+
+// read reads an object from an API server that may be away.
+func (g *guard) read(ctx context.Context, key client.ObjectKey, into client.Object) error {
+	for {
+		err := g.w.watcher.Get(ctx, key, into)
+		if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil {
+			return err
+		}
+		pause(ctx, time.Second)
+	}
+}
+
+// bindOrdinary binds pods of an ordinary tenant, with a client that repeats what fails, until
+// creating ends.
+func (g *guard) bindOrdinary(ctx, creating context.Context, seed uint64) {
+	for n := 0; creating.Err() == nil; n++ {
+		rng := rand.New(rand.NewPCG(seed, 1<<32+uint64(n)))
+		g.ordinary.Go(func() { g.bindOne(ctx, rng, fmt.Sprintf("ordinary-%d", n)) })
+		pause(creating, ordinaryEvery)
+	}
+}
+
+// bindOne creates a pod and binds it. The deadline counts from the first Binding.
+func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
+	options := []gen.PodOption{gen.InNamespace(ns), gen.Scheduler(byHand), gen.EndsAtOnce()}
+	var objects []client.Object
+	switch rng.IntN(3) {
+	case 0: // It needs nothing.
+	case 1:
+		options = append(options, gen.Annotation("node-state.prebind.dev/expect", "kubernetes.io/os=linux"))
+	case 2:
+		objects = append(objects, gen.Claim(name, gen.InNamespace(ns), gen.OfClass("dynamic")))
+		options = append(options, gen.UsesClaim(name))
+	}
+	pod := gen.Pod(name, options...)
+	for _, o := range append(objects, pod) {
+		for {
+			err := g.w.watcher.Create(ctx, o)
+			if err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			if apierrors.IsAlreadyExists(err) && g.read(ctx, client.ObjectKeyFromObject(o), o) == nil {
+				break
+			}
+			pause(ctx, time.Second)
+		}
+	}
+	g.mu.Lock()
+	within, quiet := bindWithin, g.quiet
+	g.made++
+	g.mu.Unlock()
+	if quiet {
+		within = quietWithin
+	}
+	began, node := time.Now(), nodeName(rng.IntN(nodes))
+	for {
+		err := g.post(ctx, pod, node)
+		switch {
+		case ctx.Err() != nil, apierrors.IsNotFound(err):
+			return // The guard has ended, or the load has ended the pod.
+		case err == nil:
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if quiet {
+				g.tookQuiet = append(g.tookQuiet, time.Since(began))
+			} else {
+				g.took = append(g.took, time.Since(began))
+			}
+			return
+		case time.Since(began) > within:
+			g.odd("the ordinary pod %s was not bound within %s: %v", name, within, err)
+			return
+		}
+		pause(ctx, 200*time.Millisecond)
+	}
+}
+
+// post posts a Binding. A pod that is on its node is bound, whatever the answer was.
+func (g *guard) post(ctx context.Context, pod *corev1.Pod, node string) error {
+	posting, cancel := context.WithTimeout(ctx, 40*time.Second)
+	defer cancel()
+	err := g.w.client.CoreV1().Pods(ns).Bind(posting, gen.Binding(pod, node), metav1.CreateOptions{})
+	if err == nil || apierrors.IsNotFound(err) {
+		return err
+	}
+	now := &corev1.Pod{}
+	if get := g.w.watcher.Get(ctx, client.ObjectKeyFromObject(pod), now); apierrors.IsNotFound(get) || get == nil && now.Spec.NodeName != "" {
+		return client.IgnoreAlreadyExists(get)
+	}
+	return err
+}
+
+// disturbances says which replicas faults touch.
+type disturbances struct {
+	mu sync.Mutex
+	// active counts the faults of a replica, and last is when the last one ended.
+	active map[string]int
+	last   map[string]time.Time
+}
+
+func newDisturbances() *disturbances {
+	d := &disturbances{active: map[string]int{}, last: map[string]time.Time{}}
+	for i := range replicas {
+		d.last[fmt.Sprintf("replica-%d", i)] = time.Now()
+	}
+	return d
+}
+
+// during notes a fault until the function that it returns is called.
+func (d *disturbances) during(f fault) func() {
+	touched := touchedBy(f)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range touched {
+		d.active[name]++
+	}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, name := range touched {
+			d.active[name]--
+			d.last[name] = time.Now()
+		}
+	}
+}
+
+// touchedBy are the replicas that the fault can keep from renewing a Lease.
+func touchedBy(f fault) []string {
+	var touched []string
+	for i := range replicas {
+		name := fmt.Sprintf("replica-%d", i)
+		if slices.Contains([]string{name, clockOf(name), cluster.Etcd, cluster.APIServer}, f.target) {
+			touched = append(touched, name)
+		}
+	}
+	return touched
+}
+
+// undisturbed is how many replicas no fault has touched for so long.
+func (d *disturbances) undisturbed(now time.Time, length time.Duration) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for name, last := range d.last {
+		if d.active[name] == 0 && now.Sub(last) >= length {
+			n++
+		}
+	}
+	return n
+}
