@@ -182,7 +182,7 @@ func (s *attempts) discard(a *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a.phase == prepared && !a.told {
-		a.since = a.since.Add(-bindTakes)
+		a.since = a.since.Add(-api.BindSettles)
 		s.wake(a)
 	}
 }

@@ -19,13 +19,14 @@ import (
 	"github.com/prebind/prebind/binder/api"
 )
 
+// SweepGrace is how long the sweep leaves the mark of a pending pod alone after the
+// attempt's replica is gone. It exceeds api.BindSettles, so that no bind that was
+// allowed is still open, and the time that a client waits before it calls again.
+const SweepGrace = time.Minute
+
 const (
 	// sweepEvery is the pause between two sweeps.
 	sweepEvery = 10 * time.Second
-	// sweepGrace is how long the mark of a replica that is gone is left to the
-	// calls that go on with it on another: longer than the API server may still be
-	// at a bind that was allowed, and than any client waits before it calls again.
-	sweepGrace = time.Minute
 	// marksTake is what a plugin may take to list its marks.
 	marksTake = 30 * time.Second
 	// tidyEvery is the pause before plugins are asked to tidy again, and tidyTakes
@@ -69,7 +70,7 @@ func decide(m api.Mark, pod *corev1.Pod, workedOn bool, orphaned time.Duration) 
 		return verdictCommit
 	case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil:
 		return verdictRollBack
-	case orphaned <= sweepGrace:
+	case orphaned <= SweepGrace:
 		// The bind may be on its way, or be called for again on another replica.
 		return verdictKeep
 	default:

@@ -23,9 +23,9 @@ import (
 const (
 	// podPage is how many pods are listed at a time.
 	podPage = 500
-	// reservedFor outlasts the API server's limit for one request: after it, a
-	// bind that was allowed has happened, and a list shows it, or never will.
-	reservedFor = 35 * time.Second
+	// reservedFor is how long a claim is reserved: after it, a list shows a bind that
+	// was allowed, or the bind never happens.
+	reservedFor = api.BindSettles
 )
 
 // usingPods selects the pods that may use a volume: those with a node that have
