@@ -185,6 +185,8 @@ type switchable struct {
 	ids map[string]bool
 }
 
+func (*switchable) Observe(ctx context.Context) { <-ctx.Done() }
+
 func (l *switchable) Living(context.Context) (map[string]bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

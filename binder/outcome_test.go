@@ -363,7 +363,7 @@ func TestRollBackProperties(t *testing.T) {
 }
 
 // quiet is a context whose logger is silent.
-func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
+func quiet(t testing.TB) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
 // The pod is told what was undone, and nothing when nothing was.
 func TestRollBackIsTold(t *testing.T) {

@@ -110,6 +110,8 @@ func TestTidy(t *testing.T) {
 
 type livingReplicas map[string]bool
 
+func (livingReplicas) Observe(ctx context.Context) { <-ctx.Done() }
+
 func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
 	copied := map[string]bool{}
 	for id := range l {
