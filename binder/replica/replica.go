@@ -165,7 +165,8 @@ func (r *Replicas) write(ctx context.Context, status string) error {
 	// that was removed in between.
 	for range 3 {
 		began := r.o.Clock.Now()
-		next, written := r.next(status, began), (*coordinationv1.Lease)(nil)
+		next := r.next(status, began)
+		var written *coordinationv1.Lease
 		if r.latest == nil {
 			written, err = leases.Create(ctx, next, metav1.CreateOptions{})
 		} else {

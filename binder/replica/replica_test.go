@@ -169,10 +169,10 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 		}
 		client.PrependReactor("create", "leases", refuse)
 		client.PrependReactor("update", "leases", refuse)
-		var status atomic.Value
-		status.Store("fine")
+		var status atomic.Pointer[string]
+		status.Store(new("fine"))
 		r := newReplicas(t, client, "a")
-		r.o.Status = func() (string, error) { return status.Load().(string), nil } //nolint:forcetypeassert // It is.
+		r.o.Status = func() (string, error) { return *status.Load(), nil }
 		go func() { _ = r.Start(quiet(t)) }()
 		told := func() string {
 			synctest.Wait()
@@ -183,14 +183,14 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 		}
 		assert.Equal(t, "fine", told())
 
-		status.Store("far too long for it")
+		status.Store(new("far too long for it"))
 		pass(5 * time.Minute)
 		assert.Empty(t, told())
 		term, held := r.Term()
 		assert.True(t, held)
 		assert.Equal(t, int64(1), term, "without a gap")
 
-		status.Store("fine")
+		status.Store(new("fine"))
 		pass(renewal)
 		assert.Equal(t, "fine", told())
 	})
