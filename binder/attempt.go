@@ -50,8 +50,10 @@ type attempt struct {
 	id string
 	// namespace is that of the pod.
 	namespace string
-	started   time.Time
-	budget    time.Duration
+	// term is the replica's when the attempt began. In another one it allows no bind.
+	term    int64
+	started time.Time
+	budget  time.Duration
 	// cancel ends the attempt with the process; what ends a round is in the round.
 	cancel context.CancelCauseFunc
 	// idle gives up a round that no call has asked for in a while.

@@ -41,6 +41,8 @@ var (
 	// errOtherParameters: the scheduler posts the Binding with other parameters of
 	// the plugins.
 	errOtherParameters = errors.New("the Binding was posted again, with other parameters")
+	// errLeaseLost: another replica may have rolled back what the attempt wrote.
+	errLeaseLost = errors.New("this replica could not renew its lease for a while")
 	// errAbandoned: nobody calls any more.
 	errAbandoned = errors.New("nobody has asked for this bind in a while")
 )
@@ -58,6 +60,8 @@ type attempts struct {
 	tracker  Tracker
 	// attemptKey is the annotation by which a pod tells which attempt bound it.
 	attemptKey string
+	// term is Options.Term. It is never nil.
+	term func() (int64, bool)
 
 	running sync.WaitGroup
 	mu      sync.Mutex
@@ -68,7 +72,7 @@ type attempts struct {
 }
 
 // join returns the attempt for the key with its present round and phase, or nil
-// when there is none.
+// when there is none. An attempt of an earlier term comes to its end first.
 func (s *attempts) join(key attemptKey) (*attempt, *round, phase) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,6 +83,10 @@ func (s *attempts) join(key attemptKey) (*attempt, *round, phase) {
 	case a.phase == preparing && a.round.givenUp:
 		// Its end is none of this call's business.
 		return a, a.round, undoing
+	case (a.phase == preparing || a.phase == prepared) && !s.ofThisTerm(a):
+		s.giveUp(a, a.round, errLeaseLost)
+		s.undoUntold(a)
+		return a, a.round, undoing
 	case a.phase == preparing:
 		a.idle.Reset(abandonAfter)
 	case a.phase == failed && s.clock.Now().After(a.keptUntil()):
@@ -87,21 +95,28 @@ func (s *attempts) join(key attemptKey) (*attempt, *round, phase) {
 	return a, a.round, a.phase
 }
 
-// start begins an attempt, unless another call has begun one meanwhile, or the
-// process ends: then it returns nil. The attempt keeps the values of the call's
+// ofThisTerm says whether the attempt began in the replica's current term.
+func (s *attempts) ofThisTerm(a *attempt) bool {
+	term, _ := s.term()
+	return a.term == term
+}
+
+// start begins an attempt, unless another call has begun one meanwhile, the process
+// ends, or the replica does not hold its term: then it returns nil. The attempt keeps the values of the call's
 // context, but does not end with it. Rounds for the same pod on other nodes that
 // are not allowed yet are given up: the scheduler has changed its mind.
 func (s *attempts) start(ctx context.Context, key attemptKey, r *round, budget time.Duration) *attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byKey[key] != nil || s.stopped {
+	term, held := s.term()
+	if s.byKey[key] != nil || s.stopped || !held {
 		return nil
 	}
 	for _, other := range s.byPod[key.pod] {
 		s.giveUp(other, other.round, errSuperseded)
 	}
 	a := &attempt{
-		key: key, id: r.bc.Attempt, namespace: r.bc.Pod.Namespace, started: s.clock.Now(), budget: budget,
+		key: key, id: r.bc.Attempt, namespace: r.bc.Pod.Namespace, term: term, started: s.clock.Now(), budget: budget,
 		over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
 	ctx, a.ended = s.tracker.Step(context.WithoutCancel(ctx), stepOf(StepAttempt, "", r.bc))
@@ -141,7 +156,7 @@ func (s *attempts) giveUp(a *attempt, r *round, cause error) {
 func (s *attempts) again(ctx context.Context, a *attempt, r *round) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.phase != prepared || s.stopped {
+	if a.phase != prepared || s.stopped || !s.ofThisTerm(a) {
 		return false
 	}
 	s.begin(context.WithoutCancel(ctx), a, r)
@@ -150,11 +165,12 @@ func (s *attempts) again(ctx context.Context, a *attempt, r *round) bool {
 }
 
 // allowed notes that a call is told that the bind may go ahead. It returns false
-// when the attempt is not prepared any more: then it may not.
+// when the attempt is not prepared any more, or the replica does not hold the term
+// that the attempt began in: then it may not.
 func (s *attempts) allowed(a *attempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.phase != prepared {
+	if term, held := s.term(); a.phase != prepared || !held || a.term != term {
 		return false
 	}
 	a.told, a.since = true, s.clock.Now()
@@ -185,8 +201,14 @@ func (s *attempts) dismiss(a *attempt, r *round) {
 func (s *attempts) discard(a *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.phase == prepared && !a.told {
-		a.since = a.since.Add(-bindTakes)
+	s.undoUntold(a)
+}
+
+// undoUntold lets an attempt that is prepared be undone at once, unless a call was
+// told to go ahead. It must be called with mu held.
+func (s *attempts) undoUntold(a *attempt) {
+	if a.phase == prepared && !a.told && s.clock.Since(a.since) < api.BindSettles {
+		a.since = a.since.Add(-api.BindSettles)
 		s.wake(a)
 	}
 }

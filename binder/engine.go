@@ -35,7 +35,7 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// Options of an Engine. All fields are required but Observer and
+// Options of an Engine. All fields are required but Term, Observer and
 // Tracker.
 type Options struct {
 	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
@@ -48,6 +48,12 @@ type Options struct {
 	Settings Settings
 	// Replica identifies this process among the others, by letters and digits.
 	Replica string
+	// Term returns the number of the replica's current term, and whether it holds it:
+	// only then is a bind allowed that relies on what an attempt wrote, and only on
+	// what was written in the same term. Other replicas may have rolled back the rest.
+	// It must be fast, and safe for concurrent use. It may be nil: then no other
+	// replica ever does.
+	Term func() (term int64, held bool)
 	// Domain of the binder's own annotations.
 	Domain string
 	// Changes tells of changes of pods.
@@ -100,12 +106,15 @@ func New(o Options) (*Engine, error) {
 	if o.Tracker == nil {
 		o.Tracker = untracked{}
 	}
+	if o.Term == nil {
+		o.Term = func() (int64, bool) { return 0, true }
+	}
 	draining := make(chan struct{})
 	e := &Engine{
 		o: o,
 		attempts: &attempts{
 			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
-			attemptKey: attemptAnnotation(o.Domain), index: newIndex(), past: pacing.NewHistory(),
+			attemptKey: attemptAnnotation(o.Domain), term: o.Term, index: newIndex(), past: pacing.NewHistory(),
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		draining: draining,

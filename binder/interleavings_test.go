@@ -98,7 +98,7 @@ func TestAllowedWhileTheFollowerReads(t *testing.T) {
 		live.slow = 2 * time.Second // an API server that takes 2 s for a read
 		live.mu.Unlock()
 		ch.skip = true
-		pass(bindTakes + time.Second) // the follower reads the live pod now
+		pass(api.BindSettles + time.Second) // the follower reads the live pod now
 		d, _ = timed(t.Context(), e, theRequest())
 		allowed := d.Err == nil
 		pass(10 * time.Second)
@@ -184,6 +184,8 @@ type switchable struct {
 	mu  sync.Mutex
 	ids map[string]bool
 }
+
+func (*switchable) Observe(ctx context.Context) { <-ctx.Done() }
 
 func (l *switchable) Living(context.Context) (map[string]bool, error) {
 	l.mu.Lock()
@@ -339,7 +341,7 @@ func TestEveryAttemptHasItsOwnID(t *testing.T) {
 		live := holding(thePod, theNode)
 		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{ch} })
 		timed(t.Context(), e, theRequest())
-		pass(bindTakes - time.Second)
+		pass(api.BindSettles - time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
 		require.Len(t, ids, 2)
@@ -359,7 +361,7 @@ func TestRoundWhileTheFollowerReads(t *testing.T) {
 		live.mu.Lock()
 		live.slow = 2 * time.Second
 		live.mu.Unlock()
-		pass(bindTakes + time.Second)
+		pass(api.BindSettles + time.Second)
 		d, took := timed(t.Context(), e, theRequest())
 		assert.Nil(t, d.Err, "%s after %s: the round was accepted and nobody ran it", d.Kind(), took)
 	})

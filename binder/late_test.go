@@ -61,7 +61,7 @@ func TestOneHoldPerCall(t *testing.T) {
 		p.rollBack = func(context.Context, *api.BindContext) error { pass(4 * time.Second); return nil }
 		s := newScene(t, p)
 		timed(t.Context(), s.Engine, theRequest())
-		pass(bindTakes + 10*time.Millisecond)
+		pass(api.BindSettles + 10*time.Millisecond)
 		d, took := timed(t.Context(), s.Engine, theRequest())
 		require.NotNil(t, d.Err)
 		assert.LessOrEqual(t, took, testHold, "at most --hold")

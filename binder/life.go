@@ -79,6 +79,8 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *api.
 		err = a.tooLong(r)
 	case errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
 		err = api.Stale(about, "the bind to %s was given up: %v", a.key.node, cause).Because(cause)
+	case errors.Is(cause, errLeaseLost):
+		err = api.Wait(about, "the bind to %s begins again: %v", a.key.node, cause).Because(cause).Advise("repeat the Binding")
 	}
 	return api.AsError(guardName, err)
 }
@@ -94,7 +96,7 @@ func stoppedAt(r *round) *api.Error {
 // ended says whether a plugin stopped because its context ended, rather than for
 // a reason of its own.
 func ended(err error) bool {
-	for _, cause := range []error{context.Canceled, context.DeadlineExceeded, errBudgetSpent, errSuperseded, errAbandoned, errOtherParameters, errStopped} {
+	for _, cause := range []error{context.Canceled, context.DeadlineExceeded, errBudgetSpent, errSuperseded, errAbandoned, errOtherParameters, errLeaseLost, errStopped} {
 		if errors.Is(err, cause) {
 			return true
 		}

@@ -12,13 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
 )
 
 const (
-	// bindTakes is longer than the API server's own limit for a request, 34 s: a
-	// pod that is pending by then was not bound by the call that was allowed.
-	bindTakes = 40 * time.Second
 	// readAgain is the pause after a read of the API server that failed, and
 	// readTakes what a read may take.
 	readAgain = 2 * time.Second
@@ -65,7 +63,7 @@ func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome
 		return outcomeBoundByOther
 	case live.Spec.NodeName != "" || live.DeletionTimestamp != nil:
 		return outcomeNotBound
-	case now.Sub(b.since) > bindTakes:
+	case now.Sub(b.since) > api.BindSettles:
 		return outcomeNotBound
 	default:
 		return outcomePending
@@ -86,7 +84,7 @@ func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 			return outcomeAgain
 		}
 		now := s.clock.Now()
-		pause := bind.since.Add(bindTakes).Sub(now) + time.Millisecond
+		pause := bind.since.Add(api.BindSettles).Sub(now) + time.Millisecond
 		if pause <= 0 || !s.stillPending(ctx, pod, bind.pod) {
 			live, err := s.read(ctx, pod)
 			if err != nil {

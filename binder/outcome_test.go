@@ -48,8 +48,8 @@ func TestJudge(t *testing.T) {
 		"BoundByOther":   {reason: "another replica's attempt owns it now", live: pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "other")), want: outcomeBoundByOther},
 		"BoundWithout":   {reason: "by a Binding that did not come this way; still in use", live: pod(gen.BoundTo("node-a")), want: outcomeBoundByOther},
 		"BoundElsewhere": {reason: "the node was not the one", live: pod(gen.BoundTo("node-b"), gen.Annotation(attemptKeyOfTests, "mine")), want: outcomeNotBound},
-		"Pending":        {reason: "the API server may be at it", live: pod(), after: bindTakes, want: outcomePending},
-		"PendingTooLong": {reason: "the API server has given up by now", live: pod(), after: bindTakes + 1, want: outcomeNotBound},
+		"Pending":        {reason: "the API server may be at it", live: pod(), after: api.BindSettles, want: outcomePending},
+		"PendingTooLong": {reason: "the API server has given up by now", live: pod(), after: api.BindSettles + 1, want: outcomeNotBound},
 		"Terminating":    {reason: "the API server binds no terminating pod", live: pod(gen.Terminating()), want: outcomeNotBound},
 		"BoundAndTerminating": {
 			reason: "it was bound first; the kubelet may be using it",
@@ -158,7 +158,7 @@ func TestOutcome(t *testing.T) {
 			reason: "another webhook refused it, or the client went away: nobody tells, so that time has to",
 			play:   func(*scene, string) {},
 			want:   undone,
-			within: bindTakes + time.Second,
+			within: api.BindSettles + time.Second,
 		},
 		"SeenLate": {
 			reason: "the watch is behind, but the API server knows before anything is undone",
@@ -168,7 +168,7 @@ func TestOutcome(t *testing.T) {
 				s.live.set(theNode, pod)
 			},
 			want:   committed,
-			within: bindTakes + time.Second,
+			within: api.BindSettles + time.Second,
 		},
 		"APIServerDown": {
 			reason: "nothing is undone while it is not known what became of the bind",
@@ -211,11 +211,11 @@ func TestAllowedAgain(t *testing.T) {
 		s := newScene(t, newWriter("a", calls))
 		first := s.Bind(quiet(t), theRequest())
 		require.Nil(t, first.Err)
-		pass(bindTakes - time.Second)
+		pass(api.BindSettles - time.Second)
 		second := s.Bind(quiet(t), theRequest())
 		require.Nil(t, second.Err)
 		assert.Equal(t, first.Annotations, second.Annotations, "it is the same attempt")
-		pass(bindTakes - time.Second)
+		pass(api.BindSettles - time.Second)
 		assert.NotContains(t, calls.all(), "a PreBindRollBack")
 		pass(2 * time.Second)
 		assert.Equal(t, []string{"a PreBind", "a PreBind", "a PreBindRollBack"}, calls.all(),
@@ -364,7 +364,7 @@ func TestRollBackProperties(t *testing.T) {
 }
 
 // quiet is a context whose logger is silent.
-func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
+func quiet(t testing.TB) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
 // The pod is told what was undone, and nothing when nothing was.
 func TestRollBackIsTold(t *testing.T) {
@@ -381,12 +381,12 @@ func TestRollBackIsTold(t *testing.T) {
 		}
 		s := newScene(t, silent, speaking)
 		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
-		pass(bindTakes + time.Minute)
+		pass(api.BindSettles + time.Minute)
 		assert.Equal(t, []string{"web Normal PreBindRolledBack: the bind to node-a did not come about: speaking gave back the thing"}, s.events.all())
 
 		only := newScene(t, silent)
 		require.Nil(t, only.Bind(quiet(t), theRequest()).Err)
-		pass(bindTakes + time.Minute)
+		pass(api.BindSettles + time.Minute)
 		assert.Empty(t, only.events.all())
 	})
 }

@@ -32,6 +32,11 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 	for {
 		a, r, at := e.attempts.join(c.key)
 		c.join(a)
+		if a != nil {
+			if err := e.withoutLease(c); err != nil {
+				return e.later(c, err)
+			}
+		}
 		if (at == preparing || at == failed) && !e.sameParameters(c, r.bc) {
 			// What is under way, or its error, is not what this call asks for.
 			e.attempts.dismiss(a, r)
@@ -56,6 +61,9 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 					return d
 				}
 				continue
+			}
+			if err := e.withoutLease(c); err != nil {
+				return e.later(c, err)
 			}
 			r = newRound(c.settings, bc, run, func(ctx context.Context) *api.Error { return e.confirm(ctx, c, bc) })
 			if a == nil {
@@ -106,6 +114,9 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 		if d, ok := e.allowBy(ctx, c, a, r.bc); ok {
 			return d
 		}
+		if err := e.withoutLease(c); err != nil {
+			return e.later(c, err)
+		}
 		// It was prepared, and came to its outcome before this call heard of it.
 		return e.later(c, changedMeanwhile(r))
 	}
@@ -117,6 +128,19 @@ func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api
 		return err
 	}
 	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
+	return err
+}
+
+// withoutLease returns why no bind may be allowed here that relies on what an attempt
+// wrote, or nil.
+func (e *Engine) withoutLease(c *call) *api.Error {
+	if _, held := e.o.Term(); held {
+		return nil
+	}
+	about := api.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
+	err := api.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
+		Advise("repeat the Binding: another replica may answer it")
+	err.Plugin = guardName
 	return err
 }
 

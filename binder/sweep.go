@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,13 +17,20 @@ import (
 	"github.com/prebind/prebind/binder/api"
 )
 
+// SweepGrace is how long the sweep leaves the mark of a pending pod alone after the
+// attempt's replica is gone. It exceeds api.BindSettles, so that no bind that was
+// allowed is still open, and the time that a client waits before it calls again.
+const SweepGrace = time.Minute
+
 const (
 	// sweepEvery is the pause between two sweeps.
 	sweepEvery = 10 * time.Second
-	// sweepGrace is how long the mark of a replica that is gone is left to the
-	// calls that go on with it on another: longer than the API server may still be
-	// at a bind that was allowed, and than any client waits before it calls again.
-	sweepGrace = time.Minute
+	// sweepMarks is how many marks a sweep settles at most, and sweepTakes when it stops
+	// before: the next one goes on. Each mark costs a read of its pod.
+	sweepMarks = 200
+	sweepTakes = 20 * time.Second
+	// sweepErrors is how many errors of a sweep are logged.
+	sweepErrors = 5
 	// marksTake is what a plugin may take to list its marks.
 	marksTake = 30 * time.Second
 	// tidyEvery is the pause before plugins are asked to tidy again, and tidyTakes
@@ -34,9 +39,12 @@ const (
 	tidyTakes = time.Minute
 )
 
-// Replicas tells which replicas live.
+// Replicas says which replicas live.
 type Replicas interface {
-	// Living returns the replicas that were heard of lately. The caller owns the map.
+	// Observe keeps watch over the replicas until the context ends. How long a sweep
+	// takes must not matter for what it sees.
+	Observe(ctx context.Context)
+	// Living returns the replicas that Observe has seen lately. The caller owns the map.
 	Living(ctx context.Context) (map[string]bool, error)
 }
 
@@ -69,7 +77,7 @@ func decide(m api.Mark, pod *corev1.Pod, workedOn bool, orphaned time.Duration) 
 		return verdictCommit
 	case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil:
 		return verdictRollBack
-	case orphaned <= sweepGrace:
+	case orphaned <= SweepGrace:
 		// The bind may be on its way, or be called for again on another replica.
 		return verdictKeep
 	default:
@@ -86,9 +94,10 @@ type Sweeper struct {
 	mu sync.Mutex
 	// tidied is when that was last.
 	tidied time.Time
-	// orphans is since when nobody has been known to work on each mark, by this
-	// sweeper's own clock.
-	orphans map[sweptMark]time.Time
+	// orphans are the marks that nobody has been known to work on.
+	orphans map[sweptMark]*orphan
+	// sweeps counts them.
+	sweeps int
 }
 
 type sweptMark struct {
@@ -99,7 +108,7 @@ type sweptMark struct {
 // NewSweeper returns the sweeper for what other replicas left behind when they
 // ended. One replica at a time should run it.
 func NewSweeper(e *Engine, replicas Replicas) *Sweeper {
-	return &Sweeper{engine: e, replicas: replicas, orphans: map[sweptMark]time.Time{}}
+	return &Sweeper{engine: e, replicas: replicas, orphans: map[sweptMark]*orphan{}}
 }
 
 // NewOwnSweeper returns the sweeper for what attempts of this replica could not
@@ -113,6 +122,11 @@ func (s *Sweeper) Run(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.orphans)
+	if s.replicas != nil {
+		var observing sync.WaitGroup
+		defer observing.Wait()
+		observing.Go(func() { s.replicas.Observe(ctx) })
+	}
 	log := klog.FromContext(ctx)
 	for {
 		if err := s.sweep(ctx); err != nil {
@@ -131,7 +145,8 @@ func (s *Sweeper) Run(ctx context.Context) {
 	}
 }
 
-// sweep decides on every mark once.
+// sweep settles marks that nobody works on, as far as its limits allow. Those that are
+// left have their turn in the next sweeps.
 func (s *Sweeper) sweep(ctx context.Context) error {
 	living := map[string]bool{}
 	if s.replicas != nil {
@@ -140,25 +155,65 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 			return fmt.Errorf("asking which replicas live: %w", err)
 		}
 	}
-	var errs []error
+	s.sweeps++
+	began := s.engine.o.Clock.Now()
+	due, errs := s.due(ctx, living)
+	failed := 0
+	for _, m := range turns(due, sweepMarks) {
+		if ctx.Err() != nil || s.engine.o.Clock.Since(began) > sweepTakes {
+			break
+		}
+		m.orphan.tried = s.sweeps
+		if err := s.settle(ctx, m); err != nil {
+			if failed++; failed <= sweepErrors {
+				errs = append(errs, fmt.Errorf("plugin %s: %w", m.plugin.Name(), err))
+			}
+		}
+	}
+	if failed > sweepErrors {
+		errs = append(errs, fmt.Errorf("and %d more", failed-sweepErrors))
+	}
+	return errors.Join(errs...)
+}
+
+// due returns the marks that may have to be settled, and notes since when nobody has
+// worked on each. Its cost is linear in the number of all marks, and it reads caches
+// only.
+func (s *Sweeper) due(ctx context.Context, living map[string]bool) (due []orphaned, errs []error) {
+	orphans := map[sweptMark]*orphan{}
 	for _, p := range s.engine.settings.Load().Plugins {
 		recoverer, ok := p.(api.Recoverer)
 		if !ok {
 			continue
 		}
 		marks, err := listMarks(ctx, recoverer)
+		now := s.engine.o.Clock.Now()
+		for _, m := range marks {
+			key := sweptMark{plugin: p.Name(), mark: m}
+			if orphans[key] != nil || s.workedOn(m, living) {
+				continue
+			}
+			o := s.orphans[key]
+			if o == nil {
+				o = &orphan{since: now}
+			}
+			orphans[key] = o
+			if now.Sub(o.since) > SweepGrace || !s.engine.attempts.stillPending(ctx, m.Pod, m.PodUID) {
+				due = append(due, orphaned{plugin: p, mark: m, orphan: o})
+			}
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err))
-		} else {
-			s.forgetAllBut(p.Name(), marks)
-		}
-		for _, m := range marks {
-			if err := s.settle(ctx, p, m, living); err != nil {
-				errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
+			// The list may lack marks that are there.
+			for key, o := range s.orphans {
+				if key.plugin == p.Name() && orphans[key] == nil && !s.workedOn(key.mark, living) {
+					orphans[key] = o
+				}
 			}
 		}
 	}
-	return errors.Join(errs...)
+	s.orphans = orphans
+	return due, errs
 }
 
 // tidy asks the plugins to, when it is time.
@@ -192,13 +247,6 @@ func listMarks(ctx context.Context, r api.Recoverer) (marks []api.Mark, err erro
 	return marks, err
 }
 
-// forgetAllBut forgets the plugin's marks that are gone.
-func (s *Sweeper) forgetAllBut(plugin string, marks []api.Mark) {
-	maps.DeleteFunc(s.orphans, func(key sweptMark, _ time.Time) bool {
-		return key.plugin == plugin && !slices.Contains(marks, key.mark)
-	})
-}
-
 // workedOn says whether somebody works on the mark's attempt, or will be asked by
 // another sweeper whether it does.
 func (s *Sweeper) workedOn(m api.Mark, living map[string]bool) bool {
@@ -210,23 +258,13 @@ func (s *Sweeper) workedOn(m api.Mark, living map[string]bool) bool {
 }
 
 // settle does what is decided on one mark.
-func (s *Sweeper) settle(ctx context.Context, p api.PreBinder, m api.Mark, living map[string]bool) error {
-	key := sweptMark{plugin: p.Name(), mark: m}
-	if s.workedOn(m, living) {
-		delete(s.orphans, key)
-		return nil
-	}
-	now := s.engine.o.Clock.Now()
-	since, ok := s.orphans[key]
-	if !ok {
-		since = now
-		s.orphans[key] = now
-	}
+func (s *Sweeper) settle(ctx context.Context, o orphaned) error {
+	p, m := o.plugin, o.mark
 	pod, err := s.engine.attempts.read(ctx, m.Pod)
 	if err != nil {
 		return fmt.Errorf("reading pod %s: %w", m.Pod, err)
 	}
-	v := decide(m, pod, false, now.Sub(since))
+	v := decide(m, pod, false, s.engine.o.Clock.Since(o.orphan.since))
 	if v == verdictKeep {
 		return nil
 	}

@@ -46,8 +46,8 @@ func TestDecide(t *testing.T) {
 		"BoundAndTerminating": {reason: "it is in use until the pod is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: verdictCommit},
 		"BoundElsewhere":      {reason: "the node was not the one", pod: pod(gen.BoundTo("node-b")), want: verdictRollBack},
 		"Terminating":         {reason: "it will not be bound", pod: pod(gen.Terminating()), want: verdictRollBack},
-		"Pending":             {reason: "a call may come to another replica", pod: pod(), known: sweepGrace, want: verdictKeep},
-		"PendingTooLong":      {reason: "none came", pod: pod(), known: sweepGrace + 1, want: verdictRollBack},
+		"Pending":             {reason: "a call may come to another replica", pod: pod(), known: SweepGrace, want: verdictKeep},
+		"PendingTooLong":      {reason: "none came", pod: pod(), known: SweepGrace + 1, want: verdictRollBack},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -110,6 +110,8 @@ func TestTidy(t *testing.T) {
 
 type livingReplicas map[string]bool
 
+func (livingReplicas) Observe(ctx context.Context) { <-ctx.Done() }
+
 func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
 	copied := map[string]bool{}
 	for id := range l {
@@ -142,8 +144,8 @@ func TestSweep(t *testing.T) {
 		"OfThisReplica":    {reason: "whether the lease was seen yet or not", marks: []api.Mark{markOf("here-1")}, took: time.Hour},
 		"Gone":             {reason: "the pod will never use it", marks: []api.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Bound":            {reason: "the write is in use", pod: bound, marks: []api.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
-		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []api.Mark{markOf("b-1")}, took: sweepGrace},
-		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []api.Mark{markOf("b-1")}, took: sweepGrace + sweepEvery + time.Second, want: "p PreBindRollBack"},
+		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []api.Mark{markOf("b-1")}, took: SweepGrace},
+		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []api.Mark{markOf("b-1")}, took: SweepGrace + sweepEvery + time.Second, want: "p PreBindRollBack"},
 		"OthersWithError":  {reason: "what could be listed is settled", marks: []api.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
 	}
 	for name, tc := range tests {

@@ -9,8 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -18,16 +17,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/component-helpers/apimachinery/lease"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
 )
 
 const (
-	// duration is how long a replica is taken for living without a renewal.
+	// duration is how long a replica counts as alive without a renewal.
 	duration = 30 * time.Second
-	// renewal is how often it renews.
-	renewal = 10 * time.Second
+	// renewal is the pause after a renewal, and renewAgain the one after a renewal
+	// that failed.
+	renewal    = 10 * time.Second
+	renewAgain = 2 * time.Second
+	// trusted is how long after the start of its last renewal a replica may allow binds
+	// that rely on its writes. Another replica sees it dead after duration, and rolls
+	// its writes back after SweepGrace more. A bind that was allowed is over by then.
+	trusted = duration + binder.SweepGrace - api.BindSettles
+	// goodbyeTakes bounds the removal of the lease at the end.
+	goodbyeTakes = 10 * time.Second
 	// label marks the leases of replicas.
 	label = "prebind.dev/replica"
 	// statusAnnotation holds Options.Status.
@@ -42,30 +51,34 @@ func NewID() string { return rand.String(8) }
 // Options of the replicas. All fields are required but Status.
 type Options struct {
 	// ID of this process; see NewID.
-	ID     string
+	ID string
+	// Client is for the leases. It must give a request up well before a lease expires.
 	Client kubernetes.Interface
 	// Namespace of the leases.
 	Namespace string
 	Clock     clock.Clock
-	// Status returns what people should know of this process; it is put on the lease,
-	// with each renewal. It may be nil. An error is logged, and leaves the old one.
+	// Status returns text about this process, which each renewal puts on the lease. It
+	// may be nil. A renewal that fails with the text, for whatever reason, is repeated
+	// at once without it.
 	Status func() (string, error)
 }
 
-// Replicas keeps this process's lease and sees those of the others. Living is for
-// one goroutine at a time.
+// Replicas keeps the lease of this process and observes those of the others. Term and
+// Living are safe for concurrent use.
 type Replicas struct {
 	o Options
-	// seen is when, by this process's own clock, each lease was last seen to change:
-	// the clocks of others may differ.
-	seen map[string]observation
-	// looked is when they were last seen at all.
-	looked time.Time
-}
+	// latest is the lease as it was last read or written, or nil. Only Start uses it.
+	latest *coordinationv1.Lease
 
-type observation struct {
-	version string
-	at      time.Time
+	mu sync.Mutex
+	// renewed is when the last renewal that succeeded began, and term the number of
+	// the current term; see Term. Both are zero before the first renewal.
+	renewed time.Time
+	term    int64
+	// lost says that the next renewal begins a new term.
+	lost bool
+
+	observer observer
 }
 
 // New checks the options. It starts nothing.
@@ -73,127 +86,158 @@ func New(o Options) (*Replicas, error) {
 	if o.ID == "" || o.Client == nil || o.Namespace == "" || o.Clock == nil {
 		return nil, errors.New("replica: ID, Client, Namespace and Clock are required")
 	}
-	return &Replicas{o: o, seen: map[string]observation{}}, nil
+	return &Replicas{o: o, lost: true}, nil
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: every replica
 // keeps its own lease.
 func (*Replicas) NeedLeaderElection() bool { return false }
 
-// Start keeps the lease until the context ends, and then gives it back.
+// Start keeps the lease until the context ends, and then removes it.
 func (r *Replicas) Start(ctx context.Context) error {
-	mark := func(l *coordinationv1.Lease) error {
-		metav1.SetMetaDataLabel(&l.ObjectMeta, label, r.o.ID)
-		r.report(ctx, l)
-		return nil
+	for {
+		pause := renewal
+		if err := r.renew(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica, will try again", "lease", klog.KRef(r.o.Namespace, r.name()))
+			pause = renewAgain
+		}
+		timer := r.o.Clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return r.leave(ctx)
+		case <-timer.C():
+		}
 	}
-	keeper := lease.NewController(r.o.Clock, r.o.Client, r.o.ID, int32(duration/time.Second), nil, renewal,
-		prefix+r.o.ID, r.o.Namespace, mark)
-	keeper.Run(ctx)
-	keeper.Stop()
-	return nil
 }
 
-// report puts the status on the lease.
-func (r *Replicas) report(ctx context.Context, l *coordinationv1.Lease) {
+// Term returns the number of the current term, and whether this replica holds it.
+// While it holds a term, no other replica rolls back a write that was made in this
+// term before a bind that is allowed now is over. A term ends when the lease is not
+// renewed in time, or when somebody else removes it: then other replicas may roll
+// back the writes of this one. The next renewal begins a new term.
+//
+// Only times that this process measures count, and the renewal counts from its start.
+func (r *Replicas) Term() (term int64, held bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.term, !r.renewed.IsZero() && r.o.Clock.Since(r.renewed) <= trusted
+}
+
+// Held returns why this replica does not hold a term, or nil.
+func (r *Replicas) Held() error {
+	if _, held := r.Term(); held {
+		return nil
+	}
+	return fmt.Errorf("this replica could not renew its lease %s/%s for more than %s: see its log for the reason", r.o.Namespace, r.name(), trusted)
+}
+
+func (r *Replicas) name() string { return prefix + r.o.ID }
+
+// renew renews the lease, if need be without the status.
+func (r *Replicas) renew(ctx context.Context) error {
+	status := r.status(ctx)
+	err := r.write(ctx, status)
+	if err == nil || status == "" || ctx.Err() != nil {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica with its status, will try without", "bytes", len(status))
+	return r.write(ctx, "")
+}
+
+func (r *Replicas) status(ctx context.Context) string {
 	if r.o.Status == nil {
-		return
+		return ""
 	}
 	status, err := r.o.Status()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not tell the status of this replica")
-		return
+		klog.FromContext(ctx).Error(err, "Could not collect the status of this replica")
+		return ""
 	}
-	metav1.SetMetaDataAnnotation(&l.ObjectMeta, statusAnnotation, status)
+	return status
 }
 
-// Report is what a replica tells of itself.
-type Report struct {
-	// ID of the replica.
-	ID string
-	// Status is what Options.Status returned at the last renewal; empty if nothing.
-	Status string
-	// Renewed is when that was, by the API server's clock.
-	Renewed time.Time
-	// Ahead is by how much the replica's own clock was ahead of the API server's then,
-	// to within some seconds; negative is behind.
-	Ahead time.Duration
-}
-
-// Reports returns those of all replicas whose leases there are, by ID.
-func Reports(ctx context.Context, client kubernetes.Interface, namespace string) ([]Report, error) {
-	list, err := client.CoordinationV1().Leases(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
-	if err != nil {
-		return nil, fmt.Errorf("listing the leases of replicas in %s: %w", namespace, err)
-	}
-	all := make([]Report, 0, len(list.Items))
-	for i := range list.Items {
-		all = append(all, reportOf(&list.Items[i]))
-	}
-	slices.SortFunc(all, func(a, b Report) int { return strings.Compare(a.ID, b.ID) })
-	return all, nil
-}
-
-// reportOf reads a lease. The API server notes in its managed fields when it was
-// written, in full seconds.
-func reportOf(l *coordinationv1.Lease) Report {
-	report := Report{ID: l.Labels[label], Status: l.Annotations[statusAnnotation]}
-	if l.Spec.RenewTime == nil {
-		return report
-	}
-	var written time.Time
-	for _, m := range l.ManagedFields {
-		if m.Time != nil && m.Time.After(written) {
-			written = m.Time.Time
-		}
-	}
-	report.Renewed = l.Spec.RenewTime.Time
-	if !written.IsZero() {
-		report.Renewed, report.Ahead = written, report.Renewed.Sub(written)
-	}
-	return report
-}
-
-// Living returns the replicas whose lease is kept. It removes leases that are not
-// kept any more. A lease that is seen for the first time counts as kept.
-func (r *Replicas) Living(ctx context.Context) (map[string]bool, error) {
+// write creates or updates the lease.
+func (r *Replicas) write(ctx context.Context, status string) error {
 	leases := r.o.Client.CoordinationV1().Leases(r.o.Namespace)
-	list, err := leases.List(ctx, metav1.ListOptions{LabelSelector: label})
-	if err != nil {
-		return nil, fmt.Errorf("listing the leases of replicas in %s: %w", r.o.Namespace, err)
-	}
-	now := r.o.Clock.Now()
-	if now.Sub(r.looked) > duration/2 {
-		// It was this process that did not see anything: nobody is to blame.
-		r.seen = map[string]observation{}
-	}
-	r.looked = now
-	living := map[string]bool{}
-	seen := map[string]observation{}
-	for i := range list.Items {
-		l := &list.Items[i]
-		last, known := r.seen[l.Name]
-		if !known || last.version != l.ResourceVersion {
-			last = observation{version: l.ResourceVersion, at: now}
+	var err error
+	// The second time it is based on what the API server has, the third is for a lease
+	// that was removed in between.
+	for range 3 {
+		began := r.o.Clock.Now()
+		next := r.next(status, began)
+		var written *coordinationv1.Lease
+		if r.latest == nil {
+			written, err = leases.Create(ctx, next, metav1.CreateOptions{})
+		} else {
+			written, err = leases.Update(ctx, next, metav1.UpdateOptions{})
 		}
-		if now.Sub(last.at) > duration {
-			// Only if nobody has renewed it since.
-			err := leases.Delete(ctx, l.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion}})
-			switch {
-			case err == nil, apierrors.IsNotFound(err):
-				continue
-			case apierrors.IsConflict(err):
-				// It has just been renewed.
-				last.at = now
-			default:
-				klog.FromContext(ctx).Error(err, "Could not remove the lease of an ended replica", "lease", klog.KObj(l))
+		switch {
+		case err == nil:
+			r.latest = written
+			r.succeeded(began)
+			return nil
+		case apierrors.IsNotFound(err) && r.latest != nil:
+			r.removed()
+		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+			var found *coordinationv1.Lease
+			if found, err = leases.Get(ctx, r.name(), metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				r.removed()
+			} else if err != nil {
+				return err
+			} else {
+				r.latest = found
 			}
-		}
-		seen[l.Name] = last
-		if now.Sub(last.at) <= duration {
-			living[l.Labels[label]] = true
+		default:
+			return err
 		}
 	}
-	r.seen = seen
-	return living, nil
+	return err
+}
+
+// next is the lease to be written.
+func (r *Replicas) next(status string, now time.Time) *coordinationv1.Lease {
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: r.o.Namespace, Name: r.name()}}
+	if r.latest != nil {
+		next = r.latest.DeepCopy()
+	}
+	metav1.SetMetaDataLabel(&next.ObjectMeta, label, r.o.ID)
+	delete(next.Annotations, statusAnnotation)
+	if status != "" {
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, statusAnnotation, status)
+	}
+	next.Spec.HolderIdentity = &r.o.ID
+	next.Spec.LeaseDurationSeconds = new(int32(duration / time.Second))
+	next.Spec.RenewTime = new(metav1.NewMicroTime(now))
+	return next
+}
+
+// succeeded notes a renewal, by when it began.
+func (r *Replicas) succeeded(began time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost || r.o.Clock.Since(r.renewed) > trusted {
+		r.term++
+	}
+	r.renewed, r.lost = began, false
+}
+
+// removed notes that somebody else has removed the lease.
+func (r *Replicas) removed() {
+	r.latest = nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.renewed, r.lost = time.Time{}, true
+}
+
+// leave ends the term and removes the lease: the others need not wait.
+func (r *Replicas) leave(ctx context.Context) error {
+	r.removed()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbyeTakes)
+	defer cancel()
+	err := r.o.Client.CoordinationV1().Leases(r.o.Namespace).Delete(ctx, r.name(), metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		klog.FromContext(ctx).Error(err, "Could not remove the lease of this replica", "lease", klog.KRef(r.o.Namespace, r.name()))
+	}
+	return nil
 }

@@ -5,16 +5,23 @@ package replica
 
 import (
 	"context"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
@@ -42,55 +49,187 @@ func TestOptions(t *testing.T) {
 	assert.NotEqual(t, one, other)
 }
 
-// A replica lives as long as it renews, is taken for dead when it stops without a
-// word, and at once when it says good-bye. The fake client here stands for the
-// API server's storage only: a version that changes with each write.
-func TestLiving(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset()
-		observer := newReplicas(t, client, "observer")
-		politeCtx, stopPolite := context.WithCancel(t.Context())
-		polite := newReplicas(t, client, "polite")
-		left := make(chan struct{})
-		go func() {
-			defer close(left)
-			_ = polite.Start(politeCtx)
-		}()
-		// The crashed one has written its lease once.
-		crash, stopCrashed := context.WithCancel(t.Context())
-		crashed := newReplicas(t, client, "crashed")
-		go func() { _ = crashed.Start(crash) }()
-		synctest.Wait()
+// quiet is the test's context with a logger that drops everything.
+func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
+// storage is a fake client that changes the version of a lease with each write, as the
+// API server does.
+func storage() *fake.Clientset {
+	c := fake.NewClientset()
+	var writes atomic.Int64
+	version := func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if w, ok := a.(clienttesting.UpdateAction); ok { // A CreateAction is one, too.
+			if l, ok := w.GetObject().(*coordinationv1.Lease); ok {
+				l.ResourceVersion = strconv.FormatInt(writes.Add(1), 10)
+			}
+		}
+		return false, nil, nil
+	}
+	c.PrependReactor("create", "leases", version)
+	c.PrependReactor("update", "leases", version)
+	return c
+}
+
+// crashedLease is the lease of a replica that has ended without a word.
+func crashedLease(t *testing.T, c kubernetes.Interface) {
+	t.Helper()
+	l := &coordinationv1.Lease{}
+	l.Name, l.Labels = prefix+"crashed", map[string]string{label: "crashed"}
+	_, err := c.CoordinationV1().Leases("prebind-system").Create(t.Context(), l, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+// TestLiving_SeesWhoStops: a replica lives as long as it renews, is taken for dead when
+// it stops without a word, and at once when it says good-bye. How often Living is
+// called does not matter: a sweep may take long.
+func TestLiving_SeesWhoStops(t *testing.T) {
+	for name, pause := range map[string]time.Duration{"Often": time.Second, "BetweenSlowSweeps": 3 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := storage()
+				observer, polite := newReplicas(t, client, "observer"), newReplicas(t, client, "polite")
+				politeCtx, stopPolite := context.WithCancel(quiet(t))
+				left := make(chan struct{})
+				go func() {
+					defer close(left)
+					_ = polite.Start(politeCtx)
+				}()
+				crashedLease(t, client)
+				synctest.Wait()
+				go observer.Observe(quiet(t))
+				synctest.Wait()
+				living, err := observer.Living(t.Context())
+				require.NoError(t, err)
+				assert.Equal(t, map[string]bool{"polite": true, "crashed": true}, living, "a lease that is new may be renewed yet")
+
+				for began := time.Now(); time.Since(began) < time.Minute; {
+					pass(pause)
+					living, err = observer.Living(t.Context())
+					require.NoError(t, err)
+				}
+				assert.Equal(t, map[string]bool{"polite": true}, living)
+				_, err = client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"crashed", metav1.GetOptions{})
+				require.Error(t, err, "its lease is removed")
+
+				stopPolite()
+				<-left
+				_, held := polite.Term()
+				assert.False(t, held, "whoever leaves allows nothing any more")
+				pass(observeEvery + time.Second)
+				living, err = observer.Living(t.Context())
+				require.NoError(t, err)
+				assert.Empty(t, living)
+			})
+		})
+	}
+}
+
+// TestLiving_BlamesNobodyWhileItIsBlind: as long as the API server is away nobody can
+// renew, and what was seen before does not count.
+func TestLiving_BlamesNobodyWhileItIsBlind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := storage()
+		var away atomic.Bool
+		client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return away.Load(), nil, errCut
+		})
+		crashedLease(t, client)
+		observer := newReplicas(t, client, "observer")
+		go observer.Observe(quiet(t))
+		pass(duration - time.Second)
+		away.Store(true)
+		pass(blind + observeEvery)
+		_, err := observer.Living(t.Context())
+		require.ErrorIs(t, err, errCut, "what was seen long ago is not told as if it were now")
+
+		away.Store(false)
+		pass(duration - observeEvery)
 		living, err := observer.Living(t.Context())
 		require.NoError(t, err)
-		assert.Equal(t, map[string]bool{"polite": true, "crashed": true}, living)
+		assert.Contains(t, living, "crashed", "it has another %s", duration)
+		pass(3 * observeEvery)
+		living, err = observer.Living(t.Context())
+		require.NoError(t, err)
+		assert.NotContains(t, living, "crashed")
+	})
+}
 
-		stopCrashed()
-		synctest.Wait()
-		// Its own good-bye is undone: it crashed.
-		l, err := client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"polite", metav1.GetOptions{})
-		require.NoError(t, err)
-		l = l.DeepCopy()
-		l.Name, l.Labels[label], l.ResourceVersion = prefix+"crashed", "crashed", "1"
-		_, err = client.CoordinationV1().Leases("prebind-system").Create(t.Context(), l, metav1.CreateOptions{})
-		require.NoError(t, err)
-		for range 5 {
-			_, err = observer.Living(t.Context())
-			require.NoError(t, err)
-			<-time.After(renewal)
+// TestStart_RenewsWithoutTheStatus: whatever the API server has against the status, the
+// lease is renewed.
+func TestStart_RenewsWithoutTheStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := storage()
+		refuse := func(a clienttesting.Action) (bool, runtime.Object, error) {
+			w, _ := a.(clienttesting.UpdateAction)
+			l, ok := w.GetObject().(*coordinationv1.Lease)
+			if ok && len(l.Annotations[statusAnnotation]) > 10 {
+				return true, nil, apierrors.NewRequestEntityTooLargeError("limit is 10")
+			}
+			return false, nil, nil
 		}
-		living, err = observer.Living(t.Context())
-		require.NoError(t, err)
-		assert.NotContains(t, living, "crashed", "it has not renewed")
-		_, err = client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"crashed", metav1.GetOptions{})
-		assert.Error(t, err, "its lease is removed")
+		client.PrependReactor("create", "leases", refuse)
+		client.PrependReactor("update", "leases", refuse)
+		var status atomic.Pointer[string]
+		status.Store(new("fine"))
+		r := newReplicas(t, client, "a")
+		r.o.Status = func() (string, error) { return *status.Load(), nil }
+		go func() { _ = r.Start(quiet(t)) }()
+		told := func() string {
+			synctest.Wait()
+			reports, err := Reports(t.Context(), client, "prebind-system")
+			require.NoError(t, err)
+			require.Len(t, reports, 1)
+			return reports[0].Status
+		}
+		assert.Equal(t, "fine", told())
 
-		stopPolite()
-		<-left
-		living, err = observer.Living(t.Context())
-		require.NoError(t, err)
-		assert.Empty(t, living)
+		status.Store(new("far too long for it"))
+		pass(5 * time.Minute)
+		assert.Empty(t, told())
+		term, held := r.Term()
+		assert.True(t, held)
+		assert.Equal(t, int64(1), term, "without a gap")
+
+		status.Store(new("fine"))
+		pass(renewal)
+		assert.Equal(t, "fine", told())
+	})
+}
+
+// TestTerm_EndsWithTheLease: a term ends when the renewal is late, and when somebody
+// else has removed the lease.
+func TestTerm_EndsWithTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := storage()
+		var cut atomic.Bool
+		r := newReplicas(t, cuttable(client, &cut), "a")
+		of := func() []any {
+			synctest.Wait()
+			term, held := r.Term()
+			return []any{term, held}
+		}
+		assert.Equal(t, []any{int64(0), false}, of(), "there is no lease yet")
+		go func() { _ = r.Start(quiet(t)) }()
+		assert.Equal(t, []any{int64(1), true}, of())
+
+		cut.Store(true)
+		pass(trusted)
+		assert.Equal(t, []any{int64(1), true}, of())
+		pass(time.Millisecond)
+		assert.Equal(t, []any{int64(1), false}, of(), "another replica may act")
+		cut.Store(false)
+		pass(renewal)
+		assert.Equal(t, []any{int64(2), true}, of())
+
+		cut.Store(true)
+		pass(trusted - renewal - time.Second)
+		cut.Store(false)
+		pass(renewal)
+		assert.Equal(t, []any{int64(2), true}, of(), "a short trouble ends no term")
+
+		require.NoError(t, client.CoordinationV1().Leases("prebind-system").Delete(t.Context(), prefix+"a", metav1.DeleteOptions{}))
+		pass(renewal)
+		assert.Equal(t, []any{int64(3), true}, of(), "whoever removed it takes this replica for dead")
 	})
 }
 

@@ -178,7 +178,7 @@ func TestSightsAreForgotten(t *testing.T) {
 // good as expired, and is renewed by the repeated call.
 func TestLockIsForTheWholeBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
-		pass(timeout - bindTakes - time.Second)
+		pass(timeout - api.BindSettles - time.Second)
 		next, err := c.one.PreFlight(c.Context(), c.a)
 		require.NoError(c, err)
 		assert.Equal(c, api.Skip, next, "there is time enough")

@@ -36,10 +36,6 @@ import (
 // Name of the plugin.
 const Name = "device"
 
-// bindTakes is longer than the API server may be at a bind that was allowed: its
-// own limit for a request is 34 s.
-const bindTakes = 40 * time.Second
-
 // maxAttempt is longer than any attempt of the engine's; what is longer is no
 // attempt, and does not come into a record.
 const maxAttempt = 128
@@ -257,7 +253,7 @@ func (p *Plugin) unlock(ctx context.Context, rec *record, bc *api.BindContext, l
 
 // lasting is until when a lock has to be good for a bind that is let go ahead now.
 func (p *Plugin) lasting() time.Time {
-	return p.o.Clock.Now().Add(min(bindTakes, p.o.NodeLockTimeout/2))
+	return p.o.Clock.Now().Add(min(api.BindSettles, p.o.NodeLockTimeout/2))
 }
 
 // Confirm sees that nobody has taken the grant, or the lock, out of Prebind's hands

@@ -138,7 +138,7 @@ func TestStatusText(t *testing.T) {
 
 	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 	all := []replicaStatus{
-		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, Holds: 2, MaxHolds: 32, Told: ago(3 * time.Second), InFlight: []binder.InFlight{
+		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Told: ago(3 * time.Second), InFlight: []binder.InFlight{
 			{Namespace: "shop", Pod: "web", Node: "a", Attempt: "aaa-1", Phase: "preparing", Plugin: "q", WaitsFor: "rain", Since: ago(time.Minute), Budget: metav1.Duration{Duration: 10 * time.Minute}},
 		}},
 		{Replica: "bbb", Problem: "draining", Told: ago(time.Second), InFlight: []binder.InFlight{
@@ -157,7 +157,7 @@ NAMESPACE   POD   NODE   REPLICA   PHASE       FOR   OF    PLUGIN   WAITS FOR
 shop        old   b      bbb       prepared    60m   60m   -        -
 shop        web   a      aaa       preparing   60s   10m   q        rain
 
-2 more are not shown.
+3 more are not shown: each replica reports at most 64 KiB.
 `, out.String())
 }
 

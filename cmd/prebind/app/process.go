@@ -38,7 +38,10 @@ type process struct {
 	open   *listeners
 	certs  *certs
 
-	client   kubernetes.Interface
+	client kubernetes.Interface
+	// leases is for leases only.
+	leases   kubernetes.Interface
+	replicas *replica.Replicas
 	traces   *traces
 	assembly *assembly
 	engine   *binder.Engine
@@ -67,11 +70,15 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
 		return err
 	}
+	if err := p.buildReplicas(); err != nil {
+		return err
+	}
 	p.engine, err = binder.New(binder.Options{
 		Cached:   p.mgr.GetCache(),
 		Live:     p.mgr.GetAPIReader(),
 		Settings: settings,
 		Replica:  p.id,
+		Term:     p.replicas.Term,
 		Domain:   p.o.domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
@@ -93,19 +100,25 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
 		return err
 	}
-	leases, err := leaseClient(p.config, renewalTakes)
-	if err != nil {
+	return p.add(watching, p.reloads, p.replicas,
+		elected(p.o, p.leases, p.id, binder.NewSweeper(p.engine, p.replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+}
+
+// buildReplicas makes this replica's lease. It is kept only when everything that its
+// status tells of is built.
+func (p *process) buildReplicas() error {
+	var err error
+	if p.leases, err = leaseClient(p.config, renewalTakes); err != nil {
 		return err
 	}
-	replicas, err := replica.New(replica.Options{
-		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{},
-		Status: statusOf(p.engine, p.o, p.ready, p.id, p.reloads.inForce.Load),
+	p.replicas, err = replica.New(replica.Options{
+		ID: p.id, Client: p.leases, Namespace: p.o.namespace, Clock: clock.RealClock{},
+		Status: func() (string, error) { return statusOf(p.engine, p.o, p.ready, p.id, p.reloads.inForce.Load)() },
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		p.ready.require(p.replicas.Held)
 	}
-	return p.add(watching, p.reloads, replicas,
-		elected(p.o, leases, p.id, binder.NewSweeper(p.engine, replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+	return err
 }
 
 // buildMetrics registers those that have no maker of their own.

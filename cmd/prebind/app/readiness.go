@@ -20,6 +20,8 @@ type readiness struct {
 	mu     sync.Mutex
 	caches []cacheState
 	others []func() error
+	// required are asked at each probe.
+	required []func() error
 	// trouble is what is wrong at run time, by what is watched.
 	trouble map[string]error
 }
@@ -41,6 +43,13 @@ func (r *readiness) waitUntil(ready func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.others = append(r.others, ready)
+}
+
+// require makes the process unready whenever ready returns an error.
+func (r *readiness) require(ready func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.required = append(r.required, ready)
 }
 
 // drain makes the process unready for good.
@@ -97,6 +106,11 @@ func (r *readiness) probe() error {
 	defer r.mu.Unlock()
 	for _, err := range r.trouble {
 		if err != nil {
+			return err
+		}
+	}
+	for _, ready := range r.required {
+		if err := ready(); err != nil {
 			return err
 		}
 	}

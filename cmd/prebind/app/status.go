@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -19,13 +20,16 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/fair"
 	"github.com/prebind/prebind/binder/replica"
 )
 
 const (
-	// toldAttempts is how many attempts a replica tells of, the oldest first, so that
-	// its lease stays small.
-	toldAttempts = 200
+	// statusBytes bounds the encoded status. All annotations of a Lease together may have
+	// 262,144 bytes, and a renewal with more is rejected.
+	statusBytes = 64 << 10
+	// statusText bounds each text in the status that has no limit of its own, in bytes.
+	statusText = 512
 	// lookAtStatusEvery is the pause of --watch. A replica tells of itself every ten
 	// seconds.
 	lookAtStatusEvery = 2 * time.Second
@@ -52,8 +56,10 @@ type replicaStatus struct {
 	Attempts map[string]int `json:"attempts"`
 	Holds    int            `json:"holds"`
 	MaxHolds int            `json:"maxHolds"`
-	// InFlight are the attempts, the oldest first, of Attempts in all.
+	// InFlight are the attempts, the oldest first. Where there is no room for all,
+	// namespaces take turns, and LeftOut is how many are not in here.
 	InFlight []binder.InFlight `json:"inFlight,omitempty"`
+	LeftOut  int               `json:"leftOut,omitempty"`
 	// Told is when it told this.
 	Told metav1.Time `json:"told"`
 	// ClockAhead is by how much its clock is ahead of the API server's, negative if it is
@@ -67,17 +73,48 @@ func statusOf(engine *binder.Engine, o *serveOptions, ready *readiness, id strin
 		stats, c := engine.Stats(), inForce()
 		s := replicaStatus{
 			Replica: id, Pod: o.podName, Version: version, Config: c.hash, Mode: string(c.Mode),
-			Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds, InFlight: engine.InFlight(),
+			Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds,
 		}
 		if err := ready.probe(); err != nil {
-			s.Problem = err.Error()
+			s.Problem = cut(err.Error())
 		}
-		if len(s.InFlight) > toldAttempts {
-			s.InFlight = s.InFlight[:toldAttempts]
-		}
-		encoded, err := json.Marshal(s)
-		return string(encoded), err
+		return s.encode(engine.InFlight())
 	}
+}
+
+// encode returns the JSON of the status with as many of the attempts, given oldest
+// first, as fit into statusBytes.
+func (s replicaStatus) encode(all []binder.InFlight) (string, error) {
+	s.LeftOut = len(all) // The longest number that there may be.
+	rest, err := json.Marshal(s)
+	if err != nil {
+		return "", err
+	}
+	room := statusBytes - len(rest) - len(`,"inFlight":[]`)
+	for _, f := range fair.Interleave(all, func(f binder.InFlight) string { return f.Namespace }) {
+		f.WaitsFor = cut(f.WaitsFor)
+		encoded, err := json.Marshal(f)
+		if err != nil {
+			return "", err
+		}
+		if room -= len(encoded) + len(","); room < 0 {
+			break
+		}
+		s.InFlight = append(s.InFlight, f)
+	}
+	s.LeftOut -= len(s.InFlight)
+	slices.SortStableFunc(s.InFlight, func(a, b binder.InFlight) int { return a.Since.Compare(b.Since.Time) })
+	encoded, err := json.Marshal(s)
+	return string(encoded), err
+}
+
+// cut shortens a text to statusText.
+func cut(text string) string {
+	const more = "…"
+	if len(text) <= statusText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:statusText-len(more)], "") + more
 }
 
 // statusOptions are the flags of prebind status.
@@ -195,12 +232,10 @@ func (o *statusOptions) text(namespace string, all []replicaStatus) func(io.Writ
 // textBinds writes the binds of all replicas, the oldest first.
 func (*statusOptions) textBinds(out io.Writer, all []replicaStatus, now time.Time) error {
 	var binds []binder.InFlight
-	under := 0
+	leftOut := 0
 	for _, s := range all {
 		binds = append(binds, s.InFlight...)
-		for _, n := range s.Attempts {
-			under += n
-		}
+		leftOut += s.LeftOut
 	}
 	fmt.Fprintln(out)
 	if len(binds) == 0 {
@@ -217,8 +252,8 @@ func (*statusOptions) textBinds(out io.Writer, all []replicaStatus, now time.Tim
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if under > len(binds) {
-		fmt.Fprintf(out, "\n%d more are not shown.\n", under-len(binds))
+	if leftOut > 0 {
+		fmt.Fprintf(out, "\n%d more are not shown: each replica reports at most %d KiB.\n", leftOut, statusBytes>>10)
 	}
 	return nil
 }

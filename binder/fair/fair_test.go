@@ -1,0 +1,27 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fair
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestInterleave(t *testing.T) {
+	tests := map[string]struct {
+		reason   string
+		in, want []string
+	}{
+		"None":      {reason: "there is nothing to share", want: []string{}},
+		"OneGroup":  {reason: "a tenant alone has everything, in order", in: []string{"a1", "a2", "a3"}, want: []string{"a1", "a2", "a3"}},
+		"TakeTurns": {reason: "a tenant with many items does not delay the others", in: []string{"a1", "a2", "a3", "a4", "b1", "c1", "c2"}, want: []string{"a1", "b1", "c1", "a2", "c2", "a3", "a4"}},
+		"ByFirst":   {reason: "the order of the groups is that of their first items", in: []string{"b1", "a1", "b2"}, want: []string{"b1", "a1", "b2"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, Interleave(tc.in, func(item string) string { return item[:1] }), tc.reason)
+		})
+	}
+}

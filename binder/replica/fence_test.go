@@ -1,0 +1,269 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replica
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var (
+	errCut  = errors.New("connection refused")
+	thePod  = gen.Pod("web", gen.UID("pod-1"))
+	theNode = gen.Node("node-a")
+)
+
+// pendingPod reads thePod, which stays pending, and theNode.
+type pendingPod struct{}
+
+func (pendingPod) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	switch into := into.(type) {
+	case *corev1.Pod:
+		thePod.DeepCopyInto(into)
+	case *corev1.Node:
+		theNode.DeepCopyInto(into)
+	}
+	return nil
+}
+
+// grants is what the plugins of all replicas have written: one grant for each pod, by
+// the attempt that it was made for.
+type grants struct {
+	mu         sync.Mutex
+	byPod      map[types.UID]string
+	rolledBack []time.Time
+}
+
+// grantor is the plugin of one replica. Its cache may lag behind the grants.
+type grantor struct {
+	*grants
+	// busy keeps PreBind from returning, until it is closed.
+	busy chan struct{}
+	// stale makes PreFlight take every grant for there.
+	stale atomic.Bool
+}
+
+func (*grantor) Name() string { return "grantor" }
+
+func (g *grantor) PreFlight(_ context.Context, bc *api.BindContext) (api.Next, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stale.Load() || g.byPod[bc.Pod.UID] == bc.Attempt {
+		return api.Skip, nil
+	}
+	return api.Run, nil
+}
+
+func (g *grantor) PreBind(ctx context.Context, bc *api.BindContext) error {
+	g.mu.Lock()
+	g.byPod[bc.Pod.UID] = bc.Attempt
+	g.mu.Unlock()
+	select {
+	case <-g.busy:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (g *grantor) PreBindRollBack(_ context.Context, bc *api.BindContext) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.byPod[bc.Pod.UID] == bc.Attempt {
+		delete(g.byPod, bc.Pod.UID)
+		g.rolledBack = append(g.rolledBack, time.Now())
+	}
+	return nil
+}
+
+func (g *grantor) Marks(context.Context) ([]api.Mark, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var marks []api.Mark
+	for uid, attempt := range g.byPod {
+		marks = append(marks, api.Mark{Pod: client.ObjectKeyFromObject(thePod), PodUID: uid, Node: theNode.Name, Attempt: attempt})
+	}
+	return marks, nil
+}
+
+// silent is an event recorder that drops all events.
+type silent struct{ events.EventRecorder }
+
+func (silent) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+
+// party is one replica: its lease, its engine and its plugin.
+type party struct {
+	*Replicas
+	*grantor
+	engine *binder.Engine
+	// cut keeps it from renewing its lease.
+	cut atomic.Bool
+}
+
+func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *party {
+	t.Helper()
+	p := &party{grantor: &grantor{grants: shared, busy: make(chan struct{})}}
+	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
+	chain, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev"})
+	require.NoError(t, err)
+	p.engine, err = binder.New(binder.Options{
+		Cached: pendingPod{}, Live: pendingPod{}, Replica: id, Term: p.Term, Domain: "prebind.dev",
+		Changes: notify.NewHub(), Events: silent{}, Clock: clock.RealClock{},
+		Settings: binder.Settings{
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []api.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
+			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
+		},
+	})
+	require.NoError(t, err)
+	go func() { _ = p.Start(quiet(t)) }()
+	t.Cleanup(func() { assert.NoError(t, p.engine.Stop(context.WithoutCancel(t.Context()))) })
+	synctest.Wait()
+	return p
+}
+
+// cuttable is a client whose writes fail while cut is set.
+func cuttable(stored *fake.Clientset, cut *atomic.Bool) kubernetes.Interface {
+	c := &fake.Clientset{}
+	c.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if cut.Load() && a.GetVerb() != "list" {
+			return true, nil, errCut
+		}
+		o, err := stored.Invokes(a, nil)
+		return true, o, err
+	})
+	return c
+}
+
+func (p *party) bind(t *testing.T) *api.Error {
+	t.Helper()
+	b := gen.Binding(thePod, theNode.Name, gen.UID(thePod.UID))
+	return p.engine.Bind(quiet(t), binder.Request{Pod: client.ObjectKeyFromObject(thePod), Binding: b}).Err
+}
+
+func pass(d time.Duration) { <-time.After(d) }
+
+// TestFence_NothingIsRolledBackUnderABind: a replica cannot renew its lease, and
+// another one rolls back what it prepared. From any call on until then, no bind that
+// was allowed may still be open.
+func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := &grants{byPod: map[types.UID]string{}}
+		stored := storage()
+		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
+		go binder.NewSweeper(other.engine, other).Run(quiet(t))
+		require.Equal(t, api.KindWait, cut.bind(t).Kind, "the plugin is at work")
+
+		cut.cut.Store(true)
+		close(cut.busy)
+		var allowed []time.Time
+		for range 150 {
+			if err := cut.bind(t); err == nil {
+				allowed = append(allowed, time.Now())
+			} else {
+				require.Equal(t, api.KindWait, err.Kind, "the client calls again: %v", err)
+			}
+			pass(time.Second)
+		}
+		require.NotEmpty(t, allowed, "a short trouble does not matter")
+		require.NotEmpty(t, shared.rolledBack, "the other replica settles what is left")
+		last := allowed[len(allowed)-1]
+		assert.GreaterOrEqual(t, shared.rolledBack[0].Sub(last), api.BindSettles,
+			"a bind that was allowed %s before the roll-back may be committed after it", shared.rolledBack[0].Sub(last))
+
+		cut.cut.Store(false)
+		pass(renewal)
+		require.Eventually(t, func() bool { return cut.bind(t) == nil }, 10*time.Minute, time.Second, "it takes binds again")
+		assert.NotEmpty(t, shared.byPod, "with a grant")
+	})
+}
+
+// TestFence_WhatWasPreparedBefore: a replica renews its lease again. What it prepared
+// before may be gone, whatever its caches say.
+func TestFence_WhatWasPreparedBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := &grants{byPod: map[types.UID]string{}}
+		p := newParty(t, "cut", storage(), shared)
+		require.Equal(t, api.KindWait, p.bind(t).Kind, "the plugin is at work")
+		p.cut.Store(true)
+		pass(3 * time.Minute)
+		shared.mu.Lock()
+		clear(shared.byPod) // Another replica has rolled it back.
+		shared.mu.Unlock()
+
+		waits := make(chan *api.Error, 1)
+		p.cut.Store(false)
+		pass(renewal)
+		renewed := time.Now()
+		go func() { waits <- p.bind(t) }()
+		synctest.Wait()
+		close(p.busy)
+		if err := <-waits; err != nil {
+			require.Equal(t, api.KindWait, err.Kind)
+			require.Eventually(t, func() bool { return p.bind(t) == nil }, 10*time.Minute, time.Second)
+		}
+		assert.NotEmpty(t, shared.byPod, "the bind was allowed with a grant")
+		assert.Less(t, time.Since(renewed), 10*time.Second, "what was never allowed begins again at once")
+	})
+}
+
+// TestFence_CallThatWaits: the lease is lost while a call waits for the end of PreBind,
+// and while the cache takes what is gone for there.
+func TestFence_CallThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParty(t, "cut", storage(), &grants{byPod: map[types.UID]string{}})
+		require.Equal(t, api.KindWait, p.bind(t).Kind, "the plugin is at work")
+		p.cut.Store(true)
+		pass(trusted - renewal)
+		for held := true; held; _, held = p.Term() {
+			answer := make(chan *api.Error, 1)
+			go func() { answer <- p.bind(t) }()
+			pass(time.Second)
+			if _, held := p.Term(); !held {
+				close(p.busy)
+				err := <-answer
+				require.NotNil(t, err, "the lease was lost before PreBind ended")
+				assert.Equal(t, api.KindWait, err.Kind)
+			} else {
+				_ = <-answer // It may wait yet.
+			}
+		}
+		p.stale.Store(true)
+		err := p.bind(t)
+		require.NotNil(t, err, "the cache is behind")
+		assert.Equal(t, api.KindWait, err.Kind)
+		assert.ErrorContains(t, p.Held(), "prebind-replica-cut")
+	})
+}
+
+// TestTrusted_Relations asserts that the times of all replicas fit together.
+func TestTrusted_Relations(t *testing.T) {
+	assert.LessOrEqual(t, trusted+api.BindSettles, duration+binder.SweepGrace, "a bind is over before another replica rolls back")
+	const takes = 5 * time.Second // What the client gives a request.
+	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
+	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")
+	assert.Less(t, 2*observeEvery, blind)
+}

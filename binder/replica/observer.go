@@ -1,0 +1,122 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replica
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// observeEvery is the pause between two looks at the leases.
+	observeEvery = 5 * time.Second
+	// blind is the time between two looks after which what was seen before does not
+	// count: the API server was away, and no replica could renew.
+	blind = 3 * observeEvery
+)
+
+// observer holds what was seen of the leases.
+type observer struct {
+	mu sync.Mutex
+	// seen is when, by the clock of this process, each lease was last seen to change:
+	// the clocks of others may differ.
+	seen map[string]observation
+	// living are the replicas of the last look, and looked is when that was.
+	living map[string]bool
+	looked time.Time
+}
+
+type observation struct {
+	version string
+	at      time.Time
+}
+
+// Observe looks at the leases of all replicas every few seconds, until the context
+// ends. It removes leases that are not renewed.
+func (r *Replicas) Observe(ctx context.Context) {
+	for {
+		r.observer.mu.Lock()
+		dead, err := r.look(ctx)
+		r.observer.mu.Unlock()
+		if err == nil {
+			err = r.remove(ctx, dead)
+		}
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Could not observe the leases of the replicas, will try again")
+		}
+		timer := r.o.Clock.NewTimer(observeEvery)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+	}
+}
+
+// Living returns the replicas that renew their leases, by the last look of Observe. It
+// looks itself if that is too old. A lease that is seen for the first time counts as
+// renewed. The caller owns the map.
+func (r *Replicas) Living(ctx context.Context) (map[string]bool, error) {
+	r.observer.mu.Lock()
+	defer r.observer.mu.Unlock()
+	if r.observer.looked.IsZero() || r.o.Clock.Since(r.observer.looked) > 2*observeEvery {
+		if _, err := r.look(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return maps.Clone(r.observer.living), nil
+}
+
+// look lists the leases and returns those that are not renewed. It must be called with
+// observer.mu held.
+func (r *Replicas) look(ctx context.Context) (dead []coordinationv1.Lease, err error) {
+	began := r.o.Clock.Now()
+	list, err := r.o.Client.CoordinationV1().Leases(r.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
+	if err != nil {
+		return nil, fmt.Errorf("listing the leases of replicas in %s: %w", r.o.Namespace, err)
+	}
+	o, now := &r.observer, r.o.Clock.Now()
+	if began.Sub(o.looked) > blind {
+		o.seen = nil
+	}
+	seen, living := map[string]observation{}, map[string]bool{}
+	for _, l := range list.Items {
+		last, known := o.seen[l.Name]
+		if !known || last.version != l.ResourceVersion {
+			last = observation{version: l.ResourceVersion, at: now}
+		}
+		seen[l.Name] = last
+		// The lease may have been renewed since the list began, but not before.
+		if began.Sub(last.at) <= duration {
+			living[l.Labels[label]] = true
+		} else if l.Labels[label] != r.o.ID {
+			dead = append(dead, l)
+		}
+	}
+	o.seen, o.living, o.looked = seen, living, now
+	return dead, nil
+}
+
+// remove removes the leases that nobody has renewed since they were listed. The first
+// error ends it: the next look comes soon, and must not be late.
+func (r *Replicas) remove(ctx context.Context, dead []coordinationv1.Lease) error {
+	for _, l := range dead {
+		err := r.o.Client.CoordinationV1().Leases(l.Namespace).Delete(ctx, l.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion},
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("removing the lease %s of a replica that is gone: %w", l.Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// TestBindSettles_Relations asserts that nothing is rolled back while a bind that was
+// allowed can still be committed.
+func TestBindSettles_Relations(t *testing.T) {
+	const (
+		apiServer = 34 * time.Second
+		etcd      = 5*time.Second + 2*time.Second
+	)
+	assert.Greater(t, api.BindSettles, apiServer+etcd+5*time.Second, "there is a margin")
+	assert.Greater(t, SweepGrace, api.BindSettles, "the sweep waits for longer than a bind may take")
+}
+
+// TestLateCommit_IsNotRolledBack is a bind that etcd commits at the latest moment: its
+// own time for a request after the API server's.
+func TestLateCommit_IsNotRolledBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		s := newScene(t, newWriter("lock", calls))
+		d, _ := timed(t.Context(), s.Engine, theRequest())
+		require.Nil(t, d.Err)
+		pass(34*time.Second + 7*time.Second)
+		s.bound("node-a", d.Annotations[attemptKeyOfTests])
+		pass(time.Minute)
+		assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the pod is bound and uses what was written")
+		assert.Contains(t, calls.all(), "lock PostBind")
+	})
+}

@@ -1,0 +1,104 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// tenantMarks are so many marks of ended replicas for pods of the namespace that are
+// gone.
+func tenantMarks(namespace string, n int) []api.Mark {
+	marks := make([]api.Mark, n)
+	for i := range marks {
+		name := fmt.Sprintf("pod-%d", i)
+		marks[i] = api.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: name}, PodUID: types.UID(namespace + name), Node: "node-a", Attempt: "gone-" + name}
+	}
+	return marks
+}
+
+// TestSweep_TenantWithManyMarks: one tenant has thousands of marks, and undoing each
+// takes long or fails. The single mark of another tenant is settled in the first sweep,
+// and every mark is reached.
+func TestSweep_TenantWithManyMarks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const many = 2_000
+		calls := map[string]int{}
+		m := &marker{writer: newWriter("p", &journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
+		began := time.Now()
+		var settled time.Duration
+		m.rollBack = func(_ context.Context, bc *api.BindContext) error {
+			pass(50 * time.Millisecond)
+			calls[bc.Pod.Namespace+"/"+bc.Pod.Name]++
+			if bc.Pod.Namespace == "victim" {
+				settled = time.Since(began)
+				m.marks = m.marks[:many]
+				return nil
+			}
+			return errScripted
+		}
+		sweeping(t, m, livingReplicas{}, nil, 10*time.Minute)
+		assert.Equal(t, 1, calls["victim/pod-0"])
+		assert.Less(t, settled, sweepEvery, "in the first sweep")
+		assert.Len(t, calls, many+1, "every mark was tried")
+		for name, n := range calls {
+			assert.LessOrEqual(t, n, 6, "%s was not tried more often than the others", name)
+		}
+	})
+}
+
+func TestTurns(t *testing.T) {
+	of := func(namespace string, tried int, since time.Time) orphaned {
+		return orphaned{mark: api.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(tried)}}, orphan: &orphan{tried: tried, since: since}}
+	}
+	early := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	later := early.Add(time.Minute)
+	tests := map[string]struct {
+		reason string
+		in     []orphaned
+		most   int
+		want   []orphaned
+	}{
+		"None":       {reason: "nothing is left behind", most: 2, want: []orphaned{}},
+		"All":        {reason: "there is time for all", most: 3, in: []orphaned{of("a", 1, early), of("b", 1, early)}, want: []orphaned{of("a", 1, early), of("b", 1, early)}},
+		"TakeTurns":  {reason: "a tenant with many marks does not delay another", most: 2, in: []orphaned{of("a", 0, early), of("a", 0, early), of("b", 0, early)}, want: []orphaned{of("a", 0, early), of("b", 0, early)}},
+		"LongestAgo": {reason: "a mark that cannot be settled does not keep others from it", most: 1, in: []orphaned{of("a", 2, early), of("a", 1, early), of("a", 3, early)}, want: []orphaned{of("a", 1, early)}},
+		"Namespaces": {reason: "with more namespaces than turns, they rotate", most: 1, in: []orphaned{of("a", 2, early), of("b", 1, early)}, want: []orphaned{of("b", 1, early)}},
+		"Oldest":     {reason: "new marks do not push old ones back", most: 1, in: []orphaned{of("a", 0, later), of("b", 0, early)}, want: []orphaned{of("b", 0, early)}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, turns(tc.in, tc.most), tc.reason)
+		})
+	}
+}
+
+// BenchmarkSweep is the cost of one sweep against the number of marks that one tenant
+// has left behind. Another tenant has one mark.
+func BenchmarkSweep(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("marks=%d", size), func(b *testing.B) {
+			m := &marker{writer: newWriter("p", &journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
+			m.rollBack = func(context.Context, *api.BindContext) error { return errScripted }
+			live := holding()
+			e := newTestEngine(b, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{m} })
+			s := NewSweeper(e, livingReplicas{})
+			ctx := quiet(b)
+			for b.Loop() {
+				_ = s.sweep(ctx) // Every roll-back fails.
+			}
+			b.ReportMetric(float64(live.reads.Load())/float64(b.N), "reads/op")
+		})
+	}
+}

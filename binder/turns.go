@@ -1,0 +1,41 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/fair"
+)
+
+// orphan is what a sweeper knows of a mark that nobody works on.
+type orphan struct {
+	// since is when the sweeper first found that nobody does, by its own clock.
+	since time.Time
+	// tried is the number of the last sweep that tried to settle it, or zero.
+	tried int
+}
+
+// orphaned is a mark that nobody works on.
+type orphaned struct {
+	plugin api.PreBinder
+	mark   api.Mark
+	orphan *orphan
+}
+
+// turns returns the marks that the next sweep settles, in order, and at most that
+// many. Namespaces take turns; in each, the mark that was tried the longest ago comes
+// first. So a tenant with many marks does not delay another one, a mark that cannot be
+// settled does not keep others from their turn, and every mark has one in time.
+func turns(marks []orphaned, most int) []orphaned {
+	marks = slices.Clone(marks)
+	slices.SortStableFunc(marks, func(a, b orphaned) int {
+		return cmp.Or(cmp.Compare(a.orphan.tried, b.orphan.tried), a.orphan.since.Compare(b.orphan.since))
+	})
+	marks = fair.Interleave(marks, func(o orphaned) string { return o.mark.Pod.Namespace })
+	return marks[:min(len(marks), most)]
+}

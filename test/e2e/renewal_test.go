@@ -1,0 +1,87 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// A tenant has hundreds of pods that wait, each with the longest texts that it can
+// make. The replica renews its lease all the same, and reports what it leaves out.
+func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
+	t.Parallel()
+	const pods = 220
+	w := ownWorld(t, 1)
+	b := newBench(t, w, nil)
+	var selector []string
+	for n := range 20 {
+		key := fmt.Sprintf("k%d-", n)
+		selector = append(selector, "example.com/"+key+strings.Repeat("k", 63-len(key))+"="+strings.Repeat("v", 63))
+	}
+	crowd := make(chan *corev1.Binding, pods)
+	for n := range pods {
+		name := fmt.Sprintf("p%d-", n)
+		pod, err := b.createPod(name+strings.Repeat("x", 253-len(name)), byHand)
+		require.NoError(t, err)
+		crowd <- gen.Binding(pod, "node-1", expects(strings.Join(selector, ",")), waits("10m"))
+	}
+	close(crowd)
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	for range 16 {
+		calls.Go(func() {
+			for binding := range crowd {
+				// The attempt goes on for a minute without the client.
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_ = b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
+				cancel()
+			}
+		})
+	}
+	calls.Wait()
+
+	var status struct {
+		InFlight []binder.InFlight
+		LeftOut  int
+	}
+	report := func(c require.TestingT) replica.Report {
+		reports, err := replica.Reports(t.Context(), b.client, install.Namespace)
+		require.NoError(c, err)
+		require.Len(c, reports, 1)
+		return reports[0]
+	}
+	var full replica.Report
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		full = report(c)
+		require.NoError(c, json.Unmarshal([]byte(full.Status), &status))
+		assert.Greater(c, len(status.InFlight)+status.LeftOut, pods-20)
+	}, patience, again, "the replica should report its attempts")
+	t.Logf("%d attempts are reported in %d bytes, %d are left out", len(status.InFlight), len(full.Status), status.LeftOut)
+	assert.NotEmpty(t, status.InFlight)
+	assert.Positive(t, status.LeftOut)
+	out, errs, code := b.command("status")
+	require.Zero(t, code, errs)
+	assert.Contains(t, out, "more are not shown")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		now := report(c)
+		assert.Greater(c, now.Renewed.Sub(full.Renewed), 15*time.Second)
+		assert.NotEmpty(c, now.Status)
+	}, 45*time.Second, again, "the lease should be renewed again and again")
+}
