@@ -144,7 +144,9 @@ func registeredPlugins() []Plugin {
 			Description: "binds and waits for the pod's PersistentVolumeClaims",
 			Watches:     always(volumebinding.Watches),
 			Permissions: shipped("plugins/volumebinding"),
-			Index:       volumebinding.SetupIndexes,
+			Index: func(ctx context.Context, indexer client.FieldIndexer, _ Arguments) error {
+				return volumebinding.SetupIndexes(ctx, indexer)
+			},
 			Build: func(d Deps) (api.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes})
 			},
@@ -231,8 +233,9 @@ type Plugin struct {
 	// Caches narrows what the cache holds of the watched kinds; namespace is
 	// Prebind's own. Two plugins cannot narrow one kind.
 	Caches func(namespace string) map[client.Object]cache.ByObject
-	// Index adds the plugin's indexes to the cache.
-	Index func(ctx context.Context, indexer client.FieldIndexer) error
+	// Index adds the indexes to the cache that the plugin needs with the arguments. It is
+	// called again when they change; the indexer skips indexes that it has.
+	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
 	// Permissions are all that Prebind needs while the plugin is on, those for Watches
 	// included; namespace is Prebind's own. Where one is missing, Prebind does not
 	// start, or keeps its old configuration. Nil leaves it to the plugin to fail.
