@@ -136,6 +136,12 @@ func registeredPlugins() []Plugin {
 				}
 				return shipped("plugins/resource-claims")(a, namespace)
 			},
+			Index: func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error {
+				if err := resourceclaims.SetupIndexes(ctx, indexer); err != nil || !allocates(a) {
+					return err
+				}
+				return resourceclaims.SetupOwnedIndexes(ctx, indexer)
+			},
 			Build: newResourceClaims,
 		},
 		{
