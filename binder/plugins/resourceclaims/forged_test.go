@@ -150,6 +150,26 @@ func TestClaimThatKeepsChanging(t *testing.T) {
 	assert.LessOrEqual(t, n, maxChanges+1)
 }
 
+// TestRollBackOfAClaimThatKeepsChanging ends, and another one finishes it.
+func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	n := 0
+	r.conn.before = func(w write) error {
+		if w.verb != "get" {
+			n++
+			s.change("c", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
+		}
+		return nil
+	}
+	require.Error(t, r.PreBindRollBack(t.Context(), bc))
+	assert.LessOrEqual(t, n, releaseConflicts+1)
+	r.conn.before = nil
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Empty(t, users(s.claim("c")))
+}
+
 // TestCrowd is a claim with thousands of marks: they are listed as few, and go
 // together.
 func TestCrowd(t *testing.T) {

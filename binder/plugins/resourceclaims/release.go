@@ -45,16 +45,23 @@ func (p *Plugin) touched(ctx context.Context, bc *api.BindContext) ([]client.Obj
 	return keys, nil
 }
 
+// releaseConflicts is how many conflicts one roll-back of a claim bears. The engine and
+// the sweep repeat it later. The claim's owner can change it at any rate.
+const releaseConflicts = 10
+
 // release takes the attempt's reservation, and its mark, off the claim, and says
 // what it undid.
 func (p *Plugin) release(ctx context.Context, bc *api.BindContext, key client.ObjectKey) (string, error) {
 	undone := ""
-	for {
+	for conflicts := 0; ; {
 		did, over, err := p.releaseStep(ctx, bc, key)
 		if did != "" && err == nil {
 			undone = did
 		}
-		if over || err != nil && !apierrors.IsConflict(err) {
+		if apierrors.IsConflict(err) {
+			conflicts++
+		}
+		if over || err != nil && (!apierrors.IsConflict(err) || conflicts > releaseConflicts) {
 			return undone, client.IgnoreNotFound(err)
 		}
 	}
