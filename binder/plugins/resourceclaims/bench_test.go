@@ -190,6 +190,22 @@ func BenchmarkMarks(b *testing.B) {
 	}
 }
 
+// BenchmarkUnsettled lists the marks of one claim with so many.
+func BenchmarkUnsettled(b *testing.B) {
+	for _, marks := range []int{1, 2_000} {
+		b.Run(fmt.Sprintf("marks=%d", marks), func(b *testing.B) {
+			claim := theClaim("c", reservedTo("web"))
+			for i := range marks {
+				marked(fmt.Sprintf("no-%d", i), "forged-1")(claim)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				require.Len(b, unsettled(claim, domain), 1)
+			}
+		})
+	}
+}
+
 // BenchmarkTidy looks through the records while every claim is in use.
 func BenchmarkTidy(b *testing.B) {
 	for _, claims := range sizes {
