@@ -97,6 +97,12 @@ type Recoverer interface {
 	// For each mark whose replica is gone, PostBind or PreBindRollBack is called,
 	// with a recovered BindContext; both have to cope with marks that have changed
 	// since, and with being called more than once.
+	//
+	// A plugin that keeps its marks where a tenant can write must treat them as the
+	// tenant's data. It bounds how many it returns for one object. A mark only says
+	// which attempt to look at; it never decides that something is undone. Before
+	// the plugin undoes a write, it checks what the API server guards, or a record in
+	// Prebind's own namespace, by the pod's UID.
 	Marks(ctx context.Context) ([]Mark, error)
 }
 
@@ -110,10 +116,12 @@ type Tidier interface {
 
 // Mark is what a write says of the attempt that made it.
 type Mark struct {
-	// Pod is the pod that the write was made for, by UID.
+	// Pod and PodUID are the pod that the write was made for. The engine reads the pod by
+	// its name and decides by its UID. The name should be one that a tenant cannot write;
+	// where there is none, PreBindRollBack undoes nothing that a running pod could use.
 	Pod    types.NamespacedName
 	PodUID types.UID
-	// Node is the one that it was to be bound to.
+	// Node is the one that it was to be bound to. It may be a tenant's data.
 	Node string
 	// Attempt is BindContext.Attempt.
 	Attempt string

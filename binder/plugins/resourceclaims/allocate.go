@@ -13,7 +13,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/clock"
@@ -44,9 +43,9 @@ type OwnedOptions struct {
 // it gives stands first in one record for each pool, and then in the claim: two
 // replicas never give a device twice. It is safe for concurrent use.
 //
-// Every write of an allocation is on the condition of a version of the claim that
-// has the attempt's mark. So an entry of a record is stale, and stays so, when the
-// claim has neither the device nor the mark of the entry's attempt.
+// Every write of an allocation is on the condition of a version of the claim, which
+// the entry of the record names. So an entry is stale, and stays so, when the claim
+// has a later version and not the device.
 type OwnedClasses struct {
 	o       OwnedOptions
 	classes sets.Set[string]
@@ -115,108 +114,163 @@ func (a *OwnedClasses) Owns(_ context.Context, claim *resourcev1.ResourceClaim) 
 	return nil
 }
 
-// Allocate implements Allocator.
+// firstLook is how many claims are read from the API server at first when nothing
+// fits; then twice as many, and so on.
+const firstLook = 8
+
+// maxChanges is how often an allocation begins again because the claim has changed.
+// Its owner can change it at any rate.
+const maxChanges = 20
+
+// Allocate implements Allocator. Nothing is refused by the cache alone: what stands in
+// the way is read from the API server, while other allocations have their turn.
 func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	seen := sightings{}
+	changes := 0
+	for most := firstLook; ; {
+		t, err := a.try(ctx, bc, claim, seen)
+		switch {
+		case err != nil || t.allocated != nil:
+			return t.allocated, err
+		case t.claim != nil:
+			if t.claim.ResourceVersion != claim.ResourceVersion {
+				changes++
+			}
+			if changes > maxChanges {
+				return nil, api.Wait(claimObject(claim.Namespace, claim.Name), "it changed %d times while it was being allocated", changes).Advise("repeat the Binding")
+			}
+			claim = t.claim
+		case len(t.suspects) > 0:
+			if err := a.look(ctx, t.suspects[:min(most, len(t.suspects))], seen); err != nil {
+				return nil, err
+			}
+			most *= 2
+		}
+	}
+}
+
+// trial is what came of a try: one of its fields.
+type trial struct {
+	// allocated is the claim with its devices.
+	allocated *resourcev1.ResourceClaim
+	// claim is the claim as it has become, to try with.
+	claim *resourcev1.ResourceClaim
+	// suspects may have the devices that the claim needs.
+	suspects []suspect
+}
+
+// try chooses devices and gives them to the claim, one try in the replica at a time.
+func (a *OwnedClasses) try(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, seen sightings) (trial, error) {
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return trial{}, context.Cause(ctx)
 	}
-	for {
-		records, err := a.pools.list(ctx)
-		if err != nil {
-			return nil, err
-		}
-		result, err := a.choose(ctx, bc, claim, records)
-		if err != nil {
-			return nil, err
-		}
-		other := heldByOther(records, claim.UID, bc.Attempt)
-		if result == nil || other {
-			// Whoever is in the records may be gone. It is looked at until nothing changes:
-			// another replica may be at it as well, and what this one dropped be there still.
-			if pruned, err := a.prune(ctx, records); err != nil {
-				return nil, err
-			} else if pruned {
-				continue
-			}
-		}
-		if other {
-			return a.byOther(ctx, claim)
-		}
-		if result == nil {
-			return nil, api.Refuse(claimObject(claim.Namespace, claim.Name), "nothing that is free on the node %s fits its requests", bc.Node.Name).
-				Advise("choose another node, or wait until devices are given back")
-		}
-		err = a.pools.take(ctx, records, entry{Claim: name(claim), UID: claim.UID, Attempt: bc.Attempt}, devicesOf(result))
-		if errors.Is(err, errOthersWrote) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return a.write(ctx, bc, claim, result)
+	about := claimObject(claim.Namespace, claim.Name)
+	s, err := a.sceneOf(ctx, bc.Node)
+	if err != nil {
+		return trial{}, err
 	}
+	seen[claim.UID] = claim
+	o := s.occupied(claim, bc.Attempt, seen)
+	if o.contested {
+		return a.contested(ctx, bc, claim, s)
+	}
+	result, err := a.fit(ctx, bc.Node, claim, s.slices, o.taken)
+	if err != nil {
+		return trial{}, err
+	}
+	if result != nil {
+		return a.give(ctx, bc, claim, s, result)
+	}
+	if len(o.suspects) > 0 {
+		// Would anything fit if whoever is not certain to have a device had none?
+		possible, err := a.fit(ctx, bc.Node, claim, s.slices, o.certain)
+		if err != nil {
+			return trial{}, err
+		}
+		if possible != nil {
+			return trial{suspects: o.toLookAt(devicesOf(possible))}, nil
+		}
+	}
+	return trial{}, api.Refuse(about, "nothing that is free on the node %s fits its requests", bc.Node.Name).
+		Advise("choose another node, or wait until devices are given back")
 }
 
-// byOther returns the claim as another attempt has allocated it, or says that it is
-// at it.
-func (a *OwnedClasses) byOther(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+// contested is a try for a claim that another attempt has taken devices for.
+func (a *OwnedClasses) contested(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
+	t, err := a.asItIs(ctx, bc, claim, s)
+	if err == nil && t.claim != nil && t.claim.ResourceVersion == claim.ResourceVersion {
+		return trial{}, api.Wait(claimObject(claim.Namespace, claim.Name), "another bind is allocating it").Advise("repeat the Binding")
+	}
+	return t, err
+}
+
+// give gives the claim what was chosen, and reserves it for the pod: the finalizer
+// first, as upstream does, then the records, and then the claim, on the condition of
+// the version that the records name. Where the claim has changed, all of that begins
+// again: a record that another replica has dropped in the meantime does not count.
+func (a *OwnedClasses) give(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, s *scene, result *resourcev1.AllocationResult) (trial, error) {
+	protected, err := a.protect(ctx, claim)
+	if err == nil {
+		e := entry{Claim: name(claim), UID: claim.UID, Attempt: bc.Attempt, Version: protected.ResourceVersion}
+		if err := a.pools.take(ctx, s.records, e, devicesOf(result)); errors.Is(err, errOthersWrote) {
+			return trial{claim: protected}, nil
+		} else if err != nil {
+			return trial{}, err
+		}
+		result.AllocationTimestamp = new(metav1.NewTime(a.o.Clock.Now()))
+		var allocated *resourcev1.ResourceClaim
+		if allocated, err = a.tryWrite(ctx, bc, protected, result); err == nil {
+			return trial{allocated: allocated}, nil
+		}
+	}
+	if apierrors.IsConflict(err) {
+		return a.asItIs(ctx, bc, claim, s)
+	}
+	about := claimObject(claim.Namespace, claim.Name)
+	if apierrors.IsNotFound(err) {
+		return trial{}, api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+	}
+	return trial{}, api.FromAPI(about, "allocating it", err)
+}
+
+// asItIs returns the claim as it has become. When somebody else has allocated it, that
+// stands, and what was taken for it is given back.
+func (a *OwnedClasses) asItIs(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	fresh := &resourcev1.ResourceClaim{}
-	if err := a.o.Live.Get(ctx, client.ObjectKeyFromObject(claim), fresh); err != nil {
-		return nil, api.FromAPI(about, "reading it", err)
+	err := a.o.Live.Get(ctx, client.ObjectKeyFromObject(claim), fresh)
+	switch {
+	case apierrors.IsNotFound(err), err == nil && fresh.UID != claim.UID:
+		return trial{}, api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+	case err != nil:
+		return trial{}, api.FromAPI(about, "allocating it", err)
+	case fresh.Status.Allocation != nil:
+		return trial{allocated: fresh}, a.pools.giveBack(ctx, s.pools, claim.UID, bc.Attempt, devicesOf(fresh.Status.Allocation))
+	case fresh.DeletionTimestamp != nil:
+		return trial{}, api.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
+	case !markedBy(fresh, string(bc.Pod.UID)+"."+bc.Attempt):
+		return trial{}, api.Wait(about, "this bind was rolled back by another replica").Advise("repeat the Binding")
+	default:
+		return trial{claim: fresh}, nil
 	}
-	if fresh.UID == claim.UID && fresh.Status.Allocation != nil {
-		return fresh, nil
-	}
-	return nil, api.Wait(about, "another bind is allocating it").Advise("repeat the Binding")
 }
 
-// write gives the claim what was chosen, and reserves it for the pod: the finalizer
-// first, as upstream does. When somebody else allocates the claim meanwhile, that
-// stands, and what was taken for it is given back.
-func (a *OwnedClasses) write(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
-	result.AllocationTimestamp = new(metav1.NewTime(a.o.Clock.Now()))
-	key := client.ObjectKeyFromObject(claim)
-	about := claimObject(key.Namespace, key.Name)
-	for {
-		allocated, err := a.tryWrite(ctx, bc, claim, result)
-		if err == nil {
-			return allocated, nil
-		}
-		fresh := &resourcev1.ResourceClaim{}
-		if apierrors.IsConflict(err) {
-			err = a.o.Live.Get(ctx, key, fresh)
-		}
-		switch {
-		case apierrors.IsNotFound(err), err == nil && fresh.UID != claim.UID:
-			return nil, api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
-		case err != nil:
-			return nil, api.FromAPI(about, "allocating it", err)
-		case fresh.Status.Allocation != nil:
-			return fresh, a.pools.giveBack(ctx, claim.UID, bc.Attempt, devicesOf(fresh.Status.Allocation))
-		case fresh.DeletionTimestamp != nil:
-			return nil, api.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
-		case !markedBy(fresh, bc.Attempt):
-			return nil, api.Wait(about, "this bind was rolled back by another replica").Advise("repeat the Binding")
-		}
-		claim = fresh
+// protect adds the finalizer, and returns the claim as the API server has answered.
+func (a *OwnedClasses) protect(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	if slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
+		return claim, nil
 	}
+	protected := claim.DeepCopy()
+	protected.Finalizers = append(protected.Finalizers, resourcev1.Finalizer)
+	return protected, a.o.Writer.Patch(ctx, protected, whileAsIn(claim), fieldOwner)
 }
 
 // tryWrite returns the claim as the API server has answered.
-func (a *OwnedClasses) tryWrite(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
-	claim = claim.DeepCopy()
-	if !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
-		before := claim.DeepCopy()
-		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
-		if err := a.o.Writer.Patch(ctx, claim, whileAsIn(before), fieldOwner); err != nil {
-			return nil, err
-		}
-	}
-	before := claim.DeepCopy()
+func (a *OwnedClasses) tryWrite(ctx context.Context, bc *api.BindContext, before *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
+	claim := before.DeepCopy()
 	claim.Status.Allocation = result
 	if !reservedFor(claim, bc.Pod.UID) {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{
@@ -231,120 +285,38 @@ func whileAsIn(before *resourcev1.ResourceClaim) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// Undo implements Allocator. The allocation goes only when this attempt made it and
-// no other pod has reserved the claim.
+// Undo implements Allocator. The allocation goes only when the records say that this
+// attempt made it, and no other pod, or anything else, has reserved the claim.
 func (a *OwnedClasses) Undo(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (bool, error) {
-	if claim.Status.Allocation == nil {
-		// Whatever is in the records for it is stale once the mark is off.
+	if owned := a.Owns(ctx, claim) == nil; !owned || claim.Status.Allocation == nil {
+		// What is in the records for a claim without devices is stale once the claim changes.
 		return false, nil
 	}
-	for _, r := range claim.Status.ReservedFor {
-		if r.UID != bc.Pod.UID {
-			return false, nil
-		}
-	}
-	records, err := a.pools.list(ctx)
-	if records == nil && err != nil {
-		return false, err
-	}
-	if !recorded(records, claim, bc.Attempt) {
+	if others := len(claim.Status.ReservedFor); others > 1 || others == 1 && !reservedFor(claim, bc.Pod.UID) {
 		return false, nil
 	}
-	if err := a.deallocate(ctx, claim); err != nil {
+	if gave, err := a.pools.gave(ctx, claim, bc.Attempt); err != nil || !gave {
 		return false, err
 	}
-	return true, a.pools.giveBack(ctx, claim.UID, bc.Attempt, nil)
+	if _, err := a.deallocate(ctx, claim); err != nil {
+		return false, err
+	}
+	return true, a.pools.giveBack(ctx, poolsOf(devicesOf(claim.Status.Allocation)), claim.UID, bc.Attempt, nil)
 }
 
-// deallocate takes the devices from a claim that is as it was read.
-func (a *OwnedClasses) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+// deallocate takes the devices from a claim that is as it was read, and returns it as
+// it is then.
+func (a *OwnedClasses) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	empty := claim.DeepCopy()
 	empty.Status = resourcev1.ResourceClaimStatus{}
-	return a.o.Status.Status().Patch(ctx, empty, whileAsIn(claim), fieldOwner)
+	return empty, a.o.Status.Status().Patch(ctx, empty, whileAsIn(claim), fieldOwner)
 }
 
-// Tidy implements Allocator. It gives up entries of the records that are stale, and
-// allocations of Prebind's that were left behind: nobody has reserved the claim, and
-// no attempt has marked it.
-func (a *OwnedClasses) Tidy(ctx context.Context) error {
-	records, broken := a.pools.list(ctx)
-	_, err := a.prune(ctx, records)
-	return errors.Join(broken, err)
-}
-
-// prune does what Tidy does, with records that were just read: it looks at their
-// claims. It says whether it gave anything up.
-func (a *OwnedClasses) prune(ctx context.Context, records []*poolRecord) (bool, error) {
-	pruned := false
-	claims := map[types.UID]*resourcev1.ResourceClaim{}
-	for _, r := range records {
-		var stale []string
-		for device, e := range r.entries {
-			if _, looked := claims[e.UID]; !looked {
-				claim, err := a.holder(ctx, records, e)
-				if err != nil {
-					return pruned, err
-				}
-				claims[e.UID] = claim
-			}
-			if !holds(claims[e.UID], r.id(device), e.Attempt) {
-				stale = append(stale, device)
-			}
-		}
-		if len(stale) == 0 && len(r.entries) > 0 {
-			continue
-		}
-		dropped, err := a.pools.drop(ctx, r, stale)
-		if err != nil {
-			return pruned, err
-		}
-		pruned = pruned || dropped
-	}
-	return pruned, nil
-}
-
-// holder is the claim that the entry names, as the API server has it, or nil when it
-// is gone. One that was left behind is deallocated first.
-func (a *OwnedClasses) holder(ctx context.Context, records []*poolRecord, e entry) (*resourcev1.ResourceClaim, error) {
-	claim := &resourcev1.ResourceClaim{}
-	err := a.o.Live.Get(ctx, types.NamespacedName(e.Claim), claim)
-	switch {
-	case apierrors.IsNotFound(err), err == nil && claim.UID != e.UID:
-		return nil, nil
-	case err != nil:
-		return nil, api.FromAPI(claimObject(e.Claim.Namespace, e.Claim.Name), "looking whether it still holds its devices", err)
-	case claim.Status.Allocation == nil, len(claim.Status.ReservedFor) > 0, markedBy(claim, ""), !recorded(records, claim, ""):
-		return claim, nil
-	}
-	err = a.deallocate(ctx, claim)
-	switch {
-	case err == nil, apierrors.IsNotFound(err):
-		return nil, nil
-	case apierrors.IsConflict(err):
-		return claim, nil // Somebody uses it after all.
-	default:
-		return nil, api.FromAPI(claimObject(e.Claim.Namespace, e.Claim.Name), "taking back its devices, which nobody uses", err)
-	}
-}
-
-// holds says whether the claim has the device, or the attempt may be about to give
-// it: then that attempt's mark is on the claim.
-func holds(claim *resourcev1.ResourceClaim, device deviceID, attempt string) bool {
-	switch {
-	case claim == nil:
-		return false
-	case claim.Status.Allocation != nil:
-		return devicesOf(claim.Status.Allocation).Has(device)
-	default:
-		return markedBy(claim, attempt)
-	}
-}
-
-// markedBy says whether the claim has a mark of the attempt, for whichever pod; for
-// "", of any attempt.
+// markedBy says whether the claim has a mark of the attempt, for whichever pod, or of
+// the attempt at the pod's bind: UID.ATTEMPT.
 func markedBy(claim *resourcev1.ResourceClaim, attempt string) bool {
 	for key := range claim.Annotations {
-		if strings.HasPrefix(key, Name+".") && (attempt == "" || strings.HasSuffix(key, "."+attempt)) {
+		if strings.HasPrefix(key, Name+".") && (strings.HasSuffix(key, "."+attempt) || strings.HasSuffix(key, "/"+attempt)) {
 			return true
 		}
 	}

@@ -457,7 +457,8 @@ func TestTidy(t *testing.T) {
 	})
 	t.Run("Off", func(t *testing.T) { require.NoError(t, newReplica(t, newAPI()).Tidy(t.Context())) })
 	t.Run("Down", func(t *testing.T) {
-		_, _, r, _ := allocatedBy(t)
+		s, _, r, _ := allocatedBy(t)
+		s.change("c0", "kube-controller-manager", unreserve)
 		r.conn.before = nthWrite("get", 1, errDown)
 		require.Error(t, r.Tidy(t.Context()), "it does not guess")
 		r.conn.before = nthWrite("list", 1, errDown)
@@ -465,12 +466,12 @@ func TestTidy(t *testing.T) {
 	})
 	t.Run("BrokenRecord", func(t *testing.T) {
 		s, pods := world(t, 1, 1)
-		s.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "broken", Labels: map[string]string{poolLabel: poolValue}}})
+		s.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: poolRecordName(driver, "node-a"), Labels: map[string]string{poolLabel: poolValue}}})
 		r := newAllocating(t, s)
 		bc := bind(pods[0], "node-a", "here-1")
-		require.ErrorContains(t, r.PreBind(t.Context(), bc), "broken", "nothing is allocated while a record cannot be read")
+		require.ErrorContains(t, r.PreBind(t.Context(), bc), "its keys driver and pool are missing", "nothing is allocated while a record cannot be read")
 		require.NoError(t, r.PreBindRollBack(t.Context(), bc), "but what was reserved is given back")
-		require.ErrorContains(t, r.Tidy(t.Context()), "broken", "and somebody is told")
+		require.ErrorContains(t, r.Tidy(t.Context()), "its keys driver and pool are missing", "and somebody is told")
 	})
 }
 
@@ -571,6 +572,8 @@ func TestAllocatedByOther(t *testing.T) {
 	other := thePod("db", uses("c0"))
 	s.put(other)
 	two.cache.freeze()
+	// Both have marked the claim before the first chooses.
+	s.change("c0", "", marked("db", "there-1"))
 	between(one, "patch status", 1, func() {
 		err := two.PreBind(t.Context(), bind(other, "node-a", "there-1"))
 		require.True(t, api.IsKind(err, api.KindWait), "it is not allocated twice: %v", err)

@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -203,9 +204,24 @@ func listFrom(objects map[client.ObjectKey]client.Object, list client.ObjectList
 		if o.Namespace != "" && o.Namespace != key.Namespace || o.LabelSelector != nil && !o.LabelSelector.Matches(labels.Set(object.GetLabels())) {
 			continue
 		}
+		if o.FieldSelector != nil && !matches(object, o.FieldSelector.Requirements()) {
+			continue
+		}
 		items = append(items, object.DeepCopyObject())
 	}
 	return meta.SetList(list, items)
+}
+
+// matches says whether the object has all of the values in the plugin's indexes.
+func matches(object client.Object, terms fields.Requirements) bool {
+	for _, i := range append(claimIndexes(), sliceIndexes()...) {
+		for _, term := range terms {
+			if i.field == term.Field && kindOf(i.of) == kindOf(object) && !slices.Contains(i.keys(object), term.Value) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // patched applies the patch to a copy. It must be called with mu held.

@@ -5,12 +5,12 @@ package resourceclaims
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -19,14 +19,28 @@ import (
 // fieldOwner is the name under which the API server notes what this plugin wrote.
 const fieldOwner = client.FieldOwner("prebind-" + Name)
 
+const (
+	// maxMarkValue is the maximum length of the value of a mark in bytes. Two names of
+	// 253 bytes fit.
+	maxMarkValue = 1024
+	// maxMarks is how many marks a claim may have before Prebind adds no more: two for
+	// each possible reservation.
+	maxMarks = 2 * resourcev1.ResourceClaimReservedForMaxSize
+	// crowd is how many marks of one kind the sweep settles one by one: those for one
+	// pod, or those that no reservation belongs to. More than that do not come from
+	// Prebind at work.
+	crowd = 32
+)
+
 // mark is the value of an annotation of a claim that says which attempt reserves it
 // for which pod. Its key is <plugin>.<domain>/<pod UID>.<attempt>, so that attempts
 // mark a claim without a conflict.
+//
+// A tenant can write, change and delete marks. A mark therefore only fences the
+// attempt's own writes. It never decides that a reservation or an allocation ends.
 type mark struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`
-	// Allocated says that the attempt allocates the claim as well.
-	Allocated bool `json:"allocated,omitempty"`
 }
 
 func markPrefix(domain string) string { return Name + "." + domain + "/" }
@@ -48,27 +62,41 @@ func splitKey(domain, key string) (pod types.UID, attempt string, ok bool) {
 func (m mark) encode() string {
 	text, err := json.Marshal(m)
 	if err != nil {
-		return "{}" // Strings and a bool can be encoded.
+		return "{}" // Strings can be encoded.
 	}
 	return string(text)
 }
 
-// decodeMark reads a mark. What somebody else wrote there is none.
+// decodeMark reads a mark. Prebind ignores a value that is too long, or whose names
+// are not valid: the API server would reject a request for such a pod.
 func decodeMark(value string) (mark, bool) {
 	var m mark
-	err := json.Unmarshal([]byte(value), &m)
-	return m, err == nil && m.Pod != "" && m.Node != ""
+	if len(value) > maxMarkValue || json.Unmarshal([]byte(value), &m) != nil {
+		return mark{}, false
+	}
+	return m, len(validation.IsDNS1123Subdomain(m.Pod)) == 0 && len(validation.IsDNS1123Subdomain(m.Node)) == 0
 }
 
-// marksOf are the attempts that have marked the claim, in order.
+// markKeys returns the keys of the claim's annotations that have the form of a mark,
+// in order.
+func markKeys(claim *resourcev1.ResourceClaim, domain string) []string {
+	var keys []string
+	for key := range claim.Annotations {
+		if _, _, ok := splitKey(domain, key); ok {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// marksOf returns the attempts that have marked the claim, in order. The pod's name is
+// the one in the mark.
 func marksOf(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
 	var marks []api.Mark
-	for _, key := range slices.Sorted(maps.Keys(claim.Annotations)) {
-		uid, attempt, ok := splitKey(domain, key)
-		if !ok {
-			continue
-		}
+	for _, key := range markKeys(claim, domain) {
 		if m, ok := decodeMark(claim.Annotations[key]); ok {
+			uid, attempt, _ := splitKey(domain, key)
 			marks = append(marks, api.Mark{
 				Pod: types.NamespacedName{Namespace: claim.Namespace, Name: m.Pod}, PodUID: uid, Node: m.Node, Attempt: attempt,
 			})
@@ -77,15 +105,128 @@ func marksOf(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
 	return marks
 }
 
+// unsettled returns the marks of the claim that the sweep has to settle, in order.
+// Where the claim is reserved for a mark's pod, the pod's name is the one in the
+// reservation, which only a writer of the status can set. Of a crowd it returns the
+// first marks: settling one that no reservation belongs to removes them all.
+func unsettled(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
+	keys, users := markKeys(claim, domain), reservations(claim)
+	left := map[types.UID]int{}
+	idle := 0
+	for _, key := range keys {
+		uid, _, _ := splitKey(domain, key)
+		if _, ok := users[uid]; ok {
+			left[uid] = crowd
+		} else {
+			idle++
+		}
+	}
+	left[""] = crowd
+	if idle > crowd {
+		left[""] = 1
+	}
+	var marks []api.Mark
+	for _, key := range keys {
+		uid, attempt, _ := splitKey(domain, key)
+		name, ok := users[uid]
+		group := uid
+		if !ok {
+			group = ""
+		}
+		if left[group] == 0 {
+			continue
+		}
+		m, readable := decodeMark(claim.Annotations[key])
+		if !readable {
+			continue
+		}
+		if !ok {
+			name = m.Pod
+		}
+		left[group]--
+		marks = append(marks, api.Mark{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: name}, PodUID: uid, Node: m.Node, Attempt: attempt})
+	}
+	return marks
+}
+
 // markedByOthers says whether another attempt at the same pod's bind has marked
 // the claim.
 func markedByOthers(claim *resourcev1.ResourceClaim, domain string, pod types.UID, attempt string) bool {
-	return slices.ContainsFunc(marksOf(claim, domain), func(m api.Mark) bool { return m.PodUID == pod && m.Attempt != attempt })
+	for key, value := range claim.Annotations {
+		uid, other, ok := splitKey(domain, key)
+		if !ok || uid != pod || other == attempt {
+			continue
+		}
+		if _, ok := decodeMark(value); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// reservations returns the names of the pods that the claim is reserved for, by UID.
+// Reservations for other kinds of objects, such as PodGroups, are not Prebind's.
+func reservations(claim *resourcev1.ResourceClaim) map[types.UID]string {
+	users := make(map[types.UID]string, len(claim.Status.ReservedFor))
+	for _, r := range claim.Status.ReservedFor {
+		if r.Resource == "pods" && r.APIGroup == "" {
+			users[r.UID] = r.Name
+		}
+	}
+	return users
+}
+
+func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
+	_, ok := reservations(claim)[pod]
+	return ok
+}
+
+// fate is what the API server knows of the pod that a claim is reserved for.
+type fate string
+
+const (
+	// fateNone: the claim is not reserved for the pod of the mark.
+	fateNone fate = "none"
+	// fatePending: the pod may still be bound.
+	fatePending fate = "pending"
+	// fateBound: the pod is bound, to any node, and uses the claim.
+	fateBound fate = "bound"
+	// fateGone: no pod with the UID exists any more.
+	fateGone fate = "gone"
+)
+
+// pointless returns the keys of the marks that go together with the mark of the pod's
+// attempt, which comes first. All marks for a pod that is bound or gone protect
+// nothing. So does a crowd of marks without a reservation: an attempt that is between
+// its mark and its reservation marks the claim again.
+func pointless(claim *resourcev1.ResourceClaim, domain string, pod types.UID, attempt string, f fate) []string {
+	own := markKey(domain, pod, attempt)
+	keys := []string{own}
+	var idle []string
+	users := reservations(claim)
+	for _, key := range markKeys(claim, domain) {
+		uid, _, _ := splitKey(domain, key)
+		_, used := users[uid]
+		switch {
+		case key == own:
+		case uid == pod && (f == fateBound || f == fateGone):
+			keys = append(keys, key)
+		case !used:
+			idle = append(idle, key)
+		}
+	}
+	if f == fateNone && len(idle) >= crowd {
+		keys = append(keys, idle...)
+	}
+	return keys
 }
 
 // reservedByOthers says whether the API server has noted of the pod's reservation
 // that somebody else made it. A mark is put on a claim a moment before the
 // reservation, and a scheduler may reserve it in between.
+//
+// A client that updates the claim may rewrite these notes. They are therefore only a
+// reason to keep a reservation, never one to take it back.
 func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	others := false
 	for _, entry := range claim.ManagedFields {

@@ -60,7 +60,11 @@ func TestDecodeMark(t *testing.T) {
 		want          mark
 		ok            bool
 	}{
-		"Mark":      {reason: "as it is written", value: mark{Pod: "web", Node: "node-a", Allocated: true}.encode(), want: mark{Pod: "web", Node: "node-a", Allocated: true}, ok: true},
+		"Mark":      {reason: "as it is written", value: mark{Pod: "web", Node: "node-a"}.encode(), want: mark{Pod: "web", Node: "node-a"}, ok: true},
+		"Earlier":   {reason: "an earlier version of Prebind says whether it allocates; the records decide about that", value: `{"pod":"web","node":"node-a","allocated":true}`, want: mark{Pod: "web", Node: "node-a"}, ok: true},
+		"Path":      {reason: "a name that no request can be made with", value: `{"pod":"a/b","node":"node-a"}`},
+		"LongName":  {reason: "no pod has such a name", value: `{"node":"node-a","pod":"` + strings.Repeat("a", 254) + `"}`},
+		"Long":      {reason: "it is not even decoded", value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
 		"NoPod":     {reason: "nobody could be asked about it", value: `{"node":"node-a"}`},
 		"NoNode":    {reason: "nobody could tell what to look for", value: `{"pod":"web"}`},
 		"NoJSON":    {reason: "somebody else's words", value: "mine"},
@@ -114,14 +118,15 @@ func TestMarkedByOthers(t *testing.T) {
 func TestMarkedBy(t *testing.T) {
 	claim := theClaim("c", marked("web", "here-1"))
 	assert.True(t, markedBy(claim, "here-1"))
-	assert.True(t, markedBy(claim, ""), "any attempt")
+	assert.True(t, markedBy(claim, "pod-web.here-1"), "the attempt at the pod's bind")
+	assert.False(t, markedBy(claim, "pod-db.here-1"), "another pod's")
 	assert.False(t, markedBy(claim, "here-11"))
 	assert.False(t, markedBy(claim, "ere-1"), "an attempt is told by the whole of its name")
-	assert.False(t, markedBy(theClaim("c", meta1(gen.Annotation("note", "x.here-1"))), ""))
+	assert.False(t, markedBy(theClaim("c", meta1(gen.Annotation("note", "x.here-1"))), "here-1"))
 }
 
-// fields is an entry of managed fields as a real API server v1.36.3 writes it.
-func fields(manager string, pods ...string) metav1.ManagedFieldsEntry {
+// managed is an entry of managed fields as a real API server v1.36.3 writes it.
+func managed(manager string, pods ...string) metav1.ManagedFieldsEntry {
 	items := make([]string, 0, len(pods))
 	for _, pod := range pods {
 		items = append(items, `"k:{\"uid\":\"pod-`+pod+`\"}":{".":{},"f:name":{},"f:resource":{},"f:uid":{}}`)
@@ -139,10 +144,10 @@ func TestReservedByOthers(t *testing.T) {
 		want    bool
 	}{
 		"Nothing":   {reason: "where the API server tells nothing, the mark counts"},
-		"Ours":      {reason: "the API server says so", entries: []metav1.ManagedFieldsEntry{fields("kube-scheduler", "db"), fields(string(fieldOwner), "web")}},
-		"Scheduler": {reason: "kube-scheduler was faster", entries: []metav1.ManagedFieldsEntry{fields("kube-scheduler", "web"), fields(string(fieldOwner), "db")}, want: true},
-		"Both":      {reason: "an apply of somebody else adds an owner, ours stays", entries: []metav1.ManagedFieldsEntry{fields("kubectl", "web"), fields(string(fieldOwner), "web")}},
-		"OtherPods": {reason: "it is about this pod only", entries: []metav1.ManagedFieldsEntry{fields("kube-scheduler", "db")}},
+		"Ours":      {reason: "the API server says so", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db"), managed(string(fieldOwner), "web")}},
+		"Scheduler": {reason: "kube-scheduler was faster", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "web"), managed(string(fieldOwner), "db")}, want: true},
+		"Both":      {reason: "an apply of somebody else adds an owner, ours stays", entries: []metav1.ManagedFieldsEntry{managed("kubectl", "web"), managed(string(fieldOwner), "web")}},
+		"OtherPods": {reason: "it is about this pod only", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db")}},
 		"NoFields":  {reason: "an entry without any", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler"}}},
 		"Broken":    {reason: "an entry that cannot be read", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler", FieldsV1: metav1.NewFieldsV1("{")}}},
 		"NoStatus":  {reason: "an entry about annotations", entries: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:x":{}}}}`)}}},

@@ -50,6 +50,8 @@ type model struct {
 	tasks    []*task
 	// late are writes whose callers were told that they had failed.
 	late []func()
+	// attempts are all that ever were.
+	attempts []string
 	// working are the attempts of processes that live, with whether anybody calls.
 	working map[string]*bool
 	uid     int
@@ -214,6 +216,7 @@ func (m *model) schedule(ctx context.Context, me *task, name string) {
 		i := m.rng.Intn(len(m.replicas))
 		m.uid++
 		id := fmt.Sprintf("replica%d-%d", i, m.uid)
+		m.attempts = append(m.attempts, id)
 		calls := true
 		work := m.spawn(id, func(ctx context.Context, me *task) {
 			m.attempt(ctx, me, m.replicas[i], id, pod, node, &calls)
@@ -351,7 +354,7 @@ func (m *model) act() {
 		m.run(me)
 		return
 	}
-	switch m.rng.Intn(9) {
+	switch m.rng.Intn(10) {
 	case 0, 1, 2:
 		name := fmt.Sprintf("pod%d", m.rng.Intn(5))
 		if !slices.ContainsFunc(m.tasks, func(t *task) bool { return t.name == name && !t.ended }) {
@@ -373,6 +376,10 @@ func (m *model) act() {
 			m.note("a late write comes")
 			late()
 		}
+	case 9:
+		if m.chance(30) {
+			m.forge()
+		}
 	case 8:
 		i := m.rng.Intn(len(m.replicas))
 		m.spawn("sweeper", func(ctx context.Context, _ *task) {
@@ -382,6 +389,23 @@ func (m *model) act() {
 			}
 		})
 	}
+}
+
+// forge is a tenant who writes a mark to a claim: of an attempt that was, or of none,
+// for a pod that is, with any name and node in it.
+func (m *model) forge() {
+	pod := &corev1.Pod{}
+	if m.s.get(client.ObjectKey{Namespace: "default", Name: fmt.Sprintf("pod%d", m.rng.Intn(5))}, pod) != nil {
+		return
+	}
+	attempt := "nosuchid-1"
+	if len(m.attempts) > 0 && m.chance(70) {
+		attempt = m.attempts[m.rng.Intn(len(m.attempts))]
+	}
+	value := mark{Pod: []string{pod.Name, "no-such-pod"}[m.rng.Intn(2)], Node: []string{"node-a", "x"}[m.rng.Intn(2)]}.encode()
+	claim := m.claims()[m.rng.Intn(5)]
+	m.note("the tenant marks %s for %s with %s", claim, pod.UID, attempt)
+	m.s.change(claim, "kubectl", meta1(gen.Annotation(markKey(domain, pod.UID, attempt), value)))
 }
 
 // check sees what must hold at any time.

@@ -12,20 +12,21 @@
 // pools.go allocate claims of classes that an operator leaves to Prebind.
 //
 // A claim is marked in its annotations with the attempt that reserves it, in a write
-// just before, for the API takes no annotations with a status. The mark protects the
-// reservation: who relies on it marks the claim, and who fails takes it back when no
-// other attempt at the pod's bind has marked the claim and the pod is not bound. The
-// API server's own notes (managedFields) tell when somebody else made it after all.
-// Nothing is written late: each write into the status is on the condition of the
-// mark, or of the version of the claim. The allocation stays, as it does in
-// kube-scheduler, unless the attempt made it.
+// just before, because the API takes no annotations with a status. The mark fences the
+// attempt's own writes: each write into the status is on the condition of the mark, or
+// of the version of the claim, so that nothing is written late. An attempt that relies
+// on a reservation marks the claim.
+//
+// A tenant can write marks and managedFields, so that neither decides that something is
+// undone (release.go). The reservation in the status and the pod that it names decide:
+// what a bound pod uses stays. An allocation stays as well, as it does in
+// kube-scheduler, unless Prebind's record of the pool says that the attempt made it.
 package resourceclaims
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
@@ -162,17 +163,8 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 // PreBindRollBack takes back the reservations that this attempt made, and nothing
 // else. The allocation stays, unless it is this attempt's as well.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
-	keys := p.touched(ctx, bc)
-	if refs, err := references(bc.Pod); err == nil && !bc.Recovered {
-		// The cache may not have the marks of an earlier round yet.
-		for _, ref := range refs {
-			key := client.ObjectKey{Namespace: bc.Pod.Namespace, Name: ref.claim}
-			if ref.claim != "" && !slices.Contains(keys, key) {
-				keys = append(keys, key)
-			}
-		}
-	}
-	var errs []error
+	keys, err := p.touched(ctx, bc)
+	errs := []error{err}
 	for _, key := range keys {
 		undone, err := p.release(ctx, bc, key)
 		if err != nil {
@@ -188,22 +180,28 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error
 // PostBind takes this attempt's marks off: the reservations are the pod's now.
 // Where that fails the sweep does it, for the marks stay.
 func (p *Plugin) PostBind(ctx context.Context, bc *api.BindContext) {
-	for _, key := range p.touched(ctx, bc) {
+	keys, err := p.touched(ctx, bc)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not list the marked claims, will try again")
+	}
+	for _, key := range keys {
 		if err := p.unmark(ctx, bc, key); err != nil {
 			klog.FromContext(ctx).Error(err, "The mark of a reservation stays, will be tried again", "claim", key.String())
 		}
 	}
 }
 
-// Marks lists the attempts whose reservations are not confirmed, from the cache.
+// Marks lists the attempts whose reservations are not confirmed, from the cache. The
+// pod of a mark is the one in the claim's reservation, where it has one; a mark
+// itself is a tenant's data. How many it lists of one claim is bounded.
 func (p *Plugin) Marks(ctx context.Context) ([]api.Mark, error) {
 	var claims resourcev1.ResourceClaimList
-	if err := p.o.Cached.List(ctx, &claims, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.o.Cached.List(ctx, &claims, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	var marks []api.Mark
 	for i := range claims.Items {
-		marks = append(marks, marksOf(&claims.Items[i], p.o.Domain)...)
+		marks = append(marks, unsettled(&claims.Items[i], p.o.Domain)...)
 	}
 	return unique(marks), nil
 }

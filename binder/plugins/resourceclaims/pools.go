@@ -49,11 +49,49 @@ type poolRecord struct {
 	object *corev1.ConfigMap
 }
 
-// entry is the claim that a device was given to.
+// entry is the claim that a device was given to. It holds the device when the claim has
+// it, and while a write on the condition of the Version may still give it to the claim.
+// A claim without the device whose resourceVersion is later has ended the entry for
+// good. No annotation of the claim, which a tenant can write, has a part in that.
 type entry struct {
 	Claim   claimName `json:"claim"`
 	UID     types.UID `json:"uid"`
 	Attempt string    `json:"attempt"`
+	// Version is the resourceVersion of the claim that the allocation is written on the
+	// condition of. It is empty in entries of earlier versions of Prebind.
+	Version string `json:"version,omitempty"`
+}
+
+// poolID names a pool of devices.
+type poolID struct{ driver, pool string }
+
+// key is unique: the name of a driver has no slash.
+func (id poolID) key() string { return id.driver + "/" + id.pool }
+
+func poolOf(slice *resourcev1.ResourceSlice) poolID {
+	return poolID{driver: slice.Spec.Driver, pool: slice.Spec.Pool.Name}
+}
+
+// poolsOf returns the pools of the devices, each once, in order.
+func poolsOf(devices sets.Set[deviceID]) []poolID {
+	pools := sets.New[poolID]()
+	for d := range devices {
+		pools.Insert(poolID{driver: d.Driver.String(), pool: d.Pool.String()})
+	}
+	return inOrder(pools)
+}
+
+// inOrder sorts pools. Records are written in this order.
+func inOrder(pools sets.Set[poolID]) []poolID {
+	return slices.SortedFunc(maps.Keys(pools), func(a, b poolID) int { return strings.Compare(a.key(), b.key()) })
+}
+
+func keysOf(pools []poolID) []string {
+	keys := make([]string, 0, len(pools))
+	for _, id := range pools {
+		keys = append(keys, id.key())
+	}
+	return keys
 }
 
 // claimName is written as namespace/name.
@@ -144,36 +182,65 @@ func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
 	return records, broken
 }
 
+// read returns the records of the pools as the API server has them, without those
+// that do not exist. It returns them also with an error about one that cannot be
+// decoded; they are nil when the API server did not answer.
+func (s *pools) read(ctx context.Context, ids []poolID) ([]*poolRecord, error) {
+	records := make([]*poolRecord, 0, len(ids))
+	var broken error
+	for _, id := range ids {
+		object := &corev1.ConfigMap{}
+		name := poolRecordName(id.driver, id.pool)
+		err := s.live.Get(ctx, client.ObjectKey{Namespace: s.namespace, Name: name}, object)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		about := api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: name}
+		if err != nil {
+			return nil, api.FromAPI(about, "reading the record of a pool", err)
+		}
+		r, err := decodePool(object)
+		switch {
+		case err != nil:
+			broken = err
+		case r.driver != id.driver || r.pool != id.pool:
+			broken = api.Internal(about, fmt.Errorf("it is the record of the pool %s of %s, and stands under the name of the pool %s of %s", r.pool, r.driver, id.pool, id.driver)).
+				Advise("correct it, or delete it when no claim holds devices of the pool")
+		default:
+			records = append(records, r)
+		}
+	}
+	return records, broken
+}
+
 // take notes in the records that the claim has the devices. It goes through the
 // pools in order; with errOthersWrote it may have written some of them: the same
 // claim's next choice finds them free, and giveBack or prune the rest.
 func (s *pools) take(ctx context.Context, records []*poolRecord, e entry, devices sets.Set[deviceID]) error {
-	byPool := map[[2]string][]string{}
+	byPool := map[poolID][]string{}
 	for d := range devices {
-		pool := [2]string{d.Driver.String(), d.Pool.String()}
-		byPool[pool] = append(byPool[pool], d.Device.String())
+		id := poolID{driver: d.Driver.String(), pool: d.Pool.String()}
+		byPool[id] = append(byPool[id], d.Device.String())
 	}
-	// What an earlier choice for this claim took, and this one does not.
+	changed := sets.KeySet(byPool)
+	all := map[poolID]*poolRecord{}
 	for _, r := range records {
-		pool := [2]string{r.driver, r.pool}
+		id := poolID{driver: r.driver, pool: r.pool}
+		all[id] = r
+		// What an earlier choice for this claim took, and this one does not.
 		for device, had := range r.entries {
-			if had.UID == e.UID && had.Attempt == e.Attempt && !slices.Contains(byPool[pool], device) {
+			if had.UID == e.UID && had.Attempt == e.Attempt && !slices.Contains(byPool[id], device) {
 				delete(r.entries, device)
-				byPool[pool] = append([]string{}, byPool[pool]...)
+				changed.Insert(id)
 			}
 		}
 	}
-	ordered := make([][2]string, 0, len(byPool))
-	for pool := range byPool {
-		ordered = append(ordered, pool)
-	}
-	slices.SortFunc(ordered, func(a, b [2]string) int { return strings.Compare(a[0]+"\n"+a[1], b[0]+"\n"+b[1]) })
-	for _, pool := range ordered {
-		r := &poolRecord{driver: pool[0], pool: pool[1], entries: map[string]entry{}}
-		if i := slices.IndexFunc(records, func(r *poolRecord) bool { return r.driver == pool[0] && r.pool == pool[1] }); i >= 0 {
-			r = records[i]
+	for _, id := range inOrder(changed) {
+		r := all[id]
+		if r == nil {
+			r = &poolRecord{driver: id.driver, pool: id.pool, entries: map[string]entry{}}
 		}
-		for _, device := range byPool[pool] {
+		for _, device := range byPool[id] {
 			r.entries[device] = e
 		}
 		if err := s.write(ctx, r); err != nil {
@@ -211,10 +278,11 @@ func (s *pools) write(ctx context.Context, r *poolRecord) error {
 	}
 }
 
-// giveBack drops what the attempt took for the claim, but for what is kept.
-func (s *pools) giveBack(ctx context.Context, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
+// giveBack drops what the attempt took of the pools for the claim, but for what is
+// kept.
+func (s *pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
 	for {
-		records, err := s.list(ctx)
+		records, err := s.read(ctx, ids)
 		if records == nil && err != nil {
 			return err
 		}
@@ -235,8 +303,8 @@ func (s *pools) giveBack(ctx context.Context, claim types.UID, attempt string, k
 }
 
 // drop removes devices from a record that was just read, and deletes one that is
-// empty then. It says whether it did.
-func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) (bool, error) {
+// empty then. When somebody else has written it since, it is left as it is.
+func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) error {
 	for _, device := range devices {
 		delete(r.entries, device)
 	}
@@ -250,9 +318,19 @@ func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) (bool
 		err = s.write(ctx, r)
 	}
 	if errors.Is(err, errOthersWrote) {
-		return true, nil // Whoever did may have freed something: look again.
+		return nil
 	}
-	return err == nil, err
+	return err
+}
+
+// gave says whether the records say that the attempt allocated the claim; for "", any
+// attempt. A record that cannot be decoded says nothing.
+func (s *pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attempt string) (bool, error) {
+	records, err := s.read(ctx, poolsOf(devicesOf(claim.Status.Allocation)))
+	if records == nil {
+		return false, err
+	}
+	return recorded(records, claim, attempt), nil
 }
 
 // recorded says whether all devices of the claim are in the records as given to it
@@ -268,16 +346,4 @@ func recorded(records []*poolRecord, claim *resourcev1.ResourceClaim, attempt st
 	}
 	devices := devicesOf(claim.Status.Allocation)
 	return len(devices) > 0 && ours.IsSuperset(devices)
-}
-
-// heldByOther says whether another attempt has taken devices for the claim.
-func heldByOther(records []*poolRecord, claim types.UID, attempt string) bool {
-	for _, r := range records {
-		for _, e := range r.entries {
-			if e.UID == claim && e.Attempt != attempt {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -7,11 +7,11 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
-	"slices"
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,26 +59,6 @@ func (p *Plugin) markOn(bc *api.BindContext, claim *resourcev1.ResourceClaim) st
 	return claim.Annotations[markKey(p.o.Domain, bc.Pod.UID, bc.Attempt)]
 }
 
-// touched are the claims that may have the attempt's mark: by what it remembers,
-// and by the cache.
-func (p *Plugin) touched(ctx context.Context, bc *api.BindContext) []client.ObjectKey {
-	keys := map[client.ObjectKey]bool{}
-	for key, claim := range writtenBy(bc) {
-		if claim == nil || p.markOn(bc, claim) != "" {
-			keys[key] = true
-		}
-	}
-	var claims resourcev1.ResourceClaimList
-	// The cache always answers.
-	_ = p.o.Cached.List(ctx, &claims, client.InNamespace(bc.Pod.Namespace), client.UnsafeDisableDeepCopy)
-	for i := range claims.Items {
-		if p.markOn(bc, &claims.Items[i]) != "" {
-			keys[client.ObjectKeyFromObject(&claims.Items[i])] = true
-		}
-	}
-	return slices.SortedFunc(maps.Keys(keys), func(a, b client.ObjectKey) int { return strings.Compare(a.String(), b.String()) })
-}
-
 // reserve adds the pod to the claim's reservations, unless it is there. The mark
 // comes first. Where the claim turns out to be something else than the survey saw,
 // the next one judges it.
@@ -93,7 +73,7 @@ func (p *Plugin) reserve(ctx context.Context, bc *api.BindContext, v view, seen 
 		}
 		switch {
 		case (j.state == unreserved || j.state == borrowed) && p.markOn(bc, claim) == "":
-			claim, err = p.putMark(ctx, bc, claim, mark{Pod: bc.Pod.Name, Node: bc.Node.Name})
+			claim, err = p.putMark(ctx, bc, claim)
 		case j.state == unreserved:
 			left--
 			claim, err = p.addReservation(ctx, bc, claim, left > 0)
@@ -105,7 +85,11 @@ func (p *Plugin) reserve(ctx context.Context, bc *api.BindContext, v view, seen 
 }
 
 // putMark marks the claim with the attempt and returns it as it is then.
-func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, m mark) (*resourcev1.ResourceClaim, error) {
+func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	markAs, value := markKey(p.o.Domain, bc.Pod.UID, bc.Attempt), mark{Pod: bc.Pod.Name, Node: bc.Node.Name}.encode()
+	if err := p.roomFor(claim, markAs, value); err != nil {
+		return nil, err
+	}
 	key := client.ObjectKeyFromObject(claim)
 	if writtenBy(bc)[key] == nil || p.markOn(bc, writtenBy(bc)[key]) == "" {
 		remember(bc, key, nil)
@@ -113,7 +97,7 @@ func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resour
 	marked := claim.DeepCopy()
 	err := p.o.Writer.Patch(ctx, marked, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
 		"uid":         claim.UID,
-		"annotations": map[string]any{markKey(p.o.Domain, bc.Pod.UID, bc.Attempt): m.encode()},
+		"annotations": map[string]any{markAs: value},
 	}}), fieldOwner)
 	if apierrors.IsInvalid(err) {
 		// It has another UID.
@@ -124,6 +108,25 @@ func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resour
 	}
 	remember(bc, key, marked)
 	return marked, nil
+}
+
+// roomFor says why the claim cannot take one more mark, or nil. Its annotations are
+// the tenant's, and the API server limits their size.
+func (p *Plugin) roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
+	about := claimObject(claim.Namespace, claim.Name)
+	if _, had := claim.Annotations[key]; !had && len(markKeys(claim, p.o.Domain)) >= maxMarks {
+		return api.Wait(about, "%d marks %s* are on the claim, and Prebind adds no more", maxMarks, markPrefix(p.o.Domain)).
+			Advise("repeat the Binding: Prebind removes marks that nothing belongs to")
+	}
+	size := len(key) + len(value)
+	for k, v := range claim.Annotations {
+		size += len(k) + len(v)
+	}
+	if size > validation.TotalAnnotationSizeLimitB {
+		return api.Refuse(about, "its annotations leave no room for the mark of this bind: together they may have %d bytes", validation.TotalAnnotationSizeLimitB).
+			Advise("remove annotations from the claim")
+	}
+	return nil
 }
 
 // addReservation adds the pod to the reservations of the claim, on the condition
@@ -155,103 +158,6 @@ func (p *Plugin) addReservation(ctx context.Context, bc *api.BindContext, claim 
 	default:
 		return nil, p.failed(claim, "reserving it for the pod", err)
 	}
-}
-
-// release takes the attempt's reservation, and its mark, off the claim, and says
-// what it undid. The mark alone goes while another attempt at the pod's bind has
-// marked the claim, for the reservation is that one's as well, and when the pod is
-// bound, for it is in use.
-func (p *Plugin) release(ctx context.Context, bc *api.BindContext, key client.ObjectKey) (string, error) {
-	undone := ""
-	for {
-		did, over, err := p.releaseStep(ctx, bc, key)
-		if did != "" && err == nil {
-			undone = did
-		}
-		if over || err != nil && !apierrors.IsConflict(err) {
-			return undone, client.IgnoreNotFound(err)
-		}
-	}
-}
-
-// releaseStep makes one write, or finds that it is over. It fails with a conflict
-// when the claim has changed since it was read.
-func (p *Plugin) releaseStep(ctx context.Context, bc *api.BindContext, key client.ObjectKey) (did string, over bool, err error) {
-	claim := &resourcev1.ResourceClaim{}
-	if err := p.o.Live.Get(ctx, key, claim); err != nil {
-		return "", false, err
-	}
-	value := p.markOn(bc, claim)
-	if value == "" {
-		return "", true, nil
-	}
-	if !markedByOthers(claim, p.o.Domain, bc.Pod.UID, bc.Attempt) {
-		if did, err = p.giveBack(ctx, bc, claim, value); err != nil || did != "" {
-			return did, false, err
-		}
-	}
-	err = p.takeMark(ctx, bc, claim)
-	return "", err == nil, err
-}
-
-// giveBack undoes one thing that the attempt wrote into the claim's status, and
-// says what; "" when nothing is left. Each write is on the condition that the claim
-// is as it was read: an attempt that marks it now may rely on the reservation.
-func (p *Plugin) giveBack(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, marked string) (string, error) {
-	m, _ := decodeMark(marked)
-	if reservedByOthers(claim, bc.Pod.UID) {
-		return "", nil // They take it back themselves, or use it.
-	}
-	allocated := m.Allocated && p.o.Allocator != nil && claim.Status.Allocation != nil
-	reserved := reservedFor(claim, bc.Pod.UID)
-	if !allocated && !reserved {
-		return "", nil
-	}
-	// An attempt that has bound the pod has taken its mark off. So the claim is read
-	// first, and then the pod.
-	if bound, err := p.bound(ctx, bc); err != nil || bound {
-		return "", err
-	}
-	if allocated {
-		if undone, err := p.o.Allocator.Undo(ctx, bc, claim); err != nil || undone {
-			return "gave back the devices of", err
-		}
-	}
-	if !reserved {
-		return "", nil
-	}
-	return "released its reservation of", p.o.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
-		"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
-		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": bc.Pod.UID}}},
-	}), fieldOwner)
-}
-
-// bound says whether the pod is bound, to whichever node.
-func (p *Plugin) bound(ctx context.Context, bc *api.BindContext) (bool, error) {
-	pod, err := p.podAsItIs(ctx, bc)
-	return pod != nil && pod.Spec.NodeName != "", err
-}
-
-// takeMark removes the mark, on the condition that the claim is as it was read:
-// whether others have marked it decides about the reservation.
-func (p *Plugin) takeMark(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) error {
-	return p.o.Writer.Patch(ctx, claim.DeepCopy(), patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
-		"uid": claim.UID, "resourceVersion": claim.ResourceVersion,
-		"annotations": map[string]any{markKey(p.o.Domain, bc.Pod.UID, bc.Attempt): nil},
-	}}), fieldOwner)
-}
-
-// unmark removes the attempt's mark and leaves the reservation.
-func (p *Plugin) unmark(ctx context.Context, bc *api.BindContext, key client.ObjectKey) error {
-	claim := &resourcev1.ResourceClaim{}
-	claim.Namespace, claim.Name = key.Namespace, key.Name
-	return client.IgnoreNotFound(p.o.Writer.Patch(ctx, claim, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
-		"annotations": map[string]any{markKey(p.o.Domain, bc.Pod.UID, bc.Attempt): nil},
-	}}), fieldOwner))
-}
-
-func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
-	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod })
 }
 
 // failed makes an answer of a write that the API server refused.

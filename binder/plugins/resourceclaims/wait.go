@@ -78,7 +78,7 @@ func (p *Plugin) advance(ctx context.Context, bc *api.BindContext, s survey, beg
 // allocate has the claim allocated and reserved. Where it turns out to be something
 // else than the survey saw, the next one judges it.
 func (p *Plugin) allocate(ctx context.Context, bc *api.BindContext, v view, seen judgement) error {
-	marked, err := p.putMark(ctx, bc, seen.claim, mark{Pod: bc.Pod.Name, Node: bc.Node.Name, Allocated: true})
+	marked, err := p.putMark(ctx, bc, seen.claim)
 	if err != nil {
 		return err
 	}

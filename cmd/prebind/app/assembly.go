@@ -40,8 +40,8 @@ type assembly struct {
 	// domain and namespace are those of the options.
 	domain, namespace string
 
-	// watched are the kinds that the cache holds, indexed the plugins whose indexes it
-	// has, and handled those whose handlers get its events.
+	// watched are the kinds that the cache holds, indexed the names of its indexes, and
+	// handled the plugins whose handlers get its events.
 	watched, indexed, handled map[string]bool
 	// built are the plugins that were built last, by name: one whose arguments have
 	// not changed goes on as it is.
@@ -156,11 +156,10 @@ func (a *assembly) plugins(ctx context.Context, s *settings) ([]api.PreBinder, e
 
 // plugin makes the cache hold what the plugin needs, and builds it.
 func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (builtPlugin, error) {
-	if e.Index != nil && !a.indexed[e.Name] {
-		if err := e.Index(ctx, a.mgr.GetFieldIndexer()); err != nil {
+	if e.Index != nil {
+		if err := e.Index(ctx, onceIndexer{indexer: a.mgr.GetFieldIndexer(), indexed: a.indexed}, arguments); err != nil {
 			return builtPlugin{}, fmt.Errorf("indexing the cache: %w", err)
 		}
-		a.indexed[e.Name] = true
 	}
 	if e.Watches != nil {
 		kinds := e.Watches(arguments)
@@ -203,6 +202,22 @@ func (a *assembly) handle(ctx context.Context, e Plugin, kinds map[string]client
 	}
 	a.handled[e.Name] = true
 	return nil
+}
+
+// onceIndexer adds each index once. The names of indexes are unique across kinds.
+type onceIndexer struct {
+	indexer client.FieldIndexer
+	indexed map[string]bool
+}
+
+// IndexField implements client.FieldIndexer.
+func (i onceIndexer) IndexField(ctx context.Context, of client.Object, field string, keys client.IndexerFunc) error {
+	if i.indexed[field] {
+		return nil
+	}
+	err := i.indexer.IndexField(ctx, of, field, keys)
+	i.indexed[field] = err == nil
+	return err
 }
 
 // missingKind returns the first of the kinds that the API server does not know, or

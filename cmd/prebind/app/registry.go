@@ -138,6 +138,12 @@ func registeredPlugins() []Plugin {
 				}
 				return shipped("plugins/resource-claims")(a, namespace)
 			},
+			Index: func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error {
+				if err := resourceclaims.SetupIndexes(ctx, indexer); err != nil || !allocates(a) {
+					return err
+				}
+				return resourceclaims.SetupOwnedIndexes(ctx, indexer)
+			},
 			Build: newResourceClaims,
 		},
 		{
@@ -146,8 +152,10 @@ func registeredPlugins() []Plugin {
 			Description: "binds and waits for the pod's PersistentVolumeClaims",
 			Watches:     always(volumebinding.Watches),
 			Permissions: shipped("plugins/volumebinding"),
-			Index:       volumebinding.SetupIndexes,
-			Handlers:    map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes},
+			Index: func(ctx context.Context, indexer client.FieldIndexer, _ Arguments) error {
+				return volumebinding.SetupIndexes(ctx, indexer)
+			},
+			Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes},
 			Build: func(d Deps) (api.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{
 					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes, Clock: d.Clock,
@@ -236,12 +244,13 @@ type Plugin struct {
 	// Caches narrows what the cache holds of the watched kinds; namespace is
 	// Prebind's own. Two plugins cannot narrow one kind.
 	Caches func(namespace string) map[client.Object]cache.ByObject
-	// Index adds the plugin's indexes to the cache.
-	Index func(ctx context.Context, indexer client.FieldIndexer) error
 	// Handlers get the events of kinds that Watches returns, by kind. They are added once
 	// in the life of the process. A process that starts with the plugin switched on is not
 	// ready before they have seen all objects.
 	Handlers map[string]toolscache.ResourceEventHandler
+	// Index adds the indexes to the cache that the plugin needs with the arguments. It is
+	// called again when they change; the indexer skips indexes that it has.
+	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
 	// Permissions are all that Prebind needs while the plugin is on, those for Watches
 	// included; namespace is Prebind's own. Where one is missing, Prebind does not
 	// start, or keeps its old configuration. Nil leaves it to the plugin to fail.

@@ -1,0 +1,279 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// perNode is how many devices a node of the benchmarks has.
+const perNode = 8
+
+// sizes of a cluster, by its allocated claims.
+var sizes = []int{400, 4_000}
+
+// stores is a replica's cache as it is in production: an indexed store of each kind,
+// whose lists copy no objects.
+type stores struct {
+	kinds map[reflect.Type]cache.Indexer
+}
+
+func newStores() *stores { return &stores{kinds: map[reflect.Type]cache.Indexer{}} }
+
+func (s *stores) of(kind reflect.Type) cache.Indexer {
+	if s.kinds[kind] == nil {
+		s.kinds[kind] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexersOf(kind))
+	}
+	return s.kinds[kind]
+}
+
+func (s *stores) add(o client.Object) { _ = s.of(reflect.TypeOf(o)).Add(o) }
+
+func (s *stores) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	name := key.Name
+	if key.Namespace != "" {
+		name = key.String()
+	}
+	found, ok, err := s.of(reflect.TypeOf(into)).GetByKey(name)
+	if err != nil || !ok {
+		return notFound(kindOf(into), key.Name)
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
+	return nil
+}
+
+func (s *stores) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	var o client.ListOptions
+	o.ApplyOptions(opts)
+	items := reflect.ValueOf(list).Elem().FieldByName("Items")
+	store := s.of(reflect.PointerTo(items.Type().Elem()))
+	var objects []any
+	if o.FieldSelector == nil {
+		objects = store.List()
+	} else {
+		var err error
+		term := o.FieldSelector.Requirements()[0]
+		if objects, err = store.ByIndex(term.Field, term.Value); err != nil {
+			return err
+		}
+	}
+	all := reflect.MakeSlice(items.Type(), 0, len(objects))
+	for _, object := range objects {
+		if value := reflect.ValueOf(object).Elem(); o.Namespace == "" || value.FieldByName("Namespace").String() == o.Namespace {
+			all = reflect.Append(all, value)
+		}
+	}
+	items.Set(all)
+	return nil
+}
+
+// largeCluster has so many claims, each with a device of its node; they have no marks.
+// Prebind has allocated them. One more node has a free device.
+func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
+	b.Helper()
+	s, cached := newAPI(deviceClass()), newStores()
+	put := func(o client.Object) {
+		s.put(o)
+		stored, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
+		require.True(b, ok)
+		require.NoError(b, s.get(client.ObjectKeyFromObject(o), stored))
+		cached.add(stored)
+	}
+	put(deviceClass())
+	names := make([]string, perNode)
+	for i := range names {
+		names[i] = fmt.Sprintf("gpu-%d", i)
+	}
+	for n := 0; n < claims; n += perNode {
+		node := fmt.Sprintf("node-%d", n/perNode)
+		put(gen.Node(node))
+		put(pool(node, names...))
+		record := &poolRecord{driver: driver, pool: node, entries: map[string]entry{}}
+		for i, device := range names {
+			claim := theClaim(fmt.Sprintf("c%d", n+i), allocated(node, device), reservedTo(fmt.Sprintf("web-%d", n+i)))
+			record.entries[device] = entry{Claim: name(claim), UID: claim.UID, Attempt: "gone-1"}
+			put(claim)
+		}
+		data, err := record.encode()
+		require.NoError(b, err)
+		object := &corev1.ConfigMap{Data: data}
+		object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
+		s.put(object)
+	}
+	put(gen.Node("free"))
+	put(pool("free", names...))
+	r := newAllocating(b, s)
+	r.o.Cached, r.owned.o.Cached = cached, cached
+	return s, r
+}
+
+// BenchmarkAllocate is a bind whose claim Prebind allocates, and its roll-back.
+func BenchmarkAllocate(b *testing.B) {
+	for _, claims := range sizes {
+		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
+			s, r := largeCluster(b, claims)
+			pod := thePod("web", uses("mine"))
+			s.put(pod)
+			s.put(theClaim("mine"))
+			b.ReportAllocs()
+			for b.Loop() {
+				bc := bind(pod, "free", "here-1")
+				require.NoError(b, r.PreBind(b.Context(), bc))
+				require.NoError(b, r.PreBindRollBack(b.Context(), bc))
+			}
+		})
+	}
+}
+
+// BenchmarkRefuse is a bind to a node whose devices are all in use.
+func BenchmarkRefuse(b *testing.B) {
+	for _, claims := range sizes {
+		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
+			s, r := largeCluster(b, claims)
+			pod := thePod("web", uses("mine"))
+			s.put(pod)
+			s.put(theClaim("mine"))
+			s.forgetWrites()
+			b.ReportAllocs()
+			binds := 0
+			for b.Loop() {
+				bc := bind(pod, "node-1", "here-1")
+				require.True(b, api.IsKind(r.PreBind(b.Context(), bc), api.KindRefuse))
+				require.NoError(b, r.PreBindRollBack(b.Context(), bc))
+				binds++
+			}
+			b.ReportMetric(float64(s.reads)/float64(binds), "reads/op")
+		})
+	}
+}
+
+// BenchmarkPostBind confirms a bind in a namespace with so many claims.
+func BenchmarkPostBind(b *testing.B) {
+	for _, claims := range sizes {
+		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
+			s, r := largeCluster(b, claims)
+			pod := thePod("web-1", uses("c1"))
+			s.put(pod)
+			bc := bind(pod, "node-0", "here-1")
+			b.ReportAllocs()
+			for b.Loop() {
+				r.PostBind(b.Context(), bc)
+			}
+		})
+	}
+}
+
+// BenchmarkMarks lists the marks of a cluster in which no bind is in progress.
+func BenchmarkMarks(b *testing.B) {
+	for _, claims := range sizes {
+		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
+			_, r := largeCluster(b, claims)
+			b.ReportAllocs()
+			for b.Loop() {
+				_, err := r.Marks(b.Context())
+				require.NoError(b, err)
+			}
+		})
+	}
+}
+
+// BenchmarkUnsettled lists the marks of one claim with so many.
+func BenchmarkUnsettled(b *testing.B) {
+	for _, marks := range []int{1, 2_000} {
+		b.Run(fmt.Sprintf("marks=%d", marks), func(b *testing.B) {
+			claim := theClaim("c", reservedTo("web"))
+			for i := range marks {
+				marked(fmt.Sprintf("no-%d", i), "forged-1")(claim)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				require.Len(b, unsettled(claim, domain), 1)
+			}
+		})
+	}
+}
+
+// BenchmarkTidy looks through the records while every claim is in use.
+func BenchmarkTidy(b *testing.B) {
+	for _, claims := range sizes {
+		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
+			s, r := largeCluster(b, claims)
+			s.forgetWrites()
+			b.ReportAllocs()
+			runs := 0
+			for b.Loop() {
+				require.NoError(b, r.Tidy(b.Context()))
+				runs++
+			}
+			b.ReportMetric(float64(s.reads)/float64(runs), "reads/op")
+		})
+	}
+}
+
+// TestCost_DoesNotGrowWithTheCluster: what is off the bind's node has no part in an
+// allocation, in a refusal, or in confirming a bind.
+func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
+	type cost struct{ allocations, reads float64 }
+	measure := func(claims int, do func(r *replica, pod *corev1.Pod)) cost {
+		s, r := largeCluster(t, claims)
+		pod := thePod("web", uses("mine"))
+		s.put(pod)
+		s.put(theClaim("mine"))
+		do(r, pod)
+		s.forgetWrites()
+		c := cost{allocations: testing.AllocsPerRun(10, func() { do(r, pod) })}
+		c.reads = float64(s.reads)
+		return c
+	}
+	for name, do := range map[string]func(r *replica, pod *corev1.Pod){
+		"Allocate": func(r *replica, pod *corev1.Pod) {
+			bc := bind(pod, "free", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), bc))
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+		},
+		"Refuse": func(r *replica, pod *corev1.Pod) {
+			require.True(t, api.IsKind(r.PreBind(t.Context(), bind(pod, "node-1", "here-1")), api.KindRefuse))
+		},
+		"PostBind": func(r *replica, pod *corev1.Pod) { r.PostBind(t.Context(), bind(pod, "free", "here-1")) },
+		"Marks": func(r *replica, _ *corev1.Pod) {
+			_, err := r.Marks(t.Context())
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			small, large := measure(sizes[0], do), measure(sizes[1], do)
+			assert.LessOrEqual(t, large.allocations, 1.5*small.allocations, "allocations")
+			assert.LessOrEqual(t, large.reads, 1.5*small.reads, "reads of the API server")
+		})
+	}
+}
+
+// indexersOf are the indexes of a kind.
+func indexersOf(kind reflect.Type) cache.Indexers {
+	all := cache.Indexers{}
+	for _, i := range append(claimIndexes(), sliceIndexes()...) {
+		if reflect.TypeOf(i.of) == kind {
+			all[i.field] = func(o any) ([]string, error) {
+				object, ok := o.(client.Object)
+				if !ok {
+					return nil, fmt.Errorf("%T is not an object", o)
+				}
+				return i.keys(object), nil
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,280 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// forged is a mark that somebody wrote.
+func forged(uid types.UID, attempt, pod, node string) claimOption {
+	return meta1(gen.Annotation(markKey(domain, uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, pod, node)))
+}
+
+// sweepAll rolls back all marks that the plugin lists, as the sweeper does when it
+// finds no pod.
+func sweepAll(t *testing.T, r *replica) {
+	t.Helper()
+	marks, err := r.Marks(t.Context())
+	require.NoError(t, err)
+	for _, m := range marks {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
+		require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
+	}
+}
+
+// TestForgedMark_KeepsWhatABoundPodUses is a pod that Prebind has bound with an
+// allocation of its own, and marks that a tenant writes afterwards.
+func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		forge  claimOption
+	}{
+		"NoSuchPod":     {reason: "the name in the mark does not decide", forge: forged("pod-web-0", "here-1", "no-such-pod", "node-a")},
+		"Replayed":      {reason: "the attempt's own mark comes back after PostBind", forge: forged("pod-web-0", "here-1", "web-0", "node-a")},
+		"OtherNode":     {reason: "the pod is bound, to whichever node", forge: forged("pod-web-0", "here-1", "web-0", "node-b")},
+		"NoSuchReplica": {reason: "no such replica ever was", forge: forged("pod-web-0", "nosuchid-1", "no-such-pod", "x")},
+		"OtherUID":      {reason: "the claim is reserved for another pod than the mark's", forge: forged("pod-db", "here-1", "db", "node-a")},
+		"ManagedFields": {reason: "the managed fields are the client's as well", forge: func(c *resourcev1.ResourceClaim) {
+			forged("pod-web-0", "here-1", "no-such-pod", "x")(c)
+			c.ManagedFields = []metav1.ManagedFieldsEntry{managed(string(fieldOwner), "web-0")}
+		}},
+		"Junk": {reason: "what is no mark is left alone", forge: meta1(gen.Annotation(markKey(domain, "pod-web-0", "here-1"), "{"))},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pods := world(t, 1, 1)
+			r := newAllocating(t, s)
+			bc := bind(pods[0], "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), bc))
+			s.put(bound(pods[0], "node-a"))
+			r.PostBind(t.Context(), bc)
+			s.change("c0", "kubectl", tc.forge)
+			sweepAll(t, r)
+			require.NoError(t, r.Tidy(t.Context()))
+			assert.Equal(t, []string{"web-0"}, users(s.claim("c0")), tc.reason)
+			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c0")), tc.reason)
+			assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), tc.reason)
+			assert.Empty(t, marksOf(s.claim("c0"), domain), "the mark goes")
+		})
+	}
+}
+
+func TestForgedMark_KeepsOtherReservations(t *testing.T) {
+	group := types.UID("group-batch")
+	cases := map[string]struct {
+		reason string
+		claim  []claimOption
+		want   []string
+	}{
+		"PodGroup": {
+			reason: "a reservation of a PodGroup is a scheduler's",
+			claim:  []claimOption{reservedToGroup("batch"), forged(group, "nosuchid-1", "batch", "x")},
+			want:   []string{"batch"},
+		},
+		"StaleName": {
+			reason: "the sweeper has decided about a pod of another name", want: []string{"web"},
+			claim: []claimOption{reservedTo("web"), forged("pod-web", "nosuchid-1", "no-such-pod", "x")},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
+			r := newAllocating(t, s)
+			for _, m := range marksOf(s.claim("c"), domain) {
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}
+				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.Attempt)))
+			}
+			assert.Equal(t, tc.want, users(s.claim("c")), tc.reason)
+			assert.NotNil(t, s.claim("c").Status.Allocation, tc.reason)
+		})
+	}
+}
+
+// TestForgedMark_HoardsNothing is a claim that kube-controller-manager has deallocated,
+// and a mark of the attempt that had allocated it.
+func TestForgedMark_HoardsNothing(t *testing.T) {
+	s, pods := world(t, 1, 2)
+	r := newAllocating(t, s)
+	require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
+	s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
+	s.change("c0", "kubectl", forged("pod-x", "here-1", "web-0", "node-a"))
+	require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "the device is free, whatever the claim's annotations say")
+	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
+}
+
+// TestForgedMark_GivesNoDeviceTwice is a tenant who takes the mark of an attempt off
+// while it writes, lets another pod get its device, and puts the mark back.
+func TestForgedMark_GivesNoDeviceTwice(t *testing.T) {
+	s, pods := world(t, 1, 2)
+	one, two := newAllocating(t, s), newAllocating(t, s)
+	between(one, "patch status", 1, func() {
+		had := s.claim("c0").Annotations
+		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
+		require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "nobody works on the first claim any more")
+		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = had })
+	})
+	err := one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
+	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
+	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
+}
+
+// TestClaimThatKeepsChanging is a tenant who changes the claim before every write.
+func TestClaimThatKeepsChanging(t *testing.T) {
+	s, pods := world(t, 1, 1)
+	r := newAllocating(t, s)
+	n := 0
+	r.conn.before = func(w write) error {
+		if w.verb == "patch status" {
+			n++
+			s.change("c0", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
+		}
+		return nil
+	}
+	err := r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
+	require.True(t, api.IsKind(err, api.KindWait), "%v", err)
+	assert.LessOrEqual(t, n, maxChanges+1)
+}
+
+// TestRollBackOfAClaimThatKeepsChanging ends, and another one finishes it.
+func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	n := 0
+	r.conn.before = func(w write) error {
+		if w.verb != "get" {
+			n++
+			s.change("c", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
+		}
+		return nil
+	}
+	require.Error(t, r.PreBindRollBack(t.Context(), bc))
+	assert.LessOrEqual(t, n, releaseConflicts+1)
+	r.conn.before = nil
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Empty(t, users(s.claim("c")))
+}
+
+// TestCrowd is a claim with thousands of marks: they are listed as few, and go
+// together.
+func TestCrowd(t *testing.T) {
+	flood := func(uid func(i int) types.UID) claimOption {
+		return func(c *resourcev1.ResourceClaim) {
+			for i := range 2000 {
+				forged(uid(i), fmt.Sprintf("forged-%d", i), "no-such-pod", "x")(c)
+			}
+		}
+	}
+	t.Run("WithoutReservation", func(t *testing.T) {
+		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
+		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+		require.True(t, api.IsKind(err, api.KindWait), "no mark is added to so many: %v", err)
+		assert.ErrorContains(t, err, "512 marks")
+		marks, err := r.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, marks, 1, "one stands for them all")
+		s.forgetWrites()
+		sweepAll(t, r)
+		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes them")
+		assert.Empty(t, markKeys(s.claim("c"), domain))
+		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+	})
+	t.Run("OfABoundPod", func(t *testing.T) {
+		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
+		s.put(bound(pod, "node-a"))
+		marks, err := r.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, marks, crowd)
+		assert.Equal(t, "web", marks[0].Pod.Name, "as the reservation says")
+		s.forgetWrites()
+		sweepAll(t, r)
+		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
+		assert.Empty(t, markKeys(s.claim("c"), domain))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")))
+	})
+	t.Run("OfAPodThatIsGone", func(t *testing.T) {
+		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
+		s.remove(pod)
+		s.forgetWrites()
+		sweepAll(t, r)
+		assert.Equal(t, []string{"patch status ResourceClaim c", "patch ResourceClaim c"}, s.written())
+		assert.Empty(t, users(s.claim("c")))
+	})
+	t.Run("Committed", func(t *testing.T) {
+		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
+		s.put(bound(pod, "node-a"))
+		r.PostBind(t.Context(), recovered(pod, "x", "forged-0"))
+		assert.Empty(t, markKeys(s.claim("c"), domain))
+	})
+}
+
+func TestUnsettled(t *testing.T) {
+	few := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-x", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
+	want := []api.Mark{
+		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
+		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
+	}
+	assert.Equal(t, want, unsettled(few, domain), "the reservation names the pod where there is one; a name that is none is no mark")
+	many := theClaim("c", reservedTo("web", "db"))
+	for i := range 3 * crowd {
+		forged("pod-web", fmt.Sprintf("a-%d", i), "x", "x")(many)
+		forged("pod-db", fmt.Sprintf("a-%d", i), "x", "x")(many)
+		forged(types.UID(fmt.Sprintf("pod-%d", i)), "a", "x", "x")(many)
+	}
+	assert.Len(t, unsettled(many, domain), 2*crowd+1, "a crowd of each pod, and one for all without a reservation")
+}
+
+func TestPointless(t *testing.T) {
+	claim := theClaim("c", reservedTo("web", "db"), marked("web", "here-1"), marked("web", "there-1"), marked("db", "there-1"), marked("new", "there-1"))
+	key := func(pod, attempt string) string { return markKey(domain, types.UID("pod-"+pod), attempt) }
+	cases := map[string]struct {
+		reason string
+		pod    types.UID
+		fate   fate
+		want   []string
+	}{
+		"Pending": {reason: "another attempt may be at work", pod: "pod-web", fate: fatePending, want: []string{key("web", "here-1")}},
+		"Bound":   {reason: "no attempt has anything to protect", pod: "pod-web", fate: fateBound, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"Gone":    {reason: "the same", pod: "pod-web", fate: fateGone, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"None":    {reason: "an attempt may be about to reserve the claim", pod: "pod-x", fate: fateNone, want: []string{key("x", "here-1")}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, pointless(claim, domain, tc.pod, "here-1", tc.fate), tc.reason)
+		})
+	}
+}
+
+func TestRoomForAMark(t *testing.T) {
+	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
+	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	assert.ErrorContains(t, err, "leave no room")
+	assert.Empty(t, s.written())
+}
+
+// TestMarkTakenOff is a tenant who removes the mark of an attempt: its reservation
+// stays until the pod is bound or gone, and nobody else is the worse for it.
+func TestMarkTakenOff(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	s.change("c", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Equal(t, []string{"web"}, users(s.claim("c")))
+}

@@ -1,0 +1,95 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// The indexes of the cache. A list by one of them finds few objects, however many
+// claims, nodes and pools the cluster has.
+const (
+	// markedIndex finds the claims that have marks, by the value "true".
+	markedIndex = Name + "/marked"
+	// heldIndex finds the claims that have devices of a pool, by poolID.key.
+	heldIndex = Name + "/held"
+	// nodeIndex finds the ResourceSlices of a node by its name, and those that are not
+	// for one node by the empty name.
+	nodeIndex = Name + "/node"
+	// poolIndex finds the ResourceSlices of a pool, by poolID.key.
+	poolIndex = Name + "/pool"
+)
+
+// index is one of them, and the kind that it is about.
+type index struct {
+	field string
+	of    client.Object
+	keys  client.IndexerFunc
+}
+
+func claimIndexes() []index {
+	return []index{
+		{field: markedIndex, of: &resourcev1.ResourceClaim{}, keys: func(o client.Object) []string {
+			for key := range o.GetAnnotations() {
+				if strings.HasPrefix(key, Name+".") {
+					return []string{"true"}
+				}
+			}
+			return nil
+		}},
+		{field: heldIndex, of: &resourcev1.ResourceClaim{}, keys: func(o client.Object) []string {
+			claim, ok := o.(*resourcev1.ResourceClaim)
+			if !ok {
+				return nil
+			}
+			return keysOf(poolsOf(devicesOf(claim.Status.Allocation)))
+		}},
+	}
+}
+
+func sliceIndexes() []index {
+	return []index{
+		{field: nodeIndex, of: &resourcev1.ResourceSlice{}, keys: func(o client.Object) []string {
+			slice, ok := o.(*resourcev1.ResourceSlice)
+			if !ok {
+				return nil
+			}
+			return []string{ptr.Deref(slice.Spec.NodeName, "")}
+		}},
+		{field: poolIndex, of: &resourcev1.ResourceSlice{}, keys: func(o client.Object) []string {
+			slice, ok := o.(*resourcev1.ResourceSlice)
+			if !ok {
+				return nil
+			}
+			return []string{poolOf(slice).key()}
+		}},
+	}
+}
+
+// SetupIndexes adds the indexes that the plugin needs to the cache that
+// Options.Cached reads. Call it before the cache is started.
+func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+	return addIndexes(ctx, indexer, claimIndexes())
+}
+
+// SetupOwnedIndexes adds those that OwnedClasses needs besides to the cache that
+// OwnedOptions.Cached reads.
+func SetupOwnedIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+	return addIndexes(ctx, indexer, sliceIndexes())
+}
+
+func addIndexes(ctx context.Context, indexer client.FieldIndexer, indexes []index) error {
+	for _, i := range indexes {
+		if err := indexer.IndexField(ctx, i.of, i.field, i.keys); err != nil {
+			return fmt.Errorf("index %s: %w", i.field, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"errors"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+)
+
+// look reads the suspects from the API server. It deallocates those that Prebind has
+// allocated and nobody has reserved.
+func (a *OwnedClasses) look(ctx context.Context, suspects []suspect, seen sightings) error {
+	for _, who := range suspects {
+		claim, err := a.sight(ctx, who)
+		if err != nil {
+			return api.FromAPI(claimObject(who.name.Namespace, who.name.Name), "looking whether it still holds its devices", err)
+		}
+		seen[who.uid] = claim
+	}
+	return nil
+}
+
+func (a *OwnedClasses) sight(ctx context.Context, who suspect) (*resourcev1.ResourceClaim, error) {
+	claim := &resourcev1.ResourceClaim{}
+	err := a.o.Live.Get(ctx, who.name, claim)
+	switch {
+	case apierrors.IsNotFound(err), err == nil && claim.UID != who.uid:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case claim.Status.Allocation == nil, len(claim.Status.ReservedFor) > 0:
+		return claim, nil
+	}
+	if gave, err := a.pools.gave(ctx, claim, ""); err != nil || !gave {
+		return claim, err
+	}
+	empty, err := a.deallocate(ctx, claim)
+	switch {
+	case err == nil:
+		return empty, nil
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case apierrors.IsConflict(err):
+		return claim, nil // Somebody uses it after all.
+	default:
+		return nil, err
+	}
+}
+
+// Tidy implements Allocator. It gives up entries of the records that are stale, and
+// allocations of Prebind's that were left behind: nobody has reserved the claim. It
+// reads the claims from the API server that are not in use by the cache.
+func (a *OwnedClasses) Tidy(ctx context.Context) error {
+	records, err := a.pools.list(ctx)
+	errs := []error{err}
+	seen := sightings{}
+	for _, r := range records {
+		var stale []string
+		for device, e := range r.entries {
+			who := suspect{uid: e.UID, name: types.NamespacedName(e.Claim)}
+			if _, looked := seen[e.UID]; !looked && a.usedByCache(ctx, who, r.id(device)) {
+				continue
+			} else if !looked {
+				if err := a.look(ctx, []suspect{who}, seen); err != nil {
+					return errors.Join(append(errs, err)...)
+				}
+			}
+			if seen.entry(e, r.id(device)) == free {
+				stale = append(stale, device)
+			}
+		}
+		if len(stale) == 0 && len(r.entries) > 0 {
+			continue
+		}
+		if err := a.pools.drop(ctx, r, stale); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// usedByCache says whether the claim has the device, and somebody has reserved it, by
+// the cache.
+func (a *OwnedClasses) usedByCache(ctx context.Context, who suspect, device deviceID) bool {
+	claim := &resourcev1.ResourceClaim{}
+	err := a.o.Cached.Get(ctx, who.name, claim, client.UnsafeDisableDeepCopy)
+	return err == nil && claim.UID == who.uid && len(claim.Status.ReservedFor) > 0 && devicesOf(claim.Status.Allocation).Has(device)
+}

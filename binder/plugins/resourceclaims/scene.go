@@ -1,0 +1,242 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// scene is what an allocation for one node chooses from: the pools with devices for
+// the node, and who has devices of them. Its size depends on those pools alone, and
+// not on the rest of the cluster.
+type scene struct {
+	pools []poolID
+	// slices are all of the pools, by the cache: the allocator has to know whether a pool
+	// is complete.
+	slices []*resourcev1.ResourceSlice
+	// claims are those that have devices of the pools by the cache.
+	claims []*resourcev1.ResourceClaim
+	// records are those of the pools, as the API server has them.
+	records []*poolRecord
+}
+
+// sceneOf reads the scene. A record that cannot be decoded is an error: anybody may
+// hold the devices.
+func (a *OwnedClasses) sceneOf(ctx context.Context, node *corev1.Node) (*scene, error) {
+	s := &scene{}
+	found := sets.New[poolID]()
+	for _, name := range []string{node.Name, ""} {
+		list, err := a.slicesBy(ctx, nodeIndex, name)
+		if err != nil {
+			return nil, err
+		}
+		for _, slice := range list {
+			if serves(slice, node) {
+				found.Insert(poolOf(slice))
+			}
+		}
+	}
+	s.pools = inOrder(found)
+	claims := sets.New[types.UID]()
+	for _, id := range s.pools {
+		list, err := a.slicesBy(ctx, poolIndex, id.key())
+		if err != nil {
+			return nil, err
+		}
+		s.slices = append(s.slices, list...)
+		var held resourcev1.ResourceClaimList
+		if err := a.o.Cached.List(ctx, &held, client.MatchingFields{heldIndex: id.key()}, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, err
+		}
+		for i := range held.Items {
+			if claim := &held.Items[i]; !claims.Has(claim.UID) {
+				claims.Insert(claim.UID)
+				s.claims = append(s.claims, claim)
+			}
+		}
+	}
+	var err error
+	s.records, err = a.pools.read(ctx, s.pools)
+	return s, err
+}
+
+func (a *OwnedClasses) slicesBy(ctx context.Context, field, value string) ([]*resourcev1.ResourceSlice, error) {
+	var list resourcev1.ResourceSliceList
+	if err := a.o.Cached.List(ctx, &list, client.MatchingFields{field: value}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	found := make([]*resourcev1.ResourceSlice, 0, len(list.Items))
+	for i := range list.Items {
+		found = append(found, &list.Items[i])
+	}
+	return found, nil
+}
+
+// serves says whether the slice may have devices for the node. Where that cannot be
+// said, the allocator reports why.
+func serves(slice *resourcev1.ResourceSlice, node *corev1.Node) bool {
+	matches := func(name *string, all *bool, selector *corev1.NodeSelector) bool {
+		ok, err := structured.NodeMatches(features, node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
+		return ok || err != nil
+	}
+	if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
+		return slices.ContainsFunc(slice.Spec.Devices, func(d resourcev1.Device) bool { return matches(d.NodeName, d.AllNodes, d.NodeSelector) })
+	}
+	return matches(slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector)
+}
+
+// sightings are claims as the API server had them when this allocation read them; nil
+// for one that does not exist any more.
+type sightings map[types.UID]*resourcev1.ResourceClaim
+
+// standing is whether a device is in use.
+type standing int
+
+const (
+	// unknown: the records or the cache say that it is.
+	unknown standing = iota
+	// inUse: the API server said so to this allocation.
+	inUse
+	// free: whoever had it does not have it any more.
+	free
+)
+
+// entry decides on the entry of a record.
+func (s sightings) entry(e entry, device deviceID) standing {
+	claim, seen := s[e.UID]
+	switch {
+	case !seen:
+		return unknown
+	case claim == nil:
+		return free
+	case devicesOf(claim.Status.Allocation).Has(device):
+		return inUse
+	case e.Version == "":
+		// An earlier version of Prebind goes by the mark.
+		if claim.Status.Allocation == nil && markedBy(claim, e.Attempt) {
+			return inUse
+		}
+		return free
+	}
+	order, err := resourceversion.CompareResourceVersion(e.Version, claim.ResourceVersion)
+	switch {
+	case err != nil || order < 0:
+		return free // No write on the condition of that version can come about any more.
+	case order == 0:
+		return inUse
+	default:
+		return unknown // The entry is younger than the sight of the claim.
+	}
+}
+
+// claim decides on a device that the claim has by the cache.
+func (s sightings) claim(cached *resourcev1.ResourceClaim, device deviceID) standing {
+	claim, seen := s[cached.UID]
+	switch {
+	case !seen:
+		return unknown
+	case claim == nil:
+		return free
+	case devicesOf(claim.Status.Allocation).Has(device):
+		return inUse
+	case newer(cached, claim):
+		return unknown
+	default:
+		return free
+	}
+}
+
+// suspect is a claim that may have a device.
+type suspect struct {
+	uid  types.UID
+	name types.NamespacedName
+}
+
+// occupation is who has devices of the scene.
+type occupation struct {
+	// certain are the devices that are in use, and taken those that may be.
+	certain, taken sets.Set[deviceID]
+	// suspects are those to look at, by device, where it is not certain.
+	suspects map[deviceID][]suspect
+	// contested says that another attempt has taken devices for the claim itself.
+	contested bool
+}
+
+// occupied finds out who has devices, other than the attempt at the claim. It takes
+// time in proportion to the devices of the scene.
+func (s *scene) occupied(claim *resourcev1.ResourceClaim, attempt string, seen sightings) occupation {
+	o := occupation{certain: sets.New[deviceID](), taken: sets.New[deviceID](), suspects: map[deviceID][]suspect{}}
+	note := func(device deviceID, is standing, who suspect) {
+		switch is {
+		case inUse:
+			o.taken.Insert(device)
+			o.certain.Insert(device)
+		case unknown:
+			o.taken.Insert(device)
+			o.suspects[device] = append(o.suspects[device], who)
+		case free:
+		}
+	}
+	for _, r := range s.records {
+		for device, e := range r.entries {
+			if e.UID == claim.UID && e.Attempt == attempt {
+				continue
+			}
+			is := seen.entry(e, r.id(device))
+			if e.UID == claim.UID {
+				o.contested = o.contested || is != free
+			}
+			note(r.id(device), is, suspect{uid: e.UID, name: types.NamespacedName(e.Claim)})
+		}
+	}
+	for _, c := range s.claims {
+		if c.UID == claim.UID {
+			continue
+		}
+		for device := range devicesOf(c.Status.Allocation) {
+			note(device, seen.claim(c, device), suspect{uid: c.UID, name: client.ObjectKeyFromObject(c)})
+		}
+	}
+	return o
+}
+
+// toLookAt lists the suspects, each once, those of the wanted devices first.
+func (o occupation) toLookAt(wanted sets.Set[deviceID]) []suspect {
+	order := make([]deviceID, 0, len(o.suspects))
+	for device := range o.suspects {
+		order = append(order, device)
+	}
+	slices.SortFunc(order, func(a, b deviceID) int {
+		switch {
+		case wanted.Has(a) != wanted.Has(b) && wanted.Has(a):
+			return -1
+		case wanted.Has(a) != wanted.Has(b):
+			return 1
+		default:
+			return strings.Compare(a.String(), b.String())
+		}
+	})
+	listed := sets.New[types.UID]()
+	var all []suspect
+	for _, device := range order {
+		for _, who := range o.suspects[device] {
+			if !o.certain.Has(device) && !listed.Has(who.uid) {
+				listed.Insert(who.uid)
+				all = append(all, who)
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,221 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"fmt"
+	"math/rand"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+func versioned(version string) claimOption {
+	return func(c *resourcev1.ResourceClaim) { c.ResourceVersion = version }
+}
+
+func TestSightings_Entry(t *testing.T) {
+	device := structured.MakeDeviceID(driver, "node-a", "gpu-0")
+	e := entry{Claim: claimName{"default", "c"}, UID: "claim-c", Attempt: "here-1", Version: "10"}
+	old := e
+	old.Version = ""
+	cases := map[string]struct {
+		reason string
+		e      entry
+		seen   sightings
+		want   standing
+	}{
+		"NotSeen":     {reason: "nobody has looked at the claim", e: e, want: unknown},
+		"Gone":        {reason: "a UID does not come back", e: e, seen: sightings{"claim-c": nil}, want: free},
+		"HasIt":       {reason: "the claim has the device", e: e, seen: sightings{"claim-c": theClaim("c", allocated("node-a", "gpu-0"), versioned("20"))}, want: inUse},
+		"HasAnother":  {reason: "the write on the condition of version 10 cannot come about", e: e, seen: sightings{"claim-c": theClaim("c", allocated("node-a", "gpu-1"), versioned("11"))}, want: free},
+		"InProgress":  {reason: "the write may be on its way", e: e, seen: sightings{"claim-c": theClaim("c", versioned("10"))}, want: inUse},
+		"Changed":     {reason: "the write can only fail, whatever marks there are", e: e, seen: sightings{"claim-c": theClaim("c", marked("web", "here-1"), versioned("11"))}, want: free},
+		"Younger":     {reason: "the claim was looked at before the attempt read it", e: e, seen: sightings{"claim-c": theClaim("c", versioned("9"))}, want: unknown},
+		"Digits":      {reason: "versions are numbers", e: e, seen: sightings{"claim-c": theClaim("c", versioned("100"))}, want: free},
+		"OldMarked":   {reason: "an earlier version of Prebind may be at it", e: old, seen: sightings{"claim-c": theClaim("c", marked("web", "here-1"), versioned("11"))}, want: inUse},
+		"OldUnmarked": {reason: "it is not", e: old, seen: sightings{"claim-c": theClaim("c", versioned("11"))}, want: free},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, tc.seen.entry(tc.e, device), tc.reason) })
+	}
+}
+
+func TestSightings_Claim(t *testing.T) {
+	device := structured.MakeDeviceID(driver, "node-a", "gpu-0")
+	cached := theClaim("c", allocated("node-a", "gpu-0"), versioned("10"))
+	cases := map[string]struct {
+		reason string
+		seen   sightings
+		want   standing
+	}{
+		"NotSeen": {reason: "the cache may be behind", want: unknown},
+		"Gone":    {reason: "the claim was deleted", seen: sightings{"claim-c": nil}, want: free},
+		"HasIt":   {reason: "the API server says so", seen: sightings{"claim-c": cached}, want: inUse},
+		"Freed":   {reason: "the cache is behind", seen: sightings{"claim-c": theClaim("c", versioned("11"))}, want: free},
+		"Younger": {reason: "the claim was allocated after it was looked at", seen: sightings{"claim-c": theClaim("c", versioned("9"))}, want: unknown},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, tc.seen.claim(cached, device), tc.reason) })
+	}
+}
+
+func TestServes(t *testing.T) {
+	node := gen.Node("node-a", gen.Zone("z1"))
+	zone := func(value string) *corev1.NodeSelector {
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}},
+		}}}
+	}
+	cases := map[string]struct {
+		reason string
+		spec   resourcev1.ResourceSliceSpec
+		want   bool
+	}{
+		"Node":        {reason: "it is the node's", spec: resourcev1.ResourceSliceSpec{NodeName: new("node-a")}, want: true},
+		"OtherNode":   {reason: "it is another node's", spec: resourcev1.ResourceSliceSpec{NodeName: new("node-b")}},
+		"All":         {reason: "every node can use it", spec: resourcev1.ResourceSliceSpec{AllNodes: new(true)}, want: true},
+		"Zone":        {reason: "the node is in the zone", spec: resourcev1.ResourceSliceSpec{NodeSelector: zone("z1")}, want: true},
+		"OtherZone":   {reason: "the node is not in the zone", spec: resourcev1.ResourceSliceSpec{NodeSelector: zone("z2")}},
+		"Device":      {reason: "one of the devices is the node's", spec: resourcev1.ResourceSliceSpec{PerDeviceNodeSelection: new(true), Devices: []resourcev1.Device{{NodeName: new("node-b")}, {NodeName: new("node-a")}}}, want: true},
+		"OtherDevice": {reason: "none is", spec: resourcev1.ResourceSliceSpec{PerDeviceNodeSelection: new(true), Devices: []resourcev1.Device{{NodeName: new("node-b")}}}},
+		"Broken": {reason: "the allocator says what is wrong", want: true, spec: resourcev1.ResourceSliceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "x", Operator: "Sideways"}},
+		}}}}},
+		"Nothing": {reason: "a kind of a later Kubernetes", spec: resourcev1.ResourceSliceSpec{}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, serves(&resourcev1.ResourceSlice{Spec: tc.spec}, node), tc.reason)
+		})
+	}
+}
+
+// TestScene_ChoosesAsFromEverything compares a choice from the scene with one from all
+// slices, all claims and all records, in random clusters.
+func TestScene_ChoosesAsFromEverything(t *testing.T) {
+	fitted := 0
+	for seed := range int64(200) {
+		rng := rand.New(rand.NewSource(seed))
+		s := newAPI(deviceClass())
+		for n := range 4 {
+			node := fmt.Sprintf("node-%d", n)
+			s.put(gen.Node(node, gen.Zone(fmt.Sprintf("z%d", n%2))))
+			s.put(pool(node, "gpu-0", "gpu-1"))
+			own := poolRecord{driver: driver, pool: node, entries: map[string]entry{}}
+			for d := range 2 {
+				claim := theClaim(fmt.Sprintf("c%d%d", n, d))
+				device := fmt.Sprintf("gpu-%d", d)
+				switch rng.Intn(3) {
+				case 0:
+					allocated(node, device)(claim)
+					s.put(claim)
+				case 1:
+					own.entries[device] = entry{Claim: name(claim), UID: claim.UID, Attempt: "gone-1", Version: "1"}
+				}
+			}
+			if data, err := own.encode(); err == nil && len(own.entries) > 0 {
+				object := &corev1.ConfigMap{Data: data}
+				object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
+				s.put(object)
+			}
+		}
+		fabric, ok := pool("fabric", "gpu-0").(*resourcev1.ResourceSlice)
+		require.True(t, ok)
+		fabric.Spec.NodeName, fabric.Spec.NodeSelector = nil, onNode(fmt.Sprintf("node-%d", rng.Intn(4)))
+		// A pool that is not complete serves nobody.
+		fabric.Spec.Pool.ResourceSliceCount = 1 + int64(rng.Intn(2))
+		s.put(fabric)
+		wanted := theClaim("wanted")
+		wanted.Spec.Devices.Requests[0].Exactly.Count = int64(1 + rng.Intn(3))
+
+		r := newAllocating(t, s)
+		node := &corev1.Node{}
+		require.NoError(t, s.get(client.ObjectKey{Name: fmt.Sprintf("node-%d", rng.Intn(4))}, node))
+		scene, err := r.owned.sceneOf(t.Context(), node)
+		require.NoError(t, err)
+		got, err := r.owned.fit(t.Context(), node, wanted, scene.slices, scene.occupied(wanted, "here-1", sightings{}).taken)
+		require.NoError(t, err)
+		all, taken := everything(t, s, wanted.UID, "here-1")
+		want, err := r.owned.fit(t.Context(), node, wanted, all, taken)
+		require.NoError(t, err)
+		require.Equal(t, want, got, "seed %d", seed)
+		if got != nil {
+			fitted++
+		}
+	}
+	require.Greater(t, fitted, 20)
+	require.Less(t, fitted, 180)
+}
+
+// everything is all slices, and all devices that a claim or a record other than the
+// attempt's has.
+func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]*resourcev1.ResourceSlice, sets.Set[deviceID]) {
+	t.Helper()
+	var slices resourcev1.ResourceSliceList
+	var claims resourcev1.ResourceClaimList
+	require.NoError(t, s.listInto(&slices))
+	require.NoError(t, s.listInto(&claims))
+	all, err := (&pools{live: s.connect(), namespace: system}).list(t.Context())
+	require.NoError(t, err)
+	taken := sets.New[deviceID]()
+	for _, r := range all {
+		for device, e := range r.entries {
+			if e.UID != claim || e.Attempt != attempt {
+				taken.Insert(r.id(device))
+			}
+		}
+	}
+	for i := range claims.Items {
+		if claims.Items[i].UID != claim {
+			taken = taken.Union(devicesOf(claims.Items[i].Status.Allocation))
+		}
+	}
+	published := make([]*resourcev1.ResourceSlice, 0, len(slices.Items))
+	for i := range slices.Items {
+		published = append(published, &slices.Items[i])
+	}
+	return published, taken
+}
+
+// TestRefusal_ReadsWhatStandsInTheWay: claims on other nodes are not read, and a
+// request that would not fit on an empty node reads none.
+func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
+	s, pods := world(t, 2, 1)
+	for i := range 50 {
+		s.put(theClaim(fmt.Sprintf("far-%d", i), allocated("node-b", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
+	}
+	for i := range 2 {
+		s.put(theClaim(fmt.Sprintf("near-%d", i), allocated("node-a", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
+	}
+	reads := func(t *testing.T) int {
+		t.Helper()
+		r := newAllocating(t, s)
+		claims := 0
+		r.conn.before = func(w write) error {
+			if w.verb == "get" && w.kind == "ResourceClaim" {
+				claims++
+			}
+			return nil
+		}
+		claim := s.claim("c0")
+		_, err := r.owned.Allocate(t.Context(), bind(pods[0], "node-a", "here-1"), claim)
+		require.ErrorContains(t, err, "nothing that is free")
+		return claims
+	}
+	assert.Equal(t, 2, reads(t), "those of the node, which hold what it needs")
+	claim := s.claim("c0")
+	claim.Spec.Devices.Requests[0].Exactly.Count = 3
+	s.put(claim)
+	assert.Zero(t, reads(t), "the node has two devices, whoever has them")
+}
