@@ -106,6 +106,7 @@ func registeredPlugins() []Plugin {
 			Watches:     always(device.Watches),
 			Caches:      device.Caches,
 			Permissions: shipped("plugins/device"),
+			Index:       device.SetupIndexes,
 			Arguments:   defaultDeviceArguments,
 			Build: func(d Deps) (api.PreBinder, error) {
 				args, err := argumentsAs[*deviceArguments](d.Arguments)
