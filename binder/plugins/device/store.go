@@ -292,8 +292,8 @@ func (s *store) next(ctx context.Context, behind string, n int) ([]*corev1.Confi
 	byName := func(a, b *corev1.ConfigMap) int { return cmp.Compare(a.Name, b.Name) }
 	slices.SortFunc(before, byName)
 	slices.SortFunc(after, byName)
-	all := append(after, before...)
-	return all[:min(n, len(all))], nil
+	after = append(after, before...)
+	return after[:min(n, len(after))], nil
 }
 
 // caughtUp forgets what was written, where the cache has it. All replicas ask for their marks every

@@ -6,6 +6,7 @@ package device
 import (
 	"context"
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,9 +42,7 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}}
-			for key, text := range tc.data {
-				object.Data[key] = text
-			}
+			maps.Copy(object.Data, tc.data)
 			found := unconfirmed(object) != nil
 			assert.Equal(t, tc.want, found, tc.reason)
 			if rec, err := decode(object); err == nil && len(rec.marks()) > 0 {

@@ -144,6 +144,7 @@ func registeredPlugins() []Plugin {
 			On:          true,
 			Description: "binds and waits for the pod's PersistentVolumeClaims",
 			Watches:     always(volumebinding.Watches),
+			Caches:      volumebinding.Caches,
 			Permissions: shipped("plugins/volumebinding"),
 			Index:       volumebinding.SetupIndexes,
 			Build: func(d Deps) (api.PreBinder, error) {
