@@ -9,6 +9,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ const (
 type pod struct {
 	args []string
 	env  []corev1.EnvVar
+	// limits are those of the container.
+	limits corev1.ResourceList
 	// mounts are the folders on this machine, by the paths in the container.
 	mounts  map[string]string
 	volumes []corev1.Volume
@@ -46,7 +49,7 @@ func (p *Prebind) readDeployment(ctx context.Context) error {
 		return fmt.Errorf("the Deployment has %d containers, this package runs one", n)
 	}
 	container := spec.Containers[0]
-	p.pod = pod{args: container.Args, env: container.Env, mounts: map[string]string{}, volumes: spec.Volumes}
+	p.pod = pod{args: container.Args, env: container.Env, limits: container.Resources.Limits, mounts: map[string]string{}, volumes: spec.Volumes}
 	if seconds := spec.TerminationGracePeriodSeconds; seconds != nil {
 		p.pod.grace = time.Duration(*seconds) * time.Second
 	}
@@ -131,7 +134,7 @@ func (p *Prebind) SetConfig(ctx context.Context, yaml string) error {
 func (d pod) commandLine(name string) (args, env []string, err error) {
 	values := map[string]string{}
 	for _, e := range d.env {
-		value, err := valueOf(e, name)
+		value, err := d.valueOf(e, name)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -144,17 +147,20 @@ func (d pod) commandLine(name string) (args, env []string, err error) {
 	return args, env, nil
 }
 
-func valueOf(e corev1.EnvVar, pod string) (string, error) {
+func (d pod) valueOf(e corev1.EnvVar, name string) (string, error) {
 	if e.ValueFrom == nil {
 		return e.Value, nil
 	}
 	if field := e.ValueFrom.FieldRef; field != nil {
 		switch field.FieldPath {
 		case "metadata.name":
-			return pod, nil
+			return name, nil
 		case "metadata.namespace":
 			return Namespace, nil
 		}
+	}
+	if field := e.ValueFrom.ResourceFieldRef; field != nil && field.Resource == "limits.memory" {
+		return strconv.FormatInt(d.limits.Memory().Value(), 10), nil
 	}
 	return "", fmt.Errorf("the variable %s is from where this package does not know", e.Name)
 }

@@ -67,6 +67,7 @@ func newServer(t *testing.T, objects ...client.Object) *server {
 	t.Helper()
 	s := &server{t: t}
 	s.WithWatch = fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithRESTMapper(restMapper()).WithObjects(objects...).
+		WithIndex(&corev1.ConfigMap{}, unconfirmedIndex, unconfirmed).
 		WithInterceptorFuncs(interceptor.Funcs{Create: s.create, Update: s.update, Delete: s.remove, List: s.list}).Build()
 	return s
 }
@@ -126,7 +127,7 @@ func (s *server) changed(o client.Object, err error) error {
 // list selects pods by their fields, which the fake client cannot.
 func (s *server) list(ctx context.Context, c client.WithWatch, into client.ObjectList, options ...client.ListOption) error {
 	selector := (&client.ListOptions{}).ApplyOptions(options).FieldSelector
-	if selector == nil {
+	if _, records := into.(*corev1.ConfigMapList); records || selector == nil {
 		return c.List(ctx, into, options...)
 	}
 	var pods corev1.PodList
@@ -297,13 +298,16 @@ func (l *lagging) Get(_ context.Context, key client.ObjectKey, o client.Object, 
 	return nil
 }
 
-func (l *lagging) List(_ context.Context, o client.ObjectList, _ ...client.ListOption) error {
+func (l *lagging) List(_ context.Context, o client.ObjectList, options ...client.ListOption) error {
 	into, ok := o.(*corev1.ConfigMapList)
 	if !ok {
 		return fmt.Errorf("the cache holds no %T", o)
 	}
+	byIndex := (&client.ListOptions{}).ApplyOptions(options).FieldSelector != nil
 	for _, name := range slices.Sorted(maps.Keys(l.seen)) {
-		into.Items = append(into.Items, *l.seen[name])
+		if object := l.seen[name]; !byIndex || unconfirmed(object) != nil {
+			into.Items = append(into.Items, *object)
+		}
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ const maxAttempt = 128
 
 // Options of the plugin. All fields but NodeLocks are required.
 type Options struct {
-	// Cached holds the records of the namespace; see Caches.
+	// Cached holds the records of the namespace, with the index of SetupIndexes; see Caches.
 	Cached client.Reader
 	// Live reads records and pods from the API server, before anything is refused
 	// by what the cache says.
@@ -69,6 +69,8 @@ type Plugin struct {
 	o       Options
 	records *store
 	sights  sights
+	// tidied is the name of the record that Tidy looked at last.
+	tidied string
 }
 
 var (

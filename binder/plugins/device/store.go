@@ -4,11 +4,14 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 
@@ -21,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
@@ -37,20 +39,6 @@ const (
 	recordLabel = "app.kubernetes.io/component"
 	recordValue = "prebind-device-record"
 )
-
-// Watches are the kinds that Options.Cached has to hold.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{"ConfigMap": &corev1.ConfigMap{}}
-}
-
-// Caches narrows the cache to the records in the namespace.
-func Caches(namespace string) map[client.Object]cache.ByObject {
-	return map[client.Object]cache.ByObject{
-		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
-			namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{recordLabel: recordValue})},
-		}},
-	}
-}
 
 // recordName is the name of the node's record. Names of nodes may be as long as
 // those of ConfigMaps, so that a long one is cut, and told apart by a hash.
@@ -265,14 +253,14 @@ func (s *store) remove(ctx context.Context, rec *record) error {
 	return client.IgnoreNotFound(err)
 }
 
-// list returns all records, from the cache. Those that cannot be read are in the
-// error.
-func (s *store) list(ctx context.Context) ([]*record, error) {
+// unconfirmed returns the records that may have marks, from the cache. Those that cannot be read
+// are in the error. The cost depends on how many these are, not on how many records there are.
+func (s *store) unconfirmed(ctx context.Context) ([]*record, error) {
 	var objects corev1.ConfigMapList
-	if err := s.cached.List(ctx, &objects, client.InNamespace(s.namespace), client.UnsafeDisableDeepCopy); err != nil {
+	if err := s.cached.List(ctx, &objects, client.InNamespace(s.namespace), client.MatchingFields{unconfirmedIndex: unconfirmedKey}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	s.caughtUp(objects.Items)
+	s.caughtUp(ctx)
 	var records []*record
 	var errs []error
 	for i := range objects.Items {
@@ -286,17 +274,45 @@ func (s *store) list(ctx context.Context) ([]*record, error) {
 	return records, errors.Join(errs...)
 }
 
-// caughtUp forgets what was written, where the cache has it. All replicas list every few
-// seconds; else a record would be kept twice until the next bind to its node, and for
-// good where the node is gone.
-func (s *store) caughtUp(cached []corev1.ConfigMap) {
+// next returns up to n records from the cache, in the order of their names and in a circle: first
+// those behind the name. They are not decoded, so one that cannot be read stands in no other's way.
+func (s *store) next(ctx context.Context, behind string, n int) ([]*corev1.ConfigMap, error) {
+	var objects corev1.ConfigMapList
+	if err := s.cached.List(ctx, &objects, client.InNamespace(s.namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	var before, after []*corev1.ConfigMap
+	for i := range objects.Items {
+		if object := &objects.Items[i]; object.Name > behind {
+			after = append(after, object)
+		} else {
+			before = append(before, object)
+		}
+	}
+	byName := func(a, b *corev1.ConfigMap) int { return cmp.Compare(a.Name, b.Name) }
+	slices.SortFunc(before, byName)
+	slices.SortFunc(after, byName)
+	after = append(after, before...)
+	return after[:min(n, len(after))], nil
+}
+
+// caughtUp forgets what was written, where the cache has it. All replicas ask for their marks every
+// few seconds; else a record would be kept twice until the next bind to its node, and for good where
+// the node is gone.
+func (s *store) caughtUp(ctx context.Context) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := range cached {
-		node := cached[i].Data[nodeField]
-		if own := s.written[node]; own != nil && !newer(own, &cached[i]) {
+	written := maps.Clone(s.written)
+	s.mu.Unlock()
+	for node, own := range written {
+		cached := &corev1.ConfigMap{}
+		if err := s.cached.Get(ctx, s.key(node), cached); err != nil || newer(own, cached) {
+			continue
+		}
+		s.mu.Lock()
+		if s.written[node] == own {
 			delete(s.written, node)
 		}
+		s.mu.Unlock()
 	}
 }
 

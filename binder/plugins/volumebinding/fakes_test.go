@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -183,6 +184,65 @@ func (w *world) listMetadata(into *metav1.PartialObjectMetadataList, o *client.L
 	return nil
 }
 
+// packing is the world as the cache has it: of each object only what the transforms leave.
+type packing struct{ *world }
+
+func (p packing) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if err := p.world.Get(ctx, key, into, options...); err != nil {
+		return err
+	}
+	found, err := packed(into.DeepCopyObject())
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(into)}, key.Name)
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
+	return nil
+}
+
+func (p packing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	if err := p.world.List(ctx, into, options...); err != nil {
+		return err
+	}
+	all, err := meta.ExtractList(into)
+	if err != nil {
+		return err
+	}
+	var seen []runtime.Object
+	for _, o := range all {
+		found, err := packed(o)
+		if err != nil {
+			return err
+		}
+		if found != nil {
+			seen = append(seen, found)
+		}
+	}
+	return meta.SetList(into, seen)
+}
+
+// packed is what a reader of the cache gets instead of the object, nil for nothing.
+func packed(o runtime.Object) (runtime.Object, error) {
+	for kind, by := range Caches("") {
+		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
+			continue
+		}
+		out, err := by.Transform(o)
+		if err != nil {
+			return nil, err
+		}
+		if small, ok := out.(compact.Object); ok {
+			if unpacked := small.Unpack(); unpacked != nil {
+				return unpacked, nil
+			}
+			return nil, nil
+		}
+	}
+	return o, nil
+}
+
 // Patch does what an API server does with a merge patch that has a
 // resourceVersion: it is applied to the version that it names, and to no other.
 // Where the world has no such object, the one that is sent counts as it.
@@ -267,7 +327,7 @@ func (w *world) count() int {
 	return w.reads
 }
 
-// pluginIn returns the plugin whose cache and API server are the same world.
+// pluginIn returns the plugin whose cache and API server are the same world; the cache packs it.
 func pluginIn(t *testing.T, w *world) *Plugin {
 	t.Helper()
 	return pluginBetween(t, w, w)
@@ -275,7 +335,7 @@ func pluginIn(t *testing.T, w *world) *Plugin {
 
 func pluginBetween(t *testing.T, cached, live *world) *Plugin {
 	t.Helper()
-	p, err := New(Options{Cached: cached, Live: live, Writer: live, Changes: cached.hub, Free: cached.free})
+	p, err := New(Options{Cached: packing{cached}, Live: live, Writer: live, Changes: cached.hub, Free: cached.free})
 	require.NoError(t, err)
 	return p
 }

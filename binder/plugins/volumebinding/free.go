@@ -59,11 +59,14 @@ func NewFreeVolumes() *FreeVolumes {
 // OnAdd implements cache.ResourceEventHandler.
 func (f *FreeVolumes) OnAdd(object any, _ bool) { f.OnUpdate(nil, object) }
 
-// OnUpdate implements cache.ResourceEventHandler.
+// OnUpdate implements cache.ResourceEventHandler. An object of another type is what the
+// cache holds of a bound volume; see packVolume.
 func (f *FreeVolumes) OnUpdate(_, object any) {
 	if pv, ok := object.(*corev1.PersistentVolume); ok {
 		f.put(pv)
+		return
 	}
+	f.OnDelete(object)
 }
 
 // OnDelete implements cache.ResourceEventHandler.

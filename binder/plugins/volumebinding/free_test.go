@@ -154,6 +154,26 @@ func TestFreeVolumesOfANode(t *testing.T) {
 	assert.Equal(t, 11, n, "what was read does not change")
 }
 
+// TestFreeVolumes_BoundVolumeIsGone: the cache holds a bound volume as another type.
+func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
+	free := NewFreeVolumes()
+	pv := volumeNamed("pv")
+	free.OnAdd(pv, true)
+	require.Len(t, free.of("local", ""), 1)
+	bound := pv.DeepCopy()
+	bound.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim-1"}
+	bound.Status.Phase = corev1.VolumeBound
+	packed, err := packVolume(bound)
+	require.NoError(t, err)
+	require.NotEqual(t, bound, packed)
+	free.OnUpdate(pv, packed)
+	assert.Empty(t, free.of("local", ""))
+	free.OnUpdate(packed, pv)
+	assert.Len(t, free.of("local", ""), 1, "it is released")
+	free.OnDelete(packed)
+	assert.Empty(t, free.of("local", ""))
+}
+
 // TestMigratableIsSeen: the CSINode is read only where a volume of the class may need
 // it.
 func TestMigratableIsSeen(t *testing.T) {

@@ -84,7 +84,7 @@ func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeC
 		}
 		return err
 	}
-	reserved, err := p.listVolumes(ctx, claim.Namespace+"/"+claim.Name)
+	reserved, err := p.listVolumes(ctx, claimBucket(claim.Namespace, claim.Name))
 	if err != nil {
 		return err
 	}
@@ -120,23 +120,32 @@ func (p *Plugin) listVolumes(ctx context.Context, claim string) ([]*corev1.Persi
 	return volumes, nil
 }
 
-// refresh reads the volumes that name the claim, which are few, from the source.
+// refresh reads the volumes that name the claim, which are few, from the source. Of a bound volume the
+// cache holds little, so it is read live in any case: the claim is about to be bound, too.
 func (p *Plugin) refresh(ctx context.Context, reserved []*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, from Getter) ([]*corev1.PersistentVolume, error) {
-	if from == Getter(p.cached) {
-		return reserved, nil
-	}
 	var now []*corev1.PersistentVolume
-	for _, cached := range reserved {
-		pv := &corev1.PersistentVolume{}
-		found, err := get(ctx, from, "PersistentVolume", "", cached.Name, pv)
-		if err != nil {
-			return nil, err
+	for _, pv := range reserved {
+		if !names(pv, claim) {
+			continue
 		}
-		if found && volume.IsVolumeBoundToClaim(pv, claim) {
-			now = append(now, pv)
+		if from != Getter(p.cached) || pv.Status.Phase == corev1.VolumeBound {
+			name := pv.Name
+			pv = &corev1.PersistentVolume{}
+			if found, err := get(ctx, p.live, "PersistentVolume", "", name, pv); err != nil {
+				return nil, err
+			} else if !found || !volume.IsVolumeBoundToClaim(pv, claim) {
+				continue
+			}
 		}
+		now = append(now, pv)
 	}
 	return now, nil
+}
+
+// names says whether the volume's claimRef has the claim's name.
+func names(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	ref := pv.Spec.ClaimRef
+	return ref != nil && ref.Namespace == claim.Namespace && ref.Name == claim.Name
 }
 
 // readCapacity reads the driver of the class and, where it publishes any, the

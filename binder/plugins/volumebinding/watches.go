@@ -6,6 +6,8 @@ package volumebinding
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -28,11 +30,23 @@ func Watches() map[string]client.Object {
 // The indexes of the cache. A list by one of them finds few objects, however
 // many volumes there are.
 const (
-	// claimRefIndex finds the volumes that name a claim, namespace/name.
+	// claimRefIndex finds the volumes that name a claim, and some more; see claimBucket.
 	claimRefIndex = "volumebinding/claimRef"
 	// capacityIndex finds the capacities of a class.
 	capacityIndex = "volumebinding/capacity"
 )
+
+// claimBuckets is how many values the claimRefIndex has. An entry of its own for each bound claim
+// would take more memory than the claim and its volume.
+const claimBuckets = 4096
+
+// bucketSeed keeps tenants from choosing names that share a bucket.
+var bucketSeed = maphash.MakeSeed()
+
+// claimBucket is the value of the claimRefIndex under which the volumes are that name the claim.
+func claimBucket(namespace, name string) string {
+	return strconv.FormatUint(maphash.String(bucketSeed, namespace+"/"+name)%claimBuckets, 10)
+}
 
 // index is one of them, and the kind that it is about.
 type index struct {
@@ -48,7 +62,7 @@ func indexes() []index {
 			if !ok || pv.Spec.ClaimRef == nil {
 				return nil
 			}
-			return []string{pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name}
+			return []string{claimBucket(pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)}
 		}},
 		{field: capacityIndex, of: &storagev1.CSIStorageCapacity{}, keys: func(o client.Object) []string {
 			c, ok := o.(*storagev1.CSIStorageCapacity)

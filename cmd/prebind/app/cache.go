@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/prebind/prebind/binder/compact"
 )
 
 // newManager returns a manager whose cache holds pending pods and trimmed nodes.
@@ -32,15 +34,7 @@ func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (mana
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: ctx}, err
 		},
-		Cache: cache.Options{
-			// A read of what is not watched would start another informer, which
-			// nothing waits for and nobody granted the permission for.
-			ReaderFailOnMissingInformer: true,
-			DefaultTransform:            cache.TransformStripManagedFields(),
-			// Mutators and plugins read only, by contract.
-			DefaultUnsafeDisableDeepCopy: new(true),
-			ByObject:                     narrowedCaches(o.registry, o.namespace),
-		},
+		Cache: cacheOptions(o.registry, o.namespace),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
@@ -48,11 +42,24 @@ func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (mana
 	return mgr, nil
 }
 
+func cacheOptions(r *registry, namespace string) cache.Options {
+	return cache.Options{
+		// A read of what is not watched would start another informer, which
+		// nothing waits for and nobody granted the permission for.
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		// Mutators and plugins read only, by contract.
+		DefaultUnsafeDisableDeepCopy: new(true),
+		ByObject:                     narrowedCaches(r, namespace),
+		NewInformer:                  compact.NewInformer,
+	}
+}
+
 // narrowedCaches are the kinds of which the cache does not hold everything: for
 // every plugin, as any may be switched on later. None is held for that alone.
 func narrowedCaches(r *registry, namespace string) map[client.Object]cache.ByObject {
 	narrowed := map[client.Object]cache.ByObject{
-		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", "")},
+		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
 		&corev1.Node{}: {Transform: trimNode},
 	}
 	for _, p := range r.plugins {
@@ -87,4 +94,21 @@ func trimNode(object any) (any, error) {
 		node.Status.Images = nil
 	}
 	return object, nil
+}
+
+// maxPod is how large a pod in the cache is at most, in bytes as the API server stores it: several times
+// what pods have, and a small part of what a tenant can give them.
+const maxPod = 64 << 10
+
+// trimPod hides a pod that is too large for the cache. Its binds read it live.
+func trimPod(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	pod.ManagedFields = nil
+	if pod.Size() > maxPod {
+		return compact.Hide(pod), nil
+	}
+	return pod, nil
 }

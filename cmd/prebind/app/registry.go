@@ -108,7 +108,10 @@ func registeredPlugins() []Plugin {
 			Watches:     always(device.Watches),
 			Caches:      device.Caches,
 			Permissions: shipped("plugins/device"),
-			Arguments:   defaultDeviceArguments,
+			Index: func(ctx context.Context, indexer client.FieldIndexer, _ Arguments) error {
+				return device.SetupIndexes(ctx, indexer)
+			},
+			Arguments: defaultDeviceArguments,
 			Build: func(d Deps) (api.PreBinder, error) {
 				args, err := argumentsAs[*deviceArguments](d.Arguments)
 				if err != nil {
@@ -151,6 +154,7 @@ func registeredPlugins() []Plugin {
 			On:          true,
 			Description: "binds and waits for the pod's PersistentVolumeClaims",
 			Watches:     always(volumebinding.Watches),
+			Caches:      volumebinding.Caches,
 			Permissions: shipped("plugins/volumebinding"),
 			Index: func(ctx context.Context, indexer client.FieldIndexer, _ Arguments) error {
 				return volumebinding.SetupIndexes(ctx, indexer)

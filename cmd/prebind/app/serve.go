@@ -6,6 +6,8 @@ package app
 import (
 	"context"
 	"fmt"
+	"os"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -37,6 +39,9 @@ turns to another replica.`,
 			}
 			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
 				return fmt.Errorf("logging flags: %w", err)
+			}
+			if err := limitMemory(os.Getenv, debug.SetMemoryLimit); err != nil {
+				return err
 			}
 			return serve(cmd.Context(), o, configuration)
 		},

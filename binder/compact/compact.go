@@ -1,0 +1,133 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package compact lets a cache hold an object in less memory than its type needs. A transform
+// of the cache replaces the object by an Object, and whoever reads the cache gets what Unpack
+// makes of it.
+package compact
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Object is what a cache holds instead of an API object. It is immutable. Handlers of the
+// informer's events receive it as it is.
+type Object interface {
+	// ObjectMetaAccessor returns at least namespace, name and resourceVersion.
+	metav1.ObjectMetaAccessor
+	// Unpack returns a new API object with the fields that are left of it, or nil for one that
+	// readers of the cache do not see.
+	Unpack() client.Object
+}
+
+// Hidden is an object that is too large for the cache. Readers of the cache do not find it, and
+// have to ask the API server; events tell that it changes.
+type Hidden struct{ namespace, name, version string }
+
+// Hide returns what the cache holds instead of the object.
+func Hide(o metav1.Object) *Hidden {
+	return &Hidden{namespace: o.GetNamespace(), name: o.GetName(), version: o.GetResourceVersion()}
+}
+
+// GetObjectMeta implements Object.
+func (h *Hidden) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: h.namespace, Name: h.name, ResourceVersion: h.version}
+}
+
+// Unpack implements Object.
+func (*Hidden) Unpack() client.Object { return nil }
+
+// NewInformer is the NewInformer of controller-runtime's cache options. Readers and indexes of the
+// cache see the API objects of what a transform has made an Object.
+func NewInformer(lw cache.ListerWatcher, example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+	return informer{SharedIndexInformer: cache.NewSharedIndexInformer(lw, example, resync, indexers)}
+}
+
+type informer struct{ cache.SharedIndexInformer }
+
+// GetStore returns the indexer.
+func (i informer) GetStore() cache.Store { return i.GetIndexer() }
+
+// GetIndexer returns the indexer that readers use.
+func (i informer) GetIndexer() cache.Indexer {
+	return indexer{Indexer: i.SharedIndexInformer.GetIndexer()}
+}
+
+// AddIndexers adds index functions, which are called with API objects.
+func (i informer) AddIndexers(indexers cache.Indexers) error {
+	return i.GetIndexer().AddIndexers(indexers)
+}
+
+type indexer struct{ cache.Indexer }
+
+// Get returns an API object.
+func (i indexer) Get(o any) (any, bool, error) { return unpackFound(i.Indexer.Get(o)) }
+
+// GetByKey returns an API object.
+func (i indexer) GetByKey(key string) (any, bool, error) {
+	return unpackFound(i.Indexer.GetByKey(key))
+}
+
+// List returns API objects.
+func (i indexer) List() []any { return unpackAll(i.Indexer.List()) }
+
+// Index returns API objects.
+func (i indexer) Index(name string, o any) ([]any, error) {
+	found, err := i.Indexer.Index(name, o)
+	return unpackAll(found), err
+}
+
+// ByIndex returns API objects.
+func (i indexer) ByIndex(name, value string) ([]any, error) {
+	found, err := i.Indexer.ByIndex(name, value)
+	return unpackAll(found), err
+}
+
+// AddIndexers adds index functions, which are called with API objects.
+func (i indexer) AddIndexers(indexers cache.Indexers) error {
+	unpacking := cache.Indexers{}
+	for name, keys := range indexers {
+		unpacking[name] = func(o any) ([]string, error) {
+			if o = unpack(o); o == nil {
+				return nil, nil
+			}
+			return keys(o)
+		}
+	}
+	return i.Indexer.AddIndexers(unpacking)
+}
+
+// unpack returns the API object, or nil for one that readers do not see.
+func unpack(o any) any {
+	packed, ok := o.(Object)
+	if !ok {
+		return o
+	}
+	if unpacked := packed.Unpack(); unpacked != nil {
+		return unpacked
+	}
+	return nil
+}
+
+func unpackFound(o any, found bool, err error) (any, bool, error) {
+	if found {
+		o = unpack(o)
+	}
+	return o, found && o != nil, err
+}
+
+// unpackAll changes the slice, which is the caller's.
+func unpackAll(all []any) []any {
+	seen := all[:0]
+	for _, o := range all {
+		if o = unpack(o); o != nil {
+			seen = append(seen, o)
+		}
+	}
+	return seen
+}

@@ -1,0 +1,230 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// podsPerNode is how many pods hold devices on each node of the benchmarks.
+const podsPerNode = 8
+
+// BenchmarkNodes measures the plugin against the number of nodes that have a record. No row
+// may grow by more than 1.5 times from 500 to 5,000 nodes.
+func BenchmarkNodes(b *testing.B) {
+	for _, nodes := range []int{500, 5000} {
+		b.Run(fmt.Sprintf("Grant/nodes=%d", nodes), func(b *testing.B) {
+			c := newCrowd(b, nodes, 0)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				c.bind(b, i%nodes, fmt.Sprintf("new-%d", i))
+			}
+		})
+		b.Run(fmt.Sprintf("Sweep/nodes=%d", nodes), func(b *testing.B) {
+			const unconfirmed = 20
+			c := newCrowd(b, nodes, unconfirmed)
+			b.ReportAllocs()
+			for b.Loop() {
+				marks, err := c.plugin.Marks(b.Context())
+				require.NoError(b, err)
+				require.Len(b, marks, unconfirmed)
+			}
+		})
+		b.Run(fmt.Sprintf("Tidy/nodes=%d", nodes), func(b *testing.B) {
+			c := newCrowd(b, nodes, 0)
+			b.ReportAllocs()
+			for b.Loop() {
+				require.NoError(b, c.plugin.Tidy(b.Context()))
+			}
+			b.ReportMetric(float64(c.podLists())/float64(b.N), "lists/op")
+		})
+	}
+}
+
+// crowd is a cluster in memory whose cache is as new as its API server. It does not copy
+// what it returns, as the cache does not: the cost is that of the plugin.
+type crowd struct {
+	// Writer is nil: of its methods, the plugin calls those that crowd has.
+	client.Writer
+	plugin  *Plugin
+	records cache.Indexer
+
+	mu      sync.Mutex
+	version int
+	pods    map[types.NamespacedName]*corev1.Pod
+	// looked has the node of each list of pods.
+	looked []string
+	// onList, when it is set, is called at each of them.
+	onList func()
+}
+
+// newCrowd has a record for each node, with podsPerNode bound pods. The first marks of them
+// have a mark.
+func newCrowd(tb testing.TB, nodes, marks int) *crowd {
+	tb.Helper()
+	indexers := cache.Indexers{unconfirmedIndex: func(o any) ([]string, error) {
+		object, ok := o.(client.Object)
+		if !ok {
+			return nil, fmt.Errorf("a %T is not an object", o)
+		}
+		return unconfirmed(object), nil
+	}}
+	c := &crowd{records: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers), pods: map[types.NamespacedName]*corev1.Pod{}}
+	for n := range nodes {
+		rec := &record{Node: nodeNamed(n), Entries: map[types.UID]*entry{}}
+		for i := range podsPerNode {
+			pod := c.pod(n, fmt.Sprintf("pod-%d-%d", n, i))
+			rec.grant(pod, fmt.Sprintf("attempt-%d-%d", n, i), devices{"gpu": {fmt.Sprintf("GPU-%d", i): whole}})
+			rec.Entries[pod.UID].Bound = i > 0 || n >= marks
+		}
+		data, err := rec.encode()
+		require.NoError(tb, err)
+		require.NoError(tb, c.Create(tb.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{recordLabel: recordValue}}, Data: data,
+		}))
+	}
+	p, err := New(Options{
+		Cached: c, Live: c, Writer: c, Changes: notify.NewHub(), Clock: clock.RealClock{}, Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
+	})
+	require.NoError(tb, err)
+	c.plugin = p
+	return c
+}
+
+func nodeNamed(n int) string { return "node-" + strconv.Itoa(n) }
+
+// pod adds a pod that runs on the node.
+func (c *crowd) pod(node int, name string) *corev1.Pod {
+	pod := podNamed(name, gen.BoundTo(nodeNamed(node)))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pods[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = pod
+	return pod
+}
+
+// bind is a whole bind of a new pod that asks for a device. Afterwards the pod and its grant
+// are gone.
+func (c *crowd) bind(tb testing.TB, node int, name string) {
+	ctx := tb.Context()
+	before := &corev1.ConfigMap{}
+	require.NoError(tb, c.Get(ctx, c.plugin.records.key(nodeNamed(node)), before))
+	pod := podNamed(name)
+	bc := &api.BindContext{
+		Pod: pod, Node: gen.Node(nodeNamed(node)), Binding: gen.Binding(pod, nodeNamed(node), gen.Annotation(gpu, "GPU-9")), Attempt: "attempt",
+	}
+	require.NoError(tb, prepare(ctx, c.plugin, bc))
+	bound := c.pod(node, name)
+	c.plugin.PostBind(ctx, bc)
+	c.mu.Lock()
+	delete(c.pods, client.ObjectKeyFromObject(bound))
+	c.mu.Unlock()
+	require.NoError(tb, c.Update(ctx, before))
+}
+
+func (c *crowd) podLists() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.looked)
+}
+
+func (c *crowd) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch into := o.(type) {
+	case *corev1.Pod:
+		if pod := c.pods[key]; pod != nil {
+			*into = *pod
+			return nil
+		}
+		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
+	case *corev1.ConfigMap:
+		found, ok, err := c.records.GetByKey(key.String())
+		if object, is := found.(*corev1.ConfigMap); ok && is {
+			*into = *object
+			return nil
+		}
+		if err == nil {
+			err = apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
+		}
+		return err
+	default:
+		return fmt.Errorf("nobody reads a %T", o)
+	}
+}
+
+func (c *crowd) List(_ context.Context, o client.ObjectList, options ...client.ListOption) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	selector := (&client.ListOptions{}).ApplyOptions(options).FieldSelector
+	switch into := o.(type) {
+	case *metav1.PartialObjectMetadataList:
+		node, _ := selector.RequiresExactMatch("spec.nodeName")
+		c.looked = append(c.looked, node)
+		if c.onList != nil {
+			c.onList()
+		}
+		// An API server has an index for it.
+		n := 0
+		if _, err := fmt.Sscanf(node, "node-%d", &n); err != nil {
+			return err
+		}
+		for i := range podsPerNode {
+			name := fmt.Sprintf("pod-%d-%d", n, i)
+			if pod := c.pods[types.NamespacedName{Namespace: "default", Name: name}]; pod != nil {
+				into.Items = append(into.Items, metav1.PartialObjectMetadata{ObjectMeta: pod.ObjectMeta})
+			}
+		}
+		return nil
+	case *corev1.ConfigMapList:
+		objects := c.records.List()
+		if selector != nil {
+			var err error
+			if objects, err = c.records.ByIndex(selector.Requirements()[0].Field, selector.Requirements()[0].Value); err != nil {
+				return err
+			}
+		}
+		for _, object := range objects {
+			if record, ok := object.(*corev1.ConfigMap); ok {
+				into.Items = append(into.Items, *record)
+			}
+		}
+		return nil
+	default:
+		return fmt.Errorf("nobody lists a %T", o)
+	}
+}
+
+func (c *crowd) Create(ctx context.Context, o client.Object, _ ...client.CreateOption) error {
+	o.SetUID(types.UID("record of " + o.GetName()))
+	return c.Update(ctx, o)
+}
+
+func (c *crowd) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	o.SetResourceVersion(strconv.Itoa(c.version))
+	return c.records.Update(o.DeepCopyObject())
+}
+
+func (c *crowd) Delete(_ context.Context, o client.Object, _ ...client.DeleteOption) error {
+	return c.records.Delete(o)
+}

@@ -1,0 +1,198 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"slices"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/compact"
+)
+
+// Most claims and volumes of a cluster are bound to each other, and of those this plugin reads
+// little. Only that is in the cache: see docs/performance for what it takes. Of the other claims,
+// whose size is up to the tenant, the cache holds the fields that the plugin reads.
+
+const (
+	// maxBound is how long the texts of a bound claim are together that the cache holds in little
+	// memory. They are names and UIDs.
+	maxBound = 1 << 10
+	// maxClaim is how large another claim in the cache is, in bytes as the API server stores it. The
+	// cache hides a larger one, and the plugin asks the API server.
+	maxClaim = 8 << 10
+)
+
+// keptAnnotations are those that the plugin, and the helpers that it calls, read from a claim.
+var keptAnnotations = []string{
+	volume.AnnBindCompleted, volume.AnnBoundByController, volume.AnnSelectedNode, volume.AnnStorageProvisioner, corev1.BetaStorageClassAnnotation,
+}
+
+// Caches makes the cache hold claims and volumes in little memory.
+func Caches(string) map[client.Object]cache.ByObject {
+	return map[client.Object]cache.ByObject{
+		&corev1.PersistentVolumeClaim{}: {Transform: packClaim},
+		&corev1.PersistentVolume{}:      {Transform: packVolume},
+	}
+}
+
+// boundClaim is a claim that is bound, and is not being deleted.
+type boundClaim struct {
+	namespace, node unique.Handle[string]
+	owner           unique.Handle[types.UID]
+	name, version   string
+	uid             types.UID
+	volume          string
+	// exclusive is for ReadWriteOncePod.
+	exclusive bool
+}
+
+// boundVolume is a volume in use by a claim. It cannot be one whose node affinity has to be translated.
+type boundVolume struct {
+	claimNamespace unique.Handle[string]
+	// affinity is encoded: the volumes of a zone, or of a node, share it.
+	affinity      unique.Handle[string]
+	name, version string
+	claimName     string
+	claimUID      types.UID
+}
+
+var (
+	_ compact.Object = (*boundClaim)(nil)
+	_ compact.Object = (*boundVolume)(nil)
+)
+
+// packClaim is the transform of claims. It may change the object.
+func packClaim(o any) (any, error) {
+	claim, ok := o.(*corev1.PersistentVolumeClaim)
+	if !ok {
+		return o, nil
+	}
+	trimClaim(claim)
+	if packed := newBoundClaim(claim); packed != nil {
+		return packed, nil
+	}
+	if claim.Size() > maxClaim {
+		return compact.Hide(claim), nil
+	}
+	return claim, nil
+}
+
+// newBoundClaim returns nil for a claim of which the plugin needs more.
+func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
+	if !isBound(claim) || claim.Status.Phase != corev1.ClaimBound || claim.DeletionTimestamp != nil {
+		return nil
+	}
+	node := claim.Annotations[volume.AnnSelectedNode]
+	var owner types.UID
+	if len(claim.OwnerReferences) > 0 {
+		owner = claim.OwnerReferences[0].UID
+	}
+	if len(claim.Name)+len(claim.UID)+len(claim.Spec.VolumeName)+len(node)+len(owner) > maxBound {
+		return nil
+	}
+	return &boundClaim{
+		namespace: unique.Make(claim.Namespace), node: unique.Make(node), owner: unique.Make(owner),
+		name: claim.Name, version: claim.ResourceVersion, uid: claim.UID, volume: claim.Spec.VolumeName,
+		exclusive: slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod),
+	}
+}
+
+// trimClaim leaves in a claim what the plugin reads.
+func trimClaim(claim *corev1.PersistentVolumeClaim) {
+	kept := map[string]string{}
+	for _, key := range keptAnnotations {
+		if value, ok := claim.Annotations[key]; ok {
+			kept[key] = value
+		}
+	}
+	var owners []metav1.OwnerReference
+	if controller := metav1.GetControllerOfNoCopy(claim); controller != nil {
+		owners = []metav1.OwnerReference{{UID: controller.UID, Controller: new(true)}}
+	}
+	claim.Annotations, claim.OwnerReferences = kept, owners
+	claim.Labels, claim.Finalizers, claim.ManagedFields = nil, nil, nil
+	claim.Spec.DataSource, claim.Spec.DataSourceRef = nil, nil
+	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: claim.Status.Phase}
+}
+
+// packVolume is the transform of volumes. It may change the object.
+func packVolume(o any) (any, error) {
+	pv, ok := o.(*corev1.PersistentVolume)
+	if !ok {
+		return o, nil
+	}
+	pv.ManagedFields = nil
+	ref := pv.Spec.ClaimRef
+	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || pv.DeletionTimestamp != nil || migratable(pv) {
+		return pv, nil
+	}
+	var affinity []byte
+	if pv.Spec.NodeAffinity != nil {
+		var err error
+		if affinity, err = pv.Spec.NodeAffinity.Marshal(); err != nil {
+			return pv, nil //nolint:nilerr // Then it takes more memory.
+		}
+	}
+	return &boundVolume{
+		claimNamespace: unique.Make(ref.Namespace), affinity: unique.Make(string(affinity)),
+		name: pv.Name, version: pv.ResourceVersion, claimName: ref.Name, claimUID: ref.UID,
+	}, nil
+}
+
+// GetObjectMeta implements compact.Object.
+func (c *boundClaim) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: c.namespace.Value(), Name: c.name, UID: c.uid, ResourceVersion: c.version}
+}
+
+// Unpack implements compact.Object.
+func (c *boundClaim) Unpack() client.Object {
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.namespace.Value(), Name: c.name, UID: c.uid, ResourceVersion: c.version,
+			Annotations: map[string]string{volume.AnnBindCompleted: "yes"},
+		},
+		Spec:   corev1.PersistentVolumeClaimSpec{VolumeName: c.volume},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+	if node := c.node.Value(); node != "" {
+		claim.Annotations[volume.AnnSelectedNode] = node
+	}
+	if owner := c.owner.Value(); owner != "" {
+		claim.OwnerReferences = []metav1.OwnerReference{{UID: owner, Controller: new(true)}}
+	}
+	if c.exclusive {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	}
+	return claim
+}
+
+// GetObjectMeta implements compact.Object.
+func (v *boundVolume) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Name: v.name, ResourceVersion: v.version}
+}
+
+// Unpack implements compact.Object.
+func (v *boundVolume) Unpack() client.Object {
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: v.name, ResourceVersion: v.version},
+		Spec: corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{Namespace: v.claimNamespace.Value(), Name: v.claimName, UID: v.claimUID},
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
+	}
+	if affinity := v.affinity.Value(); affinity != "" {
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{}
+		if pv.Spec.NodeAffinity.Unmarshal([]byte(affinity)) != nil {
+			return nil // The API server has it.
+		}
+	}
+	return pv
+}

@@ -1,0 +1,196 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// shippedLimit is the memory limit of the shipped manifests.
+const shippedLimit = 512 << 20
+
+// cacheOnly is an environment variable: the test binary is a process that holds the cache of this API server,
+// and nothing else.
+const cacheOnly = "PREBIND_TEST_CACHE"
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(cacheOnly); url == "" {
+		m.Run()
+	} else if err := reportCache(url); err != nil {
+		fmt.Println(err) // processWith finds it where it expects a report.
+	}
+}
+
+// usage is what a process with the shipped cache takes, in bytes.
+type usage struct {
+	// Peak is the most resident memory until the cache was filled, Live the live heap then.
+	Peak, Live float64
+	// Seconds is how long it took to fill the cache.
+	Seconds float64
+}
+
+// inCluster is how many objects a cluster has.
+type inCluster struct{ pairs, nodes, pods, records int }
+
+// BenchmarkReplicaMemory is the sizing table of docs/performance: the memory of a process with the shipped
+// cache and limit, by the size of the cluster. The API server of the benchmark sends JSON, which takes more
+// memory to read than what an API server sends a replica.
+func BenchmarkReplicaMemory(b *testing.B) {
+	for _, in := range []inCluster{
+		{},
+		{pairs: 5000}, {pairs: 50000},
+		{nodes: 500}, {nodes: 5000},
+		{pods: 500}, {pods: 5000},
+		{records: 500}, {records: 5000},
+		{pairs: 50000, nodes: 5000, pods: 500, records: 5000},
+	} {
+		b.Run(fmt.Sprintf("volumes=%d/nodes=%d/pods=%d/records=%d", in.pairs, in.nodes, in.pods, in.records), func(b *testing.B) {
+			var u usage
+			for b.Loop() {
+				u = processWith(b, in)
+				assert.Less(b, u.Peak, float64(shippedLimit), "the container would be killed")
+			}
+			b.ReportMetric(u.Peak/(1<<20), "peak-MiB")
+			b.ReportMetric(u.Live/(1<<20), "live-MiB")
+			b.ReportMetric(u.Seconds, "s-to-fill")
+		})
+	}
+}
+
+// processWith runs a process with the cache of this cluster.
+func processWith(tb testing.TB, in inCluster) usage {
+	tb.Helper()
+	server := httptest.NewServer(streaming(in.objects()))
+	defer server.Close()
+	self, err := os.Executable()
+	require.NoError(tb, err)
+	process := exec.CommandContext(tb.Context(), self)
+	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, fmt.Sprintf("%s=%d", memoryLimitVariable, shippedLimit))
+	process.Stderr = os.Stderr
+	out, err := process.Output()
+	server.CloseClientConnections()
+	require.NoError(tb, err)
+	var u usage
+	require.NoError(tb, json.Unmarshal(out, &u), "%s", out)
+	return u
+}
+
+// reportCache is that process.
+func reportCache(url string) error {
+	if err := limitMemory(os.Getenv, debug.SetMemoryLimit); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	began := time.Now()
+	c, err := cacheFrom(ctx, url)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Start(ctx) }()
+	if !c.WaitForCacheSync(ctx) {
+		return fmt.Errorf("the cache was not filled: %w", ctx.Err())
+	}
+	u := usage{Seconds: time.Since(began).Seconds()}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	if _, err := fmt.Sscan(peak, &u.Peak); err != nil {
+		return fmt.Errorf("VmHWM: %w", err)
+	}
+	u.Peak *= 1 << 10
+	u.Live = liveHeap()
+	if err := json.NewEncoder(os.Stdout).Encode(u); err != nil {
+		return err
+	}
+	cancel()
+	return <-ended
+}
+
+func (in inCluster) objects() iter.Seq[client.Object] {
+	return func(yield func(client.Object) bool) {
+		for o := range boundPairs(in.pairs) {
+			if !yield(o) {
+				return
+			}
+		}
+		for _, kind := range []struct {
+			n    int
+			make func(i int) client.Object
+		}{{in.nodes, someNode}, {in.pods, somePod}, {in.records, someRecord}} {
+			for i := range kind.n {
+				if !yield(kind.make(i)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// someNode has what a kubelet and a cloud provider tell of a node. What is left out of the cache is not in it.
+func someNode(i int) client.Object {
+	name := fmt.Sprintf("node-%d", i)
+	node := gen.Node(name, gen.Zone(fmt.Sprintf("zone-%d", i%3)))
+	for key := range 12 {
+		metav1.SetMetaDataLabel(&node.ObjectMeta, fmt.Sprintf("node.example.com/label-%d", key), name)
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, fmt.Sprintf("node.example.com/annotation-%d", key), strings.Repeat("x", 40))
+	}
+	for c := range 6 {
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
+			Type: corev1.NodeConditionType(fmt.Sprintf("Condition%d", c)), Status: corev1.ConditionFalse, Reason: "KubeletHasNoProblem", Message: "kubelet has no problem of this kind",
+		})
+	}
+	return node
+}
+
+// somePod has two containers with their environment.
+func somePod(i int) client.Object {
+	pod := gen.Pod(fmt.Sprintf("web-%d", i), gen.UID(types.UID(fmt.Sprintf("%08x-1111-4c6b-9f5c-0f6c5b4f4b0e", i))), gen.UsesClaim("data"), gen.Label("app.kubernetes.io/name", "web"))
+	for n := range 12 {
+		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: fmt.Sprintf("SETTING_%d", n), Value: fmt.Sprintf("https://service-%d.shop.svc.cluster.local:8443", n)})
+	}
+	sidecar := pod.Spec.Containers[0].DeepCopy()
+	sidecar.Name = "sidecar"
+	pod.Spec.Containers = append(pod.Spec.Containers, *sidecar)
+	return pod
+}
+
+// someRecord is the record of a node on which eight pods hold a device each.
+func someRecord(i int) client.Object {
+	node := fmt.Sprintf("node-%d", i)
+	record := &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: "prebind-devices-" + node, Labels: map[string]string{"app.kubernetes.io/component": "prebind-device-record"}},
+		Data:       map[string]string{"node": node},
+	}
+	for p := range 8 {
+		record.Data[fmt.Sprintf("%08x-%04x-4c6b-9f5c-0f6c5b4f4b0e", i, p)] = fmt.Sprintf(
+			`{"pod":"team/train-%d-%d","bound":true,"grants":[{"attempt":"r7x2k-m2p4","devices":{"gpu":{"GPU-5f0c0d38-46ac-4c6b-9f5c-%d":"1"}}}]}`, i, p, p)
+	}
+	return record
+}

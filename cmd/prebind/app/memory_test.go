@@ -1,0 +1,237 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/volumebinding"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// maxPair is how many bytes of live heap a bound claim and its volume may take.
+const maxPair = 1500
+
+// TestCache_BoundPairsAreSmall: the memory of a replica is mostly that of bound claims and volumes.
+func TestCache_BoundPairsAreSmall(t *testing.T) {
+	const pairs = 5000
+	c, heap := cacheOf(t, boundPairs(pairs))
+	assert.Less(t, heap/pairs, float64(maxPair), "bytes of live heap for a bound claim and its volume")
+
+	claim, pv := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: "team-7", Name: "data-web-7"}, claim))
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: claim.Spec.VolumeName}, pv))
+	assert.True(t, volume.IsVolumeBoundToClaim(pv, claim))
+	assert.Equal(t, "node-7", claim.Annotations[volume.AnnSelectedNode])
+	assert.Error(t, volume.CheckNodeAffinity(pv, map[string]string{corev1.LabelTopologyZone: "zone-b"}))
+	assert.NoError(t, volume.CheckNodeAffinity(pv, map[string]string{corev1.LabelTopologyZone: "zone-1"}))
+}
+
+// TestCache_TenantsDoNotFillIt: what a tenant writes into claims and pods that wait is not in memory.
+func TestCache_TenantsDoNotFillIt(t *testing.T) {
+	const objects, size = 10, 256 << 10
+	large := strings.Repeat("x", size-100)
+	all := func(yield func(client.Object) bool) {
+		for i := range objects {
+			name := fmt.Sprintf("large-%d", i)
+			for _, o := range []client.Object{
+				gen.Claim(name, gen.Annotation("example.com/note", large), gen.Label("example.com/note", large)),
+				gen.Claim("node-"+name, gen.SelectedNode(large)),
+				gen.Claim("selector-"+name, gen.Selects("example.com/note", large)),
+				gen.Claim("bound-"+name, gen.BoundToVolume(large)),
+				gen.Pod(name, gen.Annotation("example.com/note", large)),
+			} {
+				if !yield(o) {
+					return
+				}
+			}
+		}
+		_ = yield(gen.Pod("small", gen.Annotation("example.com/note", "kept"))) && yield(gen.Claim("small", gen.SelectedNode("node-a")))
+	}
+	c, heap := cacheOf(t, all)
+	assert.Less(t, heap/(5*objects), 40.0*1024, "bytes of live heap for an object of %d", size)
+
+	pod, claim := &corev1.Pod{}, &corev1.PersistentVolumeClaim{}
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "small"}, pod))
+	assert.Equal(t, "kept", pod.Annotations["example.com/note"], "annotations of pods are parameters of plugins")
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "small"}, claim))
+	assert.Equal(t, "node-a", claim.Annotations[volume.AnnSelectedNode])
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, claim), "only what is not read was large")
+	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, pod)), "it is read live")
+	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "selector-large-1"}, claim)), "it is read live")
+}
+
+// cacheOf returns the shipped cache with these objects, and how much live heap they take in it.
+func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float64) {
+	t.Helper()
+	server := httptest.NewServer(streaming(objects))
+	t.Cleanup(server.Close)
+	c, err := cacheFrom(t.Context(), server.URL)
+	require.NoError(t, err)
+	before := liveHeap()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Start(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-ended)
+	})
+	syncing, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	require.True(t, c.WaitForCacheSync(syncing), "the cache is filled")
+	return c, liveHeap() - before
+}
+
+// cacheFrom returns the shipped cache, with what it watches in every cluster.
+func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	for kind, scope := range map[string]meta.RESTScope{
+		"Pod": meta.RESTScopeNamespace, "ConfigMap": meta.RESTScopeNamespace, "Node": meta.RESTScopeRoot,
+		"PersistentVolumeClaim": meta.RESTScopeNamespace, "PersistentVolume": meta.RESTScopeRoot,
+	} {
+		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
+	}
+	options := cacheOptions(&registry{plugins: registeredPlugins()}, "prebind-system")
+	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
+	c, err := cache.New(&rest.Config{Host: url}, options)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(volumebinding.SetupIndexes(ctx, onlyVolumes{c}), device.SetupIndexes(ctx, c)); err != nil {
+		return nil, err
+	}
+	for _, o := range []client.Object{&corev1.Pod{}, &corev1.Node{}, &corev1.ConfigMap{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}} {
+		if _, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false)); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// onlyVolumes leaves out the indexes of kinds that the server does not have.
+type onlyVolumes struct{ client.FieldIndexer }
+
+func (i onlyVolumes) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
+	if _, ok := o.(*corev1.PersistentVolume); !ok {
+		return nil
+	}
+	return i.FieldIndexer.IndexField(ctx, o, field, keys)
+}
+
+func liveHeap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// streaming answers as an API server does to those who begin to watch a kind: first with all objects.
+// They are made when they are asked for, so that none is in the heap but by the cache.
+func streaming(objects iter.Seq[client.Object]) http.Handler {
+	kinds := map[string]string{
+		"/api/v1/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
+		"/api/v1/persistentvolumeclaims": "PersistentVolumeClaim", "/api/v1/persistentvolumes": "PersistentVolume",
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("sendInitialEvents") != "true" {
+			http.Error(w, "nobody lists all at once", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		version, events := 0, json.NewEncoder(w)
+		for o := range objects {
+			version++
+			if o.GetObjectKind().GroupVersionKind().Kind != kinds[r.URL.Path] {
+				continue
+			}
+			o.SetResourceVersion(strconv.Itoa(1_000_000 + version))
+			if events.Encode(map[string]any{"type": "ADDED", "object": o}) != nil {
+				return
+			}
+		}
+		_ = events.Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{
+			"apiVersion": "v1", "kind": kinds[r.URL.Path],
+			"metadata": map[string]any{"resourceVersion": "9000000", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
+		}})
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+}
+
+// boundPairs are claims as a StatefulSet and a CSI driver leave them, each with its volume.
+func boundPairs(n int) iter.Seq[client.Object] {
+	return func(yield func(client.Object) bool) {
+		for i := range n {
+			claim, pv := boundPair(i)
+			if !yield(claim) || !yield(pv) {
+				return
+			}
+		}
+	}
+}
+
+func boundPair(i int) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
+	uid := fmt.Sprintf("%08x-5f0c-4c6b-9f5c-0f6c5b4f4b0e", i)
+	claim := gen.Claim(fmt.Sprintf("data-web-%d", i), gen.InNamespace(fmt.Sprintf("team-%d", i%200)), gen.UID(types.UID(uid)), gen.OfClass("fast-ssd"),
+		gen.BoundToVolume("pvc-"+uid), gen.SelectedNode(fmt.Sprintf("node-%d", i%5000)),
+		gen.Annotation(volume.AnnBoundByController, "yes"), gen.Annotation(volume.AnnStorageProvisioner, "disk.csi.example.com"),
+		gen.Annotation(volume.AnnBetaStorageProvisioner, "disk.csi.example.com"),
+		gen.Label("app.kubernetes.io/name", "web"), gen.Label("app.kubernetes.io/instance", "web-production"), gen.Label("app.kubernetes.io/component", "store"))
+	claim.CreationTimestamp = metav1.Unix(1_700_000_000, 0)
+	claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+	claim.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem)
+	claim.Status.AccessModes, claim.Status.Capacity = claim.Spec.AccessModes, claim.Spec.Resources.Requests
+	claim.ManagedFields = managed("kube-controller-manager", "kube-scheduler")
+
+	pv := gen.Volume("pvc-"+uid, gen.UID(types.UID("pv-"+uid)), gen.VolumeOfClass("fast-ssd"), gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound),
+		gen.OnNodesWith(corev1.LabelTopologyZone, fmt.Sprintf("zone-%d", i%3)),
+		gen.Annotation(volume.AnnDynamicallyProvisioned, "disk.csi.example.com"),
+		gen.Annotation("volume.kubernetes.io/provisioner-deletion-secret-name", ""), gen.Annotation("volume.kubernetes.io/provisioner-deletion-secret-namespace", ""),
+		gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+			Driver: "disk.csi.example.com", VolumeHandle: "projects/shop/zones/zone-1/disks/pvc-" + uid, FSType: "ext4",
+			VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-8081-disk.csi.example.com", "type": "ssd"},
+		}}))
+	pv.CreationTimestamp = metav1.Unix(1_700_000_000, 0)
+	pv.Finalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
+	pv.Status.LastPhaseTransitionTime = &pv.CreationTimestamp
+	pv.ManagedFields = managed("csi-provisioner", "kube-controller-manager")
+	return claim, pv
+}
+
+func managed(managers ...string) []metav1.ManagedFieldsEntry {
+	var entries []metav1.ManagedFieldsEntry
+	for _, manager := range managers {
+		fields := metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{".":{},"f:pv.kubernetes.io/bind-completed":{}}},"f:spec":{"f:volumeName":{}}}`)
+		entries = append(entries, metav1.ManagedFieldsEntry{
+			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: fields,
+		})
+	}
+	return entries
+}
