@@ -209,14 +209,14 @@ func TestFence_WhatWasPreparedBefore(t *testing.T) {
 		p := newParty(t, "cut", storage(), shared)
 		require.Equal(t, api.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
-		pass(3 * time.Minute)
+		pass(trusted + time.Second)
 		shared.mu.Lock()
 		clear(shared.byPod) // Another replica has rolled it back.
 		shared.mu.Unlock()
 
 		waits := make(chan *api.Error, 1)
 		p.cut.Store(false)
-		pass(renewal)
+		pass(renewAgain + time.Second)
 		renewed := time.Now()
 		go func() { waits <- p.bind(t) }()
 		synctest.Wait()
