@@ -119,6 +119,11 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: e.course(c, add.attempt), Devices: add.devices}
 	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
 		claimed, err := c.settings.Claimed(ctx, c.pod)
+		if err != nil && ctx.Err() != nil {
+			// No mutator has failed.
+			about := api.Object{Kind: "Pod", Namespace: c.pod.Namespace, Name: c.pod.Name}
+			return Decision{}, api.AsError(guardName, api.FromAPI(about, "reading its ResourceClaims", err))
+		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
 	_, done := e.o.Tracker.Step(ctx, c.step(StepMutators, add.attempt))

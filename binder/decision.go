@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"fmt"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -98,4 +99,48 @@ func (d Decision) deny(err *api.Error) Decision {
 		d.RetryAfter = time.Second
 	}
 	return d
+}
+
+// Limits of the texts of a decision, in bytes. They hold whatever plugins and mutators
+// echo of a pod, of a Binding, or of an object that a tenant can write.
+const (
+	maxMessage = 2048
+	maxAdvice  = 1024
+	// maxName is the longest name that an object can have.
+	maxName   = 253
+	maxFields = 20
+	// maxWarnings is how many warnings there are, each of maxMessage.
+	maxWarnings = 50
+)
+
+// bounded returns the decision with texts that are not longer than the limits. What
+// others hold of it, such as an attempt's error, is not changed.
+func (d Decision) bounded() Decision {
+	d.Err = boundedError(d.Err)
+	if len(d.Warnings) == 0 {
+		return d
+	}
+	var warnings []string
+	for _, w := range d.Warnings[:min(len(d.Warnings), maxWarnings)] {
+		warnings = append(warnings, clip(w, maxMessage))
+	}
+	d.Warnings = warnings
+	return d
+}
+
+func boundedError(err *api.Error) *api.Error {
+	if err == nil {
+		return nil
+	}
+	bounded := *err
+	bounded.Message, bounded.Advice = clip(err.Message, maxMessage), clip(err.Advice, maxAdvice)
+	bounded.Object = api.Object{Kind: clip(err.Object.Kind, maxName), Namespace: clip(err.Object.Namespace, maxName), Name: clip(err.Object.Name, maxName)}
+	bounded.Fields = nil
+	for _, f := range err.Fields[:min(len(err.Fields), maxFields)] {
+		bounded.Fields = append(bounded.Fields, api.Field{Path: short(f.Path), Message: short(f.Message)})
+	}
+	if left := len(err.Fields) - maxFields; left > 0 {
+		bounded.Fields = append(bounded.Fields, api.Field{Message: fmt.Sprintf("and %d more", left)})
+	}
+	return &bounded
 }

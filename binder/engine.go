@@ -144,7 +144,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
-	if !targetsNode(r.Binding) {
+	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
 	c := &call{Request: r, settings: e.settings.Load(), began: e.o.Clock.Now()}
@@ -154,6 +154,11 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	}
 	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
 	d, pod := e.decide(ctx, c)
+	if cutShort(ctx, d.Err) {
+		// Nothing is known of the pod that it should be told.
+		d, pod = d.deny(unfinished(r, d.Err)), nil
+	}
+	d = d.bounded()
 	if c.DryRun {
 		d = explain(c, d)
 	}
@@ -170,6 +175,12 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 // own answer about it.
 func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
 	r := c.Request
+	if err := guardTarget(r.Binding); err != nil {
+		if c.settings.idle() {
+			return Decision{PassThrough: true}, nil
+		}
+		return denied(err), nil
+	}
 	pod, err := e.pod(ctx, r)
 	if pod == nil && err == nil {
 		return Decision{PassThrough: true}, nil
@@ -265,6 +276,20 @@ func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *api.Erro
 		return nil, e.unreadable(object, err)
 	}
 	return node, nil
+}
+
+// cutShort reports whether the decision failed because the call ended: its client has
+// gone, or its time is over.
+func cutShort(ctx context.Context, err *api.Error) bool {
+	return err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
+}
+
+// unfinished is the answer to a call that ended before it was decided.
+func unfinished(r Request, cause *api.Error) *api.Error {
+	about := api.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
+	err := api.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
+	err.Plugin = guardName
+	return err
 }
 
 func (e *Engine) unreadable(object api.Object, err error) *api.Error {

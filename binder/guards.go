@@ -24,8 +24,28 @@ func targetsNode(b *corev1.Binding) bool {
 	return b.Target.Name != "" && (b.Target.Kind == "" || b.Target.Kind == "Node")
 }
 
-// guardPod checks that the Binding is meant for this very pod and that the pod
-// can still be bound. All of it is checked by the API server as well, but only
+// namesPod reports whether the Binding is for a pod that can exist. The API server
+// answers every other one with an error of its own: a name in the URL that differs from
+// the object's, and names that no pod and no namespace has.
+func namesPod(r Request) bool {
+	return r.Binding.Name == r.Pod.Name && len(apivalidation.NameIsDNSSubdomain(r.Pod.Name, false)) == 0 &&
+		len(apivalidation.ValidateNamespaceName(r.Pod.Namespace, false)) == 0
+}
+
+// guardTarget checks that a node can have the target's name. The API server would bind
+// the pod to any name.
+func guardTarget(b *corev1.Binding) *api.Error {
+	problems := apivalidation.NameIsDNSSubdomain(b.Target.Name, false)
+	if len(problems) == 0 {
+		return nil
+	}
+	err := api.Refuse(api.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
+	err.Plugin = guardName
+	return err
+}
+
+// guardPod checks that the Binding is meant for this very pod, in this version where
+// the Binding names one, and that the pod can still be bound. All of it is checked by the API server as well, but only
 // after the plugins would have had their side effects.
 func guardPod(pod *corev1.Pod, b *corev1.Binding) *api.Error {
 	object := api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
@@ -36,13 +56,16 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *api.Error {
 	}
 	switch {
 	case b.UID != "" && b.UID != pod.UID:
-		return stale("the Binding is for the UID %s, the pod has %s", b.UID, pod.UID).
+		return stale("the Binding is for the UID %s, the pod has %s", short(string(b.UID)), pod.UID).
 			Advise("the pod was created anew under its name: schedule it again")
 	case pod.DeletionTimestamp != nil:
 		return stale("the pod is being deleted").Advise("forget this bind")
 	case len(pod.Spec.SchedulingGates) > 0:
 		return stale("the pod has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
 			Advise("bind it when its gates are removed")
+	case b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
+		return stale("the Binding is for the resourceVersion %s, the pod has %s", short(b.ResourceVersion), pod.ResourceVersion).
+			Advise("the pod has changed: schedule it again")
 	}
 	return nil
 }
@@ -90,9 +113,12 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 // maxEcho is how much of somebody's invalid input is shown to them again.
 const maxEcho = 500
 
-func short(text string) string {
-	if len(text) <= maxEcho {
+func short(text string) string { return clip(text, maxEcho) }
+
+// clip returns at most so many bytes of the text, and marks that it is shortened.
+func clip(text string, most int) string {
+	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxEcho], "") + "…"
+	return strings.ToValidUTF8(text[:most-len("…")], "") + "…"
 }

@@ -65,10 +65,7 @@ func (e *Engine) tellError(pod *corev1.Pod, err *api.Error, kind, reason, note s
 	if err != nil && err.Object.Name != "" {
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote], "")
-	}
-	e.o.Events.Eventf(pod, about, kind, reason, eventAction, "%s", note)
+	e.o.Events.Eventf(pod, about, kind, reason, eventAction, "%s", clip(note, maxNote))
 }
 
 // tellUndone makes an event of what a plugin has undone, if anything.
@@ -77,6 +74,6 @@ func tellUndone(recorder events.EventRecorder, pod *corev1.Pod, node, plugin str
 	if len(undone) == 0 {
 		return
 	}
-	recorder.Eventf(pod, nil, corev1.EventTypeNormal, ReasonRolledBack, eventAction,
-		"the bind to %s did not come about: %s %s", node, plugin, strings.Join(undone, ", "))
+	note := "the bind to " + node + " did not come about: " + plugin + " " + strings.Join(undone, ", ")
+	recorder.Eventf(pod, nil, corev1.EventTypeNormal, ReasonRolledBack, eventAction, "%s", clip(note, maxNote))
 }

@@ -73,7 +73,7 @@ func Result(err error) string {
 	}
 	var own *api.Error
 	switch {
-	case errors.As(err, &own) && own != nil && own.Kind != api.KindInternal && own.Kind != "":
+	case errors.As(err, &own) && own != nil && own.Kind != api.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
 		return string(own.Kind)
 	case ended(err) && !errors.Is(err, context.DeadlineExceeded):
 		return "ended"

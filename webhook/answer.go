@@ -19,8 +19,15 @@ import (
 	"github.com/prebind/prebind/binder/api"
 )
 
-// maxWarningRunes is what the API server passes on of all warnings together.
-const maxWarningRunes = 4096
+const (
+	// maxWarningRunes is what the API server passes on of all warnings together.
+	maxWarningRunes = 4096
+	// maxMessage, maxCause and maxPath bound the texts of a denial, in bytes, and
+	// maxCauses the number of its fields. They also hold for denials that the engine does
+	// not make. JSON escapes a byte with up to six: an answer without its patch has less
+	// than 128 KiB.
+	maxMessage, maxCause, maxPath, maxCauses = 4096, 384, 128, 24
+)
 
 // Types of the causes in a denial's details.
 const (
@@ -30,15 +37,21 @@ const (
 	CauseObject metav1.CauseType = "Object"
 )
 
-// codes are the answers by kind. A client repeats 429 by itself; from v1.37 on
-// kube-scheduler repeats 500 and 503 as well, so neither stands for waiting.
+// reasonStale is the reason of a Binding for a pod that has changed. The API has none
+// for 412.
+const reasonStale metav1.StatusReason = "PreconditionFailed"
+
+// codes are the answers by kind. A client repeats 429 by itself. From v1.37 on
+// kube-scheduler repeats a bind after an InternalError, a ServiceUnavailable and a
+// Conflict as well, so 500 and 503 do not stand for waiting, and a stale Binding is not
+// answered with 409 as the API server itself does.
 var codes = map[api.Kind]struct {
 	code   int32
 	reason metav1.StatusReason
 }{
 	api.KindWait:     {http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests},
 	api.KindRefuse:   {http.StatusForbidden, metav1.StatusReasonForbidden},
-	api.KindStale:    {http.StatusConflict, metav1.StatusReasonConflict},
+	api.KindStale:    {http.StatusPreconditionFailed, reasonStale},
 	api.KindInvalid:  {http.StatusUnprocessableEntity, metav1.StatusReasonInvalid},
 	api.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
@@ -109,19 +122,21 @@ func deny(err *api.Error, retryAfter time.Duration) *admissionv1.AdmissionRespon
 	}
 	details := &metav1.StatusDetails{RetryAfterSeconds: int32(retryAfter / time.Second)}
 	if err.Plugin != "" {
-		details.Causes = append(details.Causes, metav1.StatusCause{Type: CausePlugin, Message: err.Plugin})
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: CausePlugin, Message: line(err.Plugin, maxCause)})
 	}
 	if object := err.Object.String(); object != "" {
-		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: object})
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: line(object, maxCause)})
 	}
-	for _, f := range err.Fields {
-		details.Causes = append(details.Causes, metav1.StatusCause{Type: metav1.CauseTypeFieldValueInvalid, Field: f.Path, Message: f.Message})
+	for _, f := range err.Fields[:min(len(err.Fields), maxCauses)] {
+		details.Causes = append(details.Causes, metav1.StatusCause{
+			Type: metav1.CauseTypeFieldValueInvalid, Field: line(f.Path, maxPath), Message: line(f.Message, maxCause),
+		})
 	}
 	return &admissionv1.AdmissionResponse{
 		Result: &metav1.Status{
-			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: printable(err.Error()), Details: details,
+			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: line(err.Error(), maxMessage), Details: details,
 		},
-		AuditAnnotations: map[string]string{"decision": string(err.Kind), "plugin": err.Plugin},
+		AuditAnnotations: map[string]string{"decision": string(err.Kind), "plugin": line(err.Plugin, maxCause)},
 	}
 }
 
@@ -130,7 +145,7 @@ func warnings(all []string) []string {
 	left := maxWarningRunes
 	var kept []string
 	for _, w := range all {
-		w = printable("prebind: " + w)
+		w = line("prebind: "+w, utf8.UTFMax*maxWarningRunes)
 		if left -= utf8.RuneCountInString(w); left < 0 {
 			break
 		}
@@ -139,9 +154,12 @@ func warnings(all []string) []string {
 	return kept
 }
 
-// printable keeps a text to one line without control characters: the API server
-// drops a warning that has one.
-func printable(text string) string {
+// line returns at most so many bytes of the text as one line without control
+// characters: the API server drops a warning that has one.
+func line(text string, most int) string {
+	if len(text) > most {
+		text = text[:most-len("…")] + "…"
+	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '

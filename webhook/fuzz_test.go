@@ -151,6 +151,7 @@ func FuzzPatch(f *testing.F) {
 		}
 		got := &corev1.Binding{}
 		require.NoError(t, apijson.Unmarshal(patched, got), "%s", patched)
+		got.ManagedFields, got.OwnerReferences, got.Finalizers = nil, nil, nil // Nobody reads them.
 		assert.Equal(t, want, got)
 
 		var after map[string]any

@@ -70,7 +70,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.elsewhere(w, bad.err)
 		return
 	default:
-		h.o.Log.Info("Refused a request that is no AdmissionReview", "from", r.RemoteAddr, "reason", bad.err.Error())
+		h.o.Log.Info("Refused a request that is no AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
 		h.fail(w, bad.code, bad.reason, bad.err)
 		return
 	}
@@ -83,7 +83,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // review answers a request, whatever happens.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	about := append(make([]any, 0, 6), "user", request.UserInfo.Username)
+	about := append(make([]any, 0, 6), "user", line(request.UserInfo.Username, maxCause))
 	defer func() {
 		if r := recover(); r != nil {
 			h.o.Log.WithValues(about...).Error(nil, "Deciding on a Binding panicked", "panic", r, "stack", string(debug.Stack()))
@@ -96,10 +96,11 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return deny(api.AsError("binder", err), 0)
 	}
 	if bind == nil {
-		h.o.Log.WithValues(about...).Info("Passed a request through that is no Binding", "resource", request.Resource.String(), "reason", reason)
-		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{"prebind: " + reason}}
+		h.o.Log.WithValues(about...).Info("Passed a request through that is no Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
+		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
 	}
-	about = append(about, "pod", klog.KRef(bind.request.Pod.Namespace, bind.request.Pod.Name), "node", bind.request.Binding.Target.Name)
+	pod := klog.KRef(line(bind.request.Pod.Namespace, maxCause), line(bind.request.Pod.Name, maxCause))
+	about = append(about, "pod", pod, "node", line(bind.request.Binding.Target.Name, maxCause))
 	log := h.o.Log.WithValues(about...)
 	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
@@ -153,7 +154,7 @@ func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 		Status:   metav1.StatusFailure,
 		Code:     int32(code),
 		Reason:   reason,
-		Message:  "prebind: " + err.Error(),
+		Message:  line("prebind: "+err.Error(), maxMessage),
 	}
 }
 

@@ -126,13 +126,13 @@ func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan
 	return answer
 }
 
-// idle opens a connection from the address and sends nothing. The channel gets the error
+// idle opens a connection from one address and sends nothing. The channel gets the error
 // that ends it.
-func (s *limited) idle(t *testing.T, address string) <-chan error {
+func (s *limited) idle(t *testing.T) <-chan error {
 	t.Helper()
 	s.port++
 	client, server := net.Pipe()
-	s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP(address), Port: s.port}}
+	s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP("10.0.0.2"), Port: s.port}}
 	t.Cleanup(func() { _ = client.Close() })
 	ended := make(chan error, 1)
 	go func() {
@@ -215,12 +215,12 @@ func TestLimits_OwnConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
 		s.limits.maxConnections = 2
-		first := s.idle(t, "10.0.0.2")
-		second := s.idle(t, "10.0.0.2")
+		first := s.idle(t)
+		second := s.idle(t)
 		pass(bodyTakes - time.Millisecond)
-		require.Error(t, <-s.idle(t, "10.0.0.2"), "the first two are not stuck yet")
+		require.Error(t, <-s.idle(t), "the first two are not stuck yet")
 		pass(time.Millisecond)
-		s.idle(t, "10.0.0.2")
+		s.idle(t)
 		select {
 		case err := <-first:
 			require.ErrorIs(t, err, io.EOF)

@@ -27,6 +27,8 @@ const (
 	// ordinaryBody is the longest body for which a buffer is allocated because the
 	// request announces it. An ordinary review has 2 KiB.
 	ordinaryBody = 8 << 10
+	// maxUID is well over the length of a UID of the API server's. The answer repeats it.
+	maxUID = 128
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
 	// mediaType of reviews and their answers.
@@ -92,6 +94,8 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 		return nil, bad("the AdmissionReview has no request")
 	case review.Request.UID == "":
 		return nil, bad("the AdmissionReview's request has no uid, so it cannot be answered")
+	case len(review.Request.UID) > maxUID:
+		return nil, bad("the uid of the AdmissionReview's request is longer than %d bytes", maxUID)
 	}
 	return review.Request, nil
 }
@@ -177,6 +181,10 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *api.Error) {
 			Advice:  "post a v1 Binding",
 		}
 	}
+	// An attempt keeps the Binding. Nobody reads these, and a client can fill them.
+	binding.ManagedFields, binding.OwnerReferences, binding.Finalizers = nil, nil, nil
+	// The bytes are not needed anymore, and the call may be held for long.
+	r.Object.Raw = nil
 	b.request.Binding = binding
 	// On the legacy path the pod's name stands in the object only.
 	name := r.Name
@@ -195,11 +203,12 @@ func notBinding(r *admissionv1.AdmissionRequest) string {
 	if r.SubResource != "" {
 		what += "/" + r.SubResource
 	}
+	clip := func(text string) string { return line(text, maxCause) }
 	if r.Resource.Group != "" || (what != "pods/binding" && what != "bindings") || r.Operation != admissionv1.Create {
-		return fmt.Sprintf("the webhook configuration sends it %s of %q, which it lets pass: its rules must be CREATE of pods/binding and bindings", r.Operation, what)
+		return fmt.Sprintf("the webhook configuration sends it %s of %q, which it lets pass: its rules must be CREATE of pods/binding and bindings", clip(string(r.Operation)), clip(what))
 	}
 	if kind := r.Kind; kind.Group != "" || kind.Version != "v1" || kind.Kind != "Binding" {
-		return fmt.Sprintf("the object is a %s of %q, which it lets pass: it reads v1 Bindings", kind.Kind, metav1.GroupVersion{Group: kind.Group, Version: kind.Version})
+		return fmt.Sprintf("the object is a %s of %q, which it lets pass: it reads v1 Bindings", clip(kind.Kind), clip(metav1.GroupVersion{Group: kind.Group, Version: kind.Version}.String()))
 	}
 	return ""
 }

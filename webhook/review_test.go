@@ -55,6 +55,8 @@ func TestBadInput(t *testing.T) {
 		code   int
 		says   string
 	}{
+		"LongUID":        {reason: "the answer would repeat it", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), code: http.StatusBadRequest, says: "longer than 128 bytes"},
+		"LongKind":       {reason: "the answer does not repeat it", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), code: http.StatusBadRequest, says: "…"},
 		"Malformed":      {reason: "no JSON", body: []byte("hello"), code: http.StatusBadRequest, says: "no JSON"},
 		"Truncated":      {reason: "half a JSON", body: good[:len(good)/2], code: http.StatusBadRequest, says: "no JSON"},
 		"Trailing":       {reason: "more than one JSON", body: append(bytes.Clone(good), good...), code: http.StatusBadRequest, says: "no JSON"},

@@ -22,8 +22,8 @@ const (
 	// KindRefuse is never on this node, or against the rules. The scheduler
 	// chooses another node.
 	KindRefuse Kind = "refused"
-	// KindStale is a decision about a pod that is no longer so: another UID,
-	// terminating, bound elsewhere. The scheduler drops it.
+	// KindStale is a decision about a pod that is no longer so: another UID or
+	// resourceVersion, terminating, bound elsewhere. The scheduler drops it.
 	KindStale Kind = "stale"
 	// KindInvalid is a Binding that would leave an object behind that the API
 	// server can store but never update again.
@@ -138,7 +138,8 @@ func Internal(object Object, cause error) *Error {
 
 // FromAPI makes an answer of an API server's error on the object: one that a
 // later repetition can get over is KindWait (a conflict, an API server that is
-// slow, overloaded or restarting), every other is KindInternal.
+// slow, overloaded or restarting, the end of the call that asked), every other is
+// KindInternal.
 func FromAPI(object Object, doing string, err error) *Error {
 	e := Internal(object, fmt.Errorf("%s: %w", doing, err))
 	if apierrors.IsConflict(err) || passing(err) {
@@ -147,10 +148,11 @@ func FromAPI(object Object, doing string, err error) *Error {
 	return e
 }
 
-// passing says whether the API server could not answer this time.
+// passing says whether the API server could not answer this time. A context that has
+// ended is no failure of the API server's or of Prebind's.
 func passing(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
-		apierrors.IsServiceUnavailable(err) || errors.Is(err, context.DeadlineExceeded) ||
+		apierrors.IsServiceUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
 		utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) ||
 		utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsTimeout(err)
 }

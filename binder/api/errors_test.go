@@ -84,7 +84,7 @@ func TestFromAPI(t *testing.T) {
 		"Refused":       {reason: "it is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
 		"Reset":         {reason: "it is restarting", err: &net.OpError{Op: "read", Err: syscall.ECONNRESET}, want: KindWait},
 		"EOF":           {reason: "it went away in the middle of an answer", err: io.ErrUnexpectedEOF, want: KindWait},
-		"Context":       {reason: "the caller has gone", err: context.Canceled, want: KindInternal},
+		"Context":       {reason: "the caller has gone, which is nobody's failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -198,7 +198,7 @@ func (s *rival) try(ctx context.Context, p *racer) bool {
 	switch {
 	case err == nil:
 		return true
-	case p.contested && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)):
+	case p.contested && (isStale(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)):
 		return s.ledger.wasBound(p.name)
 	case apierrors.IsForbidden(err):
 		s.refuse(ctx, p, node, devices, err)

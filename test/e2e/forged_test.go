@@ -50,6 +50,10 @@ func TestForgedReview(t *testing.T) {
 		t.Parallel()
 		testForgedReviewWritesNothing(t, shared)
 	})
+	t.Run("exempt namespace", func(t *testing.T) {
+		t.Parallel()
+		testForgedReviewOfExemptNamespace(t, shared)
+	})
 }
 
 func testOnlyAPIServerCalls(t *testing.T, w *world) {
@@ -85,6 +89,24 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	assert.Equal(t, "node-1", b.untilSelected("data"))
 }
 
+// The API server never asks about a pod in an exempt namespace. Prebind decides on a
+// review about one as on any other: docs/security.md says why.
+func testForgedReviewOfExemptNamespace(t *testing.T, w *world) {
+	b := newBench(t, w, exempt)
+	pod := b.podWith(byHand)
+	answer, err := b.post(nil, b.forge(pod, "node-1"))
+	require.NoError(t, err)
+	assert.True(t, answer.Allowed)
+	assert.Contains(t, string(answer.Patch), "topology.prebind.dev", "it is decided")
+	answer, err = b.post(nil, b.forge(pod, "node-none"))
+	require.NoError(t, err)
+	assert.False(t, answer.Allowed)
+
+	require.NoError(t, b.bindByHand(b.binding("node-1")))
+	assert.Empty(t, b.decisions(), "the API server has not asked")
+	assert.NotContains(t, b.untilBound().Annotations, "topology.prebind.dev/zone")
+}
+
 func testForgedReviewWritesNothing(t *testing.T, w *world) {
 	tests := map[string]struct {
 		options []gen.PodOption
@@ -93,7 +115,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 		code int32
 	}{
 		"not pending":        {options: []gen.PodOption{gen.BoundTo("node-2")}, change: func(*corev1.Pod) {}},
-		"another UID":        {change: func(pod *corev1.Pod) { pod.UID = uuid.NewUUID() }, code: http.StatusConflict},
+		"another UID":        {change: func(pod *corev1.Pod) { pod.UID = uuid.NewUUID() }, code: http.StatusPreconditionFailed},
 		"of no pod":          {change: func(pod *corev1.Pod) { pod.Name = "none" }},
 		"of a pod elsewhere": {change: func(pod *corev1.Pod) { pod.Namespace = "kube-public" }},
 	}

@@ -89,7 +89,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 			b.deletePod()
 			if by.scheduler == byHand {
 				err := b.end(first)
-				assert.True(t, apierrors.IsConflict(err) || apierrors.IsNotFound(err), "the pod is gone: %v", err)
+				assert.True(t, isStale(err) || apierrors.IsNotFound(err), "the pod is gone: %v", err)
 				b.assertUnbound("data", "the bind should end because of the pod, not when the volume is there")
 			}
 

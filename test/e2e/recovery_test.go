@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"strings"
@@ -12,10 +13,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/docs/example/nodelock"
@@ -154,16 +155,45 @@ func mayPatchNodes(t *testing.T, w *world) {
 	require.NoError(t, err)
 }
 
-// refusedAfterUs posts a Binding that the API server refuses after the webhook
-// has allowed it: its resourceVersion is a precondition that does not hold.
+// refusedAfterUs posts a Binding that a policy of the namespace refuses after the
+// webhook has allowed it. The policy is gone when it returns.
 func (b *bench) refusedAfterUs(node string) {
 	b.t.Helper()
-	binding := b.binding(node)
-	binding.ResourceVersion = "1"
-	err := b.bindByHand(binding)
-	require.Error(b.t, err)
-	require.True(b.t, apierrors.IsConflict(err), "%v", err)
-	require.Equal(b.t, []string{"allowed"}, b.decisions())
+	const message = "not in this namespace"
+	name, ctx := "refuse-"+b.ns, context.WithoutCancel(b.t.Context())
+	policies, bindings := b.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(), b.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	rule := on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create}, "pods/binding")[0]
+	_, err := policies.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
+			Validations:      []admissionregistrationv1.Validation{{Expression: "false", Message: message}},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	_, err = bindings.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+			MatchResources: &admissionregistrationv1.MatchResources{
+				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: b.ns}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	rehearse := func() error {
+		return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), b.binding(node), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	}
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) { assert.ErrorContains(c, rehearse(), message) }, patience, again, "the policy should be in force")
+	require.ErrorContains(b.t, b.bindByHand(b.binding(node)), message)
+	said := b.decisions()
+	require.Equal(b.t, "allowed", said[len(said)-1])
+	require.NoError(b.t, bindings.Delete(ctx, name, metav1.DeleteOptions{}))
+	require.NoError(b.t, policies.Delete(ctx, name, metav1.DeleteOptions{}))
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		err := rehearse()
+		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be gone")
+	}, patience, again)
 }
 
 // lock is who holds the node's lock.

@@ -72,9 +72,26 @@ func TestRefusals(t *testing.T) {
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-1",
 			options: []gen.BindingOption{gen.UID("0")},
-			is:      apierrors.IsConflict,
+			is:      isStale,
 			says:    []string{"for the UID 0"},
 			decided: "stale",
+		},
+		"outdated resourceVersion": {
+			reason:  "the decision was about a pod that has changed",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "node-1",
+			options: []gen.BindingOption{gen.AtVersion("1")},
+			is:      isStale,
+			says:    []string{"for the resourceVersion 1"},
+			decided: "stale",
+		},
+		"name that no node has": {
+			reason:  "the API server would bind the pod to it, where it never runs",
+			prepare: func(b *bench) { b.pod(byHand) },
+			node:    "node-1/status",
+			is:      apierrors.IsForbidden,
+			says:    []string{"Node node-1/status", "no such node", "not a valid name"},
+			decided: "refused",
 		},
 		"bad annotation": {
 			reason:  "the API server would store it, and refuse every later update of the pod",
@@ -127,6 +144,9 @@ func TestRefusals(t *testing.T) {
 			tc.prepare(b)
 			err := b.bindByHand(b.binding(tc.node, tc.options...))
 			require.Error(t, err, tc.reason)
+			if tc.decided != "passed-through" {
+				assert.False(t, repeatedByScheduler(err), "kube-scheduler would post it again: %v", err)
+			}
 			if tc.is != nil {
 				assert.True(t, tc.is(err), "%s: %v (%s)", tc.reason, err, apierrors.ReasonForError(err))
 			}
@@ -136,6 +156,28 @@ func TestRefusals(t *testing.T) {
 			assert.Equal(t, []string{tc.decided}, b.decisions())
 		})
 	}
+}
+
+// repeatedByScheduler reports whether kube-scheduler repeats a bind by itself after the
+// error, from v1.37 on (kubernetes/kubernetes#138855), beside what client-go repeats.
+func repeatedByScheduler(err error) bool {
+	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
+}
+
+// A Binding for another pod than that of the URL is answered by the API server, before
+// anything is done for it.
+func TestNameInURLDiffers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.claim("data", b.dynamic("0s"))
+	b.pod(byHand, "data")
+	binding := b.binding("node-1")
+	binding.Name = "other"
+	err := b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("pods").Name("pod").SubResource("binding").Body(binding).Do(t.Context()).Error()
+	assert.True(t, apierrors.IsBadRequest(err), "%v", err)
+	assert.ErrorContains(t, err, "name in URL does not match")
+	assert.Equal(t, []string{"passed-through"}, b.decisions())
+	assert.Empty(t, b.events())
 }
 
 // What the real process answers to anybody who can reach its port.

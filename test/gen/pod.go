@@ -124,3 +124,8 @@ func Binding(pod *corev1.Pod, node string, options ...BindingOption) *corev1.Bin
 func TargetKind(kind string) BindingOption {
 	return bindingFunc(func(b *corev1.Binding) { b.Target.Kind = kind })
 }
+
+// AtVersion makes the Binding depend on the pod's resourceVersion.
+func AtVersion(version string) BindingOption {
+	return bindingFunc(func(b *corev1.Binding) { b.ResourceVersion = version })
+}

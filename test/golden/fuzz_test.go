@@ -4,10 +4,12 @@
 package golden
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"runtime/metrics"
 	"strings"
 	"testing"
@@ -37,10 +39,12 @@ const (
 	// messages, and encoded again.
 	aReview = 32 << 20
 	perByte = 2000
-	// anAnswer is how long an answer may be however small the review is; of each of its
-	// bytes JSON may make six, and a message may have it twice.
-	anAnswer    = 64 << 10
-	toldPerByte = 16
+	// anAnswer is how long an answer may be without its patch, however large the review
+	// is.
+	anAnswer = 128 << 10
+	// aPatch is how long a patch may be: 256 KiB of annotations, of each byte of which JSON
+	// may make six.
+	aPatch = 2 << 20
 )
 
 // everything is all mutators and all plugins.
@@ -94,8 +98,8 @@ func judge(t *testing.T, objects []client.Object, body []byte) *httptest.Respons
 	w := p.serve(t, body)
 	p.stop(t)
 	assert.Less(t, allocated()-before, uint64(aReview+perByte*len(body)), "a review of %d bytes", len(body))
-	assert.LessOrEqual(t, w.Body.Len(), anAnswer+toldPerByte*len(body))
 	if w.Code != http.StatusOK {
+		assert.LessOrEqual(t, w.Body.Len(), anAnswer)
 		var status metav1.Status
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &status), "%s", w.Body)
 		assert.Equal(t, metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, status.TypeMeta)
@@ -107,6 +111,8 @@ func judge(t *testing.T, objects []client.Object, body []byte) *httptest.Respons
 	require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
 	require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
 	require.NotNil(t, told.Response)
+	assert.LessOrEqual(t, len(told.Response.Patch), aPatch)
+	assert.LessOrEqual(t, w.Body.Len()-base64.StdEncoding.EncodedLen(len(told.Response.Patch)), anAnswer)
 	assert.Equal(t, asked.TypeMeta, told.TypeMeta)
 	assert.Equal(t, asked.Request.UID, told.Response.UID)
 	checkResponse(t, asked.Request, told.Response)
@@ -159,6 +165,11 @@ func FuzzReview(f *testing.F) {
 		f.Add(reviewOf(f, b, true), uint8(i))
 	}
 	f.Add([]byte(strings.Repeat("[", 1<<16)), uint8(0))
+	long := strings.Repeat("<", 1<<20)
+	for _, field := range []string{"uid", "name", "namespace", "operation", "kind", "apiVersion", "resource", "username"} {
+		body := reviewOf(f, bindings[0], false)
+		f.Add(regexp.MustCompile(`"`+field+`":"[^"]*"`).ReplaceAll(body, []byte(`"`+field+`":"`+long+`"`)), uint8(0))
+	}
 	f.Fuzz(func(t *testing.T, body []byte, at uint8) {
 		synctest.Test(t, func(t *testing.T) { judge(t, objects[int(at)%len(objects)], body) })
 	})
@@ -175,6 +186,7 @@ func FuzzBinding(f *testing.F) {
 		}
 		f.Add(uint8(i), "device.prebind.dev/gpu", "GPU-0,GPU-1:0.5", "node-state.prebind.dev/expect", "a in (b,c),!d", b.Target.Name, true)
 		f.Add(uint8(i), "binder.prebind.dev/require", "device,node-state", "device.prebind.dev/node-lock", "true", b.Target.Name, false)
+		f.Add(uint8(i), strings.Repeat("b/d", 10_000), strings.Repeat("<", 1<<15), "binder.prebind.dev/require", strings.Repeat("<,", 1<<14), strings.Repeat("<", 1<<16), false)
 		f.Add(uint8(i), "a b", "\xff", "resource-claims.prebind.dev/x.y", "\x00", "../"+b.Target.Name, false)
 	}
 	f.Fuzz(func(t *testing.T, at uint8, key, value, podKey, podValue, node string, dryRun bool) {
