@@ -123,15 +123,6 @@ func TestCacheThatStaysBehind(t *testing.T) {
 		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
 		assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
 		assert.Equal(t, catchUp, time.Since(begin))
-
-		l.cached.put(newVolume)
-		require.NoError(t, l.bind(t, "one"), "it needs no survey any more")
-		taken := volumeNamed("pv", gen.VolumeOfClass("static"), gen.ClaimRef(claimNamed("logs")), gen.Version("31"))
-		l.cached.put(taken)
-		l.live.put(taken)
-		l.pass(time.Minute)
-		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse))
-		assert.Equal(t, 2, l.live.metadataLists, "the first survey says nothing about the second bind")
 	})
 }
 
@@ -229,6 +220,23 @@ func TestSlowSurvey(t *testing.T) {
 		assert.True(t, api.IsKind(l.bind(t, "two"), api.KindWait), "surveys rest after a long one")
 		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse))
 		assert.Equal(t, 1, l.live.metadataLists)
+	})
+}
+
+// TestAnsweredBindAsksAnew: a survey that was made for a bind says nothing about a
+// later bind of the same pod to the same node.
+func TestAnsweredBindAsksAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLacking(t)
+		l.live.listing = func() { <-time.After(2 * time.Second) }
+		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindWait))
+		l.pass(30 * time.Second)
+		l.live.listing = nil
+		l.cached.put(newVolume)
+		require.NoError(t, l.bind(t, "one"))
+		l.cached.remove(newVolume)
+		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse))
+		assert.Equal(t, 2, l.live.metadataLists)
 	})
 }
 
