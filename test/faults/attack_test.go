@@ -28,7 +28,7 @@ import (
 )
 
 // attackByDefault says whether TestFaults has an attacking tenant unless -attack says otherwise.
-const attackByDefault = false
+const attackByDefault = true
 
 var attacked = flag.Bool("attack", attackByDefault, "have an attacking tenant beside the ordinary load")
 
