@@ -218,6 +218,7 @@ func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
 	h.take(r)
 	if h.occupant != nil && !h.refused {
 		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
+		tell := h.engine.tellOfHold(h.call, r)
 		select {
 		case <-done:
 		case <-h.timer.C():
@@ -230,6 +231,7 @@ func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
 			h.refused = true
 		case <-h.engine.draining:
 		}
+		tell.Stop()
 		ended(nil)
 	}
 	return isClosed(done)

@@ -108,3 +108,24 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 		assert.Equal(t, time.Second, (<-held).RetryAfter)
 	})
 }
+
+// A user sees what a bind waits for long before the hold ends.
+func TestHold_IsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		s := newScene(t, w)
+		require.NoError(t, s.Configure(Settings{
+			Mode: ModeEnforce, Mutators: chain(t), Plugins: []api.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
+			PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+		}))
+		answer := later(quiet(t), s.Engine, theRequest())
+		pass(tellAfter - time.Second)
+		assert.Empty(t, s.events.all(), "most waits are shorter")
+		pass(2 * time.Second)
+		require.Len(t, s.events.all(), 1)
+		assert.Contains(t, s.events.all()[0], "WaitingForPreBind: waiter: PersistentVolumeClaim default/data: waiting for the volume of the test")
+		assert.Empty(t, answer, "the call is still held")
+		w.release <- nil
+		assert.Nil(t, (<-answer).Err)
+	})
+}

@@ -6,10 +6,12 @@ package binder
 import (
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/api"
 )
@@ -29,6 +31,9 @@ const (
 
 	// eventAction is what the events' regarding object was subjected to.
 	eventAction = "Binding"
+	// tellAfter is how long a call is held before an event says what it waits for. Without
+	// that, users would see nothing until the hold ends.
+	tellAfter = 5 * time.Second
 	// maxNote is what an event's note may hold.
 	maxNote = 1024
 )
@@ -48,6 +53,18 @@ func (e *Engine) tell(pod *corev1.Pod, d Decision) {
 		kind, reason = corev1.EventTypeNormal, ReasonWaiting
 	}
 	e.tellError(pod, d.Err, kind, reason, d.Err.Error())
+}
+
+// tellOfHold makes an event of what the call waits for, once it has been held for a while.
+// The caller stops the timer when the hold ends.
+func (e *Engine) tellOfHold(c *call, r *round) clock.Timer {
+	pod, a := c.pod, c.joined
+	return e.o.Clock.AfterFunc(tellAfter, func() {
+		if a != nil {
+			err := a.waiting(r, e.o.Clock.Now())
+			e.tellError(pod, err, corev1.EventTypeNormal, ReasonWaiting, err.Error())
+		}
+	})
 }
 
 // tellAudit makes an event of what would have kept the pod from being bound.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
@@ -137,6 +139,8 @@ func (g *gates) judge(ctx context.Context, r *admissionv1.AdmissionRequest) erro
 type victim struct {
 	*bench
 	by string
+	// options are those of the pod.
+	options []gen.PodOption
 	// reached returns when the bind is as far as it should be.
 	reached func()
 	// bound gets the errors that a client had until the pod was bound, nil for a
@@ -146,7 +150,7 @@ type victim struct {
 
 // begin makes the pod and, where no scheduler does, binds it.
 func (v *victim) begin() {
-	v.pod(v.by, "data")
+	v.podWith(v.by, append(v.options, gen.UsesClaim("data"))...)
 	if v.by == byHand {
 		v.bound = make(chan []error, 1)
 		ctx, binding := v.t.Context(), v.binding("node-1")
@@ -219,14 +223,22 @@ func idlers(t *testing.T, w *world) map[string]*victim {
 		}
 		b := newBench(t, w, nil)
 		b.claim("data", b.dynamic("15s"))
-		out["between two calls, "+how] = &victim{bench: b, by: by.scheduler, reached: func() {
-			// The pauses are 1, 2 and 4 seconds: this is the begin of the third.
+		out["between two calls, "+how] = &victim{bench: b, by: by.scheduler, options: []gen.PodOption{gen.Annotation(timeoutKey, thirdPause(5*time.Second).String())}, reached: func() {
+			// The first two pauses take a second: this is the beginning of the third.
 			require.EventuallyWithT(t, func(c *assert.CollectT) {
 				assert.Len(c, b.decisions(), 3)
 			}, patience, again/10, "the client should have been told to wait")
 		}}
 	}
 	return out
+}
+
+// thirdPause returns a budget with which a client pauses for that long after its third
+// call, in a replica that holds calls for a second: the seven retries that are left then
+// have to reach to the end of the budget, see pacing.RetryAfter.
+func thirdPause(pause time.Duration) time.Duration {
+	const hold, gap = time.Second, time.Second
+	return 3*hold + 2*gap + pause + 7*(pacing.MaxGap+hold) + hold
 }
 
 // testKill kills the replica that does all of the work, and lets next bring

@@ -65,7 +65,10 @@ func TestSlowProvisioning(t *testing.T) {
 			pod := b.bind(by.scheduler, "node-3", "data")
 			b.assertClaimBound("data", pod.Spec.NodeName)
 			if by.volumesByPrebind {
-				assert.LessOrEqual(t, len(b.decisions()), 11, "client-go repeats a call ten times and no more")
+				said := b.decisions()
+				assert.Greater(t, len(said), 1, "no call is held for 90 s")
+				assert.Equal(t, "waiting", said[0])
+				assert.LessOrEqual(t, len(said), 11, "client-go repeats a call ten times and no more")
 			}
 		})
 	}
