@@ -62,7 +62,7 @@ ROUNDS ?= 10
 BATCHES ?= 5
 
 .PHONY: bench
-bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler, in fifteen minutes or so (ROUNDS=20 for more), and compare with what was kept
+bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler, in twenty minutes or so (ROUNDS=20 for more), and compare with what was kept
 	@rm -f $(RESULTS)/* && mkdir -p $(RESULTS)
 	go test -c -o $(RESULTS)/admission.test ./cmd/prebind/app
 	@for round in $$(seq $(ROUNDS)); do \
@@ -73,6 +73,7 @@ bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler,
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
 	@echo "the review in process, beside the last result that was kept; the machine may be another one, so look at the allocations, or at the ratios below:"
 	$(TOOL) benchstat kept=$(KEPT)/admission.txt now=$(RESULTS)/admission.txt
@@ -80,10 +81,11 @@ bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler,
 	@echo "now:" && go run ./test/bench/report $(RESULTS)
 
 .PHONY: scale
-scale: control-plane ## Measure a large cluster, many pods that wait, and cost against size, in 40 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller one)
+scale: control-plane ## Measure a large cluster, many pods that wait, and cost against size, in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller one)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkDelayOfACrowd$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkGrowth$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	@go run ./test/bench/report $(RESULTS)
 

@@ -45,11 +45,11 @@ func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	close(crowd)
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	for range 16 {
+	for range 32 {
 		calls.Go(func() {
 			for binding := range crowd {
 				// The attempt goes on for a minute without the client.
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 				_ = b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
 				cancel()
 			}

@@ -6,6 +6,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -78,7 +79,7 @@ func (r *readiness) check() error {
 	defer r.mu.Unlock()
 	var missing []string
 	for _, c := range r.caches {
-		if !c.synced() {
+		if !c.synced() && !slices.Contains(missing, c.kind) {
 			missing = append(missing, c.kind)
 		}
 	}
