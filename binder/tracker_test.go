@@ -37,11 +37,11 @@ func (f *follower) Step(ctx context.Context, s Step) (context.Context, func(erro
 func (f *follower) ReadLive(kind, reason string) { f.add("read " + kind + ": " + reason) }
 func (f *follower) HoldRefused()                 { f.add("hold refused") }
 
-// count is how often it was told this.
-func (f *follower) count(line string) int {
+// refusals is how often HoldRefused was called.
+func (f *follower) refusals() int {
 	n := 0
-	for _, told := range f.all() {
-		if told == line {
+	for _, line := range f.all() {
+		if line == "hold refused" {
 			n++
 		}
 	}
@@ -186,10 +186,10 @@ func TestHoldRefused(t *testing.T) {
 		})
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
-		assert.Zero(t, f.count("hold refused"))
+		assert.Zero(t, f.refusals())
 		d := e.Bind(t.Context(), requestFor(gen.Binding(other, "node-a", gen.UID("pod-2"))))
 		require.Equal(t, api.KindWait, kindOf(d.Err))
-		assert.Equal(t, 1, f.count("hold refused"))
+		assert.Equal(t, 1, f.refusals())
 
 		// A call that need not wait after all goes on, and may have to wait once more.
 		over := make(chan struct{})
@@ -197,10 +197,10 @@ func TestHoldRefused(t *testing.T) {
 		r := &round{bc: &api.BindContext{Pod: other}}
 		h := seat{engine: e, call: &call{settings: e.settings.Load()}}
 		assert.True(t, h.until(t.Context(), r, over))
-		assert.Equal(t, 1, f.count("hold refused"), "it needs no seat")
+		assert.Equal(t, 1, f.refusals(), "it needs no seat")
 		assert.False(t, h.until(t.Context(), r, make(chan struct{})))
 		assert.False(t, h.until(t.Context(), r, make(chan struct{})))
-		assert.Equal(t, 2, f.count("hold refused"), "it is one call")
+		assert.Equal(t, 2, f.refusals(), "it is one call")
 		w.release <- nil
 		w.release <- nil
 		assert.Nil(t, (<-held).Err)

@@ -66,7 +66,11 @@ type simQueue []simEvent
 func (q simQueue) Len() int           { return len(q) }
 func (q simQueue) Less(i, j int) bool { return q[i].at < q[j].at }
 func (q simQueue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *simQueue) Push(x any)        { *q = append(*q, x.(simEvent)) } //nolint:forcetypeassert // container/heap has no types.
+func (q *simQueue) Push(x any) {
+	e, _ := x.(simEvent)
+	*q = append(*q, e)
+}
+
 func (q *simQueue) Pop() any {
 	last := (*q)[len(*q)-1]
 	*q = (*q)[:len(*q)-1]
