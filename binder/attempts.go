@@ -36,6 +36,8 @@ var (
 	// errStopped: the process ends. Nothing is undone: the repeated call reaches
 	// another replica, which goes on from there.
 	errStopped = errors.New("this replica is shutting down")
+	// errPodGone: the pod was deleted, or bound without this attempt.
+	errPodGone = errors.New("the pod is gone, being deleted, or bound already")
 	// errSuperseded: the scheduler has chosen another node for the pod.
 	errSuperseded = errors.New("another node was chosen for the pod")
 	// errOtherParameters: the scheduler posts the Binding with other parameters of

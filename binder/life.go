@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
 )
 
 // run is the life of an attempt.
@@ -64,6 +66,7 @@ func (s *attempts) present(a *attempt) *round {
 func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *api.Error) {
 	stop := s.spend(ctx, a, r)
 	defer stop()
+	defer s.endWithPod(ctx, a, r)()
 	wait := s.past.Begin(waitKind(r), s.clock.Now())
 	defer func() { s.past.End(wait, s.clock.Now(), err == nil) }()
 	err = preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
@@ -77,12 +80,59 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *api.
 	switch cause := context.Cause(r.ctx); {
 	case errors.Is(cause, errBudgetSpent):
 		err = a.tooLong(r)
-	case errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
+	case errors.Is(cause, errPodGone), errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
 		err = api.Stale(about, "the bind to %s was given up: %v", a.key.node, cause).Because(cause)
 	case errors.Is(cause, errLeaseLost):
 		err = api.Wait(about, "the bind to %s begins again: %v", a.key.node, cause).Because(cause).Advise("repeat the Binding")
 	}
 	return api.AsError(guardName, err)
+}
+
+// endWithPod gives the round up when its pod can no longer be bound by it, whatever the
+// plugins wait for. The caller calls stop when the round is over.
+func (s *attempts) endWithPod(ctx context.Context, a *attempt, r *round) (stop func()) {
+	name := podOf(r)
+	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: name.Namespace, Name: name.Name})
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for s.canBeBound(ctx, a, name) {
+			select {
+			case <-changed.C():
+			case <-ctx.Done():
+				return
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.giveUp(a, r, errPodGone)
+	}()
+	return func() {
+		cancel()
+		<-done
+		changed.Close()
+	}
+}
+
+// canBeBound says whether the attempt's pod is there and without a node. It returns true
+// also when the context ends first.
+func (s *attempts) canBeBound(ctx context.Context, a *attempt, name types.NamespacedName) bool {
+	for !s.stillPending(ctx, name, a.key.pod) {
+		// The cache may be behind, so the API server has the last word.
+		live, err := s.read(ctx, name)
+		if err == nil {
+			return live != nil && live.UID == a.key.pod && live.DeletionTimestamp == nil && live.Spec.NodeName == ""
+		}
+		timer := s.clock.NewTimer(readAgain)
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+			return true
+		}
+	}
+	return true
 }
 
 // stoppedAt is what calls are told that wait in a process that ends.
@@ -96,7 +146,7 @@ func stoppedAt(r *round) *api.Error {
 // ended says whether a plugin stopped because its context ended, rather than for
 // a reason of its own.
 func ended(err error) bool {
-	for _, cause := range []error{context.Canceled, context.DeadlineExceeded, errBudgetSpent, errSuperseded, errAbandoned, errOtherParameters, errLeaseLost, errStopped} {
+	for _, cause := range []error{context.Canceled, context.DeadlineExceeded, errBudgetSpent, errPodGone, errSuperseded, errAbandoned, errOtherParameters, errLeaseLost, errStopped} {
 		if errors.Is(err, cause) {
 			return true
 		}

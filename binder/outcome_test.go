@@ -390,3 +390,57 @@ func TestRollBackIsTold(t *testing.T) {
 		assert.Empty(t, only.events.all())
 	})
 }
+
+// A pod is deleted, or bound without Prebind, while a plugin waits for something else.
+func TestPodGoneWhileWaiting(t *testing.T) {
+	elsewhere := thePod.DeepCopy()
+	elsewhere.Spec.NodeName = "node-z"
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+	}{
+		"Deleted":        {reason: "no bind comes of it"},
+		"Terminating":    {reason: "it will not run", pod: terminatingCopy()},
+		"CreatedAgain":   {reason: "it is another pod", pod: gen.Pod(thePod.Name, gen.UID("pod-9"))},
+		"BoundElsewhere": {reason: "another scheduler was faster", pod: elsewhere},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWaiter()
+				s := newScene(t, w)
+				began := time.Now()
+				answer := later(quiet(t), s.Engine, theRequest())
+				pass(time.Second)
+				changed := thePod.DeepCopy()
+				changed.Labels = map[string]string{"a": "b"}
+				s.podIs(changed)
+				pass(time.Second)
+				assert.Empty(t, answer, "the pod can still be bound")
+				s.podIs(tc.pod)
+				d := <-answer
+				assert.Equal(t, api.KindStale, kindOf(d.Err), tc.reason)
+				assert.Equal(t, 2*time.Second, time.Since(began), "the call ends with the pod")
+				synctest.Wait()
+				assert.EqualValues(t, 1, w.rollBacks.Load())
+			})
+		})
+	}
+}
+
+// The API server does not answer when the pod is deleted.
+func TestPodGoneWhileWaiting_ReadFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		s := newScene(t, w)
+		answer := later(quiet(t), s.Engine, theRequest())
+		synctest.Wait()
+		s.live.fail(errScripted)
+		s.podIs(nil)
+		pass(3 * readAgain / 2)
+		assert.Empty(t, answer)
+		s.live.fail(nil)
+		pass(readAgain)
+		assert.Equal(t, api.KindStale, kindOf((<-answer).Err))
+	})
+}
