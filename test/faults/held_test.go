@@ -53,9 +53,15 @@ var more = map[string]int{
 	"k8s.io/client-go/tools/record.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
 }
 
+// observer is what the sweeper runs beside its sweeps.
+const observer = own + "binder.(*Sweeper).Run.func1"
+
 // mayGrow is how many more of the kind there may be. A call that a server is at is not
 // the server's, but Prebind's.
 func mayGrow(kind goroutine) int {
+	if kind.ours == observer {
+		return 1 // The leader keeps watch over the replicas.
+	}
 	if kind.ours != "" && kind.ours != kind.entry {
 		return 0
 	}
