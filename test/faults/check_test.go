@@ -301,12 +301,16 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	if len(s.found) > 0 {
 		return nil // Who has something to do holds something for it.
 	}
+	heap := float64(moreHeap)
+	if *attacked {
+		heap = moreHeapAttacked
+	}
 	for _, r := range s.replicas {
 		now, err := r.held(ctx)
 		if err != nil {
 			return err
 		}
-		for _, problem := range now.grown(r.atFirst, mayGrow, moreHeap, moreOurs) {
+		for _, problem := range now.grown(r.atFirst, mayGrow, heap, moreOurs) {
 			s.odd("%s %s", r.Name(), problem)
 		}
 	}

@@ -27,7 +27,10 @@ const (
 	// moreHeap is how many more bytes of the heap may be in use than at first, and
 	// moreOurs how many more of them from below one function of Prebind.
 	moreHeap = 3 << 20
-	moreOurs = 1 << 20
+	// moreHeapAttacked is moreHeap after an attack: each watch keeps a buffer for the largest
+	// object that it has read, up to 1.5 MiB, and client-go keeps events for six minutes.
+	moreHeapAttacked = 9 << 20
+	moreOurs         = 1 << 20
 )
 
 // more are the goroutines that there may be more of than at first, by the functions
