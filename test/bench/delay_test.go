@@ -14,6 +14,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
@@ -80,15 +85,13 @@ func (w *world) delays(ctx context.Context, scheduler string, waits []time.Durat
 	if err != nil {
 		return d, err
 	}
-	claims, err := core.PersistentVolumeClaims(ns.Name).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		return d, err
+	// As informers watch: the API server ends a plain watch whose client is slow.
+	watched := func(resource string, of runtime.Object) watch.Interface {
+		_, _, w, _ := watchtools.NewIndexerInformerWatcher(cache.NewListWatchFromClient(core.RESTClient(), resource, ns.Name, fields.Everything()), of)
+		return w
 	}
+	claims, pods := watched("persistentvolumeclaims", &corev1.PersistentVolumeClaim{}), watched("pods", &corev1.Pod{})
 	defer claims.Stop()
-	pods, err := core.Pods(ns.Name).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		return d, err
-	}
 	defer pods.Stop()
 	before, err := w.refused(ctx)
 	if err != nil {

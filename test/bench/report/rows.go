@@ -112,15 +112,6 @@ func table() []row {
 		{number: 9, what: "the same, worst", file: "delay", of: values("worst", prebind), by: highest, most: new(2.5), unit: " s"},
 		{number: 9, what: "the same by kube-scheduler itself, mean", file: "delay", of: values("mean", "kube-scheduler"), unit: " s"},
 		{number: 9, what: "the same by kube-scheduler itself, worst", file: "delay", of: values("worst", "kube-scheduler"), by: highest, unit: " s"},
-		{number: 10, what: "claim bound → pod bound, 1,000 pods that wait 40 s, median", file: "crowd", of: values("p50", prebind), most: new(1.0), unit: " s"},
-		{number: 10, what: "the same, p90", file: "crowd", of: values("p90", prebind), most: new(6.0), unit: " s"},
-		{number: 10, what: "the same, answers of 429", file: "crowd", of: values("repeats", prebind), by: highest, most: new(2000.0)},
-		{number: 10, what: "the same, FailedScheduling events", file: "crowd", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
-		{number: 10, what: "the same, replicas that have seen no wait before, median", file: "crowd", of: values("p50", prebind+"-unlearned"), unit: " s"},
-		{number: 10, what: "the same, replicas that have seen no wait before, p90", file: "crowd", of: values("p90", prebind+"-unlearned"), unit: " s"},
-		{number: 10, what: "the same, replicas that have seen no wait before, answers of 429", file: "crowd", of: values("repeats", prebind+"-unlearned")},
-		{number: 10, what: "the same by kube-scheduler itself, median", file: "crowd", of: values("p50", "kube-scheduler"), unit: " s"},
-		{number: 10, what: "the same by kube-scheduler itself, p90", file: "crowd", of: values("p90", "kube-scheduler"), unit: " s"},
 	}
 }
 
