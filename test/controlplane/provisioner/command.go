@@ -25,9 +25,9 @@ import (
 const DefaultName = "test.prebind.dev"
 
 const (
-	// workers is how many claims can be in the making at once: enough that a
-	// slow class never holds up a test with another one.
-	workers = 50
+	// workers is how many claims can be provisioned at once: enough for the crowd of
+	// BenchmarkDelayOfACrowd, so that each takes only its own delay.
+	workers = 1000
 	// retryFirst and retryMost bound the pause before a failed call is repeated.
 	// The library's own 15 seconds would only make tests slow.
 	retryFirst = time.Second
