@@ -40,7 +40,7 @@ const patience = 2 * time.Minute
 func delay(n int) time.Duration { return time.Second + time.Duration(n)*time.Second/batch }
 
 // worldNodes are enough for the pods of a crowd.
-const worldNodes = 12
+const worldNodes = 60
 
 // world is a control plane with Prebind, as it is shipped.
 type world struct {
