@@ -99,7 +99,7 @@ SEEDS ?= 20
 DURATION ?= 1m
 
 .PHONY: faults
-faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer, ATTACK=true for an attacking tenant beside it, FAULTS_CSV=file to add a line for each to)
+faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer, ATTACK=false to leave out the attacking tenant, FAULTS_CSV=file to add a line for each to)
 	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
 		$(if $(ATTACK),-attack=$(ATTACK)) $(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
 

@@ -222,7 +222,7 @@ func (s *attempts) wake(a *attempt) {
 	}
 }
 
-// expect notes that a client was told to call again after that time.
+// expect notes that a client should call again after that time.
 func (s *attempts) expect(a *attempt, after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,13 +276,6 @@ func (s *attempts) working(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byID[id] != nil
-}
-
-// backlog is how many attempts are under way.
-func (s *attempts) backlog() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.byKey)
 }
 
 // backlogOf is how many attempts are in progress for pods of the namespace. Its cost

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package compact lets a cache hold an object in less memory than its type needs. A transform
-// of the cache replaces the object by an Object, and whoever reads the cache gets what Unpack
-// makes of it.
+// of the cache replaces the object by an Object, and readers of the cache get what Unpack
+// returns.
 package compact
 
 import (
