@@ -12,8 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -63,7 +62,7 @@ func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome
 		return outcomeBoundByOther
 	case live.Spec.NodeName != "" || live.DeletionTimestamp != nil:
 		return outcomeNotBound
-	case now.Sub(b.since) > api.BindSettles:
+	case now.Sub(b.since) > framework.BindSettles:
 		return outcomeNotBound
 	default:
 		return outcomePending
@@ -76,7 +75,7 @@ func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome
 // another round to run.
 func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 	pod := podOf(s.present(a))
-	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name})
+	changed := s.changes.Subscribe(framework.Key{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name})
 	defer changed.Close()
 	for {
 		bind, again := s.bindOf(a)
@@ -84,7 +83,7 @@ func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 			return outcomeAgain
 		}
 		now := s.clock.Now()
-		pause := bind.since.Add(api.BindSettles).Sub(now) + time.Millisecond
+		pause := bind.since.Add(framework.BindSettles).Sub(now) + time.Millisecond
 		if pause <= 0 || !s.stillPending(ctx, pod, bind.pod) {
 			live, err := s.read(ctx, pod)
 			if err != nil {

@@ -10,22 +10,22 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // preFlight fills the extensions, then runs the PreFlight of every plugin, in
 // order, and returns those whose PreBind has to run. The first error ends it.
-func preFlight(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext) ([]api.PreBinder, *api.Error) {
+func preFlight(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext) ([]framework.PreBinder, *framework.Error) {
 	if err := extend(ctx, plugins, bc); err != nil {
 		return nil, err
 	}
-	var run []api.PreBinder
+	var run []framework.PreBinder
 	for _, p := range plugins {
 		next, err := check(ctx, t, p, bc)
 		if err != nil {
 			return nil, err
 		}
-		if next == api.Run {
+		if next == framework.Run {
 			run = append(run, p)
 		}
 	}
@@ -33,12 +33,12 @@ func preFlight(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.
 }
 
 // extend fills the extensions, in order. The first error ends it.
-func extend(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
+func extend(ctx context.Context, plugins []framework.PreBinder, bc *framework.BindContext) *framework.Error {
 	for _, p := range plugins {
-		if extender, ok := p.(api.BindContextExtender); ok {
+		if extender, ok := p.(framework.BindContextExtender); ok {
 			err := contained(ctx, func() error { return extender.SetupBindContextExtension(ctx, bc) })
 			if err != nil {
-				return api.AsError(p.Name(), err)
+				return framework.AsError(p.Name(), err)
 			}
 		}
 	}
@@ -46,43 +46,43 @@ func extend(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *
 }
 
 // check runs the PreFlight of one plugin; one that has none always runs.
-func check(ctx context.Context, t Tracker, p api.PreBinder, bc *api.BindContext) (api.Next, *api.Error) {
-	checker, ok := p.(api.PreFlighter)
+func check(ctx context.Context, t Tracker, p framework.PreBinder, bc *framework.BindContext) (framework.Next, *framework.Error) {
+	checker, ok := p.(framework.PreFlighter)
 	if !ok {
-		return api.Run, nil
+		return framework.Run, nil
 	}
-	next := api.Run
+	next := framework.Run
 	err := step(ctx, t, stepOf(StepPreFlight, p.Name(), bc), func(ctx context.Context) (err error) {
 		next, err = checker.PreFlight(ctx, bc)
 		return err
 	})
-	return next, api.AsError(p.Name(), err)
+	return next, framework.AsError(p.Name(), err)
 }
 
 // preBind runs the PreBind of the plugins in order and returns the first error;
 // entering is told each plugin before.
-func preBind(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext, entering func(api.PreBinder)) *api.Error {
+func preBind(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext, entering func(framework.PreBinder)) *framework.Error {
 	for _, p := range plugins {
 		entering(p)
 		err := step(ctx, t, stepOf(StepPreBind, p.Name(), bc), func(ctx context.Context) error { return p.PreBind(ctx, bc) })
 		if err != nil {
-			return api.AsError(p.Name(), err)
+			return framework.AsError(p.Name(), err)
 		}
-		bc.Waiting(api.Waiting{})
+		bc.Waiting(framework.Waiting{})
 	}
 	return nil
 }
 
 // confirmAll lets the plugins take a last look, in order. The first error ends it.
-func confirmAll(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
+func confirmAll(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext) *framework.Error {
 	for _, p := range plugins {
-		confirmer, ok := p.(api.Confirmer)
+		confirmer, ok := p.(framework.Confirmer)
 		if !ok {
 			continue
 		}
 		err := step(ctx, t, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error { return confirmer.Confirm(ctx, bc) })
 		if err != nil {
-			return api.AsError(p.Name(), err)
+			return framework.AsError(p.Name(), err)
 		}
 	}
 	return nil
@@ -97,7 +97,7 @@ func step(ctx context.Context, t Tracker, s Step, f func(ctx context.Context) er
 }
 
 // contained calls f and makes an error of its panic, so that a plugin's mistake
-// costs one bind and not the process. A nil *api.Error in an error is nil.
+// costs one bind and not the process. A nil *framework.Error in an error is nil.
 func contained(ctx context.Context, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -106,7 +106,7 @@ func contained(ctx context.Context, f func() error) (err error) {
 		}
 	}()
 	err = f()
-	if e, ok := err.(*api.Error); ok && e == nil { //nolint:errorlint // It is this very type, not one that wraps it.
+	if e, ok := err.(*framework.Error); ok && e == nil { //nolint:errorlint // It is this very type, not one that wraps it.
 		return nil
 	}
 	return err

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Tracker follows the work on binds. Its methods are called concurrently, and must
@@ -71,19 +71,19 @@ func Result(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	var own *api.Error
+	var own *framework.Error
 	switch {
-	case errors.As(err, &own) && own != nil && own.Kind != api.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
+	case errors.As(err, &own) && own != nil && own.Kind != framework.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
 		return string(own.Kind)
 	case ended(err) && !errors.Is(err, context.DeadlineExceeded):
 		return "ended"
 	default:
-		return string(api.KindInternal)
+		return string(framework.KindInternal)
 	}
 }
 
 // stepOf is the step of a plugin for a bind.
-func stepOf(name, plugin string, bc *api.BindContext) Step {
+func stepOf(name, plugin string, bc *framework.BindContext) Step {
 	s := Step{Name: name, Plugin: plugin, Attempt: bc.Attempt}
 	if bc.Pod != nil {
 		s.Pod = types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
@@ -96,7 +96,7 @@ type Result struct {
 	// Failures lists, in order, the mutators that gave no output.
 	Failures []Failure
 	// Refused is the first error of a required mutator, or nil.
-	Refused *api.Error
+	Refused *framework.Error
 }
 
 // Where the other value of a Conflict stood.
@@ -176,14 +176,14 @@ func byFieldAndKey(a, b Conflict) int {
 }
 
 // refusal is why a required mutator ends the bind, or nil.
-func (l link) refusal(in Input, out Output, err error) *api.Error {
-	var refused *api.Error
+func (l link) refusal(in Input, out Output, err error) *framework.Error {
+	var refused *framework.Error
 	switch {
 	case err != nil:
-		refused = api.Refuse(api.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required and failed: %v", err).
+		refused = framework.Refuse(framework.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required and failed: %v", err).
 			Because(err).Advise("see Prebind's log, or take it out of --required-mutators")
 	case len(out.Missing) > 0:
-		refused = api.Refuse(api.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required, and %s", strings.Join(out.Missing, ", ")).
+		refused = framework.Refuse(framework.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required, and %s", strings.Join(out.Missing, ", ")).
 			Advise("choose another node, or complete this one")
 	default:
 		return nil

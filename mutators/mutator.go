@@ -12,7 +12,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Mutator computes annotations and labels from a pod, its node and the Binding.
@@ -44,7 +44,7 @@ type Input struct {
 	Bind Bind
 	// Devices are those that are the pod's on this node: by the PreBind plugins
 	// and, for the mutator that asks for them, by its ResourceClaims.
-	Devices []api.Device
+	Devices []framework.Device
 	// DevicesErr is why Devices may lack those of ResourceClaims, or nil.
 	DevicesErr error
 }

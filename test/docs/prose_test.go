@@ -19,7 +19,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
@@ -174,7 +174,7 @@ func TestAnnotations(t *testing.T) {
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
 		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
-		api.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+		framework.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

@@ -17,8 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -39,10 +38,10 @@ type world struct {
 	err error
 	// afterRead, when it is set, is called after every read.
 	afterRead func()
-	hub       *notify.Hub
+	hub       *framework.Hub
 }
 
-func newWorld(node *corev1.Node) *world { return &world{node: node, hub: notify.NewHub()} }
+func newWorld(node *corev1.Node) *world { return &world{node: node, hub: framework.NewHub()} }
 
 func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
 	if w.afterRead != nil {
@@ -78,7 +77,7 @@ func (w *world) fail(err error) {
 	w.err = err
 }
 
-func (w *world) tell() { w.hub.Changed(notify.Key{Kind: "Node", Name: "node-a"}) }
+func (w *world) tell() { w.hub.Changed(framework.Key{Kind: "Node", Name: "node-a"}) }
 
 func (w *world) count() int {
 	w.mu.Lock()
@@ -174,6 +173,6 @@ func named(names ...string) corev1.NodeSelectorTerm {
 // annotation is one of the plugin's own.
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
-func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...)}
+func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...)}
 }

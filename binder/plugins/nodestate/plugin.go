@@ -23,8 +23,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Name of the plugin.
@@ -38,7 +37,7 @@ type Options struct {
 	// cache says.
 	Live Getter
 	// Changes wakes the plugin when a node of the cache changes.
-	Changes *notify.Hub
+	Changes *framework.Hub
 	// Clock times the waits. It is the real one by default.
 	Clock clock.Clock
 	// Domain of the annotations: they are node-state.<domain>/<key>.
@@ -58,9 +57,9 @@ type Getter interface {
 type Plugin struct{ o Options }
 
 var (
-	_ api.PreBinder   = (*Plugin)(nil)
-	_ api.PreFlighter = (*Plugin)(nil)
-	_ api.Confirmer   = (*Plugin)(nil)
+	_ framework.PreBinder   = (*Plugin)(nil)
+	_ framework.PreFlighter = (*Plugin)(nil)
+	_ framework.Confirmer   = (*Plugin)(nil)
 )
 
 // New checks the options and returns the plugin. It starts nothing.
@@ -77,42 +76,42 @@ func New(o Options) (*Plugin, error) {
 	return &Plugin{o: o}, nil
 }
 
-// Name implements api.PreBinder.
+// Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
 // PreFlight lets a bind pass whose node is as it has to be. A node that is not is
 // read live, for the cache may be behind what the scheduler saw; then the bind is
 // refused, or waits if it was asked to.
-func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+func (p *Plugin) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	e, err := p.expectations(bc)
 	if err != nil {
-		return api.Run, err
+		return framework.Run, err
 	}
 	if judge(bc.Pod, bc.Node, e, p.o.Checks).none() {
-		return api.Skip, nil
+		return framework.Skip, nil
 	}
 	f, err := p.look(ctx, p.o.Live, bc, e)
 	switch {
 	case err != nil:
-		return api.Run, err
+		return framework.Run, err
 	case f.none():
-		return api.Skip, nil
+		return framework.Skip, nil
 	case f.is(replaced):
 		// It is the cache that is behind. The scheduler may well mean the new node,
 		// and all plugins should see it.
-		return api.Run, api.Wait(objectOf(bc), "%s, and Prebind has not heard of the new one yet", replaced.found).
+		return framework.Run, framework.Wait(objectOf(bc), "%s, and Prebind has not heard of the new one yet", replaced.found).
 			Advise("repeat the Binding")
 	case f.final() != nil || e.wait == 0:
-		return api.Run, p.refuse(bc, f, "")
+		return framework.Run, p.refuse(bc, f, "")
 	}
 	bc.Intend("%s would wait up to %s for %s", Name, e.wait, f.awaited())
-	bc.WouldWait(api.Waiting{Object: objectOf(bc), For: f.awaited()})
-	return api.Run, nil
+	bc.WouldWait(framework.Waiting{Object: objectOf(bc), For: f.awaited()})
+	return framework.Run, nil
 }
 
 // PreBind waits until the node is as it has to be. It runs only where that is
 // asked for, and the node was not.
-func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	e, err := p.expectations(bc)
 	if err != nil {
 		return err
@@ -121,7 +120,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 }
 
 // PreBindRollBack has nothing to undo.
-func (*Plugin) PreBindRollBack(context.Context, *api.BindContext) error { return nil }
+func (*Plugin) PreBindRollBack(context.Context, *framework.BindContext) error { return nil }
 
 // afterPreBind begins what Confirm says.
 const afterPreBind = "after the bind was prepared: "
@@ -132,7 +131,7 @@ const afterPreBind = "after the bind was prepared: "
 // A bind that was asked to wait is not refused then. Its volumes, say, were made
 // for this very node, so that another node would be worse than another wait: the
 // client is told to call again, and the repeated call waits anew.
-func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) Confirm(ctx context.Context, bc *framework.BindContext) error {
 	e, err := p.expectations(bc)
 	if err != nil {
 		return err
@@ -149,25 +148,25 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 	case f.final() != nil || e.wait == 0:
 		return p.refuse(bc, f, afterPreBind)
 	}
-	return api.Wait(objectOf(bc), "%s%s", afterPreBind, f).
+	return framework.Wait(objectOf(bc), "%s%s", afterPreBind, f).
 		Advise("the repeated Binding waits for it again")
 }
 
 // expectations reads what the Binding and the pod ask for.
-func (p *Plugin) expectations(bc *api.BindContext) (expectations, error) {
-	return parse(api.Parameters(p.o.Domain, Name, api.ByBindingOrPod, bc.Binding, bc.Pod), p.o.MaxWait)
+func (p *Plugin) expectations(bc *framework.BindContext) (expectations, error) {
+	return parse(framework.Parameters(p.o.Domain, Name, framework.ByBindingOrPod, bc.Binding, bc.Pod), p.o.MaxWait)
 }
 
 // look reads the node and judges it. A node of another UID is another one than
 // that of the bind.
-func (p *Plugin) look(ctx context.Context, from Getter, bc *api.BindContext, e expectations) (findings, error) {
+func (p *Plugin) look(ctx context.Context, from Getter, bc *framework.BindContext, e expectations) (findings, error) {
 	node := &corev1.Node{}
 	err := from.Get(ctx, client.ObjectKey{Name: bc.Node.Name}, node, client.UnsafeDisableDeepCopy)
 	switch {
 	case apierrors.IsNotFound(err):
 		return findings{list: []mismatch{gone}}, nil
 	case err != nil:
-		return findings{}, api.FromAPI(objectOf(bc), "reading it", err)
+		return findings{}, framework.FromAPI(objectOf(bc), "reading it", err)
 	case node.UID != bc.Node.UID:
 		return findings{list: []mismatch{replaced}}, nil
 	}
@@ -175,12 +174,14 @@ func (p *Plugin) look(ctx context.Context, from Getter, bc *api.BindContext, e e
 }
 
 // refuse says what was expected and what was found; prefix says when.
-func (p *Plugin) refuse(bc *api.BindContext, f findings, prefix string) *api.Error {
-	refused := api.Refuse(objectOf(bc), "%s%s", prefix, f)
+func (p *Plugin) refuse(bc *framework.BindContext, f findings, prefix string) *framework.Error {
+	refused := framework.Refuse(objectOf(bc), "%s%s", prefix, f)
 	if m := f.final(); m != nil {
 		return refused.Because(m.cause).Advise("%s", m.final)
 	}
 	return refused.Advise("choose another node, or let the bind wait with the annotation %s.%s/%s", Name, p.o.Domain, keyWait)
 }
 
-func objectOf(bc *api.BindContext) api.Object { return api.Object{Kind: "Node", Name: bc.Node.Name} }
+func objectOf(bc *framework.BindContext) framework.Object {
+	return framework.Object{Kind: "Node", Name: bc.Node.Name}
+}

@@ -12,13 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
-	valid := Options{Cached: newWorld(nil), Live: newWorld(nil), Changes: notify.NewHub(), Domain: domain, MaxWait: maxWait}
+	valid := Options{Cached: newWorld(nil), Live: newWorld(nil), Changes: framework.NewHub(), Domain: domain, MaxWait: maxWait}
 	cases := map[string]func(o *Options){
 		"Cached":  func(o *Options) { o.Cached = nil },
 		"Live":    func(o *Options) { o.Live = nil },
@@ -37,7 +36,7 @@ func TestNew(t *testing.T) {
 	p, err := New(valid)
 	require.NoError(t, err, "without a check there are the annotations")
 	assert.Equal(t, "node-state", p.Name())
-	_, onAnnotation := any(p).(api.OnAnnotation)
+	_, onAnnotation := any(p).(framework.OnAnnotation)
 	assert.False(t, onAnnotation, "it takes part in every bind")
 }
 
@@ -54,60 +53,60 @@ func TestPreFlight(t *testing.T) {
 		gone        bool
 		annotations []gen.BindingOption
 		err         error
-		next        api.Next
+		next        framework.Next
 		liveReads   int
-		want        api.Kind
+		want        framework.Kind
 		message     string
 		intents     []string
 	}{
-		"Well":         {reason: "the good case costs no read at all", next: api.Skip},
-		"WellExpected": {reason: "as believed", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}, next: api.Skip},
-		"WellWait":     {reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, next: api.Skip},
-		"CacheBehind":  {reason: "the cache alone refuses nothing", node: theNode(cordoned), live: theNode(), next: api.Skip, liveReads: 1},
+		"Well":         {reason: "the good case costs no read at all", next: framework.Skip},
+		"WellExpected": {reason: "as believed", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}, next: framework.Skip},
+		"WellWait":     {reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, next: framework.Skip},
+		"CacheBehind":  {reason: "the cache alone refuses nothing", node: theNode(cordoned), live: theNode(), next: framework.Skip, liveReads: 1},
 		"CacheBehindExpected": {
 			reason: "the scheduler has seen the new label already", node: theNode(label("driver", "535")), live: theNode(label("driver", "550")),
-			annotations: []gen.BindingOption{driver}, next: api.Skip, liveReads: 1,
+			annotations: []gen.BindingOption{driver}, next: framework.Skip, liveReads: 1,
 		},
 		"Cordoned": {
-			reason: "between decision and bind", node: theNode(cordoned), liveReads: 1, want: api.KindRefuse,
+			reason: "between decision and bind", node: theNode(cordoned), liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: expected the node to be schedulable, it is cordoned; choose another node, or let the bind wait with the annotation node-state.prebind.dev/wait",
 		},
 		"LiveIsTold": {
 			reason: "what is refused is told as it is now", node: theNode(cordoned), live: theNode(label("driver", "535")),
-			annotations: []gen.BindingOption{driver}, liveReads: 1, want: api.KindRefuse,
+			annotations: []gen.BindingOption{driver}, liveReads: 1, want: framework.KindRefuse,
 			message: `Node node-a: expected the label driver to be "550", it is "535"; choose another node, or let the bind wait with the annotation node-state.prebind.dev/wait`,
 		},
 		"Waits": {
-			reason: "it was asked to", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait}, liveReads: 1, next: api.Run,
+			reason: "it was asked to", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait}, liveReads: 1, next: framework.Run,
 			intents: []string{`node-state would wait up to 30s for the label driver to be "550" (it is "535")`},
 		},
 		"WaitsByPod": {
-			reason: "the pod asked for it", pod: thePod(annotation("expect-conditions", "GPUReady"), wait), liveReads: 1, next: api.Run,
+			reason: "the pod asked for it", pod: thePod(annotation("expect-conditions", "GPUReady"), wait), liveReads: 1, next: framework.Run,
 			intents: []string{"node-state would wait up to 30s for the condition GPUReady to be True (the node does not have it)"},
 		},
 		"WaitsForBase": {
-			reason: "a node may be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, liveReads: 1, next: api.Run,
+			reason: "a node may be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, liveReads: 1, next: framework.Run,
 			intents: []string{"node-state would wait up to 30s for the node to be schedulable (it is cordoned)"},
 		},
 		"Gone": {
 			reason: "there is nothing to wait for", node: theNode(cordoned), gone: true, annotations: []gen.BindingOption{wait}, liveReads: 1,
-			want: api.KindRefuse, message: "Node node-a: the node is gone; choose another node",
+			want: framework.KindRefuse, message: "Node node-a: the node is gone; choose another node",
 		},
 		"Leaving": {
 			reason: "it will not come back", node: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1,
-			want: api.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
+			want: framework.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
 		},
 		"Replaced": {
 			reason: "the cache is behind, and the new node may be the one that is meant", node: theNode(cordoned), live: theNode(uid("node-2")), liveReads: 1,
-			want:    api.KindWait,
+			want:    framework.KindWait,
 			message: "Node node-a: the node was deleted and created anew under its name, and Prebind has not heard of the new one yet; repeat the Binding",
 		},
 		"Unreadable": {
-			reason: "no wait mends the pod", pod: wanting(term(expression("a", gt, "x"))), annotations: []gen.BindingOption{wait}, liveReads: 1, want: api.KindRefuse,
+			reason: "no wait mends the pod", pod: wanting(term(expression("a", gt, "x"))), annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 		},
-		"LiveFails":      {reason: "what cannot be read cannot be judged", node: theNode(cordoned), err: errors.New("boom"), liveReads: 1, want: api.KindInternal, message: "Node node-a: reading it: boom"},
-		"LiveOverloaded": {reason: "a matter of time", node: theNode(cordoned), err: overloaded, liveReads: 1, want: api.KindWait},
-		"Invalid":        {reason: "before anything is judged", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: api.KindInvalid},
+		"LiveFails":      {reason: "what cannot be read cannot be judged", node: theNode(cordoned), err: errors.New("boom"), liveReads: 1, want: framework.KindInternal, message: "Node node-a: reading it: boom"},
+		"LiveOverloaded": {reason: "a matter of time", node: theNode(cordoned), err: overloaded, liveReads: 1, want: framework.KindWait},
+		"Invalid":        {reason: "before anything is judged", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: framework.KindInvalid},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +129,7 @@ func TestPreFlight(t *testing.T) {
 			assert.Equal(t, tc.liveReads, live.count(), "reads of the API server")
 			if tc.want != "" {
 				require.Error(t, err, tc.reason)
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				if tc.message != "" {
 					assert.EqualError(t, err, tc.message, tc.reason)
 				}
@@ -147,7 +146,7 @@ func TestPreFlightKeepsTheCause(t *testing.T) {
 	pod := wanting(term(expression("a", gt, "x")))
 	world := newWorld(theNode())
 	_, err := pluginBetween(t, world, world).PreFlight(t.Context(), contextFor(pod, theNode()))
-	refused := api.AsError(Name, err)
+	refused := framework.AsError(Name, err)
 	assert.Error(t, errors.Unwrap(refused), "why the affinity cannot be read")
 	assert.Equal(t, "correct the pod", refused.Advice)
 }
@@ -164,7 +163,7 @@ func TestConfirm(t *testing.T) {
 		liveErr      error
 		annotations  []gen.BindingOption
 		liveReads    int
-		want         api.Kind
+		want         framework.Kind
 		message      string
 	}{
 		"Well":        {reason: "as it was", cached: well, live: theNode(cordoned), annotations: []gen.BindingOption{driver}},
@@ -172,32 +171,32 @@ func TestConfirm(t *testing.T) {
 		"CacheLacks":  {reason: "the cache alone refuses nothing", live: well, liveReads: 1},
 		"CacheFails":  {reason: "the API server knows as well", cachedErr: errors.New("boom"), live: well, liveReads: 1},
 		"Cordoned": {
-			reason: "while volumes were made", cached: theNode(cordoned), live: theNode(cordoned), liveReads: 1, want: api.KindRefuse,
+			reason: "while volumes were made", cached: theNode(cordoned), live: theNode(cordoned), liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, it is cordoned; choose another node, or let the bind wait with the annotation node-state.prebind.dev/wait",
 		},
 		"Relabelled": {
 			reason: "what was believed counts to the end", cached: theNode(label("driver", "535")), live: theNode(label("driver", "535")),
-			annotations: []gen.BindingOption{driver}, liveReads: 1, want: api.KindRefuse,
+			annotations: []gen.BindingOption{driver}, liveReads: 1, want: framework.KindRefuse,
 		},
 		"WaitsAgain": {
 			reason: "what was prepared is for this node", cached: theNode(cordoned), live: theNode(cordoned), annotations: []gen.BindingOption{wait},
-			liveReads: 1, want: api.KindWait,
+			liveReads: 1, want: framework.KindWait,
 			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, it is cordoned; the repeated Binding waits for it again",
 		},
 		"Gone": {
-			reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, liveReads: 1, want: api.KindRefuse,
+			reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: the node is gone; choose another node",
 		},
 		"Leaving": {
-			reason: "it will be gone", cached: theNode(terminating), live: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1, want: api.KindRefuse,
+			reason: "it will be gone", cached: theNode(terminating), live: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 		},
 		"Replaced": {
 			reason: "another node of the name is not the one that was prepared", cached: theNode(uid("node-2")), live: theNode(uid("node-2")),
-			annotations: []gen.BindingOption{wait}, liveReads: 1, want: api.KindRefuse,
+			annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: the node was deleted and created anew under its name; schedule the pod again",
 		},
-		"LiveFails": {reason: "what cannot be read cannot be judged", liveErr: errors.New("boom"), liveReads: 1, want: api.KindInternal},
-		"Invalid":   {reason: "as in PreFlight", cached: well, annotations: []gen.BindingOption{annotation("x", "")}, want: api.KindInvalid},
+		"LiveFails": {reason: "what cannot be read cannot be judged", liveErr: errors.New("boom"), liveReads: 1, want: framework.KindInternal},
+		"Invalid":   {reason: "as in PreFlight", cached: well, annotations: []gen.BindingOption{annotation("x", "")}, want: framework.KindInvalid},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +209,7 @@ func TestConfirm(t *testing.T) {
 				return
 			}
 			require.Error(t, err, tc.reason)
-			assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			if tc.message != "" {
 				assert.EqualError(t, err, tc.message, tc.reason)
 			}
@@ -233,7 +232,7 @@ func TestGoodCaseIsFree(t *testing.T) {
 	bc := contextFor(typicalPod(), typicalNode())
 	allocs := testing.AllocsPerRun(100, func() {
 		next, err := p.PreFlight(t.Context(), bc)
-		if next != api.Skip || err != nil {
+		if next != framework.Skip || err != nil {
 			t.Errorf("got %v, %v", next, err)
 		}
 	})
@@ -274,7 +273,7 @@ func BenchmarkPreFlight(b *testing.B) {
 			bc := contextFor(tc.pod, typicalNode(), tc.options...)
 			b.ReportAllocs()
 			for b.Loop() {
-				if next, err := p.PreFlight(b.Context(), bc); next != api.Skip || err != nil {
+				if next, err := p.PreFlight(b.Context(), bc); next != framework.Skip || err != nil {
 					b.Fatal(next, err)
 				}
 			}

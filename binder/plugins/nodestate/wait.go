@@ -6,14 +6,13 @@ package nodestate
 import (
 	"context"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // wait returns nil when the node is as it has to be, or the error that ends the
 // wait. It looks when something changed, and only then.
-func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, e expectations) error {
-	changes := p.o.Changes.Subscribe(notify.Key{Kind: "Node", Name: bc.Node.Name})
+func (p *Plugin) wait(ctx context.Context, bc *framework.BindContext, e expectations) error {
+	changes := p.o.Changes.Subscribe(framework.Key{Kind: "Node", Name: bc.Node.Name})
 	defer changes.Close()
 	over := p.o.Clock.NewTimer(e.wait)
 	defer over.Stop()
@@ -31,7 +30,7 @@ func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, e expectations) 
 		case f.final() != nil:
 			return p.refuse(bc, f, "")
 		}
-		bc.Waiting(api.Waiting{Object: objectOf(bc), For: f.awaited()})
+		bc.Waiting(framework.Waiting{Object: objectOf(bc), For: f.awaited()})
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -44,7 +43,7 @@ func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, e expectations) 
 
 // lastLook decides at the end of a wait, by the API server: an event may still be
 // on its way.
-func (p *Plugin) lastLook(ctx context.Context, bc *api.BindContext, e expectations) error {
+func (p *Plugin) lastLook(ctx context.Context, bc *framework.BindContext, e expectations) error {
 	f, err := p.look(ctx, p.o.Live, bc, e)
 	switch {
 	case err != nil:
@@ -54,5 +53,5 @@ func (p *Plugin) lastLook(ctx context.Context, bc *api.BindContext, e expectatio
 	case f.final() != nil:
 		return p.refuse(bc, f, "")
 	}
-	return api.Refuse(objectOf(bc), "after a wait of %s: %s", e.wait, f).Advise("choose another node")
+	return framework.Refuse(objectOf(bc), "after a wait of %s: %s", e.wait, f).Advise("choose another node")
 }

@@ -22,7 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -137,7 +137,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 	if err != nil || me.dead {
 		return
 	}
-	if next == api.Skip {
+	if next == framework.Skip {
 		m.bind(me, r, pod, node, calls)
 		return
 	}
@@ -158,7 +158,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 			break
 		}
 		bc = bind(pod, node, id)
-		if next, err := r.PreFlight(ctx, bc); err != nil || next == api.Skip {
+		if next, err := r.PreFlight(ctx, bc); err != nil || next == framework.Skip {
 			break
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -125,7 +125,7 @@ func TestVolumeIsBoundBeforeItsClaim(t *testing.T) {
 	bc := contextFor(thePod())
 	next, err := pluginIn(t, w).PreFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next)
+	assert.Equal(t, framework.Run, next)
 	pl, err := planned.Get(bc)
 	require.NoError(t, err)
 	require.Len(t, pl.static, 1)
@@ -140,7 +140,7 @@ func TestClaimIsTooLargeForTheCache(t *testing.T) {
 	bc := contextFor(thePod())
 	next, err := pluginIn(t, w).PreFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next)
+	assert.Equal(t, framework.Run, next)
 	pl, err := planned.Get(bc)
 	require.NoError(t, err)
 	assert.Len(t, pl.dynamic, 1)

@@ -13,7 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Watches are the kinds that Options.Cached has to hold for this plugin.
@@ -85,8 +85,8 @@ func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	return nil
 }
 
-func claimKey(namespace, name string) notify.Key {
-	return notify.Key{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name}
+func claimKey(namespace, name string) framework.Key {
+	return framework.Key{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name}
 }
 
-func volumeKey(name string) notify.Key { return notify.Key{Kind: "PersistentVolume", Name: name} }
+func volumeKey(name string) framework.Key { return framework.Key{Kind: "PersistentVolume", Name: name} }

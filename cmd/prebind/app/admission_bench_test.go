@@ -36,8 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
@@ -160,7 +159,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker binder.Tracker) *binder.Engine {
 	tb.Helper()
 	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
-	world, changes := benchWorld(), notify.NewHub()
+	world, changes := benchWorld(), framework.NewHub()
 	selectedMutators, err := s.selectedMutators()
 	require.NoError(tb, err)
 	var chain []mutators.Mutator
@@ -172,7 +171,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, t
 	selectedPlugins, err := s.selectedPlugins()
 	require.NoError(tb, err)
 	require.Len(tb, selectedPlugins, 4, "all that are on")
-	var plugins []api.PreBinder
+	var plugins []framework.PreBinder
 	for _, p := range selectedPlugins {
 		built, err := p.Build(Deps{
 			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},

@@ -20,9 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/claimed"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -34,7 +33,7 @@ const cacheTakes = time.Minute
 type assembly struct {
 	mgr     manager.Manager
 	ready   *readiness
-	changes *notify.Hub
+	changes *framework.Hub
 	grants  grants
 	steps   *stepMetrics
 	// domain and namespace are those of the options.
@@ -50,12 +49,12 @@ type assembly struct {
 
 type builtPlugin struct {
 	arguments Arguments
-	plugin    api.PreBinder
+	plugin    framework.PreBinder
 }
 
 func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
 	return &assembly{
-		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
+		mgr: mgr, ready: ready, changes: framework.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
 		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
@@ -125,13 +124,13 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 }
 
 // plugins builds those that are on and were not on before, or with other arguments.
-func (a *assembly) plugins(ctx context.Context, s *settings) ([]api.PreBinder, error) {
+func (a *assembly) plugins(ctx context.Context, s *settings) ([]framework.PreBinder, error) {
 	entries, err := s.selectedPlugins()
 	if err != nil {
 		return nil, err
 	}
 	built := map[string]builtPlugin{}
-	var list []api.PreBinder
+	var list []framework.PreBinder
 	for _, e := range entries {
 		lacking, err := a.missingKind(e.Requires)
 		if err != nil {
@@ -237,7 +236,7 @@ func (a *assembly) missingKind(kinds []schema.GroupVersionKind) (string, error) 
 
 // claimedDevices finds the devices of a pod's ResourceClaims, where a mutator asks
 // for them and the cluster has such claims.
-func (a *assembly) claimedDevices(ctx context.Context, s *settings) (func(context.Context, *corev1.Pod) ([]api.Device, error), error) {
+func (a *assembly) claimedDevices(ctx context.Context, s *settings) (func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := s.selectedMutators()
 	if err != nil || !slices.ContainsFunc(entries, func(m Mutator) bool { return m.Claims }) {
 		return nil, err

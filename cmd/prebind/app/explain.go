@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -213,7 +213,7 @@ func undecided(answer error) error {
 func (r *report) foresee(x *binder.Explanation) {
 	r.Verdict = x.Verdict
 	if x.Refusal != nil {
-		r.Reason = (&api.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
+		r.Reason = (&framework.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
 	}
 }
 

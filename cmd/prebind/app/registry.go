@@ -14,8 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
@@ -85,7 +84,7 @@ func registeredPlugins() []Plugin {
 			Description: "sees that the node is as the scheduler believed: ready, not cordoned, taints, affinity, and what annotations expect",
 			Annotations: "expect, expect-conditions, wait",
 			Arguments:   defaultNodeStateArguments,
-			Build: func(d Deps) (api.PreBinder, error) {
+			Build: func(d Deps) (framework.PreBinder, error) {
 				args, err := argumentsAs[*nodeStateArguments](d.Arguments)
 				if err != nil {
 					return nil, err
@@ -112,7 +111,7 @@ func registeredPlugins() []Plugin {
 				return device.SetupIndexes(ctx, indexer)
 			},
 			Arguments: defaultDeviceArguments,
-			Build: func(d Deps) (api.PreBinder, error) {
+			Build: func(d Deps) (framework.PreBinder, error) {
 				args, err := argumentsAs[*deviceArguments](d.Arguments)
 				if err != nil {
 					return nil, err
@@ -160,7 +159,7 @@ func registeredPlugins() []Plugin {
 				return volumebinding.SetupIndexes(ctx, indexer)
 			},
 			Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes},
-			Build: func(d Deps) (api.PreBinder, error) {
+			Build: func(d Deps) (framework.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{
 					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes, Clock: d.Clock,
 				})
@@ -171,7 +170,7 @@ func registeredPlugins() []Plugin {
 
 // newResourceClaims builds the plugin, with an allocator where the operator owns
 // DeviceClasses by Prebind.
-func newResourceClaims(d Deps) (api.PreBinder, error) {
+func newResourceClaims(d Deps) (framework.PreBinder, error) {
 	args, err := argumentsAs[*resourceClaimsArguments](d.Arguments)
 	if err != nil {
 		return nil, err
@@ -264,7 +263,7 @@ type Plugin struct {
 	// Build is called when the plugin is switched on, and when its arguments change.
 	// What an earlier one has under way, that one brings to its end: the two know
 	// nothing of each other, like two replicas.
-	Build func(d Deps) (api.PreBinder, error)
+	Build func(d Deps) (framework.PreBinder, error)
 }
 
 // Deps is what plugins are built from.
@@ -279,7 +278,7 @@ type Deps struct {
 	// Status writes the status of objects, in the same way.
 	Status client.StatusClient
 	// Changes tells when an object that is watched changes.
-	Changes *notify.Hub
+	Changes *framework.Hub
 	Clock   clock.WithDelayedExecution
 	// Arguments are the plugin's own, valid, and never changed; nil where there are
 	// none.

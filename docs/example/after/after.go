@@ -22,8 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/prebind/app"
 )
 
@@ -69,7 +68,7 @@ func Plugin() app.Plugin {
 				{Group: "batch", Resource: "jobs", Verb: "watch"},
 			}, nil
 		},
-		Build: func(d app.Deps) (api.PreBinder, error) {
+		Build: func(d app.Deps) (framework.PreBinder, error) {
 			a, ok := d.Arguments.(*arguments)
 			if !ok {
 				return nil, errors.New("the arguments are not those of this plugin")
@@ -81,36 +80,36 @@ func Plugin() app.Plugin {
 
 type plugin struct {
 	cached, live client.Reader
-	changes      *notify.Hub
+	changes      *framework.Hub
 	clock        clock.PassiveClock
 	domain       string
 	maxAge       time.Duration
 }
 
 var (
-	_ api.PreBinder    = (*plugin)(nil)
-	_ api.PreFlighter  = (*plugin)(nil)
-	_ api.OnAnnotation = (*plugin)(nil)
+	_ framework.PreBinder    = (*plugin)(nil)
+	_ framework.PreFlighter  = (*plugin)(nil)
+	_ framework.OnAnnotation = (*plugin)(nil)
 )
 
-// Name implements api.PreBinder.
+// Name implements framework.PreBinder.
 func (*plugin) Name() string { return Name }
 
 // Asked lets pods ask for it, and not only schedulers.
-func (*plugin) Asked() api.Source { return api.ByBindingOrPod }
+func (*plugin) Asked() framework.Source { return framework.ByBindingOrPod }
 
 // PreFlight looks for what the bind would wait for, or refuses it.
-func (p *plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+func (p *plugin) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	waiting, err := p.first(ctx, bc)
-	if err != nil || waiting == (api.Waiting{}) {
-		return api.Skip, err
+	if err != nil || waiting == (framework.Waiting{}) {
+		return framework.Skip, err
 	}
 	bc.WouldWait(waiting)
-	return api.Run, nil
+	return framework.Run, nil
 }
 
 // PreBind waits. It subscribes before it looks, so that no change is missed.
-func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	jobs, err := p.jobs(bc)
 	if err != nil {
 		return err
@@ -118,11 +117,11 @@ func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	changes := p.changes.Subscribe()
 	defer changes.Close()
 	for _, name := range jobs {
-		changes.Add(notify.Key{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name})
+		changes.Add(framework.Key{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name})
 	}
 	for {
 		waiting, err := p.first(ctx, bc)
-		if err != nil || waiting == (api.Waiting{}) {
+		if err != nil || waiting == (framework.Waiting{}) {
 			return err
 		}
 		bc.Waiting(waiting)
@@ -135,17 +134,17 @@ func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 }
 
 // PreBindRollBack has nothing to undo: nothing was written.
-func (*plugin) PreBindRollBack(context.Context, *api.BindContext) error { return nil }
+func (*plugin) PreBindRollBack(context.Context, *framework.BindContext) error { return nil }
 
 // jobs are the names that the Binding, or else the pod, gives.
-func (p *plugin) jobs(bc *api.BindContext) ([]string, error) {
-	parameter, ok := api.Parameters(p.domain, Name, p.Asked(), bc.Binding, bc.Pod)[jobsKey]
+func (p *plugin) jobs(bc *framework.BindContext) ([]string, error) {
+	parameter, ok := framework.Parameters(p.domain, Name, p.Asked(), bc.Binding, bc.Pod)[jobsKey]
 	if !ok {
 		return nil, nil
 	}
 	names := strings.Split(parameter.Value, ",")
 	if slices.Contains(names, "") {
-		return nil, api.Invalid(parameter.On, "its annotation "+parameter.Annotation+" names no Job", parameter.Field("must be names separated by commas")).
+		return nil, framework.Invalid(parameter.On, "its annotation "+parameter.Annotation+" names no Job", parameter.Field("must be names separated by commas")).
 			Advise("correct the annotation")
 	}
 	return names, nil
@@ -153,36 +152,36 @@ func (p *plugin) jobs(bc *api.BindContext) ([]string, error) {
 
 // first returns what has to be waited for first, the zero Waiting if nothing, or why
 // the pod cannot be bound.
-func (p *plugin) first(ctx context.Context, bc *api.BindContext) (api.Waiting, error) {
+func (p *plugin) first(ctx context.Context, bc *framework.BindContext) (framework.Waiting, error) {
 	names, err := p.jobs(bc)
 	if err != nil {
-		return api.Waiting{}, err
+		return framework.Waiting{}, err
 	}
 	for _, name := range names {
-		about := api.Object{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name}
+		about := framework.Object{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name}
 		job, err := p.job(ctx, types.NamespacedName{Namespace: bc.Pod.Namespace, Name: name})
 		if err != nil {
-			return api.Waiting{}, api.FromAPI(about, "reading it", err)
+			return framework.Waiting{}, framework.FromAPI(about, "reading it", err)
 		}
 		if what, err := p.decide(about, job); err != nil || what != "" {
-			return api.Waiting{Object: about, For: what}, err
+			return framework.Waiting{Object: about, For: what}, err
 		}
 	}
-	return api.Waiting{}, nil
+	return framework.Waiting{}, nil
 }
 
 // decide is the whole of the plugin: what to wait for, or why never. The Job is nil
 // if there is none.
-func (p *plugin) decide(about api.Object, job *batchv1.Job) (string, error) {
+func (p *plugin) decide(about framework.Object, job *batchv1.Job) (string, error) {
 	switch {
 	case job == nil:
 		return "the Job to be made", nil
 	case is(job, batchv1.JobFailed):
-		return "", api.Refuse(about, "the Job has failed").Advise("make it succeed, or take it out of the pod's annotation")
+		return "", framework.Refuse(about, "the Job has failed").Advise("make it succeed, or take it out of the pod's annotation")
 	case !is(job, batchv1.JobComplete):
 		return "the Job to complete", nil
 	case p.maxAge > 0 && job.Status.CompletionTime != nil && p.clock.Since(job.Status.CompletionTime.Time) > p.maxAge:
-		return "", api.Refuse(about, "the Job has completed more than %s ago", p.maxAge).Advise("run it again")
+		return "", framework.Refuse(about, "the Job has completed more than %s ago", p.maxAge).Advise("run it again")
 	default:
 		return "", nil
 	}

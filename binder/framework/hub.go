@@ -4,7 +4,7 @@
 // Package notify wakes those who wait for an object to change. It is what lets
 // a PreBind plugin go on within milliseconds of a watch event instead of
 // polling.
-package notify
+package framework
 
 import (
 	"fmt"

@@ -13,4 +13,4 @@
 //
 // Every method answers with an error made by this package (Refuse, Wait, Stale)
 // or any other error, which counts as the plugin's own failure.
-package api
+package framework
