@@ -51,7 +51,7 @@ func TestTypedNilIsSuccess(t *testing.T) {
 
 // TestWarningsSurviveADenial: a client is shown them whatever the answer.
 func TestWarningsSurviveADenial(t *testing.T) {
-	p := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) {
+	p := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 		return framework.Run, framework.Refuse(claim, "no")
 	}}
 	e := newTestEngine(t, func(o *Options) {

@@ -52,8 +52,8 @@ var (
 // safe for concurrent use.
 type attempts struct {
 	clock   clock.WithDelayedExecution
-	cached  Getter
-	live    Getter
+	cached  framework.Reader
+	live    framework.Reader
 	changes *framework.Hub
 	events  events.EventRecorder
 	// observer and tracker are never nil.

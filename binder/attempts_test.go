@@ -135,7 +135,7 @@ func TestSingleFlight(t *testing.T) {
 func TestSingleFlightAfterPreFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		checked := make(chan struct{})
-		c := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) {
+		c := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 			<-checked
 			return framework.Run, nil
 		}}

@@ -30,6 +30,8 @@ type call struct {
 	key  attemptKey
 	pod  *corev1.Pod
 	node *corev1.Node
+	// refreshed is the context whose pod and node are live, or nil.
+	refreshed *framework.BindContext
 	// plugins are those that take part.
 	plugins []framework.PreBinder
 	budget  time.Duration
@@ -46,8 +48,10 @@ type call struct {
 }
 
 // context returns that of an attempt for this call.
-func (c *call) context(attempt string) *framework.BindContext {
-	return &framework.BindContext{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun}
+func (c *call) context(attempt string, now time.Time) *framework.BindContext {
+	return &framework.BindContext{
+		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun, Now: now, Since: now,
+	}
 }
 
 // join notes the attempt that the call is at, or that there is none.

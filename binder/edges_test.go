@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -47,9 +48,9 @@ func TestBind_CallEnds(t *testing.T) {
 		"PreFlight": {
 			reason: "a plugin returns the error of its context as it is",
 			prepare: func(o *Options, end context.CancelFunc) {
-				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(ctx context.Context, _ *framework.BindContext) (framework.Next, error) {
+				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(_ *framework.BindContext) (framework.Next, error) {
 					end()
-					return framework.Skip, ctx.Err()
+					return framework.Skip, context.Canceled
 				}}}
 			},
 		},
@@ -195,4 +196,9 @@ func TestTellUndone_Bounded(t *testing.T) {
 	tellUndone(events, thePod, "node-a", "p", []string{strings.Repeat("x", 4000)})
 	require.Len(t, events.all(), 1)
 	assert.LessOrEqual(t, len(events.all()[0]), maxNote+100)
+}
+
+// List implements client.Reader. The engine lists nothing.
+func (gone) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
 }

@@ -23,26 +23,20 @@ import (
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 )
 
-// Getter reads one object by its key; client.Reader is one.
-type Getter interface {
-	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
-}
-
 // Options of an Engine. All fields are required but Term, Observer and
 // Tracker.
 type Options struct {
-	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
-	// returns is never changed.
-	Cached Getter
-	// Live reads the same from the API server, when the cache has nothing or
-	// says something that would end the bind.
-	Live Getter
+	// Cached reads pods without a node, nodes, and what plugins watch, from a cache. What
+	// it returns is never changed.
+	Cached framework.Reader
+	// Live reads the same from the API server, if the cache has nothing or says
+	// something that would end the bind.
+	Live framework.Reader
 	// Settings are those in force until Configure changes them.
 	Settings Settings
 	// Replica identifies this process among the others, by letters and digits.
@@ -239,7 +233,7 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Er
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
 	pod = &corev1.Pod{}
-	e.o.Tracker.ReadLive("Pod", reason)
+	e.o.Tracker.ReadLive("", "Pod", reason)
 	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {
@@ -260,21 +254,11 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Er
 // node returns the target.
 func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
 	key := types.NamespacedName{Name: name}
-	object := framework.Object{Kind: "Node", Name: name}
 	node := &corev1.Node{}
 	if err := e.o.Cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	node = &corev1.Node{}
-	e.o.Tracker.ReadLive("Node", ReadMissing)
-	if err := e.o.Live.Get(ctx, key, node); apierrors.IsNotFound(err) {
-		refused := framework.Refuse(object, "there is no such node").Advise("choose another")
-		refused.Plugin = guardName
-		return nil, refused
-	} else if err != nil {
-		return nil, e.unreadable(object, err)
-	}
-	return node, nil
+	return e.liveNode(ctx, name, ReadMissing)
 }
 
 // cutShort reports whether the decision failed because the call ended: its client has

@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -171,7 +170,7 @@ func TestBindReadsPod(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			checks := 0
-			p := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) {
+			p := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 				checks++
 				return framework.Skip, nil
 			}}
@@ -334,7 +333,7 @@ func TestBindMutates(t *testing.T) {
 // TestBindWithAllOff: a Binding behaves as if Prebind were not there, but it is
 // still validated.
 func TestBindWithAllOff(t *testing.T) {
-	e := newTestEngine(t, func(o *Options) { o.Cached = holding(thePod) })
+	e := newTestEngine(t, func(o *Options) { o.Cached, o.Live = holding(thePod), holding() })
 	d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "no-such-node")))
 	assert.Equal(t, Decision{PassThrough: true}, d, "nothing is read that nothing needs, and nothing is pinned")
 	assert.Equal(t, "passed-through", d.Kind())
@@ -347,7 +346,7 @@ func TestBindWithAllOff(t *testing.T) {
 }
 
 func TestBindDryRun(t *testing.T) {
-	tells := &checker{plugin: plugin{name: "tells"}, preFlight: func(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+	tells := &checker{plugin: plugin{name: "tells"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 		assert.True(t, bc.DryRun)
 		bc.Intend("it would write %s", "a")
 		bc.Intend("it would write b")
@@ -365,7 +364,7 @@ func TestBindDryRun(t *testing.T) {
 	assert.Zero(t, tells.preBinds.Load()+plain.preBinds.Load(), "a dry run never calls PreBind")
 	assert.Zero(t, tells.rollBacks.Load()+plain.rollBacks.Load(), "nor anything that writes")
 
-	tells.preFlight = func(context.Context, *framework.BindContext) (framework.Next, error) {
+	tells.preFlight = func(*framework.BindContext) (framework.Next, error) {
 		return framework.Run, framework.Refuse(claim, "no")
 	}
 	assert.Equal(t, framework.KindRefuse, kindOf(e.Bind(t.Context(), r).Err), "a dry run is refused like any other")
@@ -387,7 +386,7 @@ func TestBindPreFlight(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := &checker{plugin: plugin{name: "p"}, preFlight: func(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+			p := &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 				assert.Equal(t, types.UID("pod-1"), bc.Pod.UID)
 				assert.Equal(t, "node-a", bc.Node.Name)
 				assert.Equal(t, "someone", bc.User.Username)

@@ -91,11 +91,8 @@ func refusalOf(err *framework.Error) *Refusal {
 // first plugin that refuses decides; the others are asked all the same, so that
 // everything that stands in the way is told at once.
 func (e *Engine) rehearse(ctx context.Context, c *call) Decision {
-	bc := c.context(e.newAttemptID())
+	bc := c.context(e.newAttemptID(), e.o.Clock.Now())
 	var first *framework.Error
-	if err := extend(ctx, c.plugins, bc); err != nil {
-		first = err
-	}
 	var plugins []PluginExplanation
 	for _, p := range c.settings.Plugins {
 		x, err := e.rehearsePlugin(ctx, c, p, bc)
@@ -125,7 +122,7 @@ func (e *Engine) rehearsePlugin(ctx context.Context, c *call, p framework.PreBin
 		return x, nil
 	}
 	intents, waits := len(bc.Intents()), len(bc.WouldWaitFor())
-	next, err := check(ctx, e.o.Tracker, p, bc)
+	next, err := e.check(ctx, c, p, bc)
 	for _, intent := range bc.Intents()[intents:] {
 		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
 	}

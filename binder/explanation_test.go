@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -25,25 +24,25 @@ type onDemand struct{ checker }
 func (*onDemand) Asked() framework.Source { return framework.ByBinding }
 
 func acting(name string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 		bc.Intend("%s would write something", name)
 		return framework.Run, nil
 	}}
 }
 
 func waiting(name string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 		bc.WouldWait(framework.Waiting{Object: claim, For: "a volume"})
 		return framework.Run, nil
 	}}
 }
 
 func nothingToDo(name string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) { return framework.Skip, nil }}
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) { return framework.Skip, nil }}
 }
 
 func failing(name string, err error) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) { return framework.Run, err }}
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) { return framework.Run, err }}
 }
 
 const aboutClaim = "PersistentVolumeClaim default/data"
@@ -166,7 +165,7 @@ func TestAudit(t *testing.T) {
 			event:   "web Normal BindAudited: audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
 		},
 		"Failed": {
-			reason: "our own failure is in nobody's way either", plugins: []framework.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) { panic("oops") }}},
+			reason: "our own failure is in nobody's way either", plugins: []framework.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(*framework.BindContext) (framework.Next, error) { panic("oops") }}},
 			want: Audit{Kind: "internal"}, warning: "panicked", event: "panicked",
 		},
 	}

@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -78,6 +79,11 @@ func (s *store) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 }
 
+// List implements client.Reader. The engine lists nothing.
+func (*store) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
+}
+
 // plugin is a PreBinder whose methods can be given, and are counted.
 type plugin struct {
 	name      string
@@ -108,16 +114,16 @@ func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 // checker is a plugin with a PreFlight.
 type checker struct {
 	plugin
-	preFlight  func(ctx context.Context, bc *framework.BindContext) (framework.Next, error)
+	preFlight  func(bc *framework.BindContext) (framework.Next, error)
 	preFlights atomic.Int32
 }
 
-func (c *checker) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+func (c *checker) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	c.preFlights.Add(1)
 	if c.preFlight == nil {
 		return framework.Run, nil
 	}
-	return c.preFlight(ctx, bc)
+	return c.preFlight(bc)
 }
 
 // claim is what the waiting plugins of these tests wait for.
@@ -178,7 +184,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
 		Cached: holding(thePod, theNode),
-		Live:   holding(),
+		Live:   holding(thePod, theNode),
 		Settings: Settings{
 			Mode:              ModeEnforce,
 			Mutators:          chain(t),

@@ -113,7 +113,7 @@ type skipper struct {
 	skip bool
 }
 
-func (s *skipper) PreFlight(context.Context, *framework.BindContext) (framework.Next, error) {
+func (s *skipper) PreFlight(*framework.BindContext) (framework.Next, error) {
 	if s.skip {
 		return framework.Skip, nil
 	}
@@ -310,7 +310,7 @@ func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
 // A wait that came between two calls costs the client one of its ten; RetryAfter never grows.
 func TestRetryAfterGrowsForEveryWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) {
+		c := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 			return framework.Run, framework.Wait(claim, "the API server is slow")
 		}}
 		e := engineWith(t, c)
@@ -332,7 +332,7 @@ func TestEveryAttemptHasItsOwnID(t *testing.T) {
 		ch := &checker{plugin: plugin{name: "p"}}
 		ch.preBind = func(_ context.Context, bc *framework.BindContext) error { ids = append(ids, bc.Attempt); return nil }
 		n := 0
-		ch.preFlight = func(context.Context, *framework.BindContext) (framework.Next, error) {
+		ch.preFlight = func(*framework.BindContext) (framework.Next, error) {
 			if n++; n == 2 {
 				pass(2 * time.Second) // reads
 			}

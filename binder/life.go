@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -91,7 +92,7 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *fram
 // plugins wait for. The caller calls stop when the round is over.
 func (s *attempts) endWithPod(ctx context.Context, a *attempt, r *round) (stop func()) {
 	name := podOf(r)
-	changed := s.changes.Subscribe(framework.Key{Kind: "Pod", Namespace: name.Namespace, Name: name.Name})
+	changed := s.changes.Subscribe(framework.RefTo(&corev1.Pod{}, name.Namespace, name.Name))
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -121,7 +122,7 @@ func (s *attempts) canBeBound(ctx context.Context, a *attempt, name types.Namesp
 		// The cache may be behind, so the API server has the last word.
 		live, err := s.read(ctx, name)
 		if err == nil {
-			return live != nil && live.UID == a.key.pod && live.DeletionTimestamp == nil && live.Spec.NodeName == ""
+			return framework.WhereaboutsOf(live, a.key.pod, a.key.node) == framework.Pending
 		}
 		timer := s.clock.NewTimer(readAgain)
 		select {

@@ -101,7 +101,7 @@ func (s *scene) podIs(pod *corev1.Pod) {
 		s.live.set(theNode, pod)
 		s.cached.set(theNode)
 	}
-	s.changes.Changed(framework.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
+	s.changes.Changed(framework.RefTo(&corev1.Pod{}, thePod.Namespace, thePod.Name))
 }
 
 // writer is a plugin that writes down its calls.
@@ -174,7 +174,7 @@ func TestOutcome(t *testing.T) {
 			play: func(s *scene, attempt string) {
 				s.live.fail(errors.New("connection refused"))
 				s.cached.set(theNode)
-				s.changes.Changed(framework.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
+				s.changes.Changed(framework.RefTo(&corev1.Pod{}, thePod.Namespace, thePod.Name))
 				pass(3 * time.Minute)
 				s.bound("node-a", attempt)
 				s.live.fail(nil)

@@ -92,7 +92,7 @@ func TestDispatch(t *testing.T) {
 
 var errUnread = errors.New("no")
 
-func skipping(context.Context, *framework.BindContext) (framework.Next, error) {
+func skipping(*framework.BindContext) (framework.Next, error) {
 	return framework.Skip, nil
 }
 
@@ -149,7 +149,7 @@ func TestPluginAnnotates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &checker{plugin: plugin{name: "p"}}
-				p.preFlight = func(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+				p.preFlight = func(bc *framework.BindContext) (framework.Next, error) {
 					if tc.preFlight != nil {
 						tc.preFlight(bc)
 					}
@@ -191,7 +191,7 @@ func TestAnnotationsOfLaterRounds(t *testing.T) {
 			bc.Annotate("other", "round", "1")
 			return nil
 		}
-		other.preFlight = func(context.Context, *framework.BindContext) (framework.Next, error) {
+		other.preFlight = func(*framework.BindContext) (framework.Next, error) {
 			if other.preBinds.Load() > 0 {
 				return framework.Skip, nil
 			}
@@ -214,7 +214,7 @@ func TestMutatorsSeeTheBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen []mutators.Input
 		w := newWaiter()
-		p := &checker{plugin: plugin{name: "p"}, preFlight: func(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+		p := &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 			bc.Has(framework.Device{Request: "gpu", Name: "GPU-1"})
 			return framework.Skip, nil
 		}}
@@ -282,7 +282,7 @@ type confirmer struct {
 	confirms int
 }
 
-func (c *confirmer) Confirm(context.Context, *framework.BindContext) error {
+func (c *confirmer) Confirm(context.Context, framework.Reader, *framework.BindContext) error {
 	c.confirms++
 	if c.confirm == nil {
 		return nil

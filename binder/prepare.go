@@ -48,8 +48,8 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if a != nil {
 				id = a.id
 			}
-			bc := c.context(id)
-			run, err := preFlight(ctx, e.o.Tracker, c.plugins, bc)
+			bc := c.context(id, e.o.Clock.Now())
+			run, err := e.preFlight(ctx, c, bc)
 			if err != nil {
 				return e.later(c, err)
 			}
@@ -124,7 +124,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 
 // confirm takes the last look at a round whose PreBinds have succeeded.
 func (e *Engine) confirm(ctx context.Context, c *call, bc *framework.BindContext) *framework.Error {
-	if err := confirmAll(ctx, e.o.Tracker, c.plugins, bc); err != nil {
+	if err := confirmAll(ctx, &e.o, c.plugins, bc); err != nil {
 		return err
 	}
 	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))

@@ -12,6 +12,6 @@ import (
 )
 
 // preBindRollBack has the plugin undo what it did.
-func preBindRollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
+func preBindRollBack(ctx context.Context, p framework.RollBacker, bc *framework.BindContext) error {
 	return p.PreBindRollBack(ctx, bc)
 }

@@ -13,4 +13,4 @@ import (
 
 // preBindRollBack forgets to roll back, and says that all is well: the checker of
 // test/faults has to see that. No release is built with this tag.
-func preBindRollBack(context.Context, framework.PreBinder, *framework.BindContext) error { return nil }
+func preBindRollBack(context.Context, framework.RollBacker, *framework.BindContext) error { return nil }

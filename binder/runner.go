@@ -13,52 +13,6 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// preFlight fills the extensions, then runs the PreFlight of every plugin, in
-// order, and returns those whose PreBind has to run. The first error ends it.
-func preFlight(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext) ([]framework.PreBinder, *framework.Error) {
-	if err := extend(ctx, plugins, bc); err != nil {
-		return nil, err
-	}
-	var run []framework.PreBinder
-	for _, p := range plugins {
-		next, err := check(ctx, t, p, bc)
-		if err != nil {
-			return nil, err
-		}
-		if next == framework.Run {
-			run = append(run, p)
-		}
-	}
-	return run, nil
-}
-
-// extend fills the extensions, in order. The first error ends it.
-func extend(ctx context.Context, plugins []framework.PreBinder, bc *framework.BindContext) *framework.Error {
-	for _, p := range plugins {
-		if extender, ok := p.(framework.BindContextExtender); ok {
-			err := contained(ctx, func() error { return extender.SetupBindContextExtension(ctx, bc) })
-			if err != nil {
-				return framework.AsError(p.Name(), err)
-			}
-		}
-	}
-	return nil
-}
-
-// check runs the PreFlight of one plugin; one that has none always runs.
-func check(ctx context.Context, t Tracker, p framework.PreBinder, bc *framework.BindContext) (framework.Next, *framework.Error) {
-	checker, ok := p.(framework.PreFlighter)
-	if !ok {
-		return framework.Run, nil
-	}
-	next := framework.Run
-	err := step(ctx, t, stepOf(StepPreFlight, p.Name(), bc), func(ctx context.Context) (err error) {
-		next, err = checker.PreFlight(ctx, bc)
-		return err
-	})
-	return next, framework.AsError(p.Name(), err)
-}
-
 // preBind runs the PreBind of the plugins in order and returns the first error;
 // entering is told each plugin before.
 func preBind(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext, entering func(framework.PreBinder)) *framework.Error {
@@ -73,14 +27,22 @@ func preBind(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *
 	return nil
 }
 
-// confirmAll lets the plugins take a last look, in order. The first error ends it.
-func confirmAll(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext) *framework.Error {
+// confirmAll lets the plugins check once more, in order. The first error ends it. An
+// error that a plugin returns for the cached reader counts only if it returns one for the
+// live reader too.
+func confirmAll(ctx context.Context, o *Options, plugins []framework.PreBinder, bc *framework.BindContext) *framework.Error {
 	for _, p := range plugins {
 		confirmer, ok := p.(framework.Confirmer)
 		if !ok {
 			continue
 		}
-		err := step(ctx, t, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error { return confirmer.Confirm(ctx, bc) })
+		err := step(ctx, o.Tracker, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error {
+			err := confirmer.Confirm(ctx, o.Cached, bc)
+			if err != nil && ctx.Err() == nil {
+				err = confirmer.Confirm(ctx, o.liveFor(p.Name()), bc)
+			}
+			return err
+		})
 		if err != nil {
 			return framework.AsError(p.Name(), err)
 		}

@@ -87,7 +87,7 @@ func TestConfigureWhileABindWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWaiter()
-				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []framework.PreBinder{w}, holding(thePod) })
+				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []framework.PreBinder{w}, holding(thePod, theNode) })
 				first := e.Bind(t.Context(), theRequest())
 				require.True(t, framework.IsKind(first.Err, framework.KindWait))
 
@@ -113,7 +113,7 @@ func TestConfigureWhileABindWaits(t *testing.T) {
 
 // refusing is a plugin whose PreFlight refuses.
 func refusing(name, message string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *framework.BindContext) (framework.Next, error) {
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 		return framework.Run, framework.Refuse(claim, "%s", message)
 	}}
 }

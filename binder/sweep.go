@@ -67,22 +67,21 @@ func Verdicts() []string { return []string{string(verdictCommit), string(verdict
 // the live pod (nil when it is gone), whether somebody works on its attempt, and
 // for how long nobody has been known to.
 func decide(m framework.Mark, pod *corev1.Pod, workedOn bool, orphaned time.Duration) verdict {
-	switch {
-	case workedOn:
+	if workedOn {
 		return verdictKeep
-	case pod == nil || pod.UID != m.PodUID:
-		return verdictRollBack
-	case pod.Spec.NodeName == m.Node:
+	}
+	switch framework.WhereaboutsOf(pod, m.PodUID, m.Node) {
+	case framework.BoundHere:
 		// Whichever attempt bound it: what was written is in use.
 		return verdictCommit
-	case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil:
-		return verdictRollBack
-	case orphaned <= SweepGrace:
-		// The bind may be on its way, or be called for again on another replica.
-		return verdictKeep
-	default:
-		return verdictRollBack
+	case framework.Pending:
+		if orphaned <= SweepGrace {
+			// The bind can be in progress, or be requested again on another replica.
+			return verdictKeep
+		}
+	case framework.Gone, framework.Replaced, framework.BoundElsewhere:
 	}
+	return verdictRollBack
 }
 
 // Sweeper brings the writes of attempts to an end that nobody works on any more.
@@ -279,10 +278,14 @@ func (s *Sweeper) settle(ctx context.Context, o orphaned) error {
 func (s *Sweeper) carryOut(ctx context.Context, v verdict, p framework.PreBinder, m framework.Mark, pod *corev1.Pod) error {
 	bc := recovered(m)
 	if v == verdictRollBack {
+		undoer, ok := p.(framework.RollBacker)
+		if !ok {
+			return nil
+		}
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
 		err := step(ctx, s.engine.o.Tracker, stepOf(StepPreBindRollBack, p.Name(), bc), func(ctx context.Context) error {
-			return preBindRollBack(ctx, p, bc)
+			return preBindRollBack(ctx, undoer, bc)
 		})
 		if pod != nil && pod.UID == m.PodUID {
 			tellUndone(s.engine.o.Events, pod, m.Node, p.Name(), bc.Undone())

@@ -20,8 +20,8 @@ type Tracker interface {
 	// when it ends; see Result.
 	Step(ctx context.Context, s Step) (context.Context, func(err error))
 	// ReadLive is called when an object of the kind is read from the API server, with
-	// one of the reasons below.
-	ReadLive(kind, reason string)
+	// one of the reasons below. The plugin is empty where the engine reads for itself.
+	ReadLive(plugin, kind, reason string)
 	// HoldRefused is called when a call that had to wait is answered at once, because
 	// as many are kept waiting as may be.
 	HoldRefused()
@@ -103,7 +103,7 @@ func (untracked) Step(ctx context.Context, _ Step) (context.Context, func(error)
 }
 
 // ReadLive implements Tracker.
-func (untracked) ReadLive(string, string) {}
+func (untracked) ReadLive(string, string, string) {}
 
 // HoldRefused implements Tracker.
 func (untracked) HoldRefused() {}

@@ -34,8 +34,8 @@ func (f *follower) Step(ctx context.Context, s Step) (context.Context, func(erro
 	}
 }
 
-func (f *follower) ReadLive(kind, reason string) { f.add("read " + kind + ": " + reason) }
-func (f *follower) HoldRefused()                 { f.add("hold refused") }
+func (f *follower) ReadLive(_, kind, reason string) { f.add("read " + kind + ": " + reason) }
+func (f *follower) HoldRefused()                    { f.add("hold refused") }
 
 // refusals is how often HoldRefused was called.
 func (f *follower) refusals() int {
@@ -61,9 +61,9 @@ func (p *everyPoint) in(ctx context.Context, name string) {
 	assert.Equal(p.t, name, s.Name, "a span of the plugin's own belongs under this step")
 }
 
-func (p *everyPoint) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+func (p *everyPoint) SetupBindContextExtension(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
 	p.in(ctx, StepPreFlight)
-	return p.checker.PreFlight(ctx, bc)
+	return nil
 }
 
 func (p *everyPoint) PreBind(ctx context.Context, bc *framework.BindContext) error {
@@ -71,7 +71,7 @@ func (p *everyPoint) PreBind(ctx context.Context, bc *framework.BindContext) err
 	return p.checker.PreBind(ctx, bc)
 }
 
-func (p *everyPoint) Confirm(ctx context.Context, _ *framework.BindContext) error {
+func (p *everyPoint) Confirm(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
 	p.in(ctx, StepConfirm)
 	return p.confirm
 }
@@ -107,11 +107,11 @@ func TestTracker(t *testing.T) {
 		"PreFlightRefuses": {
 			reason: "no attempt is begun",
 			change: func(p *everyPoint) {
-				p.preFlight = func(context.Context, *framework.BindContext) (framework.Next, error) {
+				p.preFlight = func(*framework.BindContext) (framework.Next, error) {
 					return framework.Run, framework.Refuse(claim, "no")
 				}
 			},
-			want: []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "refused"},
+			want: []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "refused", "read Pod: doubted", "read Node: doubted", "PreFlight p" + attempt + "refused"},
 		},
 		"ConfirmFails": {
 			reason: "the attempt has its error",
@@ -176,7 +176,7 @@ func TestTrackerOfReads(t *testing.T) {
 	}
 }
 
-func seesNothing(context.Context, *framework.BindContext) (framework.Next, error) {
+func seesNothing(*framework.BindContext) (framework.Next, error) {
 	return framework.Skip, nil
 }
 

@@ -27,10 +27,11 @@ type Getter interface {
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
 
+// Kind is that of the claims. Not every cluster serves it.
+var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+
 // Watches are the kinds that the cached Getter has to hold.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{"ResourceClaim": &resourcev1.ResourceClaim{}}
-}
+func Watches() []client.Object { return []client.Object{&resourcev1.ResourceClaim{}} }
 
 // Reader finds the devices of pods. It is safe for concurrent use.
 type Reader struct {

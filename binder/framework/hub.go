@@ -1,9 +1,6 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package notify wakes those who wait for an object to change. It is what lets
-// a PreBind plugin go on within milliseconds of a watch event instead of
-// polling.
 package framework
 
 import (
@@ -11,40 +8,33 @@ import (
 	"sync"
 
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
-
-// Key names an object that somebody waits for.
-type Key struct {
-	// Kind as in a manifest, such as Node.
-	Kind string
-	// Namespace is empty for cluster-scoped objects.
-	Namespace string
-	Name      string
-}
 
 // Hub carries changes from informers to subscriptions. It is safe for
 // concurrent use. The zero Hub is not usable; see NewHub.
 type Hub struct {
 	mu   sync.Mutex
-	subs map[Key]map[*Subscription]struct{}
+	subs map[Ref]map[*Subscription]struct{}
 }
 
 // NewHub returns an empty hub.
-func NewHub() *Hub { return &Hub{subs: map[Key]map[*Subscription]struct{}{}} }
+func NewHub() *Hub { return &Hub{subs: map[Ref]map[*Subscription]struct{}{}} }
 
 // Informer is the part of an informer that the hub needs.
 type Informer interface {
 	AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
 }
 
-// Attach makes every change that the informer sees, additions and deletions
-// included, wake the subscriptions to (kind, namespace, name). The informer's
-// store already holds the change when they wake.
-func (h *Hub) Attach(kind string, informer Informer) error {
+// Attach makes every change that the informer of the example's type sees, additions and
+// deletions included, wake the subscriptions to the object. The informer's store already
+// holds the change when they wake.
+func (h *Hub) Attach(example client.Object, informer Informer) error {
+	kind := KindOf(example)
 	changed := func(object any) {
 		name, err := cache.DeletionHandlingObjectToName(object)
 		if err == nil {
-			h.Changed(Key{Kind: kind, Namespace: name.Namespace, Name: name.Name})
+			h.Changed(Ref{kind: kind, namespace: name.Namespace, name: name.Name})
 		}
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -58,11 +48,21 @@ func (h *Hub) Attach(kind string, informer Informer) error {
 	return nil
 }
 
-// Changed wakes the subscriptions to the key. It never blocks.
-func (h *Hub) Changed(key Key) {
+// Changed wakes the subscriptions to the object, and those to all objects of its kind.
+// It never blocks.
+func (h *Hub) Changed(ref Ref) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for s := range h.subs[key] {
+	h.wake(ref)
+	h.wake(Ref{kind: ref.kind})
+	if ref.namespace != "" {
+		h.wake(Ref{kind: ref.kind, namespace: ref.namespace})
+	}
+}
+
+// wake must be called with mu held.
+func (h *Hub) wake(ref Ref) {
+	for s := range h.subs[ref] {
 		select {
 		case s.c <- struct{}{}:
 		default: // It has been woken already and will look at everything.
@@ -70,34 +70,34 @@ func (h *Hub) Changed(key Key) {
 	}
 }
 
-// Subscribe returns a subscription to the keys. Subscribe first and look at the
-// objects then, so that no change falls in between. Close it in the end.
-func (h *Hub) Subscribe(keys ...Key) *Subscription {
-	s := &Subscription{hub: h, c: make(chan struct{}, 1), keys: map[Key]struct{}{}}
-	s.Add(keys...)
+// Subscribe returns a subscription to the objects. Subscribe first and look at the
+// objects then, so that no change is missed: Await does so. Close it in the end.
+func (h *Hub) Subscribe(refs ...Ref) *Subscription {
+	s := &Subscription{hub: h, c: make(chan struct{}, 1), refs: map[Ref]struct{}{}}
+	s.Add(refs...)
 	return s
 }
 
-// Subscription is woken by changes of its keys. One goroutine uses it.
+// Subscription is woken by changes of its objects. One goroutine uses it.
 type Subscription struct {
 	hub  *Hub
 	c    chan struct{}
-	keys map[Key]struct{}
+	refs map[Ref]struct{}
 }
 
 // C receives once for one or more changes since the last receive.
 func (s *Subscription) C() <-chan struct{} { return s.c }
 
-// Add subscribes to more keys; those it has already change nothing.
-func (s *Subscription) Add(keys ...Key) {
+// Add subscribes to more objects; those that it has already make no difference.
+func (s *Subscription) Add(refs ...Ref) {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
-	for _, key := range keys {
-		if s.hub.subs[key] == nil {
-			s.hub.subs[key] = map[*Subscription]struct{}{}
+	for _, ref := range refs {
+		if s.hub.subs[ref] == nil {
+			s.hub.subs[ref] = map[*Subscription]struct{}{}
 		}
-		s.hub.subs[key][s] = struct{}{}
-		s.keys[key] = struct{}{}
+		s.hub.subs[ref][s] = struct{}{}
+		s.refs[ref] = struct{}{}
 	}
 }
 
@@ -105,10 +105,10 @@ func (s *Subscription) Add(keys ...Key) {
 func (s *Subscription) Close() {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
-	for key := range s.keys {
-		delete(s.hub.subs[key], s)
-		if len(s.hub.subs[key]) == 0 {
-			delete(s.hub.subs, key)
+	for ref := range s.refs {
+		delete(s.hub.subs[ref], s)
+		if len(s.hub.subs[ref]) == 0 {
+			delete(s.hub.subs, ref)
 		}
 	}
 }

@@ -68,7 +68,7 @@ type grantor struct {
 
 func (*grantor) Name() string { return "grantor" }
 
-func (g *grantor) PreFlight(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+func (g *grantor) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stale.Load() || g.byPod[bc.Pod.UID] == bc.Attempt {
@@ -265,4 +265,9 @@ func TestTrusted_Relations(t *testing.T) {
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")
 	assert.Less(t, 2*observeEvery, blind)
+}
+
+// List implements client.Reader. The engine lists nothing.
+func (pendingPod) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
 }

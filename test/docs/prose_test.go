@@ -122,7 +122,7 @@ func TestFlags(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(app.NewCommand(app.WithPlugin(after.Plugin())))
+	visit(app.NewCommand(app.WithPlugin(after.Registration())))
 	for name, page := range pagesOfProse(t) {
 		for _, m := range flag.FindAllStringSubmatch(page, -1) {
 			assert.Contains(t, known, m[1], "%s names --%s", name, m[1])

@@ -73,10 +73,10 @@ func must[T any](t *testing.T) func(value T, err error) T {
 }
 
 func withNodeState(t *testing.T, w world) []framework.PreBinder {
-	checks := must[nodestate.Checks](t)(nodestate.ParseChecks(nodestate.CheckNames()))
-	return []framework.PreBinder{must[*nodestate.Plugin](t)(nodestate.New(nodestate.Options{
-		Cached: w.client, Live: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain, Checks: checks, MaxWait: time.Minute,
-	}))}
+	return []framework.PreBinder{must[*nodestate.Plugin](t)(nodestate.New(
+		framework.Handle{Cached: w.client, Live: w.client, Changes: w.changes, Clock: clock.RealClock{}},
+		&nodestate.Arguments{Checks: nodestate.CheckNames(), MaxWait: time.Minute},
+	))}
 }
 
 func withDevice(t *testing.T, w world) []framework.PreBinder {

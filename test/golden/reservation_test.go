@@ -25,7 +25,7 @@ type denier struct{ inPreFlight bool }
 
 func (denier) Name() string { return "denier" }
 
-func (d denier) PreFlight(_ context.Context, bc *framework.BindContext) (framework.Next, error) {
+func (d denier) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	return framework.Run, d.deny(bc, d.inPreFlight)
 }
 

@@ -117,7 +117,7 @@ func (s *server) changed(o client.Object, err error) error {
 		defer s.mu.Unlock()
 		s.writes++
 		for _, hub := range s.hubs {
-			hub.Changed(framework.Key{Kind: "ConfigMap", Namespace: o.GetNamespace(), Name: o.GetName()})
+			hub.Changed(framework.RefTo(&corev1.ConfigMap{}, o.GetNamespace(), o.GetName()))
 		}
 	}
 	return err
@@ -266,7 +266,7 @@ func newLagging(s *server) *lagging {
 func (l *lagging) sync(ctx context.Context) error {
 	err := l.load(ctx)
 	for name := range l.seen {
-		l.hub.Changed(framework.Key{Kind: "ConfigMap", Namespace: namespace, Name: name})
+		l.hub.Changed(framework.RefTo(&corev1.ConfigMap{}, namespace, name))
 	}
 	return err
 }
@@ -355,14 +355,14 @@ func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *
 
 // prepare does what the engine does for an attempt.
 func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	next, err := p.PreFlight(ctx, bc)
+	next, err := p.preFlight(ctx, bc)
 	if err != nil || next == framework.Skip {
 		return err
 	}
 	if err := p.PreBind(ctx, bc); err != nil {
 		return err
 	}
-	return p.Confirm(ctx, bc)
+	return p.Confirm(ctx, nil, bc)
 }
 
 // held is who holds what on node-a, by pod.

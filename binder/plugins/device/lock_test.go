@@ -41,7 +41,7 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
 		}
 		require.NoError(t, prepare(t.Context(), c.one, c.a))
-		next, err := c.two.PreFlight(t.Context(), c.b)
+		next, err := c.two.preFlight(t.Context(), c.b)
 		require.NoError(t, err)
 		assert.Equal(t, framework.Run, next)
 		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait where another bind has locked it")
@@ -66,7 +66,7 @@ func (c *lockCase) goesOn() {
 	synctest.Wait()
 	require.Len(c, c.result, 1, "two goes on")
 	require.NoError(c, <-c.result)
-	require.NoError(c, c.two.Confirm(c.Context(), c.b))
+	require.NoError(c, c.two.Confirm(c.Context(), nil, c.b))
 	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 }
 
@@ -112,7 +112,7 @@ func TestLockExpires(t *testing.T) {
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 		assert.Contains(c, held(c.s), "one", "its devices are still its own")
 
-		err := c.one.Confirm(c.Context(), c.a)
+		err := c.one.Confirm(c.Context(), nil, c.a)
 		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		assert.ErrorContains(c, err, "has expired")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
@@ -179,13 +179,13 @@ func TestSightsAreForgotten(t *testing.T) {
 func TestLockIsForTheWholeBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		pass(timeout - framework.BindSettles - time.Second)
-		next, err := c.one.PreFlight(c.Context(), c.a)
+		next, err := c.one.preFlight(c.Context(), c.a)
 		require.NoError(c, err)
 		assert.Equal(c, framework.Skip, next, "there is time enough")
-		require.NoError(c, c.one.Confirm(c.Context(), c.a))
+		require.NoError(c, c.one.Confirm(c.Context(), nil, c.a))
 
 		pass(3 * time.Second)
-		err = c.one.Confirm(c.Context(), c.a)
+		err = c.one.Confirm(c.Context(), nil, c.a)
 		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		require.NoError(c, prepare(c.Context(), c.one, c.a))
 		c.waits()
@@ -289,7 +289,7 @@ func TestLockByOption(t *testing.T) {
 	p := replicaOf(s, withLocks)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
 	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
-	next, err := p.PreFlight(t.Context(), bindOf(podNamed("two"), "b"))
+	next, err := p.preFlight(t.Context(), bindOf(podNamed("two"), "b"))
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next)
 }

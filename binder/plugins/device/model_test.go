@@ -376,12 +376,12 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancelCause(m.t.Context())
 	defer r.cancel(nil)
-	next, err := r.plugin.PreFlight(ctx, bc)
+	next, err := r.plugin.preFlight(ctx, bc)
 	if err == nil && next == framework.Run {
 		a.ran, a.bc = true, bc
 		if err = r.plugin.PreBind(ctx, bc); err == nil {
 			m.meanwhile() // Other plugins take their time.
-			err = r.plugin.Confirm(ctx, bc)
+			err = r.plugin.Confirm(ctx, nil, bc)
 		}
 	}
 	if err != nil {

@@ -73,13 +73,15 @@ type Plugin struct {
 }
 
 var (
-	_ framework.PreBinder    = (*Plugin)(nil)
-	_ framework.PreFlighter  = (*Plugin)(nil)
-	_ framework.OnAnnotation = (*Plugin)(nil)
-	_ framework.Confirmer    = (*Plugin)(nil)
-	_ framework.PostBinder   = (*Plugin)(nil)
-	_ framework.Recoverer    = (*Plugin)(nil)
-	_ framework.Tidier       = (*Plugin)(nil)
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.RollBacker          = (*Plugin)(nil)
+	_ framework.OnAnnotation        = (*Plugin)(nil)
+	_ framework.Confirmer           = (*Plugin)(nil)
+	_ framework.PostBinder          = (*Plugin)(nil)
+	_ framework.Recoverer           = (*Plugin)(nil)
+	_ framework.Tidier              = (*Plugin)(nil)
 )
 
 // New checks the options and returns the plugin. It starts nothing.
@@ -104,8 +106,36 @@ func (*Plugin) Name() string { return Name }
 // Binding, a user on the pod.
 func (*Plugin) Asked() framework.Source { return framework.ByBindingOrPod }
 
-// PreFlight checks what is asked for, and refuses what another pod holds.
-func (p *Plugin) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+// decided is the decision that SetupBindContextExtension leaves for PreFlight.
+var decided = framework.NewExtensionKey[decision](Name + "/decision")
+
+type decision struct {
+	next framework.Next
+	err  error
+}
+
+// SetupBindContextExtension reads and decides. It asks the API server itself before it
+// rejects anything, so that a second look gives the same decision.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
+	if bc.Live {
+		return nil
+	}
+	next, err := p.preFlight(ctx, bc)
+	decided.Set(bc, decision{next: next, err: err})
+	return nil
+}
+
+// PreFlight returns the decision.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	d, err := decided.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	return d.next, d.err
+}
+
+// preFlight checks what is asked for, and refuses what another pod holds.
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	ask, err := p.ask(bc)
 	if err != nil {
 		return framework.Run, err
@@ -160,7 +190,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	if err != nil {
 		return err
 	}
-	changes := p.o.Changes.Subscribe(framework.Key{Kind: "ConfigMap", Namespace: p.o.Namespace, Name: recordName(bc.Node.Name)})
+	changes := p.o.Changes.Subscribe(framework.RefTo(&corev1.ConfigMap{}, p.o.Namespace, recordName(bc.Node.Name)))
 	defer changes.Close()
 	// looked is the holder of the lock whose pod was looked at already: once is
 	// enough, for its own attempts, or the sweep, tell by the record when it ends.
@@ -260,7 +290,7 @@ func (p *Plugin) lasting() time.Time {
 // Confirm sees that nobody has taken the grant, or the lock, out of Prebind's hands
 // while the bind was prepared. It asks the API server: the cache may be behind, and
 // after this nobody looks again.
-func (p *Plugin) Confirm(ctx context.Context, bc *framework.BindContext) error {
+func (p *Plugin) Confirm(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
 	ask, err := p.ask(bc)
 	if err != nil || ask.nothing() {
 		return err

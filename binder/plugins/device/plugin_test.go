@@ -43,7 +43,6 @@ func TestNew(t *testing.T) {
 		_, err := New(o)
 		assert.ErrorContains(t, err, name)
 	}
-	assert.Contains(t, Watches(), "ConfigMap")
 	for _, by := range Caches(namespace) {
 		assert.Equal(t, "app.kubernetes.io/component=prebind-device-record", by.Namespaces[namespace].LabelSelector.String())
 	}
@@ -56,7 +55,7 @@ func TestGrant(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
 
-	next, err := p.PreFlight(t.Context(), bc)
+	next, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next)
 	assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}}, bc.Devices())
@@ -65,7 +64,7 @@ func TestGrant(t *testing.T) {
 
 	require.NoError(t, p.PreBind(t.Context(), bc))
 	require.NoError(t, p.PreBind(t.Context(), bc), "it is idempotent")
-	require.NoError(t, p.Confirm(t.Context(), bc))
+	require.NoError(t, p.Confirm(t.Context(), nil, bc))
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
 	object := s.object("node-a")
@@ -74,7 +73,7 @@ func TestGrant(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)
 
-	next, err = p.PreFlight(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
+	next, err = p.preFlight(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next, "the same bind again has nothing to do")
 
@@ -112,11 +111,11 @@ func TestNothingAsked(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s, withLocks)
 	bc := bindOf(web, "a")
-	next, err := p.PreFlight(t.Context(), bc)
+	next, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next)
 	require.NoError(t, p.PreBind(t.Context(), bc))
-	require.NoError(t, p.Confirm(t.Context(), bc))
+	require.NoError(t, p.Confirm(t.Context(), nil, bc))
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
 	p.PostBind(t.Context(), bc)
 	require.NoError(t, p.Tidy(t.Context()))
@@ -128,8 +127,8 @@ func TestBadAnnotations(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
-	_, preFlight := p.PreFlight(t.Context(), bc)
-	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), bc)} {
+	_, preFlight := p.preFlight(t.Context(), bc)
+	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), nil, bc)} {
 		assert.True(t, framework.IsKind(err, framework.KindInvalid), name)
 		assert.ErrorContains(t, err, gpu)
 		assert.ErrorContains(t, err, fpga)
@@ -371,11 +370,11 @@ func TestPreFlightAsksTheServer(t *testing.T) {
 	require.NoError(t, swept.PreBindRollBack(t.Context(), recovered(bc)))
 	require.NoError(t, prepare(t.Context(), swept, bindOf(other, "b", gen.Annotation(gpu, "GPU-1"))))
 
-	err := cutOff.Confirm(t.Context(), bc)
+	err := cutOff.Confirm(t.Context(), nil, bc)
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	_, err = cutOff.PreFlight(t.Context(), bc)
+	_, err = cutOff.preFlight(t.Context(), bc)
 	assert.True(t, framework.IsKind(err, framework.KindRefuse), "a repeated call must not be let pass: %v", err)
-	_, err = cutOff.PreFlight(t.Context(), bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
+	_, err = cutOff.preFlight(t.Context(), bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
 	assert.NoError(t, err)
 }
 
@@ -483,7 +482,7 @@ func TestLostRecord(t *testing.T) {
 	}
 	s := newServer(t, objects...)
 	p := replicaOf(s)
-	_, err := p.PreFlight(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	_, err := p.preFlight(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	require.NoError(t, err, "PreFlight asks the cache first")
 	err = p.PreBind(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	assert.ErrorContains(t, err, "is held by pod default/running (0.7): 1 of it is asked for and 0.3 is free")
@@ -503,10 +502,10 @@ func TestRecordLostWhileBinding(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
-	err := p.Confirm(t.Context(), bc)
+	err := p.Confirm(t.Context(), nil, bc)
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.ErrorContains(t, err, "ConfigMap prebind-system/prebind-devices-node-a")
-	next, err := p.PreFlight(t.Context(), bc)
+	next, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next, "the repeated call is granted them again")
 
@@ -532,11 +531,11 @@ func TestUnreadableRecord(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, elsewhere))
 	writes := s.count()
 
-	_, preFlight := p.PreFlight(t.Context(), bc)
+	_, preFlight := p.preFlight(t.Context(), bc)
 	marks, marksErr := p.Marks(t.Context())
 	assert.Len(t, marks, 1, "the others are listed all the same")
 	for name, err := range map[string]error{
-		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), bc),
+		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), nil, bc),
 		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
 	} {
 		assert.ErrorContains(t, err, `"p"`, name)
@@ -594,7 +593,7 @@ func TestOwnWritesAreSeen(t *testing.T) {
 	}
 	assert.Equal(t, 1, reads, "before the first write only")
 	require.NoError(t, cached.sync(t.Context()))
-	_, err := p.PreFlight(t.Context(), bindOf(podNamed("a"), "x", gen.Annotation(gpu, "GPU-x")))
+	_, err := p.preFlight(t.Context(), bindOf(podNamed("a"), "x", gen.Annotation(gpu, "GPU-x")))
 	require.NoError(t, err)
 	assert.Empty(t, p.records.written, "the cache has caught up")
 }

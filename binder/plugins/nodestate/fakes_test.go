@@ -5,6 +5,7 @@ package nodestate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -29,7 +31,8 @@ const (
 // all are all the checks.
 var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
 
-// world is an API server in memory that has one node at most, or a cache.
+// world is an API server in memory that has thePod and one node at most, or a cache. It
+// counts the reads of the node.
 type world struct {
 	mu    sync.Mutex
 	node  *corev1.Node
@@ -49,8 +52,12 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reads++
+	if pod, ok := into.(*corev1.Pod); ok {
+		*pod = *thePod()
+		return nil
+	}
 	node, ok := into.(*corev1.Node)
+	w.reads++
 	switch {
 	case w.err != nil:
 		return w.err
@@ -61,6 +68,11 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	}
 	*node = *w.node
 	return nil
+}
+
+// List implements client.Reader.
+func (*world) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
 }
 
 // put stores the node, or removes it for nil, and tells nobody.
@@ -77,7 +89,7 @@ func (w *world) fail(err error) {
 	w.err = err
 }
 
-func (w *world) tell() { w.hub.Changed(framework.Key{Kind: "Node", Name: "node-a"}) }
+func (w *world) tell() { w.hub.Changed(framework.RefTo(&corev1.Node{}, "", "node-a")) }
 
 func (w *world) count() int {
 	w.mu.Lock()
@@ -87,7 +99,8 @@ func (w *world) count() int {
 
 func pluginBetween(t testing.TB, cached, live *world) *Plugin {
 	t.Helper()
-	p, err := New(Options{Cached: cached, Live: live, Changes: cached.hub, Domain: domain, Checks: all, MaxWait: maxWait})
+	h := framework.Handle{Cached: cached, Live: live, Changes: cached.hub, Clock: clock.RealClock{}}
+	p, err := New(h, &Arguments{Checks: CheckNames(), MaxWait: maxWait})
 	require.NoError(t, err)
 	return p
 }
@@ -174,5 +187,6 @@ func named(names ...string) corev1.NodeSelectorTerm {
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
 func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
-	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...)}
+	now := time.Now() //nolint:forbidigo // The plugins of these tests have the real clock.
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Now: now, Since: now}
 }

@@ -65,7 +65,7 @@ func TestWait(t *testing.T) {
 		ended, err := w.ended()
 		require.False(t, ended, "%v", err)
 		assert.Equal(t, framework.Waiting{
-			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`,
+			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`, Until: w.bc.Now.Add(30 * time.Second),
 		}, w.bc.WaitingFor(), "it says what it waits for")
 
 		reads := w.cached.count()
@@ -288,9 +288,9 @@ func TestPreFlightThenPreBind(t *testing.T) {
 		results := make(chan error, 2)
 		for range 2 {
 			bc := contextFor(thePod(), theNode(), annotation("expect-conditions", "GPUReady"), annotation("wait", "30s"))
-			next, err := p.PreFlight(t.Context(), bc)
+			next, err := p.PreFlight(bc)
 			require.NoError(t, err)
-			require.Equal(t, framework.Run, next)
+			require.Equal(t, framework.Verify, next)
 			go func() { results <- p.PreBind(t.Context(), bc) }()
 			synctest.Wait()
 		}
@@ -301,8 +301,8 @@ func TestPreFlightThenPreBind(t *testing.T) {
 		require.NoError(t, <-results)
 
 		bc := contextFor(thePod(), ready, annotation("expect-conditions", "GPUReady"), annotation("wait", "30s"))
-		require.NoError(t, p.Confirm(t.Context(), bc))
-		next, err := p.PreFlight(t.Context(), bc)
+		require.NoError(t, p.Confirm(t.Context(), world, bc))
+		next, err := p.PreFlight(bc)
 		require.NoError(t, err)
 		assert.Equal(t, framework.Skip, next, "the repeated call finds nothing to do")
 	})

@@ -29,7 +29,7 @@ const celExpressions = 100
 type OwnedOptions struct {
 	// Classes are the DeviceClasses that Prebind alone allocates.
 	Classes []string
-	// Cached holds what OwnedWatches lists.
+	// Cached holds what the Registration watches.
 	Cached client.Reader
 	Live   client.Reader
 	Writer client.Writer
@@ -57,15 +57,6 @@ type OwnedClasses struct {
 }
 
 var _ Allocator = (*OwnedClasses)(nil)
-
-// OwnedWatches are the kinds that OwnedOptions.Cached has to hold.
-func OwnedWatches() map[string]client.Object {
-	return map[string]client.Object{
-		"ResourceClaim": &resourcev1.ResourceClaim{},
-		"ResourceSlice": &resourcev1.ResourceSlice{},
-		"DeviceClass":   &resourcev1.DeviceClass{},
-	}
-}
 
 // NewOwnedClasses checks the options and returns the allocator.
 func NewOwnedClasses(o OwnedOptions) (*OwnedClasses, error) {

@@ -105,7 +105,7 @@ func (s *apiServer) put(o client.Object) {
 }
 
 func (s *apiServer) tell(o client.Object) {
-	s.hub.Changed(framework.Key{Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()})
+	s.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
 // remove deletes the object as a test says.

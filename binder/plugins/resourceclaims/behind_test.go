@@ -26,7 +26,7 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		r := newReplica(t, s)
 		r.cache.freeze()
 		s.change("c", "kube-scheduler", reserve)
-		next, err := r.PreFlight(t.Context(), bind(pod, "node-a", "here-1"))
+		next, err := r.preFlight(t.Context(), bind(pod, "node-a", "here-1"))
 		require.NoError(t, err)
 		assert.Equal(t, framework.Skip, next, "it takes no attempt")
 	})
@@ -41,6 +41,6 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		s.change("c", "kube-scheduler", release)
 		r.cache.freeze()
 		s.change("c", "kube-scheduler", reserve)
-		assert.NoError(t, r.Confirm(t.Context(), bc), "the call need not be repeated")
+		assert.NoError(t, r.Confirm(t.Context(), nil, bc), "the call need not be repeated")
 	})
 }

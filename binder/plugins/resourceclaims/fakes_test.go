@@ -229,7 +229,7 @@ func deviceClass() client.Object {
 
 // run is PreFlight and PreBind, as the engine calls them.
 func (r *replica) run(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
-	next, err := r.PreFlight(ctx, bc)
+	next, err := r.preFlight(ctx, bc)
 	if err != nil || next == framework.Skip {
 		return next, err
 	}

@@ -42,7 +42,7 @@ const Name = "resource-claims"
 
 // Options of the plugin. All fields but Allocator are required.
 type Options struct {
-	// Cached holds what Watches lists, besides pods that are not bound yet, and nodes.
+	// Cached holds what the Registration watches, pods without a node, and nodes.
 	Cached client.Reader
 	// Live reads from the API server, before anything is refused by what the cache
 	// says.
@@ -85,18 +85,15 @@ type Allocator interface {
 type Plugin struct{ o Options }
 
 var (
-	_ framework.PreBinder   = (*Plugin)(nil)
-	_ framework.PreFlighter = (*Plugin)(nil)
-	_ framework.Confirmer   = (*Plugin)(nil)
-	_ framework.PostBinder  = (*Plugin)(nil)
-	_ framework.Recoverer   = (*Plugin)(nil)
-	_ framework.Tidier      = (*Plugin)(nil)
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.RollBacker          = (*Plugin)(nil)
+	_ framework.Confirmer           = (*Plugin)(nil)
+	_ framework.PostBinder          = (*Plugin)(nil)
+	_ framework.Recoverer           = (*Plugin)(nil)
+	_ framework.Tidier              = (*Plugin)(nil)
 )
-
-// Watches are the kinds that Options.Cached has to hold.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{"ResourceClaim": &resourcev1.ResourceClaim{}}
-}
 
 // New checks the options and returns the plugin. It starts nothing.
 func New(o Options) (*Plugin, error) {
@@ -112,9 +109,37 @@ func New(o Options) (*Plugin, error) {
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// PreFlight looks at the pod's claims. It refuses what kube-scheduler's
+// decided is the decision that SetupBindContextExtension leaves for PreFlight.
+var decided = framework.NewExtensionKey[decision](Name + "/decision")
+
+type decision struct {
+	next framework.Next
+	err  error
+}
+
+// SetupBindContextExtension reads and decides. It asks the API server itself before it
+// rejects anything, so that a second look gives the same decision.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
+	if bc.Live {
+		return nil
+	}
+	next, err := p.preFlight(ctx, bc)
+	decided.Set(bc, decision{next: next, err: err})
+	return nil
+}
+
+// PreFlight returns the decision.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	d, err := decided.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	return d.next, d.err
+}
+
+// preFlight looks at the pod's claims. It refuses what kube-scheduler's
 // DynamicResources refuses in its Filter.
-func (p *Plugin) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	if !hasClaims(bc.Pod) {
 		return framework.Skip, nil
 	}
@@ -140,7 +165,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 }
 
 // Confirm sees that the claims are still the pod's.
-func (p *Plugin) Confirm(ctx context.Context, bc *framework.BindContext) error {
+func (p *Plugin) Confirm(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
 	if !hasClaims(bc.Pod) {
 		return nil
 	}

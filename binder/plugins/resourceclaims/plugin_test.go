@@ -29,8 +29,6 @@ func TestNew(t *testing.T) {
 	p, err := New(good)
 	require.NoError(t, err)
 	assert.Equal(t, Name, p.Name())
-	assert.Contains(t, Watches(), "ResourceClaim")
-	assert.Contains(t, OwnedWatches(), "ResourceSlice")
 	for name, spoil := range map[string]func(o *Options){
 		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil }, "Writer": func(o *Options) { o.Writer = nil },
 		"Status": func(o *Options) { o.Status = nil }, "Changes": func(o *Options) { o.Changes = nil }, "Clock": func(o *Options) { o.Clock = nil },
@@ -212,7 +210,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, framework.IsKind(r.Confirm(t.Context(), bc), framework.KindWait), "the last look finds it")
+		require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindWait), "the last look finds it")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next round reserves it again")
 	})
@@ -237,7 +235,7 @@ func TestTwoAttempts(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second relies on it")
-		require.NoError(t, two.Confirm(t.Context(), b))
+		require.NoError(t, two.Confirm(t.Context(), nil, b))
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
 		assert.Empty(t, users(s.claim("c")), "now nobody does")
 	})
@@ -303,7 +301,7 @@ func TestPodIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.remove(pod)
-	require.True(t, framework.IsKind(r.Confirm(t.Context(), bc), framework.KindStale))
+	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindStale))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 	for name, change := range map[string]podChange{
@@ -323,7 +321,7 @@ func TestClaimIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.remove(theClaim("c"))
-	require.True(t, framework.IsKind(r.Confirm(t.Context(), bc), framework.KindRefuse), "what we wrote does not make it be there")
+	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindRefuse), "what we wrote does not make it be there")
 	r.PostBind(t.Context(), bc)
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
 	s.put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
@@ -428,7 +426,7 @@ func BenchmarkPreFlight(b *testing.B) {
 	bc := bind(pod, "node-a", "here-1")
 	b.ReportAllocs()
 	for b.Loop() {
-		if next, err := r.PreFlight(b.Context(), bc); err != nil || next != framework.Skip {
+		if next, err := r.preFlight(b.Context(), bc); err != nil || next != framework.Skip {
 			b.Fatal(next, err)
 		}
 	}

@@ -203,7 +203,7 @@ func TestUpstream(t *testing.T) {
 			r := newAllocating(t, s)
 			bc := bind(pod, "node-a", "here-1")
 			s.forgetWrites()
-			next, err := r.PreFlight(t.Context(), bc)
+			next, err := r.preFlight(t.Context(), bc)
 			assert.Empty(t, s.written(), "PreFlight never writes")
 			if tc.prepare != nil {
 				tc.prepare(s)

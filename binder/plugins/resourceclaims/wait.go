@@ -7,6 +7,8 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -15,7 +17,7 @@ import (
 // untilReady does for the pod's claims what can be done, and waits for the rest.
 func (p *Plugin) untilReady(ctx context.Context, bc *framework.BindContext) error {
 	began := p.o.Clock.Now()
-	changes := p.o.Changes.Subscribe(framework.Key{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name})
+	changes := p.o.Changes.Subscribe(framework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name))
 	defer changes.Close()
 	for {
 		pod, err := p.pendingPod(ctx, bc)
@@ -29,7 +31,7 @@ func (p *Plugin) untilReady(ctx context.Context, bc *framework.BindContext) erro
 		// Subscribed to first, looked at then: no change falls in between.
 		for _, ref := range refs {
 			if ref.claim != "" {
-				changes.Add(framework.Key{Kind: "ResourceClaim", Namespace: pod.Namespace, Name: ref.claim})
+				changes.Add(framework.RefTo(&resourcev1.ResourceClaim{}, pod.Namespace, ref.claim))
 			}
 		}
 		s, err := p.survey(ctx, bc, pod, began)

@@ -113,7 +113,7 @@ func TestWaitForConditions(t *testing.T) {
 				if tc.refuse == "" {
 					require.NoError(t, err, tc.reason)
 					assert.Equal(t, []string{"web"}, users(w.api.claim("c")))
-					require.NoError(t, w.Confirm(t.Context(), w.bc))
+					require.NoError(t, w.Confirm(t.Context(), nil, w.bc))
 					return
 				}
 				require.ErrorContains(t, err, tc.refuse, tc.reason)

@@ -119,7 +119,7 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: framework.NewHub(), Free: free})
 	require.NoError(tb, err)
 	return func() {
-		next, err := p.PreFlight(tb.Context(), &framework.BindContext{Pod: thePod(), Node: node})
+		next, err := p.preFlight(tb.Context(), &framework.BindContext{Pod: thePod(), Node: node})
 		require.NoError(tb, err)
 		require.Equal(tb, framework.Run, next)
 	}

@@ -68,7 +68,7 @@ func TestExclusive(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(append(tc.others, theNode(), pv, tc.claim, local)...)
-			next, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
+			next, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
 			assert.Equal(t, tc.free, w.podLists == 0, "%s: %d lists", tc.reason, w.podLists)
 			if tc.want != "" {
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
@@ -88,7 +88,7 @@ func TestExclusiveEphemeral(t *testing.T) {
 	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
 	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
 	w := newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))
-	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(pod))
+	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(pod))
 	require.NoError(t, err)
 	assert.Zero(t, w.podLists)
 }
@@ -96,7 +96,7 @@ func TestExclusiveEphemeral(t *testing.T) {
 // TestExclusiveBeforeWriting: nothing is written for a claim that is in use.
 func TestExclusiveBeforeWriting(t *testing.T) {
 	w := newWorld(theNode(), local, theClaim(gen.AccessModes(corev1.ReadWriteOncePod)), another("a"))
-	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
+	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 }
 
@@ -106,7 +106,7 @@ func TestExclusiveAfterWaiting(t *testing.T) {
 	w := newWorld(thePod(), theNode(), local, unbound)
 	p := pluginIn(t, w)
 	bc := contextFor(thePod())
-	_, err := p.PreFlight(t.Context(), bc)
+	_, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 
 	w.put(volumeNamed("pv", gen.ClaimRef(theClaim())))
@@ -125,7 +125,7 @@ func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*fram
 	p = pluginIn(t, w)
 	return w, p, func(name string) (*framework.BindContext, error) {
 		bc := contextFor(sharer(name))
-		if _, err := p.PreFlight(t.Context(), bc); err != nil {
+		if _, err := p.preFlight(t.Context(), bc); err != nil {
 			return bc, err
 		}
 		return bc, p.PreBind(t.Context(), bc)
@@ -142,7 +142,7 @@ func TestPreFlightReservesNothing(t *testing.T) {
 	w, p, preBind := onePod(t)
 	w.put(sharer("first"))
 	w.put(sharer("second"))
-	next, err := p.PreFlight(t.Context(), contextFor(sharer("first")))
+	next, err := p.preFlight(t.Context(), contextFor(sharer("first")))
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next, "PreBind reserves the claim")
 	_, err = preBind("second")
@@ -150,7 +150,7 @@ func TestPreFlightReservesNothing(t *testing.T) {
 
 	dry := contextFor(sharer("first"))
 	dry.DryRun = true
-	next, err = p.PreFlight(t.Context(), dry)
+	next, err = p.preFlight(t.Context(), dry)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next, "there is nothing to write or to wait for")
 	assert.Empty(t, dry.Intents())

@@ -317,7 +317,7 @@ func (w *world) change(o client.Object, do func(name string)) {
 	w.mu.Lock()
 	do(nameOf(o, client.ObjectKeyFromObject(o)))
 	w.mu.Unlock()
-	w.hub.Changed(framework.Key{Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()})
+	w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
 func (w *world) count() int {

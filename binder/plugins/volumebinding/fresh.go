@@ -72,19 +72,19 @@ const (
 
 // newSurveys returns those of the plugin, by kind.
 func (p *Plugin) newSurveys(c clock.PassiveClock) map[string]*survey {
-	of := func(gv schema.GroupVersion, kind string, holds holds) *survey {
+	of := func(gv schema.GroupVersion, kind string, example client.Object, holds holds) *survey {
 		return &survey{
-			kind: gv.WithKind(kind), live: p.live, changes: p.changes, clock: c, holds: holds,
+			kind: gv.WithKind(kind), example: example, live: p.live, changes: p.changes, clock: c, holds: holds,
 			asked: utilcache.NewLRUExpireCacheWithClock(askedMost, c),
 		}
 	}
 	return map[string]*survey{
-		volumeKind: of(corev1.SchemeGroupVersion, volumeKind, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
+		volumeKind: of(corev1.SchemeGroupVersion, volumeKind, &corev1.PersistentVolume{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
 			pv := &corev1.PersistentVolume{}
 			found, err := get(ctx, p.cached, volumeKind, "", o.Name, pv)
 			return found && err == nil && !older(pv, o) && p.free.follows(pv)
 		}),
-		capacityKind: of(storagev1.SchemeGroupVersion, capacityKind, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
+		capacityKind: of(storagev1.SchemeGroupVersion, capacityKind, &storagev1.CSIStorageCapacity{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
 			c := &storagev1.CSIStorageCapacity{}
 			found, err := get(ctx, p.cached, capacityKind, o.Namespace, o.Name, c)
 			return found && err == nil && !older(c, o)
@@ -128,7 +128,9 @@ func askerOf(bc *framework.BindContext) asker { return asker{pod: bc.Pod.UID, no
 
 // survey is the surveys of one kind, one at a time. It is safe for concurrent use.
 type survey struct {
-	kind    schema.GroupVersionKind
+	kind schema.GroupVersionKind
+	// example is an object of the kind.
+	example client.Object
 	live    client.Reader
 	changes *framework.Hub
 	clock   clock.PassiveClock
@@ -257,7 +259,7 @@ func (s *survey) await(ctx context.Context, missing []*metav1.PartialObjectMetad
 	changes := s.changes.Subscribe()
 	defer changes.Close()
 	for _, o := range missing {
-		changes.Add(framework.Key{Kind: s.kind.Kind, Namespace: o.Namespace, Name: o.Name})
+		changes.Add(framework.RefTo(s.example, o.Namespace, o.Name))
 	}
 	held := func(o *metav1.PartialObjectMetadata) bool { return s.holds(ctx, o) }
 	waiting, cancel := context.WithTimeout(ctx, catchUp)

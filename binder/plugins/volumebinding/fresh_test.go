@@ -43,7 +43,7 @@ func newLacking(t *testing.T, more ...client.Object) *lacking {
 // bind is the PreFlight of the pod of this UID.
 func (l *lacking) bind(t *testing.T, uid types.UID) error {
 	t.Helper()
-	_, err := l.p.PreFlight(t.Context(), contextFor(thePod(gen.UID(uid))))
+	_, err := l.p.preFlight(t.Context(), contextFor(thePod(gen.UID(uid))))
 	return err
 }
 

@@ -29,7 +29,7 @@ const Name = "volumebinding"
 // Options of the plugin. All fields but Clock are required.
 type Options struct {
 	// Cached reads from a cache with the indexes of SetupIndexes. It holds what
-	// Watches lists, besides pods that are not bound yet, and nodes.
+	// the Registration watches, pods without a node, and nodes.
 	Cached client.Reader
 	// Live reads from the API server, before anything is refused or found missing
 	// by what the cache says, and what the cache does not hold.
@@ -66,9 +66,11 @@ type Plugin struct {
 }
 
 var (
-	_ framework.PreBinder   = (*Plugin)(nil)
-	_ framework.PreFlighter = (*Plugin)(nil)
-	_ framework.PostBinder  = (*Plugin)(nil)
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.RollBacker          = (*Plugin)(nil)
+	_ framework.PostBinder          = (*Plugin)(nil)
 )
 
 // New checks the options and returns the plugin. It starts nothing.
@@ -94,10 +96,38 @@ func (*Plugin) Name() string { return Name }
 // planned hands the plan from PreFlight to PreBind.
 var planned = framework.NewExtensionKey[plan](Name + "/plan")
 
-// PreFlight finds out what is to be written for the pod's claims. It refuses
+// decided is the decision that SetupBindContextExtension leaves for PreFlight.
+var decided = framework.NewExtensionKey[decision](Name + "/decision")
+
+type decision struct {
+	next framework.Next
+	err  error
+}
+
+// SetupBindContextExtension reads and decides. It asks the API server itself before it
+// rejects anything, so that a second look gives the same decision.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
+	if bc.Live {
+		return nil
+	}
+	next, err := p.preFlight(ctx, bc)
+	decided.Set(bc, decision{next: next, err: err})
+	return nil
+}
+
+// PreFlight returns the decision.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	d, err := decided.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	return d.next, d.err
+}
+
+// preFlight finds out what is to be written for the pod's claims. It refuses
 // what kube-scheduler's VolumeBinding refuses in its Filter, and the use of a
 // ReadWriteOncePod claim by a second pod, as its VolumeRestrictions does.
-func (p *Plugin) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	if len(claimRefs(bc.Pod)) == 0 {
 		return framework.Skip, nil
 	}

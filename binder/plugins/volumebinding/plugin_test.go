@@ -157,7 +157,7 @@ func TestPreFlight(t *testing.T) {
 			}
 			cached, live := newWorld(tc.cached...), newWorld(tc.live...)
 			bc := contextFor(pod)
-			next, err := pluginBetween(t, cached, live).PreFlight(t.Context(), bc)
+			next, err := pluginBetween(t, cached, live).preFlight(t.Context(), bc)
 			assert.Empty(t, live.patches, "PreFlight never writes")
 			assert.Equal(t, tc.noReads, cached.count() == 0, "reads of the cache")
 			assert.Equal(t, tc.noLiveReads, live.count() == 0, "reads of the API server")
@@ -175,7 +175,7 @@ func TestPreFlight(t *testing.T) {
 func TestPreFlightFails(t *testing.T) {
 	w := newWorld()
 	w.err = errors.New("boom")
-	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
+	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindInternal), "%v", err)
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 }
@@ -188,7 +188,7 @@ func TestPreBind(t *testing.T) {
 		p := pluginIn(t, w)
 		start := func() <-chan error {
 			bc := contextFor(thePod())
-			next, err := p.PreFlight(t.Context(), bc)
+			next, err := p.preFlight(t.Context(), bc)
 			require.NoError(t, err)
 			require.Equal(t, framework.Run, next)
 			result := make(chan error, 1)
@@ -205,7 +205,7 @@ func TestPreBind(t *testing.T) {
 		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("200")))
 		require.NoError(t, <-first)
 		require.NoError(t, <-second)
-		next, err := p.PreFlight(t.Context(), contextFor(thePod()))
+		next, err := p.preFlight(t.Context(), contextFor(thePod()))
 		require.NoError(t, err)
 		assert.Equal(t, framework.Skip, next, "the repeated call finds nothing to do")
 	})
@@ -220,7 +220,7 @@ func TestPreBindStops(t *testing.T) {
 	boom := errors.New("boom")
 	w.fail = func(string) error { return boom }
 	bc := contextFor(thePod())
-	_, err := p.PreFlight(t.Context(), bc)
+	_, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	require.ErrorIs(t, p.PreBind(t.Context(), bc), boom, "it does not wait for what it could not write")
 

@@ -27,7 +27,7 @@ type bind struct {
 func prepared(t *testing.T, p *Plugin, pod *corev1.Pod) bind {
 	t.Helper()
 	b := bind{Plugin: p, bc: contextFor(pod)}
-	_, err := p.PreFlight(t.Context(), b.bc)
+	_, err := p.preFlight(t.Context(), b.bc)
 	require.NoError(t, err)
 	return b
 }
@@ -49,7 +49,7 @@ func TestTwoPodsOneVolume(t *testing.T) {
 		assert.True(t, framework.IsKind(err, framework.KindWait), "the call is to be repeated: %v", err)
 		assert.Equal(t, 1, w.applied, "one write had an effect")
 
-		_, err = second.PreFlight(t.Context(), contextFor(two))
+		_, err = second.preFlight(t.Context(), contextFor(two))
 		assert.True(t, framework.IsKind(err, framework.KindRefuse), "there is no volume left: %v", err)
 		w.put(volumeNamed("pv2"))
 		again := prepared(t, second.Plugin, two)

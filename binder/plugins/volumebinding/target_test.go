@@ -132,7 +132,7 @@ func TestCSINodeIsReadWhereItCounts(t *testing.T) {
 			if name == "SameInWait" {
 				err = pluginBetween(t, w, live).wait(t.Context(), bc, plan{static: []match{{claim: theClaim(), volume: tc.volume}}})
 			} else {
-				_, err = pluginBetween(t, w, live).PreFlight(t.Context(), bc)
+				_, err = pluginBetween(t, w, live).preFlight(t.Context(), bc)
 			}
 			if tc.want != "" {
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)

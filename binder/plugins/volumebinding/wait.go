@@ -16,8 +16,8 @@ import (
 // makes it impossible. It looks when something changed, and only then.
 func (p *Plugin) wait(ctx context.Context, bc *framework.BindContext, pl plan) error {
 	changes := p.changes.Subscribe(
-		framework.Key{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
-		framework.Key{Kind: "Node", Name: bc.Node.Name},
+		framework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name),
+		framework.RefTo(&corev1.Node{}, "", bc.Node.Name),
 	)
 	defer changes.Close()
 	for _, m := range pl.static {

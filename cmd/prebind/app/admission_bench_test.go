@@ -173,10 +173,10 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, t
 	require.Len(tb, selectedPlugins, 4, "all that are on")
 	var plugins []framework.PreBinder
 	for _, p := range selectedPlugins {
-		built, err := p.Build(Deps{
+		built, err := p.New(framework.Handle{
 			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},
-			Arguments: s.argumentsOf(p.Name), Domain: defaultDomain, Namespace: "prebind-system",
-		})
+			Namespace: "prebind-system",
+		}, s.argumentsOf(p.Name))
 		require.NoError(tb, err)
 		plugins = append(plugins, built)
 	}

@@ -75,7 +75,7 @@ func (a *assembly) settings(ctx context.Context, s *settings) (binder.Settings, 
 		Mode: s.Mode, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
 		PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout, Namespaces: s.namespaceRules(),
 	}
-	if err := a.watch(ctx, map[string]client.Object{"Pod": &corev1.Pod{}, "Node": &corev1.Node{}}); err != nil {
+	if err := a.watch(ctx, &corev1.Pod{}, &corev1.Node{}); err != nil {
 		return out, err
 	}
 	if out.Mutators, err = a.mutators(s); err != nil {
@@ -89,16 +89,17 @@ func (a *assembly) settings(ctx context.Context, s *settings) (binder.Settings, 
 }
 
 // watch makes the cache hold the kinds, and the hub hear of their changes.
-func (a *assembly) watch(ctx context.Context, kinds map[string]client.Object) error {
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+func (a *assembly) watch(ctx context.Context, examples ...client.Object) error {
+	for _, example := range examples {
+		kind := framework.KindOf(example)
 		if a.watched[kind] {
 			continue
 		}
-		informer, err := a.mgr.GetCache().GetInformer(ctx, kinds[kind])
+		informer, err := a.mgr.GetCache().GetInformer(ctx, example)
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
-		if err := a.changes.Attach(kind, informer); err != nil {
+		if err := a.changes.Attach(example, informer); err != nil {
 			return err
 		}
 		a.ready.waitFor(kind, informer.HasSynced)
@@ -154,25 +155,25 @@ func (a *assembly) plugins(ctx context.Context, s *settings) ([]framework.PreBin
 }
 
 // plugin makes the cache hold what the plugin needs, and builds it.
-func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (builtPlugin, error) {
+func (a *assembly) plugin(ctx context.Context, e framework.Registration, arguments Arguments) (builtPlugin, error) {
 	if e.Index != nil {
 		if err := e.Index(ctx, onceIndexer{indexer: a.mgr.GetFieldIndexer(), indexed: a.indexed}, arguments); err != nil {
 			return builtPlugin{}, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
 	if e.Watches != nil {
-		kinds := e.Watches(arguments)
-		if err := a.watch(ctx, kinds); err != nil {
+		examples := e.Watches(arguments)
+		if err := a.watch(ctx, examples...); err != nil {
 			return builtPlugin{}, err
 		}
-		if err := a.handle(ctx, e, kinds); err != nil {
+		if err := a.handle(ctx, e, examples); err != nil {
 			return builtPlugin{}, err
 		}
 	}
-	p, err := e.Build(Deps{
+	p, err := e.New(framework.Handle{
 		Cached: a.mgr.GetCache(), Live: a.steps.counted(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
-		Changes: a.changes, Clock: clock.RealClock{}, Arguments: arguments, Domain: a.domain, Namespace: a.namespace,
-	})
+		Changes: a.changes, Clock: clock.RealClock{}, Namespace: a.namespace,
+	}, arguments)
 	if err == nil && p.Name() != e.Name {
 		err = fmt.Errorf("it is registered as %q and calls itself %q", e.Name, p.Name())
 	}
@@ -181,15 +182,16 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 
 // handle gives the events of the kinds to the plugin's handlers. After the start it
 // does not wait until they have seen all objects.
-func (a *assembly) handle(ctx context.Context, e Plugin, kinds map[string]client.Object) error {
+func (a *assembly) handle(ctx context.Context, e framework.Registration, examples []client.Object) error {
 	if a.handled[e.Name] {
 		return nil
 	}
 	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
-		if kinds[kind] == nil {
+		i := slices.IndexFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind })
+		if i < 0 {
 			return fmt.Errorf("it handles events of %s objects and does not watch them", kind)
 		}
-		informer, err := a.mgr.GetCache().GetInformer(ctx, kinds[kind])
+		informer, err := a.mgr.GetCache().GetInformer(ctx, examples[i])
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
@@ -241,13 +243,13 @@ func (a *assembly) claimedDevices(ctx context.Context, s *settings) (func(contex
 	if err != nil || !slices.ContainsFunc(entries, func(m Mutator) bool { return m.Claims }) {
 		return nil, err
 	}
-	if lacking, err := a.missingKind([]schema.GroupVersionKind{resourceClaimKind}); err != nil {
+	if lacking, err := a.missingKind([]schema.GroupVersionKind{claimed.Kind}); err != nil {
 		return nil, err
 	} else if lacking != "" {
 		klog.InfoS("The API server does not know ResourceClaims: mutators are told of none", "kind", lacking)
 		return nil, nil
 	}
-	if err := a.watch(ctx, claimed.Watches()); err != nil {
+	if err := a.watch(ctx, claimed.Watches()...); err != nil {
 		return nil, err
 	}
 	return claimed.New(a.mgr.GetCache(), a.mgr.GetAPIReader()).Devices, nil

@@ -17,6 +17,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/plugins/device"
 )
 
 const fileHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
@@ -58,7 +59,7 @@ namespaces:
 		Namespaces: []namespaceRule{{Names: []string{"batch-*"}, Mode: binder.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: 20 * time.Minute}},
 	}, c.general)
 	assert.Equal(t, &topologyArguments{Labels: []string{"a", "b"}}, c.argumentsOf("topology"), "a flag wins, and is not added to")
-	assert.Equal(t, &deviceArguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
+	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
 	assert.Equal(t, &nodeInfoArguments{}, c.argumentsOf("node-info"), "nothing is the default")
 
 	same, err := completed(t, "--config="+fileWith(t, fileHead))

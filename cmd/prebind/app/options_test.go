@@ -14,8 +14,6 @@ import (
 // feature is an entry of a list of mutators or plugins.
 type feature entry
 
-func (f feature) entry() entry { return entry(f) }
-
 func TestSelected(t *testing.T) {
 	list := []feature{{name: "a", on: true}, {name: "b", on: true}, {name: "c"}}
 	cases := map[string]struct {
@@ -45,7 +43,7 @@ func TestSelected(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := selected(list, "thing", tc.flag)
+			got, err := selected(list, func(f feature) entry { return entry(f) }, "thing", tc.flag)
 			if tc.says != "" {
 				require.ErrorContains(t, err, tc.says, tc.reason)
 				return

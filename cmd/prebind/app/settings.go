@@ -15,6 +15,8 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/nodestate"
 )
 
 // settings are those options that the configuration file may give as well, and that
@@ -175,7 +177,7 @@ func (s *settings) problems() []Problem {
 		for _, p := range a.Validate() {
 			all = append(all, Problem{Field: "arguments." + a.name + "." + p.Field, Err: p.Err})
 		}
-		if n, ok := a.Arguments.(*nodeStateArguments); ok {
+		if n, ok := a.Arguments.(*nodestate.Arguments); ok {
 			check(n.MaxWait <= b.MaxPreBindTimeout, "arguments.node-state.maxWait", "%s is more than --max-prebind-timeout, %s", n.MaxWait, b.MaxPreBindTimeout)
 		}
 	}
@@ -214,11 +216,11 @@ func modeNames() string {
 }
 
 func (s *settings) selectedMutators() ([]Mutator, error) {
-	return selected(s.registry.mutators, "mutator", s.Mutators)
+	return selected(s.registry.mutators, mutatorEntry, "mutator", s.Mutators)
 }
 
-func (s *settings) selectedPlugins() ([]Plugin, error) {
-	return selected(s.registry.plugins, "PreBind plugin", s.PreBindPlugins)
+func (s *settings) selectedPlugins() ([]framework.Registration, error) {
+	return selected(s.registry.plugins, pluginEntry, "PreBind plugin", s.PreBindPlugins)
 }
 
 // namespaceRules are those of the engine.

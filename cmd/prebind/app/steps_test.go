@@ -74,7 +74,7 @@ func TestSteps(t *testing.T) {
 	after(of(binder.StepPreBind, "device"), 2, framework.Refuse(framework.Object{}, "no"))
 	after(of(binder.StepPreBind, "device"), 3, framework.Refuse(framework.Object{}, "no"))
 	after(of(binder.StepHold, ""), 100, nil)
-	s.ReadLive("Pod", binder.ReadMissing)
+	s.ReadLive("", "Pod", binder.ReadMissing)
 	s.HoldRefused()
 	_, err = s.timed(slow{now}).Mutate(mutators.Input{})
 	require.Error(t, err, "what a mutator says passes unchanged")

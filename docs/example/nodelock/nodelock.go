@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/cmd/prebind/app"
 )
 
 // Name of the plugin.
@@ -31,27 +30,24 @@ const Name = "nodelock"
 // Annotation on a Node that is locked.
 const Annotation = "nodelock.example.com/held-by"
 
-// Plugin is the entry for app.WithPlugin. Prebind needs the permission to patch
+// Registration is the entry for app.WithPlugin. Prebind needs the permission to patch
 // nodes for it.
-func Plugin() app.Plugin {
-	return app.Plugin{
+func Registration() framework.Registration {
+	return framework.Registration{
 		Name:        Name,
 		Description: "lets one pod at a time be bound to a node",
 		On:          true,
-		Build: func(d app.Deps) (framework.PreBinder, error) {
-			return &plugin{cached: d.Cached, live: d.Live, writer: d.Writer, changes: d.Changes}, nil
+		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+			return &plugin{h}, nil
 		},
 	}
 }
 
-type plugin struct {
-	cached, live client.Reader
-	writer       client.Writer
-	changes      *framework.Hub
-}
+type plugin struct{ h framework.Handle }
 
 var (
 	_ framework.PreBinder  = (*plugin)(nil)
+	_ framework.RollBacker = (*plugin)(nil)
 	_ framework.PostBinder = (*plugin)(nil)
 	_ framework.Recoverer  = (*plugin)(nil)
 )
@@ -75,35 +71,25 @@ func (*plugin) Name() string { return Name }
 // same pod holds is taken over: that attempt was another replica's, which is gone
 // or will find that the lock is not its own any more.
 func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	changes := p.changes.Subscribe(framework.Key{Kind: "Node", Name: bc.Node.Name})
-	defer changes.Close()
 	mine := holderFor(bc)
-	for {
+	take := func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
 		node, held, err := p.read(ctx, bc.Node.Name)
 		switch {
 		case apierrors.IsNotFound(err):
-			return framework.Refuse(object(bc.Node.Name), "the node is gone").Because(err).Advise("choose another")
+			return framework.Waiting{}, framework.Refuse(object(bc.Node.Name), "the node is gone").Because(err).Advise("choose another")
 		case err != nil:
-			return framework.FromAPI(object(bc.Node.Name), "reading it", err)
+			return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "reading it", err)
 		case held == mine:
-			return nil
+			return framework.Waiting{}, nil
 		case held == holder{} || held.UID == mine.UID:
-			err := p.write(ctx, node, mine)
-			switch {
-			case apierrors.IsConflict(err):
-				continue
-			case err != nil:
-				return framework.FromAPI(object(bc.Node.Name), "locking it", err)
+			if err := p.write(ctx, node, mine); err != nil {
+				return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "locking it", err)
 			}
-			return nil
+			return framework.Waiting{}, nil
 		}
-		bc.Waiting(framework.Waiting{Object: object(node.Name), For: fmt.Sprintf("the lock that pod %s/%s holds on it", held.Namespace, held.Pod)})
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-changes.C():
-		}
+		return framework.Waiting{Object: object(node.Name), For: fmt.Sprintf("the lock that pod %s/%s holds on it", held.Namespace, held.Pod)}, nil
 	}
+	return framework.Await(ctx, p.h, bc, take, framework.RefTo(&corev1.Node{}, "", bc.Node.Name))
 }
 
 // PreBindRollBack releases the lock if it is this attempt's.
@@ -126,7 +112,7 @@ func (p *plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 // Marks lists the locks.
 func (p *plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var nodes corev1.NodeList
-	if err := p.cached.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.h.Cached.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	var marks []framework.Mark
@@ -161,7 +147,7 @@ func (p *plugin) release(ctx context.Context, bc *framework.BindContext) (bool, 
 // read asks the API server: a lock is no matter for a cache.
 func (p *plugin) read(ctx context.Context, name string) (*corev1.Node, holder, error) {
 	node := &corev1.Node{}
-	if err := p.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+	if err := p.h.Live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return nil, holder{}, err
 	}
 	return node, heldBy(node), nil
@@ -180,7 +166,7 @@ func (p *plugin) write(ctx context.Context, node *corev1.Node, h holder) error {
 		}
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, Annotation, string(value))
 	}
-	return p.writer.Patch(ctx, changed, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{}))
+	return p.h.Writer.Patch(ctx, changed, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{}))
 }
 
 // heldBy returns the zero holder for a lock that is free, or that somebody wrote
