@@ -140,8 +140,9 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	if c.Binding.UID == "" {
 		d.UID = c.pod.UID
 	}
-	if result.Refused != nil {
-		return d, result.Refused
+	if r := result.Refused; r != nil {
+		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
+		return d, framework.AsError(r.Mutator, refused)
 	}
 	for plugin, annotations := range add.annotations {
 		for short, value := range annotations {

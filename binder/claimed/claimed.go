@@ -15,7 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/mutators"
 )
 
 // Getter reads one object by its key; client.Reader is one.
@@ -48,8 +48,8 @@ func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: liv
 // name of the claim and the claim's of the request, as in gpus.large. Claims that
 // cannot be read, or have no allocation, are in the error; the devices of the
 // others are returned all the same.
-func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
-	var devices []framework.Device
+func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Device, error) {
+	var devices []mutators.Device
 	var errs []error
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
@@ -67,7 +67,7 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]framework.Devi
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			devices = append(devices, framework.Device{
+			devices = append(devices, mutators.Device{
 				Request: ref.Name + "." + result.Request,
 				Driver:  result.Driver, Pool: result.Pool, Name: result.Device,
 			})

@@ -11,6 +11,8 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/mutators"
 )
 
 // BindContext is one bind on its way through the plugins. It is made by the
@@ -89,17 +91,8 @@ func (bc *BindContext) Annotations() map[string]map[string]string {
 	return all
 }
 
-// Device is one device, or a share of one, that is a pod's.
-type Device struct {
-	// Request is what the pod knows it by: the name that its requester gave.
-	Request string
-	// Driver and Pool are those of a ResourceClaim's allocation, else empty.
-	Driver, Pool string
-	// Name is the device's own.
-	Name string
-	// Share is the part of the device, such as 0.5; empty for all of it.
-	Share string
-}
+// Device is one device, or a share of one, that a pod gets; see mutators.Device.
+type Device = mutators.Device
 
 // Has records, in PreFlight, a device that is the pod's when the bind is allowed.
 // The mutators are shown it.

@@ -164,7 +164,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, t
 	require.NoError(tb, err)
 	var chain []mutators.Mutator
 	for _, m := range selectedMutators {
-		built, err := m.Build(s.argumentsOf(m.Name))
+		built, err := m.New(s.argumentsOf(m.Name))
 		require.NoError(tb, err)
 		chain = append(chain, timed(built))
 	}

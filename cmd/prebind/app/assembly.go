@@ -115,7 +115,7 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 	}
 	var list []mutators.Mutator
 	for _, e := range entries {
-		m, err := e.Build(s.argumentsOf(e.Name))
+		m, err := e.New(s.argumentsOf(e.Name))
 		if err != nil {
 			return nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
@@ -240,7 +240,7 @@ func (a *assembly) missingKind(kinds []schema.GroupVersionKind) (string, error) 
 // for them and the cluster has such claims.
 func (a *assembly) claimedDevices(ctx context.Context, s *settings) (func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := s.selectedMutators()
-	if err != nil || !slices.ContainsFunc(entries, func(m Mutator) bool { return m.Claims }) {
+	if err != nil || !slices.ContainsFunc(entries, func(m mutators.Registration) bool { return m.Claims }) {
 		return nil, err
 	}
 	if lacking, err := a.missingKind([]schema.GroupVersionKind{claimed.Kind}); err != nil {

@@ -114,7 +114,7 @@ func TestRegistry(t *testing.T) {
 		assert.False(t, seen[m.Name], m.Name)
 		seen[m.Name] = true
 		assert.NotEmpty(t, m.Description)
-		built, err := m.Build(s.argumentsOf(m.Name))
+		built, err := m.New(s.argumentsOf(m.Name))
 		require.NoError(t, err)
 		assert.Equal(t, m.Name, built.Name())
 	}

@@ -18,47 +18,14 @@ import (
 	"github.com/prebind/prebind/mutators/topology"
 )
 
-// registeredMutators is every mutator that is compiled in, in the order in which
-// they run.
-func registeredMutators() []Mutator {
-	return []Mutator{
-		{
-			Name:        topology.Name,
-			On:          true,
-			Description: "labels of the node (zone, region, hostname; --topology-labels), and its place as a path",
-			Arguments:   defaultTopologyArguments,
-			Build: func(a Arguments) (mutators.Mutator, error) {
-				args, err := framework.ArgumentsAs[*topologyArguments](a)
-				if err != nil {
-					return nil, err
-				}
-				return topology.New(args.options())
-			},
-		},
-		{
-			Name:        nodeinfo.Name,
-			Description: "facts of the node: instance type, capacity type, architecture, versions, addresses",
-			Arguments:   func() Arguments { return &nodeInfoArguments{} },
-			Build: func(a Arguments) (mutators.Mutator, error) {
-				args, err := framework.ArgumentsAs[*nodeInfoArguments](a)
-				if err != nil {
-					return nil, err
-				}
-				return nodeinfo.New(nodeinfo.Options{Annotations: args.Annotations})
-			},
-		},
-		{
-			Name:        bindinfo.Name,
-			Description: "who bound the pod, when, after how many calls and how long a wait",
-			Build:       func(Arguments) (mutators.Mutator, error) { return bindinfo.New(), nil },
-		},
-		{
-			Name:        deviceinfo.Name,
-			Description: "the devices that the plugin device, or ResourceClaims, gave to the pod",
-			Claims:      true,
-			Permissions: func(Arguments) (framework.Permissions, error) { return framework.Shipped("mutators/device-info") },
-			Build:       func(Arguments) (mutators.Mutator, error) { return deviceinfo.New(), nil },
-		},
+// registeredMutators is every mutator that is compiled in, in the order in which they
+// run.
+func registeredMutators() []mutators.Registration {
+	return []mutators.Registration{
+		topology.Registration(),
+		nodeinfo.Registration(),
+		bindinfo.Registration(),
+		deviceinfo.Registration(),
 	}
 }
 
@@ -73,39 +40,23 @@ func registeredPlugins() []framework.Registration {
 	}
 }
 
-// Mutator is an entry of the list of mutators. Name, Description and Build are
-// required.
-type Mutator struct {
-	// Name in kebab-case: that of the mutator that Build returns.
-	Name string
-	// Description is a line for 'prebind plugins'.
-	Description string
-	// On says that '*' of --mutators includes it.
-	On bool
-	// Claims asks for the devices of the pod's ResourceClaims in the input. Prebind
-	// needs the permission to get, list and watch ResourceClaims for it.
-	Claims bool
-	// Permissions are those that Prebind needs besides while the mutator is on; nil for
-	// none.
-	Permissions func(a Arguments) (framework.Permissions, error)
-	// Arguments returns new ones with their defaults; nil where there are none.
-	Arguments func() Arguments
-	// Build is called whenever a configuration that has the mutator on is put in force,
-	// with valid arguments that are never changed; nil where there are none.
-	Build func(a Arguments) (mutators.Mutator, error)
-}
+// Arguments and Problem are those of all entries.
+type (
+	Arguments = framework.Arguments
+	Problem   = framework.Problem
+)
 
 // Option adds to the program; see NewCommand.
 type Option func(*registry)
 
 // registry is all that is compiled in, each in the order in which it runs.
 type registry struct {
-	mutators []Mutator
+	mutators []mutators.Registration
 	plugins  []framework.Registration
 }
 
 // WithMutator compiles a mutator in, to run after those that Prebind brings.
-func WithMutator(m Mutator) Option {
+func WithMutator(m mutators.Registration) Option {
 	return func(r *registry) { r.mutators = append(r.mutators, m) }
 }
 
@@ -130,7 +81,7 @@ func (r *registry) check() error {
 		return nil
 	}
 	for _, m := range r.mutators {
-		if err := check("mutator", m.Name, m.Name != "" && m.Description != "" && m.Build != nil); err != nil {
+		if err := check("mutator", m.Name, m.Name != "" && m.Description != "" && m.New != nil); err != nil {
 			return err
 		}
 	}
@@ -151,5 +102,5 @@ func (r *registry) pluginNames() []string {
 	return names
 }
 
-func mutatorEntry(m Mutator) entry               { return entry{name: m.Name, on: m.On} }
+func mutatorEntry(m mutators.Registration) entry { return entry{name: m.Name, on: m.On} }
 func pluginEntry(p framework.Registration) entry { return entry{name: p.Name, on: p.On} }

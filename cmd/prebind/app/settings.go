@@ -17,6 +17,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/mutators"
 )
 
 // settings are those options that the configuration file may give as well, and that
@@ -160,11 +161,11 @@ func (s *settings) problems() []Problem {
 	check(b.MaxHolds > 0, "budgets.maxHolds", "%d is not positive", b.MaxHolds)
 	check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "%s is not positive", b.PreBindTimeout)
 	check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "%s is less than --prebind-timeout, %s", b.MaxPreBindTimeout, b.PreBindTimeout)
-	mutators, err := s.selectedMutators()
+	chosen, err := s.selectedMutators()
 	check(err == nil, "mutators", "%w", err)
 	if err == nil {
 		for i, name := range s.RequiredMutators {
-			isOn := slices.ContainsFunc(mutators, func(m Mutator) bool { return m.Name == name })
+			isOn := slices.ContainsFunc(chosen, func(m mutators.Registration) bool { return m.Name == name })
 			check(isOn, fmt.Sprintf("requiredMutators[%d]", i), "%q is no mutator that is switched on", name)
 		}
 	}
@@ -215,7 +216,7 @@ func modeNames() string {
 	return "the known ones are " + strings.Join(names, ", ")
 }
 
-func (s *settings) selectedMutators() ([]Mutator, error) {
+func (s *settings) selectedMutators() ([]mutators.Registration, error) {
 	return selected(s.registry.mutators, mutatorEntry, "mutator", s.Mutators)
 }
 
