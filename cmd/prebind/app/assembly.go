@@ -36,8 +36,8 @@ type assembly struct {
 	changes *framework.Hub
 	grants  grants
 	steps   *stepMetrics
-	// domain and namespace are those of the options.
-	domain, namespace string
+	// namespace is that of the options.
+	namespace string
 
 	// watched are the kinds that the cache holds, indexed the names of its indexes, and
 	// handled the plugins whose handlers get its events.
@@ -54,7 +54,7 @@ type builtPlugin struct {
 
 func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
 	return &assembly{
-		mgr: mgr, ready: ready, changes: framework.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
+		mgr: mgr, ready: ready, changes: framework.NewHub(), grants: g, steps: steps, namespace: o.namespace,
 		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
@@ -121,7 +121,7 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 		}
 		list = append(list, a.steps.timed(m))
 	}
-	return mutators.NewChain(mutators.Options{Domain: a.domain, Mutators: list, Required: s.RequiredMutators})
+	return mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: list, Required: s.RequiredMutators})
 }
 
 // plugins builds those that are on and were not on before, or with other arguments.
