@@ -36,6 +36,8 @@ const (
 	// bindWithin is the deadline of an ordinary bind while there are faults, quietWithin without any.
 	// A bind during faults waits for processes that are down for up to eight seconds each.
 	bindWithin, quietWithin = 90 * time.Second, 20 * time.Second
+	// slowBind is how long a bind takes whose answers are logged.
+	slowBind = 5 * time.Second
 	// ordinaryEvery is the pause between two ordinary binds.
 	ordinaryEvery = 1500 * time.Millisecond
 )
@@ -59,6 +61,8 @@ type guard struct {
 	made int
 	// took are the times of ordinary binds, with faults and without.
 	took, tookQuiet []time.Duration
+	// slow tells of ordinary binds that took long, and what they heard meanwhile.
+	slow []string
 }
 
 func newGuard(t *testing.T, w *world, seed uint64) *guard {
@@ -114,6 +118,9 @@ func (g *guard) end(t *testing.T) []string {
 		if n := len(took); n > 0 {
 			t.Logf("%d ordinary binds %s: median %s, p99 %s, slowest %s", n, what, round(took[n/2]), round(took[n*99/100]), round(took[n-1]))
 		}
+	}
+	for _, told := range g.slow {
+		t.Log(told)
 	}
 	return slices.Sorted(maps.Keys(g.wrong))
 }
@@ -272,8 +279,17 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 		within = quietWithin
 	}
 	began, node := time.Now(), nodeName(rng.IntN(nodes))
+	var heard []string
+	defer func() {
+		if took := time.Since(began); took > slowBind {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.slow = append(g.slow, fmt.Sprintf("the ordinary pod %s took %s from %s on: %s", name, round(took), began.Format(time.StampMilli), strings.Join(heard, "; ")))
+		}
+	}()
 	for {
 		err := g.post(ctx, pod, node)
+		heard = append(heard, fmt.Sprintf("%s: %v", round(time.Since(began)), err))
 		switch {
 		case ctx.Err() != nil, apierrors.IsNotFound(err):
 			return // The guard has ended, or the load has ended the pod.
