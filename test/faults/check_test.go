@@ -309,16 +309,16 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	if len(s.found) > 0 {
 		return nil // Who has something to do holds something for it.
 	}
-	heap := float64(moreHeap)
+	heap, ours := float64(moreHeap), float64(moreOurs)
 	if *attacked {
-		heap = moreHeapAttacked
+		heap, ours = moreHeapAttacked, moreOursAttacked
 	}
 	for _, r := range s.replicas {
 		now, err := r.held(ctx)
 		if err != nil {
 			return err
 		}
-		for _, problem := range now.grown(r.atFirst, mayGrow, heap, moreOurs) {
+		for _, problem := range now.grown(r.atFirst, mayGrow, heap, ours) {
 			s.odd("%s %s", r.Name(), problem)
 		}
 	}

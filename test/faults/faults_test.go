@@ -81,7 +81,7 @@ func survive(t *testing.T, binary string, seed uint64) {
 	l.end()
 	r.heal(t)
 	if a != nil {
-		g.calmDown()
+		g.calmDown(t)
 		pause(t.Context(), attackAlone)
 		a.end(t)
 	}

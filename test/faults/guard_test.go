@@ -61,6 +61,8 @@ type guard struct {
 	made int
 	// took are the times of ordinary binds, with faults and without.
 	took, tookQuiet []time.Duration
+	// claimBound is when the latest ordinary pod with a claim was created that is bound.
+	claimBound time.Time
 	// slow tells of ordinary binds that took long, and what they heard meanwhile.
 	slow []string
 }
@@ -127,8 +129,17 @@ func (g *guard) end(t *testing.T) []string {
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
-// calmDown says that there are no faults any more.
-func (g *guard) calmDown() {
+// calmDown says that there are no faults any more. It first waits for a bind with a claim that
+// begins now: a provisioner that has lost the API server needs up to half a minute to watch again.
+func (g *guard) calmDown(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.claimBound.After(began)
+	}, settled, time.Second, "a pod with a claim should be bound after the last fault")
+	t.Logf("the provisioner was back %s after the last fault", round(time.Since(began)))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.quiet = true
@@ -296,6 +307,9 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 		case err == nil:
 			g.mu.Lock()
 			defer g.mu.Unlock()
+			if len(objects) > 0 && began.After(g.claimBound) {
+				g.claimBound = began
+			}
 			if quiet {
 				g.tookQuiet = append(g.tookQuiet, time.Since(began))
 			} else {
