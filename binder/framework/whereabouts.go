@@ -12,15 +12,15 @@ import (
 type Whereabouts string
 
 const (
-	// Pending: the pod has no node and can still be bound.
+	// Pending means that the pod has no node and can still be bound.
 	Pending Whereabouts = "pending"
-	// BoundHere: the pod is bound to the node of the bind, by whichever attempt.
+	// BoundHere means that the pod is bound to the node of the bind, by whichever attempt.
 	BoundHere Whereabouts = "bound here"
-	// BoundElsewhere: the pod is bound to another node.
+	// BoundElsewhere means that the pod is bound to another node.
 	BoundElsewhere Whereabouts = "bound elsewhere"
-	// Gone: there is no such pod, or it is being deleted and has no node.
+	// Gone means that there is no such pod, or it is being deleted and has no node.
 	Gone Whereabouts = "gone"
-	// Replaced: another pod has its name.
+	// Replaced means that another pod has its name.
 	Replaced Whereabouts = "replaced"
 )
 

@@ -187,6 +187,6 @@ func named(names ...string) corev1.NodeSelectorTerm {
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
 func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
-	now := time.Now() //nolint:forbidigo // The plugins of these tests have the real clock.
+	now := time.Now()
 	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Now: now, Since: now}
 }
