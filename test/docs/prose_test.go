@@ -20,7 +20,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/certificates/selfmanaged"
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/docs/example/after"

@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/cert"
 
-	"github.com/prebind/prebind/certificates/selfmanaged"
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 	"github.com/prebind/prebind/test/gencert"
 	"github.com/prebind/prebind/test/install"
 )

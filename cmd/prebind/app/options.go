@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -35,7 +37,7 @@ type serveOptions struct {
 
 	kubeconfig      string
 	webhookAddress  string
-	certificates    certificateOptions
+	certificates    certificates.Options
 	metricsAddress  string
 	healthAddress   string
 	domain          string
@@ -54,7 +56,7 @@ type serveOptions struct {
 func defaultServeOptions(options ...Option) *serveOptions {
 	o := &serveOptions{
 		webhookAddress:  ":9443",
-		certificates:    defaultCertificateOptions(),
+		certificates:    certificates.DefaultOptions(),
 		metricsAddress:  ":8080",
 		healthAddress:   ":8081",
 		domain:          defaultDomain,
@@ -91,7 +93,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	o.debug.addFlags(sets.FlagSet("Seeing"))
 	o.tracing.addFlags(sets.FlagSet("Seeing"))
-	o.certificates.addFlags(sets.FlagSet("Certificates"))
+	o.certificates.AddFlags(sets.FlagSet("Certificates"))
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects: the leases by which replicas know of each other.")
@@ -142,7 +144,7 @@ func (o *serveOptions) problems() []error {
 	if o.metricsAddress != "0" {
 		checkAddress("metrics-bind-address", o.metricsAddress)
 	}
-	o.certificates.validate(check)
+	problems = append(problems, o.certificates.Validate()...)
 	check(o.shutdownDelay >= 0, "--shutdown-delay: %s is negative", o.shutdownDelay)
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
 	if wrong := validation.IsDNS1123Label(o.namespace); len(wrong) > 0 {
