@@ -74,6 +74,7 @@ bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler,
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkLostReplica$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
 	@echo "the review in process, beside the last result that was kept; the machine may be another one, so look at the allocations, or at the ratios below:"
 	$(TOOL) benchstat kept=$(KEPT)/admission.txt now=$(RESULTS)/admission.txt
