@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"sync"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,6 +28,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/certificates"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 const (
@@ -118,18 +117,16 @@ func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error)
 	if err != nil {
 		return true, nil, err
 	}
-	was, err := json.Marshal(stored)
+	o, err := jsonpatch.To(stored, p.GetPatchType(), p.GetPatch())
 	require.NoError(w.t, err)
-	patch, err := jsonpatch.DecodePatch(p.GetPatch())
+	had, err := meta.Accessor(stored)
 	require.NoError(w.t, err)
-	is, err := patch.Apply(was)
+	has, err := meta.Accessor(o)
 	require.NoError(w.t, err)
-	var o admissionregistrationv1.MutatingWebhookConfiguration
-	require.NoError(w.t, json.Unmarshal(is, &o))
-	if have, _ := meta.Accessor(stored); have.GetResourceVersion() != o.ResourceVersion {
-		return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), o.Name, fmt.Errorf("it has changed"))
+	if had.GetResourceVersion() != has.GetResourceVersion() {
+		return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), p.GetName(), fmt.Errorf("it has changed"))
 	}
-	return true, &o, w.client.Tracker().Update(action.GetResource(), w.stamp(&o), "")
+	return true, o, w.client.Tracker().Update(action.GetResource(), w.stamp(o), "")
 }
 
 func (w *world) secret() *corev1.Secret {

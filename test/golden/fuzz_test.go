@@ -18,10 +18,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	apijson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,6 +31,7 @@ import (
 	"github.com/prebind/prebind/mutators/deviceinfo"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 const (
@@ -137,14 +138,12 @@ func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admi
 	if told.Patch == nil {
 		return
 	}
-	patch, err := jsonpatch.DecodePatch(told.Patch)
-	require.NoError(t, err, "%s", told.Patch)
 	// The API server has encoded what it sends: without duplicate keys.
 	var object map[string]any
 	require.NoError(t, json.Unmarshal(asked.Object.Raw, &object))
 	raw, err := json.Marshal(object)
 	require.NoError(t, err)
-	patched, err := patch.Apply(raw)
+	patched, err := jsonpatch.Apply(raw, types.JSONPatchType, told.Patch)
 	require.NoError(t, err, "%s of %s", told.Patch, raw)
 	require.NoError(t, apijson.Unmarshal(patched, &corev1.Binding{}), "%s", patched)
 }
