@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
 )
@@ -79,7 +80,7 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
-		Domain:   p.o.domain,
+		Domain:   framework.Domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
 		Observer: observed,
@@ -138,7 +139,7 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 		return err
 	}
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: p.o.domain,
+		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
 	})
 	if err != nil {
 		return err

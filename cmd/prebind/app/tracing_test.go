@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/otlp"
 )
@@ -69,9 +69,9 @@ func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
 		<-b.release
 		_, end := step(attempt, binder.StepPreBind, "device", "a-1")
 		end(errors.New("boom"))
-		ended(api.Refuse(api.Object{}, "no"))
+		ended(framework.Refuse(framework.Object{}, "no"))
 	}()
-	err := api.Wait(api.Object{}, "waiting for the device")
+	err := framework.Wait(framework.Object{}, "waiting for the device")
 	err.Plugin = "device"
 	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
 }
@@ -180,7 +180,7 @@ func TestTracingWithoutCollector(t *testing.T) {
 	require.NoError(t, err)
 	b := &bindOnce{tracker: tr.steps(steps), release: make(chan struct{}), over: make(chan struct{})}
 	d := tr.engine(b).Bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
-	assert.Equal(t, api.KindWait, d.Err.Kind)
+	assert.Equal(t, framework.KindWait, d.Err.Kind)
 	close(b.release)
 	<-b.over
 	ctx, cancel := context.WithCancel(t.Context())
