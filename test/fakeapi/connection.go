@@ -113,7 +113,7 @@ func (c *Connection) Create(ctx context.Context, o client.Object, _ ...client.Cr
 			o.SetUID(types.UID(fmt.Sprintf("uid-%d", c.server.version)))
 		}
 		c.server.stamp(o)
-		c.server.store(copyOf(o))
+		c.server.store(plain(copyOf(o)))
 		return o, nil
 	})
 }
@@ -174,6 +174,7 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 	if version := now.GetResourceVersion(); version != "" && version != was.GetResourceVersion() {
 		return nil, Conflict(call.Kind, call.Key.Name)
 	}
+	plain(now)
 	now.SetUID(was.GetUID())
 	now.SetResourceVersion(was.GetResourceVersion())
 	if err := checkClaim(was, now, call.Verb == "update status" || call.Verb == "patch status", manager); err != nil {

@@ -117,7 +117,7 @@ func TestLists(t *testing.T) {
 	elsewhere := podOf("a")
 	elsewhere.Namespace = "zoo"
 	s := New(podOf("c"), bound, elsewhere, podOf("a"))
-	s.Index(&corev1.Pod{}, "initial", func(o client.Object) []string { return []string{o.GetName()[:1]} })
+	require.NoError(t, s.IndexField(t.Context(), &corev1.Pod{}, "initial", func(o client.Object) []string { return []string{o.GetName()[:1]} }))
 	s.PageSize(2)
 	c := s.Connect()
 	list := func(options ...client.ListOption) (names []string) {

@@ -28,6 +28,7 @@ package fakeapi
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
@@ -47,7 +48,7 @@ import (
 const firstVersion = 1000
 
 // Server holds the objects. Its methods are safe for concurrent use, but for those that
-// set it up: OnChange, Index, Admit and PageSize come before everything else.
+// set it up: OnChange, IndexField, Admit and PageSize come before everything else.
 type Server struct {
 	mu      sync.Mutex
 	version int
@@ -78,9 +79,11 @@ func New(objects ...client.Object) *Server {
 // not locked then.
 func (s *Server) OnChange(f func(o client.Object, deleted bool)) { s.changed = append(s.changed, f) }
 
-// Index lets lists of the object's kind select by the field, as an index of a cache does.
-func (s *Server) Index(of client.Object, field string, keys client.IndexerFunc) {
+// IndexField lets lists of the object's kind select by the field, as an index of a cache
+// does. It implements client.FieldIndexer.
+func (s *Server) IndexField(_ context.Context, of client.Object, field string, keys client.IndexerFunc) error {
 	s.indexes = append(s.indexes, index{kind: Kind(of), field: field, keys: keys})
+	return nil
 }
 
 // Admit has f called before each Update and Patch takes effect. An error is the answer to
@@ -101,7 +104,7 @@ func Kind(o runtime.Object) string {
 // Put stores the object as another client does who may write everything. It keeps the
 // resourceVersion that the object has, or gives it the next one.
 func (s *Server) Put(o client.Object) {
-	stored := copyOf(o)
+	stored := plain(copyOf(o))
 	s.mu.Lock()
 	if stored.GetResourceVersion() == "" {
 		s.stamp(stored)
@@ -208,6 +211,12 @@ func (s *Server) tell(o client.Object, deleted bool) {
 func copyOf(o client.Object) client.Object {
 	c, _ := reflect.TypeAssert[client.Object](reflect.ValueOf(o.DeepCopyObject()))
 	return c
+}
+
+// plain removes the kind from a typed object: no client gets it with one.
+func plain(o client.Object) client.Object {
+	o.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	return o
 }
 
 // assign copies one object into another of its type.
