@@ -44,12 +44,15 @@ const worldNodes = 60
 
 // world is a control plane with Prebind, as it is shipped.
 type world struct {
+	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
 	classes []string
 }
 
-func newWorld(tb testing.TB, o cluster.Options) *world {
+// newWorld starts it, with two replicas that have these arguments in addition to the
+// shipped ones.
+func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	tb.Helper()
 	c := clustertest.Start(tb, o)
 	client, err := kubernetes.NewForConfig(c.Config())
@@ -60,7 +63,7 @@ func newWorld(tb testing.TB, o cluster.Options) *world {
 	prebind, err := install.New(tb.Context(), install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
 	for range 2 {
-		replica, err := prebind.Start(tb.Context())
+		replica, err := prebind.Start(tb.Context(), args...)
 		require.NoError(tb, err)
 		tb.Cleanup(func() {
 			if err := errors.Join(replica.Err(), replica.Kill()); err != nil {
@@ -68,7 +71,7 @@ func newWorld(tb testing.TB, o cluster.Options) *world {
 			}
 		})
 	}
-	w := &world{client: client, prebind: prebind}
+	w := &world{cluster: c, client: client, prebind: prebind}
 	for i := range batch {
 		class := gen.StorageClass(fmt.Sprintf("slow-%d", i), cluster.ProvisionerName, gen.Parameter("delay", delay(i).String()))
 		_, err := client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})

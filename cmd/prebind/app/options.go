@@ -69,7 +69,7 @@ func defaultServeOptions(options ...Option) *serveOptions {
 
 // register makes the registry: what Prebind brings, then what the options add.
 func (o *serveOptions) register(options ...Option) {
-	o.registry = &registry{mutators: registeredMutators(), plugins: registeredPlugins()}
+	o.registry = &registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()}
 	for _, option := range options {
 		option(o.registry)
 	}

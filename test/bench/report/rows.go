@@ -112,6 +112,10 @@ func table() []row {
 		{number: 9, what: "the same, worst", file: "delay", of: values("worst", prebind), by: highest, most: new(2.5), unit: " s"},
 		{number: 9, what: "the same by kube-scheduler itself, mean", file: "delay", of: values("mean", "kube-scheduler"), unit: " s"},
 		{number: 9, what: "the same by kube-scheduler itself, worst", file: "delay", of: values("worst", "kube-scheduler"), by: highest, unit: " s"},
+		{number: 10, what: "replica killed that holds 60 calls: claim bound → pod bound, worst", file: "lost", of: values("worst", "kill"), by: highest, most: new(10.0), unit: " s"},
+		{number: 10, what: "the same, mean", file: "lost", of: values("mean", "kill"), unit: " s"},
+		{number: 10, what: "rolling restart with 60 held calls: FailedScheduling events", file: "lost", of: values("FailedScheduling", "roll"), by: highest, most: new(0.0)},
+		{number: 10, what: "the same: claim bound → pod bound, worst", file: "lost", of: values("worst", "roll"), by: highest, unit: " s"},
 	}
 }
 
