@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -112,6 +113,11 @@ type Waiting struct {
 	Object Object
 	// For is the rest of "waiting for …", in plain words.
 	For string
+	// Since is when the wait began, where the plugin has observed that itself, by the clock of
+	// this process; zero where it has not. It must not be a time that a tenant can write.
+	// Calls for one bind reach several replicas, so the first call that this replica receives
+	// may come long after the wait began. It is used of what is given to WouldWait.
+	Since time.Time
 }
 
 // Waiting records what the plugin waits for from now on. Scheduler, events and

@@ -27,7 +27,7 @@ import (
 // Name of the plugin.
 const Name = "volumebinding"
 
-// Options of the plugin. All fields but Clock are required.
+// Options of the plugin. All fields but Selections and Clock are required.
 type Options struct {
 	// Cached reads from a cache with the indexes of SetupIndexes. It holds what
 	// Watches lists, besides pods that are not bound yet, and nodes.
@@ -41,6 +41,9 @@ type Options struct {
 	Changes *notify.Hub
 	// Free follows the PersistentVolumes of Cached. The plugin makes it wake Changes.
 	Free *FreeVolumes
+	// Selections follows the PersistentVolumeClaims of Cached. Without it, a wait counts from
+	// the first call that this replica receives.
+	Selections *Selections
 	// Clock limits the rate of lists. It is the real one by default.
 	Clock clock.PassiveClock
 }
@@ -62,6 +65,7 @@ type Plugin struct {
 	writer       Patcher
 	changes      *notify.Hub
 	free         *FreeVolumes
+	selections   *Selections
 	surveys      map[string]*survey
 	reservations *reservations
 }
@@ -81,7 +85,7 @@ func New(o Options) (*Plugin, error) {
 		o.Clock = clock.RealClock{}
 	}
 	p := &Plugin{
-		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free,
+		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free, selections: o.Selections,
 		reservations: &reservations{byClaim: map[types.UID]holder{}},
 	}
 	p.surveys = p.newSurveys(o.Clock)
@@ -125,7 +129,7 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	if pl.done() && (len(pl.exclusive) == 0 || bc.DryRun) {
 		return api.Skip, nil
 	}
-	pl.tell(bc)
+	pl.tell(bc, p.selections)
 	planned.Set(bc, pl)
 	return api.Run, nil
 }

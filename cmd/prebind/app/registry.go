@@ -77,7 +77,7 @@ func registeredMutators() []Mutator {
 // registeredPlugins is every PreBind plugin that is compiled in, in the order in
 // which they run: what only looks comes first, and what cannot be undone last.
 func registeredPlugins() []Plugin {
-	freeVolumes := volumebinding.NewFreeVolumes()
+	freeVolumes, selections := volumebinding.NewFreeVolumes(), volumebinding.NewSelections(clock.RealClock{})
 	return []Plugin{
 		{
 			Name:        nodestate.Name,
@@ -159,10 +159,11 @@ func registeredPlugins() []Plugin {
 			Index: func(ctx context.Context, indexer client.FieldIndexer, _ Arguments) error {
 				return volumebinding.SetupIndexes(ctx, indexer)
 			},
-			Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes},
+			Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": freeVolumes, "PersistentVolumeClaim": selections},
 			Build: func(d Deps) (api.PreBinder, error) {
 				return volumebinding.New(volumebinding.Options{
-					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes, Clock: d.Clock,
+					Cached: d.Cached, Live: d.Live, Writer: d.Writer, Changes: d.Changes, Free: freeVolumes,
+					Selections: selections, Clock: d.Clock,
 				})
 			},
 		},
