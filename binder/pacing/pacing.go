@@ -127,8 +127,9 @@ func Missed(from, to time.Duration, w Wait, p Pace) int {
 			at.Elapsed, at.Left = at.Elapsed+p.Hold, at.Left-p.Hold
 			t += p.Hold
 		}
-		// An estimate that is too high costs a longer gap, one that is too low the bind.
-		t += RetryAfter(at, Pace{Held: p.Held, Hold: p.Hold, Crowd: p.Crowd / 2})
+		// The crowd was smaller then. In simulations, a higher estimate makes binds that wait less
+		// than a minute sleep for two, and with a lower one more clients give up long waits.
+		t += RetryAfter(at, Pace{Held: p.Held, Hold: p.Hold, Crowd: p.Crowd / 2, Jitter: 0.25})
 	}
 	return missed
 }
