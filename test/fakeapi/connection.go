@@ -93,13 +93,19 @@ func (c *Connection) write(ctx context.Context, call Call, change func(was clien
 
 // Get implements client.Reader.
 func (c *Connection) Get(ctx context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	return c.do(ctx, Call{Verb: "get", Kind: Kind(into), Key: key}, func() error { return c.server.get(key, into) })
+	return c.do(ctx, Call{Verb: "get", Kind: Kind(into), Key: key}, func() error {
+		c.server.count()
+		return c.server.get(key, into)
+	})
 }
 
 // List implements client.Reader.
 func (c *Connection) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
 	o := (&client.ListOptions{}).ApplyOptions(options)
-	return c.do(ctx, Call{Verb: "list", Kind: Kind(into), List: o}, func() error { return c.server.list(into, o) })
+	return c.do(ctx, Call{Verb: "list", Kind: Kind(into), List: o}, func() error {
+		c.server.count()
+		return c.server.list(into, o)
+	})
 }
 
 // Create implements client.Writer.

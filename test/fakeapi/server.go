@@ -37,6 +37,7 @@ import (
 	"strconv"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -102,11 +103,14 @@ func Kind(o runtime.Object) string {
 }
 
 // Put stores the object as another client does who may write everything. It keeps the
-// resourceVersion that the object has, or gives it the next one.
+// resourceVersion that the object has, if that is another one than the server's; otherwise
+// a changed object gets the next one.
 func (s *Server) Put(o client.Object) {
 	stored := plain(copyOf(o))
 	s.mu.Lock()
-	if stored.GetResourceVersion() == "" {
+	was := s.objects[Kind(o)][client.ObjectKeyFromObject(o)]
+	stale := was != nil && was.GetResourceVersion() == stored.GetResourceVersion() && !equality.Semantic.DeepEqual(was, stored)
+	if stored.GetResourceVersion() == "" || stale {
 		s.stamp(stored)
 	}
 	s.store(stored)
@@ -152,6 +156,32 @@ func Get[T client.Object](s *Server, o T) (T, bool) {
 	return reflect.TypeAssert[T](reflect.ValueOf(found.DeepCopyObject()))
 }
 
+// Read reads the object of the same kind, namespace and name into it, without being counted.
+func Read(s *Server, into client.Object) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.objects[Kind(into)][client.ObjectKeyFromObject(into)]
+	if found == nil {
+		return NotFound(Kind(into), into.GetName())
+	}
+	return assign(found, into)
+}
+
+// Cache returns a reader that is not counted.
+func (s *Server) Cache() client.Reader { return cache{s} }
+
+type cache struct{ server *Server }
+
+// Get implements client.Reader.
+func (c cache) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	return c.server.get(key, into)
+}
+
+// List implements client.Reader.
+func (c cache) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+	return c.server.list(into, (&client.ListOptions{}).ApplyOptions(options))
+}
+
 // All returns the objects of the kind, in order of their names.
 func All[T client.Object](s *Server, of T) []T {
 	s.mu.Lock()
@@ -171,6 +201,13 @@ func (s *Server) Writes() []Call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.writes)
+}
+
+// count counts a read.
+func (s *Server) count() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads++
 }
 
 // Reads is how many reads and lists there were.
