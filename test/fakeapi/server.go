@@ -45,8 +45,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// firstVersion is far above those that tests give to objects.
-const firstVersion = 1000
+// firstVersion is above those that most tests give to objects.
+const firstVersion = 100
 
 // Server holds the objects. Its methods are safe for concurrent use, but for those that
 // set it up: OnChange, IndexField, Admit and PageSize come before everything else.
