@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -196,7 +197,18 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 	}
 	s.stamp(now)
 	s.store(now)
-	return now, assign(now, into)
+	err := assign(now, into)
+	if now.GetDeletionTimestamp() != nil && len(now.GetFinalizers()) == 0 {
+		s.drop(call)
+		return nil, err
+	}
+	return now, err
+}
+
+// drop removes the object. It must be called with mu held.
+func (s *Server) drop(call Call) {
+	delete(s.objects[call.Kind], call.Key)
+	s.version++
 }
 
 // Delete implements client.Writer.
@@ -210,9 +222,18 @@ func (c *Connection) Delete(ctx context.Context, o client.Object, options ...cli
 		if only != nil && (only.UID != nil && *only.UID != was.GetUID() || only.ResourceVersion != nil && *only.ResourceVersion != was.GetResourceVersion()) {
 			return nil, Conflict(call.Kind, call.Key.Name)
 		}
-		delete(c.server.objects[call.Kind], call.Key)
-		c.server.version++
-		return nil, nil
+		if len(was.GetFinalizers()) == 0 {
+			c.server.drop(call)
+			return nil, nil
+		}
+		if was.GetDeletionTimestamp() != nil {
+			return was, nil
+		}
+		now := copyOf(was)
+		now.SetDeletionTimestamp(new(metav1.Now()))
+		c.server.stamp(now)
+		c.server.store(now)
+		return now, nil
 	})
 }
 

@@ -93,6 +93,22 @@ func labelled(pod *corev1.Pod) *corev1.Pod {
 
 func podVersion(pod *corev1.Pod) *corev1.Pod { return pod.DeepCopy() }
 
+// TestFinalizers: an object is removed with its last finalizer.
+func TestFinalizers(t *testing.T) {
+	pod := podOf("web")
+	pod.Finalizers = []string{"example.com/a"}
+	s := New(pod)
+	c := s.Connect()
+	require.NoError(t, c.Delete(t.Context(), pod))
+	ending, ok := Get(s, pod)
+	require.True(t, ok)
+	require.NotNil(t, ending.DeletionTimestamp)
+	ending.Finalizers = nil
+	require.NoError(t, c.Update(t.Context(), ending))
+	_, ok = Get(s, pod)
+	assert.False(t, ok)
+}
+
 // TestReads: objects are copies, names are checked, and metadata can be asked for alone.
 func TestReads(t *testing.T) {
 	s := New(podOf("web"))

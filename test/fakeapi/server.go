@@ -9,21 +9,29 @@
 //
 //   - Every change gives the object a new resourceVersion, unless nothing changes. Create
 //     sets a UID. Reads and writes copy objects: nobody shares memory with the server.
+//
 //   - Update and Patch fail with Conflict for another resourceVersion than the present one,
 //     where one is sent, and for another UID. Delete fails so for its preconditions.
+//
 //   - JSON patches, merge patches and strategic merge patches are applied by the library
 //     that the real one uses. A JSON patch that cannot be applied is Invalid.
+//
 //   - The status of a ResourceClaim is written by Status() alone, and the rest never by it.
 //     A status is validated as the real one was seen to do it, and managedFields say who
 //     made each reservation.
+//
 //   - Lists are in the order of namespace and name. They select by namespace, by labels,
 //     and by fields: those of pods that the real one knows (metadata.name,
 //     spec.nodeName, status.phase), and indexes, as a cache has them. They come in pages
 //     where a limit is sent.
+//
 //   - Objects can be read and listed as PartialObjectMetadata.
 //
+//   - Delete of an object with finalizers sets its deletionTimestamp. It is removed with the
+//     last finalizer.
+//
 // What it does not do: defaulting, admission, other validation, garbage collection,
-// finalizers (Delete removes at once), watches, server-side apply.
+// watches, server-side apply.
 package fakeapi
 
 import (
