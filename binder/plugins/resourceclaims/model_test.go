@@ -25,6 +25,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // task is one thread of the model. It stands still before everything that it asks
@@ -519,14 +520,14 @@ func newModel(t *testing.T, seed int64) *model {
 }
 
 func TestModel(t *testing.T) {
-	seeds := 60
+	n := 60
 	if testing.Short() {
-		seeds = 20
+		n = 20
 	}
-	binds := 0
-	for seed := range seeds {
+	binds, all := 0, seeds.Of(t, n)
+	for _, seed := range all {
 		synctest.Test(t, func(t *testing.T) {
-			m := newModel(t, int64(seed))
+			m := newModel(t, int64(seed)) //nolint:gosec // Any number is a seed.
 			for range 500 {
 				m.act()
 				m.check()
@@ -547,7 +548,7 @@ func TestModel(t *testing.T) {
 			}
 		})
 	}
-	require.Greater(t, binds, seeds, "the model comes to something")
+	require.Greater(t, binds, len(all), "the model comes to something")
 }
 
 // drain ends the tasks after a fault.
