@@ -75,7 +75,7 @@ func FuzzHandler(f *testing.F) {
 		var asked, told admissionv1.AdmissionReview
 		require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
 		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
-		assert.Equal(t, reviewType, told.TypeMeta)
+		assert.Equal(t, reviewKind, told.GroupVersionKind())
 		require.NotNil(t, told.Response)
 		assert.Equal(t, asked.Request.UID, told.Response.UID)
 		assert.Equal(t, told.Response.Patch != nil, told.Response.PatchType != nil, "a patch has a type")

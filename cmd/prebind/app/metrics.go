@@ -13,8 +13,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // measured is an engine whose decisions are counted and timed. It carries no

@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,7 +23,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
@@ -82,6 +82,22 @@ func (w *world) setConfig(change func(c *admissionregistrationv1.MutatingWebhook
 	require.NoError(w.t, err)
 }
 
+// recorded keeps the last expiration time of each certificate.
+type recorded struct {
+	mu      sync.Mutex
+	expires map[string]time.Time
+}
+
+func newRecorded() *recorded { return &recorded{expires: map[string]time.Time{}} }
+
+func (r *recorded) Expires(certificate string, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.expires[certificate] = at
+}
+
+func (*recorded) Changed(string, error) {}
+
 // replica is a Manager that runs.
 type replica struct {
 	*Manager
@@ -96,7 +112,7 @@ func (w *world) start(l lives) *replica {
 	m, err := New(Options{
 		Client: w.client, Namespace: namespace, Service: service, Configuration: config,
 		CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap,
-		Clock: clock.RealClock{}, Metrics: certificates.NewMetrics(),
+		Clock: clock.RealClock{}, Metrics: newRecorded(),
 		Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))),
 	})
 	require.NoError(w.t, err)
