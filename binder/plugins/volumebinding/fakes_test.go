@@ -57,7 +57,7 @@ type patched struct{ kind, name, body string }
 func newWorld(objects ...client.Object) *world {
 	w := &world{server: fakeapi.New(), hub: framework.NewHub(), free: NewFreeVolumes()}
 	for _, i := range indexes() {
-		_ = w.server.IndexField(context.Background(), i.of, i.field, i.keys) //nolint:usetesting // Nothing waits.
+		_ = w.server.IndexField(context.Background(), i.of, i.field, i.keys)
 	}
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
