@@ -65,6 +65,10 @@ func TestLostReplica(t *testing.T) {
 // is lost. The provisioner stands still until then; it provisions one volume after each
 // step.
 func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, lose func(ctx context.Context, w *world) error) (delayed, error) {
+	namespace, err := w.namespace(ctx)
+	if err != nil {
+		return delayed{}, err
+	}
 	waits := make([]time.Duration, 0, n)
 	for i := range n {
 		waits = append(waits, time.Duration(i)*step)
@@ -92,7 +96,7 @@ func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, l
 		}
 		lost <- err
 	}()
-	d, err := w.delays(ctx, cluster.NoPreBindScheduler, waits)
+	d, err := w.delays(ctx, cluster.NoPreBindScheduler, namespace, 0, waits)
 	if err := errors.Join(err, <-lost); err != nil {
 		return d, err
 	}
