@@ -135,6 +135,13 @@ func table() []row {
 		{number: 10, what: "the same, replicas that have just started", file: "crowd", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
 		{number: 10, what: "FailedScheduling events", file: "crowd", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
 		{number: 10, what: "others' requests meanwhile, p99 / kube-scheduler itself", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
+		{number: 10, what: "a scheduler that is not exempt, median", file: "crowd-seats", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same, 90 %", file: "crowd-seats", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "the same, replicas that have just started, median", file: "crowd-seats", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same, 90 %", file: "crowd-seats", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "extra Bindings then", file: "crowd-seats", of: values("repeats", prebind), by: highest, most: new(2000.0)},
+		{number: 10, what: "the same, replicas that have just started", file: "crowd-seats", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
+		{number: 10, what: "FailedScheduling events then", file: "crowd-seats", of: values("FailedScheduling", prebind+unlearned), by: highest, most: new(0.0)},
 	}
 }
 
