@@ -111,7 +111,7 @@ func table() []row {
 		{number: 6, what: "resident memory with most running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
 		{number: 6, what: "most memory until then with most running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
 		{number: 7, what: "others' requests while 1,000 pods wait, p99 / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
-		{number: 7, what: "calls held at a time by one replica, at most", file: "waiting", of: values("holds", prebind), by: highest, most: new(1024.0)},
+		{number: 7, what: "calls held at a time by one replica, at most", file: "waiting", of: values("holds", prebind), by: highest, most: new(512.0)},
 		{number: 7, what: "API-server seats that kube-scheduler has, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
 		{number: 7, what: "API-server seats that kube-scheduler has, at most", file: "waiting", of: values("seats", prebind), by: highest},
 		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
