@@ -273,8 +273,8 @@ func (h *seat) take(r *round) {
 	if before.calls > 0 {
 		last = before.next.Sub(c.waitBegan)
 	}
-	c.missed = pacing.Missed(before.calls, before.missed, last, pacing.Wait{
-		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Past: past,
+	c.missed = before.missed + pacing.Missed(last, elapsed, pacing.Wait{
+		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Calls: before.calls + before.missed, Past: past,
 	}, pacing.Pace{
 		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace),
 	})
