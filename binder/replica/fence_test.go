@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -36,19 +35,6 @@ var (
 	thePod  = gen.Pod("web", gen.UID("pod-1"))
 	theNode = gen.Node("node-a")
 )
-
-// pendingPod reads thePod, which stays pending, and theNode.
-type pendingPod struct{}
-
-func (pendingPod) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	switch into := into.(type) {
-	case *corev1.Pod:
-		thePod.DeepCopyInto(into)
-	case *corev1.Node:
-		theNode.DeepCopyInto(into)
-	}
-	return nil
-}
 
 // grants is what the plugins of all replicas have written: one grant for each pod, by
 // the attempt that it was made for.
@@ -130,8 +116,9 @@ func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants
 	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
 	chain, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev"})
 	require.NoError(t, err)
+	cluster := fakeapi.New(thePod, theNode)
 	p.engine, err = binder.New(binder.Options{
-		Cached: pendingPod{}, Live: pendingPod{}, Replica: id, Term: p.Term, Domain: "prebind.dev",
+		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term, Domain: "prebind.dev",
 		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
@@ -266,9 +253,4 @@ func TestTrusted_Relations(t *testing.T) {
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")
 	assert.Less(t, 2*observeEvery, blind)
-}
-
-// List implements client.Reader. The engine lists nothing.
-func (pendingPod) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("unexpected list")
 }
