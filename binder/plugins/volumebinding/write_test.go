@@ -60,7 +60,7 @@ func TestWritePatches(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(theClaim())
-			require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &tc.plan), tc.reason)
+			require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &tc.plan), tc.reason)
 			require.Len(t, w.patches, len(tc.want), tc.reason)
 			for i, want := range tc.want {
 				assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
@@ -81,7 +81,7 @@ func TestWriteOrder(t *testing.T) {
 		static:  []match{{claim: claimNamed("a"), volume: inCache[0]}, {claim: claimNamed("b"), volume: inCache[1]}},
 		dynamic: []*corev1.PersistentVolumeClaim{claims[0], claims[1]},
 	}
-	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
 
 	var order []string
 	for _, p := range w.patches {
@@ -96,7 +96,7 @@ func TestWriteOrder(t *testing.T) {
 	assert.Equal(t, before, after, "the objects of the cache did not change")
 
 	w.patches = nil
-	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
 	assert.Empty(t, w.patches, "written twice, it is written once")
 }
 
@@ -126,7 +126,7 @@ func TestWriteFails(t *testing.T) {
 				static:  []match{{claim: claimNamed("a"), volume: volumeNamed("pv1")}, {claim: claimNamed("b"), volume: volumeNamed("pv2")}},
 				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("c")},
 			}
-			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
+			err := pluginIn(w).write(t.Context(), "node-a", &pl)
 			require.ErrorIs(t, err, tc.err)
 			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, framework.Object{Kind: "PersistentVolume", Name: "pv2"}, framework.AsError(Name, err).Object)
