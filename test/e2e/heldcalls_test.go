@@ -28,7 +28,7 @@ const heldCalls = 60
 // reports them and binds the pods by the other replica. TestLostReplica in test/bench
 // measures the time.
 func testHeldCalls(t *testing.T, w *world) {
-	t.Run("rolling restart", func(t *testing.T) {
+	t.Run("rolling restart with held calls", func(t *testing.T) {
 		b := newHeld(t, w)
 		errs := b.hold(cluster.NoPreBindScheduler, byHand)
 		for _, r := range w.prebind.Replicas() {
@@ -40,7 +40,7 @@ func testHeldCalls(t *testing.T, w *world) {
 		}
 		assert.Empty(t, b.failures(), "no bind should fail")
 	})
-	t.Run("kill", func(t *testing.T) {
+	t.Run("kill with held calls", func(t *testing.T) {
 		b := newHeld(t, w)
 		b.hold(cluster.NoPreBindScheduler)
 		killed := time.Now()

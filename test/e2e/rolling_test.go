@@ -180,12 +180,14 @@ func (b *bench) unbound(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Two replicas are replaced one after the other, as a rollout does, under a
-// steady stream of binds and with many calls held: nobody notices.
-func TestRollingRestart(t *testing.T) {
+// What stops replicas or the API server has an installation of its own. The cases follow
+// one another.
+func TestRestarts(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2, fmt.Sprintf("--max-holds=%d", heldCalls))
-	t.Run("stream", func(t *testing.T) {
+	// Two replicas are replaced one after the other, as a rollout does, under a steady
+	// stream of binds: nobody notices.
+	t.Run("rolling restart in a stream of binds", func(t *testing.T) {
 		newStream(t, w, "3s").during(func() {
 			for _, r := range w.prebind.Replicas() {
 				began := time.Now()
@@ -197,4 +199,6 @@ func TestRollingRestart(t *testing.T) {
 		})
 	})
 	testHeldCalls(t, w)
+	t.Run("API server", func(t *testing.T) { testAPIServerRestart(t, w) })
+	t.Run("all replicas died", func(t *testing.T) { testAllReplicasDied(t, w) })
 }

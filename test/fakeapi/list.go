@@ -27,7 +27,6 @@ func (s *Server) get(key client.ObjectKey, into client.Object) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reads++
 	found := s.objects[Kind(into)][key]
 	if found == nil {
 		return NotFound(Kind(into), key.Name)
@@ -47,7 +46,6 @@ func (s *Server) list(into client.ObjectList, o *client.ListOptions) error {
 	kind := strings.TrimSuffix(Kind(into), "List")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reads++
 	limit := int(o.Limit)
 	if s.page > 0 && limit > 0 {
 		limit = min(limit, s.page)

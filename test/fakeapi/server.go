@@ -9,21 +9,29 @@
 //
 //   - Every change gives the object a new resourceVersion, unless nothing changes. Create
 //     sets a UID. Reads and writes copy objects: nobody shares memory with the server.
+//
 //   - Update and Patch fail with Conflict for another resourceVersion than the present one,
 //     where one is sent, and for another UID. Delete fails so for its preconditions.
+//
 //   - JSON patches, merge patches and strategic merge patches are applied by the library
 //     that the real one uses. A JSON patch that cannot be applied is Invalid.
+//
 //   - The status of a ResourceClaim is written by Status() alone, and the rest never by it.
 //     A status is validated as the real one was seen to do it, and managedFields say who
 //     made each reservation.
+//
 //   - Lists are in the order of namespace and name. They select by namespace, by labels,
 //     and by fields: those of pods that the real one knows (metadata.name,
 //     spec.nodeName, status.phase), and indexes, as a cache has them. They come in pages
 //     where a limit is sent.
+//
 //   - Objects can be read and listed as PartialObjectMetadata.
 //
+//   - Delete of an object with finalizers sets its deletionTimestamp. It is removed with the
+//     last finalizer.
+//
 // What it does not do: defaulting, admission, other validation, garbage collection,
-// finalizers (Delete removes at once), watches, server-side apply.
+// watches, server-side apply.
 package fakeapi
 
 import (
@@ -37,6 +45,7 @@ import (
 	"strconv"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -44,8 +53,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// firstVersion is far above those that tests give to objects.
-const firstVersion = 1000
+// firstVersion is above those that most tests give to objects.
+const firstVersion = 100
 
 // Server holds the objects. Its methods are safe for concurrent use, but for those that
 // set it up: OnChange, IndexField, Admit and PageSize come before everything else.
@@ -102,11 +111,14 @@ func Kind(o runtime.Object) string {
 }
 
 // Put stores the object as another client does who may write everything. It keeps the
-// resourceVersion that the object has, or gives it the next one.
+// resourceVersion that the object has, if that is another one than the server's; otherwise
+// a changed object gets the next one.
 func (s *Server) Put(o client.Object) {
 	stored := plain(copyOf(o))
 	s.mu.Lock()
-	if stored.GetResourceVersion() == "" {
+	was := s.objects[Kind(o)][client.ObjectKeyFromObject(o)]
+	stale := was != nil && was.GetResourceVersion() == stored.GetResourceVersion() && !equality.Semantic.DeepEqual(was, stored)
+	if stored.GetResourceVersion() == "" || stale {
 		s.stamp(stored)
 	}
 	s.store(stored)
@@ -152,6 +164,32 @@ func Get[T client.Object](s *Server, o T) (T, bool) {
 	return reflect.TypeAssert[T](reflect.ValueOf(found.DeepCopyObject()))
 }
 
+// Read reads the object of the same kind, namespace and name into it, without being counted.
+func Read(s *Server, into client.Object) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.objects[Kind(into)][client.ObjectKeyFromObject(into)]
+	if found == nil {
+		return NotFound(Kind(into), into.GetName())
+	}
+	return assign(found, into)
+}
+
+// Cache returns a reader that is not counted.
+func (s *Server) Cache() client.Reader { return cache{s} }
+
+type cache struct{ server *Server }
+
+// Get implements client.Reader.
+func (c cache) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	return c.server.get(key, into)
+}
+
+// List implements client.Reader.
+func (c cache) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+	return c.server.list(into, (&client.ListOptions{}).ApplyOptions(options))
+}
+
 // All returns the objects of the kind, in order of their names.
 func All[T client.Object](s *Server, of T) []T {
 	s.mu.Lock()
@@ -171,6 +209,13 @@ func (s *Server) Writes() []Call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.writes)
+}
+
+// count counts a read.
+func (s *Server) count() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads++
 }
 
 // Reads is how many reads and lists there were.

@@ -40,11 +40,11 @@ func RegisteredPlugins() []framework.Registration {
 	}
 }
 
-// Arguments and Problem are those of all entries.
-type (
-	Arguments = framework.Arguments
-	Problem   = framework.Problem
-)
+// Arguments are those of one entry.
+type Arguments = framework.Arguments
+
+// Problem is that of one field of the arguments.
+type Problem = framework.Problem
 
 // Option adds to the program; see NewCommand.
 type Option func(*registry)
