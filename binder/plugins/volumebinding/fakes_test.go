@@ -8,15 +8,14 @@ import (
 	"errors"
 	"reflect"
 	"sync"
-	"testing"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
@@ -186,17 +185,46 @@ func (w *world) remove(o client.Object) { w.server.Remove(o) }
 
 func (w *world) count() int { return w.server.Reads() }
 
-// pluginIn returns the plugin whose cache and API server are the same world; the cache packs it.
-func pluginIn(t *testing.T, w *world) *Plugin {
-	t.Helper()
-	return pluginBetween(t, w, w)
+// writer is the world as a writer that can only patch.
+type writer struct {
+	client.Writer
+	w *world
 }
 
-func pluginBetween(t *testing.T, cached, live *world) *Plugin {
-	t.Helper()
-	p, err := New(Options{Cached: packing{cached}, Live: live, Writer: live, Changes: cached.hub, Free: cached.free})
-	require.NoError(t, err)
-	return p
+func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+	return w.w.Patch(ctx, o, patch, options...)
+}
+
+// pluginIn returns the plugin whose cache and API server are the same world; the cache packs it.
+func pluginIn(w *world) *Plugin { return pluginBetween(w, w) }
+
+func pluginBetween(cached, live *world) *Plugin {
+	return New(framework.Handle{
+		Cached: packing{cached}, Live: live, Writer: writer{w: live}, Changes: cached.hub, Clock: clock.RealClock{},
+	}, cached.free, NewSelections(clock.RealClock{}))
+}
+
+// preFlight does what the engine does: it decides by the cache, and by the API server
+// before it rejects the bind.
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+	ask := func(reader framework.Reader) (framework.Next, error) {
+		if err := p.SetupBindContextExtension(ctx, reader, bc); err != nil {
+			return framework.Run, err
+		}
+		return p.PreFlight(bc)
+	}
+	before := bc.Checkpoint()
+	next, err := ask(p.h.Cached)
+	if err == nil && next != framework.Verify {
+		return next, nil
+	}
+	bc.Restore(before)
+	if node, err := get(ctx, p.h.Live, &corev1.Node{}, "", bc.Node.Name); node != nil && err == nil {
+		bc.Node = node
+	}
+	bc.Live = true
+	defer func() { bc.Live = false }()
+	return ask(p.h.Live)
 }
 
 // The objects that most of these tests are about: the pod web uses the claim

@@ -104,11 +104,11 @@ func TestSelections(t *testing.T) {
 func TestPreFlight_Since(t *testing.T) {
 	claim := theClaim()
 	claim.Annotations = map[string]string{volume.AnnSelectedNode: "node-a"}
-	p := pluginIn(t, newWorld(thePod(), theNode(), gen.StorageClass("local", "test.prebind.dev"), claim))
+	p := pluginIn(newWorld(thePod(), theNode(), gen.StorageClass("local", "test.prebind.dev"), claim))
 	p.selections = NewSelections(clocktesting.NewFakePassiveClock(time.Unix(1000, 0)))
 	p.selections.OnAdd(claim, false)
 	bc := contextFor(gen.Pod("web", gen.UID("pod-1"), gen.UsesClaim("data")))
-	require.NoError(t, p.SetupBindContextExtension(t.Context(), p.cached, bc))
+	require.NoError(t, p.SetupBindContextExtension(t.Context(), p.h.Cached, bc))
 	_, err := p.PreFlight(bc)
 	require.NoError(t, err)
 	require.Len(t, bc.WouldWaitFor(), 1)

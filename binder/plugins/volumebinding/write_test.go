@@ -74,7 +74,7 @@ func TestWritePatches(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := worldOfPlan(&tc.plan)
-			require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &tc.plan), tc.reason)
+			require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &tc.plan), tc.reason)
 			require.Len(t, w.patches, len(tc.want), tc.reason)
 			for i, want := range tc.want {
 				assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
@@ -95,7 +95,7 @@ func TestWriteOrder(t *testing.T) {
 		dynamic: []*corev1.PersistentVolumeClaim{claims[0], claims[1]},
 	}
 	w := worldOfPlan(&pl)
-	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
 
 	var order []string
 	for _, p := range w.patches {
@@ -114,7 +114,7 @@ func TestWriteOrder(t *testing.T) {
 	assert.Equal(t, before, after, "the objects of the cache did not change")
 
 	w.patches = nil
-	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
 	assert.Empty(t, w.patches, "written twice, it is written once")
 }
 
@@ -144,7 +144,7 @@ func TestWriteFails(t *testing.T) {
 				}
 				return nil
 			}
-			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
+			err := pluginIn(w).write(t.Context(), "node-a", &pl)
 			require.ErrorIs(t, err, tc.err)
 			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, framework.Object{Kind: "PersistentVolume", Name: "pv2"}, framework.AsError(Name, err).Object)
