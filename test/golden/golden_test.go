@@ -80,10 +80,10 @@ func withNodeState(t *testing.T, w world) []framework.PreBinder {
 }
 
 func withDevice(t *testing.T, w world) []framework.PreBinder {
-	return []framework.PreBinder{must[*device.Plugin](t)(device.New(device.Options{
-		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain, Namespace: namespace,
-		NodeLockTimeout: time.Minute,
-	}))}
+	return []framework.PreBinder{must[*device.Plugin](t)(device.New(
+		framework.Handle{Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes, Clock: clock.RealClock{}, Namespace: namespace},
+		&device.Arguments{NodeLockTimeout: time.Minute},
+	))}
 }
 
 func withVolumes(t *testing.T, w world) []framework.PreBinder {
