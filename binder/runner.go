@@ -39,6 +39,8 @@ func confirmAll(ctx context.Context, o *Options, plugins []framework.PreBinder, 
 		err := step(ctx, o.Tracker, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error {
 			err := confirmer.Confirm(ctx, o.Cached, bc)
 			if err != nil && ctx.Err() == nil {
+				bc.Live = true
+				defer func() { bc.Live = false }()
 				err = confirmer.Confirm(ctx, o.liveFor(p.Name()), bc)
 			}
 			return err

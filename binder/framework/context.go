@@ -46,8 +46,8 @@ type BindContext struct {
 	// Since is when the plugin began to wait for this bind: the start of its PreBind
 	// where AwaitReady repeats PreFlight, otherwise Now.
 	Since time.Time
-	// Live says that Pod, Node and the extension were read from the API server for this
-	// decision, and not from the cache.
+	// Live says that the reader of this call is the live one. In PreFlight, it says that
+	// Pod, Node and the extension were read from the API server for this decision.
 	Live bool
 
 	mu          sync.Mutex

@@ -26,7 +26,6 @@ import (
 )
 
 const (
-	domain    = "prebind.dev"
 	namespace = "prebind-system"
 	// gpu and lockIt are annotations.
 	gpu    = "device.prebind.dev/gpu"
@@ -101,7 +100,7 @@ func (s *server) record(node string) *record {
 	if object == nil {
 		return nil
 	}
-	rec, err := decodeOf(node, object)
+	rec, err := decodeObject(node, object)
 	require.NoError(s.t, err)
 	return rec
 }
@@ -228,9 +227,9 @@ func (l *lagging) List(_ context.Context, o client.ObjectList, options ...client
 // timeout is that of the locks in these tests.
 const timeout = 2 * time.Minute
 
-type option func(*Options)
+type option func(*framework.Handle, *Arguments)
 
-func withLocks(o *Options) { o.NodeLocks = true }
+func withLocks(_ *framework.Handle, a *Arguments) { a.NodeLocks = true }
 
 // replicaOf returns a plugin of its own whose cache follows the server at once.
 func replicaOf(s *server, options ...option) *Plugin {
@@ -244,14 +243,12 @@ func replicaOf(s *server, options ...option) *Plugin {
 
 func pluginOn(s *server, cached client.Reader, l *line, hub *framework.Hub, options ...option) *Plugin {
 	s.t.Helper()
-	o := Options{
-		Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{},
-		Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
-	}
+	h := framework.Handle{Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{}, Namespace: namespace}
+	args := &Arguments{NodeLockTimeout: timeout}
 	for _, set := range options {
-		set(&o)
+		set(&h, args)
 	}
-	p, err := New(o)
+	p, err := New(h, args)
 	require.NoError(s.t, err)
 	return p
 }
@@ -267,16 +264,74 @@ func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *
 	return &framework.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
 }
 
+// only is a reader that has one record.
+type only struct {
+	client.Reader
+	object *corev1.ConfigMap
+}
+
+func (o only) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	object, ok := into.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("there is no %T", into)
+	}
+	*object = *o.object
+	return nil
+}
+
+// decodeObject decodes the record of the node.
+func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
+	p, err := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: timeout})
+	if err != nil {
+		return nil, err
+	}
+	v, err := p.records.Get(context.Background(), only{object: object}, node)
+	if err != nil {
+		return nil, err
+	}
+	return v.Record, nil
+}
+
+// preFlight does what the engine does before an attempt.
+func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (framework.Next, error) {
+	bc.Now = p.h.Clock.Now()
+	before := bc.Checkpoint()
+	next, err := framework.Run, p.SetupBindContextExtension(ctx, p.h.Cached, bc)
+	if err == nil {
+		next, err = p.PreFlight(bc)
+	}
+	if err == nil && next != framework.Verify {
+		return next, nil
+	}
+	bc.Restore(before)
+	bc.Live = true
+	defer func() { bc.Live = false }()
+	if err := p.SetupBindContextExtension(ctx, p.h.Live, bc); err != nil {
+		return framework.Run, err
+	}
+	return p.PreFlight(bc)
+}
+
+// confirm does what the engine does before it allows a bind.
+func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	if p.Confirm(ctx, p.h.Cached, bc) == nil {
+		return nil
+	}
+	bc.Live = true
+	defer func() { bc.Live = false }()
+	return p.Confirm(ctx, p.h.Live, bc)
+}
+
 // prepare does what the engine does for an attempt.
 func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	next, err := p.preFlight(ctx, bc)
+	next, err := preFlight(ctx, p, bc)
 	if err != nil || next == framework.Skip {
 		return err
 	}
 	if err := p.PreBind(ctx, bc); err != nil {
 		return err
 	}
-	return p.Confirm(ctx, nil, bc)
+	return confirm(ctx, p, bc)
 }
 
 // held is who holds what on node-a, by pod.
