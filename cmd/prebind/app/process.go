@@ -11,10 +11,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -22,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
@@ -33,6 +32,7 @@ type process struct {
 	o      *serveOptions
 	id     string
 	config *rest.Config
+	health *apiclient.Health
 	mgr    manager.Manager
 	ready  *readiness
 	open   *listeners
@@ -89,26 +89,57 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 	return err
 }
 
-// buildWatches adds what keeps an eye on the API server, the permissions, the
-// configuration file, the other replicas, and what attempts have left behind.
+// buildWatches adds what watches the permissions, the configuration file, the other
+// replicas, and what attempts have left behind.
 func (p *process) buildWatches(_ context.Context, c *configuration) error {
-	reach, err := reacher(p.config, lookTakes)
+	var err error
+	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, c); err != nil {
+		return err
+	}
+	p.ready.require(p.health.Problem)
+	permissions := everyReplica(func(ctx context.Context) error {
+		p.health.Watch(ctx, p.checkPermissions)
+		return nil
+	})
+	sweeper := binder.NewSweeper(p.engine, p.replicas)
+	elected := sweeping(sweeper)
+	if p.o.leaderElect {
+		elected = func(ctx context.Context) error { return replica.Lead(ctx, p.leases, p.o.namespace, p.id, sweeper.Run) }
+	}
+	return p.add(permissions, p.reloads, p.replicas, elected, sweeping(binder.NewOwnSweeper(p.engine)))
+}
+
+// checkPermissions returns which permissions the configuration in force lacks.
+func (p *process) checkPermissions(ctx context.Context) error {
+	parts, err := needsOf(p.reloads.inForce.Load().settings, p.o.namespace)
 	if err != nil {
 		return err
 	}
-	watching := newMonitor(reach, grants{p.client}, p.ready, clock.RealClock{})
-	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
-		return err
-	}
-	return p.add(watching, p.reloads, p.replicas,
-		elected(p.o, p.leases, p.id, binder.NewSweeper(p.engine, p.replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+	return grants{p.client}.checkAll(ctx, parts)
 }
+
+// sweeping runs the sweeper in every replica.
+func sweeping(sweeper *binder.Sweeper) everyReplica {
+	return func(ctx context.Context) error {
+		sweeper.Run(ctx)
+		return nil
+	}
+}
+
+// everyReplica is a runnable that needs no leader election of the manager's.
+type everyReplica func(ctx context.Context) error
+
+// Start implements manager.Runnable.
+func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everyReplica) NeedLeaderElection() bool { return false }
 
 // buildReplicas makes this replica's lease. It is kept only when everything that its
 // status tells of is built.
 func (p *process) buildReplicas() error {
 	var err error
-	if p.leases, err = leaseClient(p.config, renewalTakes); err != nil {
+	if p.leases, err = apiclient.NewWithTimeout(p.config, replica.RequestTakes); err != nil {
 		return err
 	}
 	p.replicas, err = replica.New(replica.Options{
@@ -160,9 +191,6 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 		p.server("webhook", tls.NewListener(limits.Listener(p.open.webhook), server.TLSConfig), server),
 		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
 	}
-	if p.open.metrics != nil {
-		all = append(all, p.server("metrics", p.open.metrics, metricsServer()))
-	}
 	if p.open.debug != nil {
 		from := debugSources{inFlight: p.engine.InFlight, config: p.reloads.inForce.Load}
 		all = append(all, p.server("debug", p.open.debug, debugServer(from)))
@@ -184,12 +212,4 @@ func (p *process) add(runnables ...manager.Runnable) error {
 func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
 	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", name).V(2)), slog.LevelInfo)
 	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
-}
-
-// metricsServer serves /metrics. controller-runtime's own would find only at its
-// start that the address is taken.
-func metricsServer() *http.Server {
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
-	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
 }

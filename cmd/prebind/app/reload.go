@@ -47,7 +47,6 @@ type reloader struct {
 	o        *serveOptions
 	assembly *assembly
 	engine   configurer
-	monitor  *monitor
 	metrics  *configMetrics
 	events   events.EventRecorder
 	clock    clock.Clock
@@ -66,30 +65,20 @@ type reloader struct {
 }
 
 // newReloader returns the reloader of a configuration that is in force already.
-func newReloader(o *serveOptions, a *assembly, engine configurer, m *monitor, c *configuration) (*reloader, error) {
+func newReloader(o *serveOptions, a *assembly, engine configurer, c *configuration) (*reloader, error) {
 	told, err := newConfigMetrics(metrics.Registry)
 	if err != nil {
 		return nil, err
 	}
 	r := &reloader{
-		o: o, assembly: a, engine: engine, monitor: m, metrics: told,
+		o: o, assembly: a, engine: engine, metrics: told,
 		events: a.mgr.GetEventRecorder("prebind"), clock: clock.RealClock{},
 	}
 	r.put = r.putInForce
-	return r, r.begin(c)
-}
-
-// begin notes the configuration that is in force from the start.
-func (r *reloader) begin(c *configuration) error {
-	parts, err := needsOf(c.settings, r.o.namespace)
-	if err != nil {
-		return err
-	}
 	r.seen = c.content
 	r.inForce.Store(c)
-	r.monitor.expect(parts)
 	r.metrics.applied(c.hash, r.clock.Now())
-	return nil
+	return r, nil
 }
 
 // Start implements manager.Runnable.
@@ -154,14 +143,9 @@ func (r *reloader) putInForce(ctx context.Context, content []byte) error {
 	if err != nil {
 		return err
 	}
-	parts, err := needsOf(c.settings, r.o.namespace)
-	if err != nil {
-		return err
-	}
 	if err := r.engine.Configure(settings); err != nil {
 		return err
 	}
-	r.monitor.expect(parts)
 	r.inForce.Store(c)
 	r.metrics.applied(c.hash, r.clock.Now())
 	on, err := c.on()

@@ -15,8 +15,10 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // For --logging-format=json.
 	"k8s.io/component-base/term"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
@@ -62,11 +64,12 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	config, err := restConfig(o.kubeconfig)
+	health := apiclient.NewHealth(clock.RealClock{})
+	config, err := restConfig(o.kubeconfig, health)
 	if err != nil {
 		return err
 	}
-	if err := contact(config); err != nil {
+	if err := apiclient.Contact(config); err != nil {
 		return err
 	}
 	open, err := o.listen(ctx)
@@ -83,7 +86,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	p := &process{o: o, id: replica.NewID(), config: config, mgr: mgr, ready: &readiness{}, open: open, certs: certs}
+	p := &process{o: o, id: replica.NewID(), config: config, health: health, mgr: mgr, ready: &readiness{}, open: open, certs: certs}
 	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildMetrics, p.buildServers} {
 		if err := build(ctx, c); err != nil {
 			return err
