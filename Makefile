@@ -105,7 +105,7 @@ faults: control-plane ## Break the whole cluster while pods are bound, and check
 
 .PHONY: faults-broken
 faults-broken: control-plane ## Show that the checker of the faults turns red, with a Prebind that forgets to roll back
-	go test -race -tags faults_broken -count=1 -timeout 30m -v -run TestBrokenRollBack ./test/faults
+	go test -race -tags faults_broken -count=1 -timeout 30m -v -run TestBrokenRollBack ./test/faults -args -length $(DURATION)
 
 FUZZTIME ?= 10m
 
