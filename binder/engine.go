@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,8 +36,7 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// Options of an Engine. All fields are required but Term, Observer and
-// Tracker.
+// Options of an Engine. All fields are required but Term and Recorder.
 type Options struct {
 	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
 	// returns is never changed.
@@ -60,11 +60,9 @@ type Options struct {
 	Changes *notify.Hub
 	// Events tells the pod what its bind waits for, and why it is refused.
 	Events events.EventRecorder
-	// Observer counts what becomes of attempts. It may be nil.
-	Observer Observer
-	// Tracker follows the work on binds. It may be nil.
-	Tracker Tracker
-	Clock   clock.WithDelayedExecution
+	// Recorder records the work on binds. It may be nil.
+	Recorder Recorder
+	Clock    clock.WithDelayedExecution
 }
 
 func (o Options) validate() error {
@@ -100,11 +98,8 @@ func New(o Options) (*Engine, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.Observer == nil {
-		o.Observer = unobserved{}
-	}
-	if o.Tracker == nil {
-		o.Tracker = untracked{}
+	if o.Recorder == nil {
+		o.Recorder = unrecorded{}
 	}
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
@@ -113,7 +108,7 @@ func New(o Options) (*Engine, error) {
 	e := &Engine{
 		o: o,
 		attempts: &attempts{
-			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
+			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, recorder: o.Recorder,
 			attemptKey: attemptAnnotation(o.Domain), term: o.Term, index: newIndex(), past: pacing.NewHistory(),
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
@@ -144,10 +139,18 @@ func (e *Engine) Stop(ctx context.Context) error {
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
+	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
+	d := e.answer(ctx, r, began)
+	e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
+	return d
+}
+
+// answer decides on one Binding that came at the time.
+func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Request: r, settings: e.settings.Load(), began: e.o.Clock.Now()}
+	c := &call{Request: r, settings: e.settings.Load(), began: began}
 	c.policy = c.settings.policyFor(r.Pod.Namespace)
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
@@ -240,7 +243,7 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
 	pod = &corev1.Pod{}
-	e.o.Tracker.ReadLive("Pod", reason)
+	e.o.Recorder.ReadLive("Pod", reason)
 	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {
@@ -267,7 +270,7 @@ func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *api.Erro
 		return node, nil
 	}
 	node = &corev1.Node{}
-	e.o.Tracker.ReadLive("Node", ReadMissing)
+	e.o.Recorder.ReadLive("Node", ReadMissing)
 	if err := e.o.Live.Get(ctx, key, node); apierrors.IsNotFound(err) {
 		refused := api.Refuse(object, "there is no such node").Advise("choose another")
 		refused.Plugin = guardName

@@ -125,7 +125,7 @@ func (e *Engine) rehearsePlugin(ctx context.Context, c *call, p api.PreBinder, b
 		return x, nil
 	}
 	intents, waits := len(bc.Intents()), len(bc.WouldWaitFor())
-	next, err := check(ctx, e.o.Tracker, p, bc)
+	next, err := check(ctx, e.o.Recorder, p, bc)
 	for _, intent := range bc.Intents()[intents:] {
 		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
 	}

@@ -49,7 +49,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 				id = a.id
 			}
 			bc := c.context(id)
-			run, err := preFlight(ctx, e.o.Tracker, c.plugins, bc)
+			run, err := preFlight(ctx, e.o.Recorder, c.plugins, bc)
 			if err != nil {
 				return e.later(c, err)
 			}
@@ -124,7 +124,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 
 // confirm takes the last look at a round whose PreBinds have succeeded.
 func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api.Error {
-	if err := confirmAll(ctx, e.o.Tracker, c.plugins, bc); err != nil {
+	if err := confirmAll(ctx, e.o.Recorder, c.plugins, bc); err != nil {
 		return err
 	}
 	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
@@ -217,7 +217,7 @@ func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
 	}
 	h.take(r)
 	if h.occupant != nil && !h.refused {
-		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
+		_, ended := h.engine.o.Recorder.Step(ctx, h.call.step(StepHold, h.call.attempt))
 		tell := h.engine.tellOfHold(h.call, r)
 		select {
 		case <-done:
@@ -253,7 +253,7 @@ func (h *seat) take(r *round) {
 	}
 	if h.occupant = e.seats.take(wants, c.settings.MaxHolds, now); h.occupant == nil {
 		h.refused = true
-		e.o.Tracker.HoldRefused()
+		e.o.Recorder.HoldRefused()
 		return
 	}
 	h.timer = e.o.Clock.NewTimer(c.settings.Hold)

@@ -96,7 +96,7 @@ func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1
 			continue
 		}
 		want, documented := types[name]
-		assert.True(t, documented, "%s is registered and in no document: add it to RegisterMetrics", name)
+		assert.True(t, documented, "%s is registered and in no document: add it to the Recorder in telemetry", name)
 		assert.Equal(t, want, family.GetType(), name)
 		for _, metric := range family.GetMetric() {
 			for _, l := range metric.GetLabel() {

@@ -38,6 +38,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
@@ -140,7 +141,7 @@ func admissionVariants(tb testing.TB) []admissionVariant {
 func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	tb.Helper()
 	registry := prometheus.NewRegistry()
-	steps, err := newStepMetrics(clock.RealClock{}, registry)
+	recorder, err := newRecorder(registry, certificates.NewMetrics(), nil)
 	require.NoError(tb, err)
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
 	engine := benchEngine(tb, untimed, nil)
@@ -151,13 +152,11 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 		require.NoError(tb, err)
 		return h
 	}
-	counted, err := newMeasured(benchEngine(tb, steps.timed, steps), clock.RealClock{}, registry)
-	require.NoError(tb, err)
-	return handlerOf(engine), handlerOf(counted)
+	return handlerOf(engine), handlerOf(benchEngine(tb, recorder.Mutator, recorder))
 }
 
 // benchEngine has all that is on by default.
-func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker binder.Tracker) *binder.Engine {
+func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
 	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
 	world, changes := benchWorld(), notify.NewHub()
@@ -185,7 +184,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, t
 	require.NoError(tb, err)
 	e, err := binder.New(binder.Options{
 		Cached: world, Live: world, Replica: "replica", Domain: defaultDomain, Changes: changes,
-		Events: events.NewFakeRecorder(1), Tracker: tracker, Clock: clock.RealClock{},
+		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
 			PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout,

@@ -24,6 +24,7 @@ import (
 	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/telemetry"
 )
 
 // cacheTakes is how long a cache may take that is filled while Prebind runs.
@@ -32,11 +33,11 @@ const cacheTakes = time.Minute
 // assembly makes the engine's settings of a configuration, with the caches that
 // they need, and nothing else. It is for one goroutine at a time.
 type assembly struct {
-	mgr     manager.Manager
-	ready   *readiness
-	changes *notify.Hub
-	grants  grants
-	steps   *stepMetrics
+	mgr      manager.Manager
+	ready    *readiness
+	changes  *notify.Hub
+	grants   grants
+	recorder *telemetry.Recorder
 	// domain and namespace are those of the options.
 	domain, namespace string
 
@@ -53,9 +54,9 @@ type builtPlugin struct {
 	plugin    api.PreBinder
 }
 
-func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
+func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, r *telemetry.Recorder) *assembly {
 	return &assembly{
-		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
+		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, recorder: r, domain: o.domain, namespace: o.namespace,
 		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
@@ -119,7 +120,7 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 		if err != nil {
 			return nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
-		list = append(list, a.steps.timed(m))
+		list = append(list, a.recorder.Mutator(m))
 	}
 	return mutators.NewChain(mutators.Options{Domain: a.domain, Mutators: list, Required: s.RequiredMutators})
 }
@@ -171,7 +172,7 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 		}
 	}
 	p, err := e.Build(Deps{
-		Cached: a.mgr.GetCache(), Live: a.steps.counted(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
+		Cached: a.mgr.GetCache(), Live: a.recorder.Reader(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
 		Changes: a.changes, Clock: clock.RealClock{}, Arguments: arguments, Domain: a.domain, Namespace: a.namespace,
 	})
 	if err == nil && p.Name() != e.Name {

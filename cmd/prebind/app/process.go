@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -23,6 +22,7 @@ import (
 	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -42,7 +42,8 @@ type process struct {
 	// leases is for leases only.
 	leases   kubernetes.Interface
 	replicas *replica.Replicas
-	traces   *traces
+	traces   *telemetry.Traces
+	recorder *telemetry.Recorder
 	assembly *assembly
 	engine   *binder.Engine
 	reloads  *reloader
@@ -54,26 +55,21 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
-	steps, err := newStepMetrics(clock.RealClock{}, metrics.Registry)
-	if err != nil {
+	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
 		return err
 	}
-	observed, err := newObserver(metrics.Registry, p.o.registry.pluginNames()...)
-	if err != nil {
+	if p.recorder, err = newRecorder(metrics.Registry, p.certs.metrics, p.traces, p.o.registry.pluginNames()...); err != nil {
 		return err
 	}
-	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, steps)
+	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, p.recorder)
 	settings, err := p.assembly.settings(ctx, c.settings)
 	if err != nil {
-		return err
-	}
-	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
 		return err
 	}
 	if err := p.buildReplicas(); err != nil {
 		return err
 	}
-	p.engine, err = binder.New(binder.Options{
+	if p.engine, err = binder.New(binder.Options{
 		Cached:   p.mgr.GetCache(),
 		Live:     p.mgr.GetAPIReader(),
 		Settings: settings,
@@ -82,20 +78,19 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Domain:   p.o.domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
-		Observer: observed,
-		Tracker:  p.traces.steps(steps),
+		Recorder: p.recorder,
 		Clock:    clock.RealClock{},
-	})
-	return err
+	}); err != nil {
+		return err
+	}
+	p.recorder.Show(p.engine.Stats, p.ready.probe)
+	return nil
 }
 
 // buildWatches adds what watches the permissions, the configuration file, the other
 // replicas, and what attempts have left behind.
 func (p *process) buildWatches(_ context.Context, c *configuration) error {
-	var err error
-	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, c); err != nil {
-		return err
-	}
+	p.reloads = newReloader(p.o, p.assembly, p.engine, p.recorder, c)
 	p.ready.require(p.health.Problem)
 	permissions := everyReplica(func(ctx context.Context) error {
 		p.health.Watch(ctx, p.checkPermissions)
@@ -152,24 +147,10 @@ func (p *process) buildReplicas() error {
 	return err
 }
 
-// buildMetrics registers those that have no maker of their own.
-func (p *process) buildMetrics(context.Context, *configuration) error {
-	return errors.Join(
-		newUnderWay(p.engine.Stats, metrics.Registry),
-		newReady(p.ready.probe, metrics.Registry),
-		newBuildInfo(metrics.Registry),
-		register(metrics.Registry, p.certs.metrics.Collectors()...),
-	)
-}
-
 // buildServers adds the certificates and everything that listens.
 func (p *process) buildServers(ctx context.Context, _ *configuration) error {
-	counted, err := newMeasured(p.traces.engine(p.engine), clock.RealClock{}, metrics.Registry)
-	if err != nil {
-		return err
-	}
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: p.o.domain,
+		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: p.o.domain,
 	})
 	if err != nil {
 		return err
@@ -177,15 +158,11 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	if err := p.certs.manage(ctx, &p.o.certificates, p.client, p.o.namespace, p.ready); err != nil {
 		return err
 	}
-	refused, err := newRefused(metrics.Registry)
+	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 	if err != nil {
 		return err
 	}
-	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: refused})
-	if err != nil {
-		return err
-	}
-	server := webhook.NewServer(p.traces.handler(handler), p.certs.tls, limits)
+	server := webhook.NewServer(p.recorder.Handler(handler), p.certs.tls, limits)
 	all := []manager.Runnable{
 		p.certs,
 		p.server("webhook", tls.NewListener(limits.Listener(p.open.webhook), server.TLSConfig), server),

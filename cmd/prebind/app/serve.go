@@ -87,12 +87,12 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 		return err
 	}
 	p := &process{o: o, id: replica.NewID(), config: config, health: health, mgr: mgr, ready: &readiness{}, open: open, certs: certs}
-	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildMetrics, p.buildServers} {
+	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildServers} {
 		if err := build(ctx, c); err != nil {
 			return err
 		}
 	}
-	defer p.traces.flush(ctx)
+	defer p.traces.Flush(ctx)
 	defer context.AfterFunc(ctx, func() {
 		defer stop()
 		shutDown(running, o, p.ready, p.engine)
