@@ -11,8 +11,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -284,6 +287,47 @@ func TestFailureIsKeptForTheClient(t *testing.T) {
 				assert.Equal(t, int32(2), w.preBinds.Load(), "a failure is told once")
 				w.release <- nil
 				assert.Nil(t, (<-answer).Err)
+			})
+		})
+	}
+}
+
+// TestAttemptEndsWithItsPod checks that neither a wait nor a kept failure outlives the pod.
+func TestAttemptEndsWithItsPod(t *testing.T) {
+	terminating := thePod.DeepCopy()
+	terminating.DeletionTimestamp = new(metav1.Now())
+	cases := map[string]struct {
+		reason string
+		// fails says that the PreBind has failed before the pod ends.
+		fails bool
+		pods  []client.Object
+	}{
+		"WaitsAndGone":        {reason: "a wait ends with the pod", pods: nil},
+		"WaitsAndTerminating": {reason: "a wait ends when the pod is deleted", pods: []client.Object{terminating}},
+		"FailedAndGone":       {reason: "nobody comes to be told", fails: true, pods: nil},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, cached, live, changes := newWaiter(), holding(thePod, theNode), holding(thePod, theNode), notify.NewHub()
+				e := newTestEngine(t, func(o *Options) {
+					o.Cached, o.Live, o.Changes, o.Settings.Plugins = cached, live, changes, []api.PreBinder{w}
+				})
+				require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+				if tc.fails {
+					w.release <- api.Refuse(claim, "no").Advise("elsewhere")
+				}
+				synctest.Wait()
+				require.Len(t, e.attempts.byKey, 1)
+
+				began := time.Now()
+				cached.set(append(tc.pods, theNode)...)
+				live.set(append(tc.pods, theNode)...)
+				changes.Changed(notify.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
+				synctest.Wait()
+				assert.Empty(t, e.attempts.byKey, tc.reason)
+				assert.Equal(t, int32(1), w.rollBacks.Load(), "what was written is undone, once")
+				assert.Zero(t, time.Since(began), "at once")
 			})
 		})
 	}

@@ -91,28 +91,33 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *api.
 // endWithPod gives the round up when its pod can no longer be bound by it, whatever the
 // plugins wait for. The caller calls stop when the round is over.
 func (s *attempts) endWithPod(ctx context.Context, a *attempt, r *round) (stop func()) {
-	name := podOf(r)
-	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: name.Namespace, Name: name.Name})
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for s.canBeBound(ctx, a, name) {
-			select {
-			case <-changed.C():
-			case <-ctx.Done():
-				return
-			}
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.giveUp(a, r, errPodGone)
+		s.whenUnbindable(ctx, a, podOf(r), func() { s.giveUp(a, r, errPodGone) })
 	}()
 	return func() {
 		cancel()
 		<-done
-		changed.Close()
 	}
+}
+
+// whenUnbindable waits until the attempt's pod is gone, being deleted, or has a node, and
+// then calls end with mu held. It does not call end if the context ends first.
+func (s *attempts) whenUnbindable(ctx context.Context, a *attempt, name types.NamespacedName, end func()) {
+	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: name.Namespace, Name: name.Name})
+	defer changed.Close()
+	for s.canBeBound(ctx, a, name) {
+		select {
+		case <-changed.C():
+		case <-ctx.Done():
+			return
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end()
 }
 
 // canBeBound says whether the attempt's pod is there and without a node. It returns true
@@ -165,7 +170,8 @@ func (s *attempts) prepared(a *attempt, r *round) {
 
 // fail tells the calls that wait, and undoes what was done: at once, or, when an
 // earlier round has let a call go ahead, once it is known that no bind came of it.
-// An error that nobody was told is kept for a client that is between two calls.
+// An error that nobody was told is kept for a client that is between two calls, for as
+// long as the pod can be bound.
 func (s *attempts) fail(ctx context.Context, a *attempt, r *round, err *api.Error) {
 	s.mu.Lock()
 	a.idle.Stop()
@@ -184,19 +190,30 @@ func (s *attempts) fail(ctx context.Context, a *attempt, r *round, err *api.Erro
 		s.undo(ctx, a)
 	}
 
+	if s.forgotten(a) {
+		return
+	}
+	// Nobody comes to be told of the bind of a pod that is gone.
+	s.whenUnbindable(ctx, a, podOf(r), func() { s.forget(a) })
+}
+
+// forgotten notes that a failed attempt is undone. It returns true if that is its end.
+// Otherwise the attempt ends when its error has been kept for long enough.
+func (s *attempts) forgotten(a *attempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.undone = true
 	left := a.keptUntil().Sub(s.clock.Now())
 	if a.phase == undoing || left < 0 {
 		s.forget(a)
-		return
+		return true
 	}
 	s.clock.AfterFunc(left, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.forget(a)
 	})
+	return false
 }
 
 // end forgets the attempt; calls that still wait for a round get the error.

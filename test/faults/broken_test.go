@@ -40,7 +40,7 @@ func TestBrokenRollBack(t *testing.T) {
 	<-ctx.Done()
 	l.end()
 	require.NoError(t, w.setOpen(t.Context(), "yes"))
-	left := w.untilClean(t.Context(), l, 3*time.Minute)
+	left := w.untilClean(t, l, 3*time.Minute)
 	for _, kind := range []string{"the record ", "is marked"} {
 		assert.True(t, slices.ContainsFunc(left, func(problem string) bool { return strings.Contains(problem, kind) }), "the checker should see what %q is left", kind)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -71,11 +72,14 @@ func (s *state) odd(format string, args ...any) {
 	s.found = append(s.found, fmt.Sprintf(format, args...))
 }
 
-// untilClean looks until nothing is left, and returns what is left in the end.
-func (w *world) untilClean(ctx context.Context, l *load, most time.Duration) []string {
-	ctx, cancel := context.WithTimeout(ctx, most)
+// untilClean looks until nothing is left, and returns what is left in the end. It logs
+// what it still waits for.
+func (w *world) untilClean(t *testing.T, l *load, most time.Duration) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var left []string
+	began, told := time.Now(), time.Time{}
 	for {
 		found, err := w.left(ctx, l)
 		if ctx.Err() != nil {
@@ -86,6 +90,10 @@ func (w *world) untilClean(ctx context.Context, l *load, most time.Duration) []s
 		}
 		if len(left) == 0 {
 			return nil
+		}
+		if time.Since(told) > 20*time.Second {
+			told = time.Now()
+			t.Logf("after %s, %d are left, such as: %s", time.Since(began).Round(time.Second), len(left), strings.Join(left[:min(3, len(left))], "; "))
 		}
 		pause(ctx, 3*time.Second)
 	}
@@ -301,16 +309,16 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	if len(s.found) > 0 {
 		return nil // Who has something to do holds something for it.
 	}
-	heap := float64(moreHeap)
+	heap, ours := float64(moreHeap), float64(moreOurs)
 	if *attacked {
-		heap = moreHeapAttacked
+		heap, ours = moreHeapAttacked, moreOursAttacked
 	}
 	for _, r := range s.replicas {
 		now, err := r.held(ctx)
 		if err != nil {
 			return err
 		}
-		for _, problem := range now.grown(r.atFirst, mayGrow, heap, moreOurs) {
+		for _, problem := range now.grown(r.atFirst, mayGrow, heap, ours) {
 			s.odd("%s %s", r.Name(), problem)
 		}
 	}

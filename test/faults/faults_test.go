@@ -81,14 +81,14 @@ func survive(t *testing.T, binary string, seed uint64) {
 	l.end()
 	r.heal(t)
 	if a != nil {
-		g.calmDown()
+		g.calmDown(t)
 		pause(t.Context(), attackAlone)
 		a.end(t)
 	}
 	assert.Empty(t, g.end(t), "what should hold at any time")
 	l.made["ordinary"] = g.made // Nothing else runs any more.
 	began := time.Now()
-	left := w.untilClean(t.Context(), l, settled)
+	left := w.untilClean(t, l, settled)
 	rest := time.Since(began)
 	assert.Empty(t, left, "what is left %s after everything was whole again", rest.Round(time.Second))
 	assert.Empty(t, w.ledger.wrongs(), "what should never have been")

@@ -36,6 +36,8 @@ const (
 	// bindWithin is the deadline of an ordinary bind while there are faults, quietWithin without any.
 	// A bind during faults waits for processes that are down for up to eight seconds each.
 	bindWithin, quietWithin = 90 * time.Second, 20 * time.Second
+	// slowBind is how long a bind takes whose answers are logged.
+	slowBind = 5 * time.Second
 	// ordinaryEvery is the pause between two ordinary binds.
 	ordinaryEvery = 1500 * time.Millisecond
 )
@@ -59,6 +61,10 @@ type guard struct {
 	made int
 	// took are the times of ordinary binds, with faults and without.
 	took, tookQuiet []time.Duration
+	// claimBound is when the latest ordinary pod with a claim was created that is bound.
+	claimBound time.Time
+	// slow tells of ordinary binds that took long, and what they heard meanwhile.
+	slow []string
 }
 
 func newGuard(t *testing.T, w *world, seed uint64) *guard {
@@ -115,13 +121,25 @@ func (g *guard) end(t *testing.T) []string {
 			t.Logf("%d ordinary binds %s: median %s, p99 %s, slowest %s", n, what, round(took[n/2]), round(took[n*99/100]), round(took[n-1]))
 		}
 	}
+	for _, told := range g.slow {
+		t.Log(told)
+	}
 	return slices.Sorted(maps.Keys(g.wrong))
 }
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
-// calmDown says that there are no faults any more.
-func (g *guard) calmDown() {
+// calmDown says that there are no faults any more. It first waits for a bind with a claim that
+// begins now: a provisioner that has lost the API server needs up to half a minute to watch again.
+func (g *guard) calmDown(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.claimBound.After(began)
+	}, settled, time.Second, "a pod with a claim should be bound after the last fault")
+	t.Logf("the provisioner was back %s after the last fault", round(time.Since(began)))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.quiet = true
@@ -272,14 +290,26 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 		within = quietWithin
 	}
 	began, node := time.Now(), nodeName(rng.IntN(nodes))
+	var heard []string
+	defer func() {
+		if took := time.Since(began); took > slowBind {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.slow = append(g.slow, fmt.Sprintf("the ordinary pod %s took %s from %s on: %s", name, round(took), began.Format(time.StampMilli), strings.Join(heard, "; ")))
+		}
+	}()
 	for {
 		err := g.post(ctx, pod, node)
+		heard = append(heard, fmt.Sprintf("%s: %v", round(time.Since(began)), err))
 		switch {
 		case ctx.Err() != nil, apierrors.IsNotFound(err):
 			return // The guard has ended, or the load has ended the pod.
 		case err == nil:
 			g.mu.Lock()
 			defer g.mu.Unlock()
+			if len(objects) > 0 && began.After(g.claimBound) {
+				g.claimBound = began
+			}
 			if quiet {
 				g.tookQuiet = append(g.tookQuiet, time.Since(began))
 			} else {

@@ -31,6 +31,9 @@ const (
 	// object that it has read, up to 1.5 MiB, and client-go keeps events for six minutes.
 	moreHeapAttacked = 9 << 20
 	moreOurs         = 1 << 20
+	// moreOursAttacked is moreOurs after an attack. A call makes up to two events of some 3 KiB in
+	// all, which client-go keeps; the attack has 400 pods that wait.
+	moreOursAttacked = 3 << 20
 )
 
 // more are the goroutines that there may be more of than at first, by the functions
