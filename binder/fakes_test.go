@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -21,8 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -79,18 +79,23 @@ func (s *store) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 }
 
+// List implements client.Reader. The engine lists nothing.
+func (*store) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
+}
+
 // plugin is a PreBinder whose methods can be given, and are counted.
 type plugin struct {
 	name      string
-	preBind   func(ctx context.Context, bc *api.BindContext) error
-	rollBack  func(ctx context.Context, bc *api.BindContext) error
+	preBind   func(ctx context.Context, bc *framework.BindContext) error
+	rollBack  func(ctx context.Context, bc *framework.BindContext) error
 	preBinds  atomic.Int32
 	rollBacks atomic.Int32
 }
 
 func (p *plugin) Name() string { return p.name }
 
-func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	p.preBinds.Add(1)
 	if p.preBind == nil {
 		return nil
@@ -98,7 +103,7 @@ func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	return p.preBind(ctx, bc)
 }
 
-func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	p.rollBacks.Add(1)
 	if p.rollBack == nil {
 		return nil
@@ -109,20 +114,20 @@ func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error
 // checker is a plugin with a PreFlight.
 type checker struct {
 	plugin
-	preFlight  func(ctx context.Context, bc *api.BindContext) (api.Next, error)
+	preFlight  func(bc *framework.BindContext) (framework.Next, error)
 	preFlights atomic.Int32
 }
 
-func (c *checker) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+func (c *checker) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	c.preFlights.Add(1)
 	if c.preFlight == nil {
-		return api.Run, nil
+		return framework.Run, nil
 	}
-	return c.preFlight(ctx, bc)
+	return c.preFlight(bc)
 }
 
 // claim is what the waiting plugins of these tests wait for.
-var claim = api.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
+var claim = framework.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
 
 // waiter is a plugin that waits until it is released, with the error it is
 // given then, or until its context ends.
@@ -133,8 +138,8 @@ type waiter struct {
 
 func newWaiter() *waiter {
 	w := &waiter{plugin: plugin{name: "waiter"}, release: make(chan error)}
-	w.preBind = func(ctx context.Context, bc *api.BindContext) error {
-		bc.Waiting(api.Waiting{Object: claim, For: "the volume of the test"})
+	w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
+		bc.Waiting(framework.Waiting{Object: claim, For: "the volume of the test"})
 		select {
 		case err := <-w.release:
 			return err
@@ -179,7 +184,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
 		Cached: holding(thePod, theNode),
-		Live:   holding(),
+		Live:   holding(thePod, theNode),
 		Settings: Settings{
 			Mode:              ModeEnforce,
 			Mutators:          chain(t),
@@ -190,7 +195,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 		},
 		Replica: "here",
 		Domain:  "prebind.dev",
-		Changes: notify.NewHub(),
+		Changes: framework.NewHub(),
 		Events:  &recorder{},
 		Clock:   clock.RealClock{},
 	}
@@ -204,7 +209,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 }
 
 // engineWith is newTestEngine with these plugins and no mutator.
-func engineWith(t *testing.T, plugins ...api.PreBinder) *Engine {
+func engineWith(t *testing.T, plugins ...framework.PreBinder) *Engine {
 	t.Helper()
 	return newTestEngine(t, func(o *Options) { o.Settings.Plugins = plugins })
 }

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 )
 
@@ -48,8 +48,8 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if a != nil {
 				id = a.id
 			}
-			bc := c.context(id)
-			run, err := preFlight(ctx, e.o.Recorder, c.plugins, bc)
+			bc := c.context(id, e.o.Clock.Now())
+			run, err := e.preFlight(ctx, c, bc)
 			if err != nil {
 				return e.later(c, err)
 			}
@@ -65,7 +65,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if err := e.withoutLease(c); err != nil {
 				return e.later(c, err)
 			}
-			r = newRound(c.settings, bc, run, func(ctx context.Context) *api.Error { return e.confirm(ctx, c, bc) })
+			r = newRound(c.settings, bc, run, func(ctx context.Context) *framework.Error { return e.confirm(ctx, c, bc) })
 			if a == nil {
 				a = e.attempts.start(ctx, c.key, r, c.budget)
 			} else if !e.attempts.again(ctx, a, r) {
@@ -83,13 +83,13 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
 					return e.later(c, a.tooLong(r))
 				}
-				return e.later(c, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+				return e.later(c, framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
 			if !e.attempts.stillPending(ctx, podOf(r), c.key.pod) {
 				return e.later(c, changedMeanwhile(r))
 			}
 			// That took its time: PreFlight judges the node as it is now.
-			var err *api.Error
+			var err *framework.Error
 			if c.node, err = e.node(ctx, c.key.node); err != nil {
 				return e.later(c, err)
 			}
@@ -123,8 +123,8 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 }
 
 // confirm takes the last look at a round whose PreBinds have succeeded.
-func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api.Error {
-	if err := confirmAll(ctx, e.o.Recorder, c.plugins, bc); err != nil {
+func (e *Engine) confirm(ctx context.Context, c *call, bc *framework.BindContext) *framework.Error {
+	if err := confirmAll(ctx, &e.o, c.plugins, bc); err != nil {
 		return err
 	}
 	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
@@ -133,12 +133,12 @@ func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api
 
 // withoutLease returns why no bind may be allowed here that relies on what an attempt
 // wrote, or nil.
-func (e *Engine) withoutLease(c *call) *api.Error {
+func (e *Engine) withoutLease(c *call) *framework.Error {
 	if _, held := e.o.Term(); held {
 		return nil
 	}
-	about := api.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
-	err := api.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
+	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
+	err := framework.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
 		Advise("repeat the Binding: another replica may answer it")
 	err.Plugin = guardName
 	return err
@@ -146,15 +146,15 @@ func (e *Engine) withoutLease(c *call) *api.Error {
 
 // changedMeanwhile makes the client call again, to be judged by the pod as it is
 // then.
-func changedMeanwhile(r *round) *api.Error {
-	about := api.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
-	return api.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
+func changedMeanwhile(r *round) *framework.Error {
+	about := framework.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+	return framework.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
 }
 
 // later denies; a client that has to wait is told for how long.
-func (e *Engine) later(c *call, err *api.Error) Decision {
-	d := c.preview.deny(api.AsError(guardName, err))
-	if err.Kind == api.KindWait {
+func (e *Engine) later(c *call, err *framework.Error) Decision {
+	d := c.preview.deny(framework.AsError(guardName, err))
+	if err.Kind == framework.KindWait {
 		d.RetryAfter = e.retryAfter(c)
 		if c.joined != nil {
 			e.attempts.expect(c.joined, d.RetryAfter)

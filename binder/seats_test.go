@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -51,7 +51,7 @@ func TestSeats_Namespaces(t *testing.T) {
 			}
 		}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = seats, []api.PreBinder{w}, holding(objects...)
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = seats, []framework.PreBinder{w}, holding(objects...)
 		})
 		var crowd []<-chan Decision
 		for i := range seats {
@@ -72,10 +72,10 @@ func TestSeats_Namespaces(t *testing.T) {
 		assert.Equal(t, 2, answered(), "and a second")
 		third := later(t.Context(), e, pods["other-2"])
 		assert.Equal(t, 2, answered(), "and no more than its share")
-		assert.Equal(t, api.KindWait, kindOf((<-third).Err))
+		assert.Equal(t, framework.KindWait, kindOf((<-third).Err))
 		for _, c := range crowd {
 			if len(c) > 0 {
-				assert.Equal(t, api.KindWait, kindOf((<-c).Err))
+				assert.Equal(t, framework.KindWait, kindOf((<-c).Err))
 			}
 		}
 		assert.Equal(t, seats, e.Stats().Holds)
@@ -93,14 +93,14 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 			objects = append(objects, gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd"), gen.UID(types.UID(fmt.Sprintf("crowd-%d", i)))))
 		}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []api.PreBinder{w}, holding(objects...)
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []framework.PreBinder{w}, holding(objects...)
 		})
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		latest := time.Duration(0)
 		for i := range crowd {
 			d := e.Bind(t.Context(), requestFor(gen.Binding(gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd")), "node-a")))
-			require.Equal(t, api.KindWait, kindOf(d.Err))
+			require.Equal(t, framework.KindWait, kindOf(d.Err))
 			latest = max(latest, d.RetryAfter)
 		}
 		assert.Greater(t, latest, 5*time.Second, "the crowd itself comes back slowly")
@@ -115,7 +115,7 @@ func TestHold_IsTold(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
 		require.NoError(t, s.Configure(Settings{
-			Mode: ModeEnforce, Mutators: chain(t), Plugins: []api.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
+			Mode: ModeEnforce, Mutators: chain(t), Plugins: []framework.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
 			PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		}))
 		answer := later(quiet(t), s.Engine, theRequest())

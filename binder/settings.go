@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -43,10 +43,10 @@ type Settings struct {
 	// Mutators run on every Binding.
 	Mutators *mutators.Chain
 	// Plugins are the PreBind plugins in the order in which they run.
-	Plugins []api.PreBinder
+	Plugins []framework.PreBinder
 	// Claimed returns the devices that ResourceClaims have allocated to the pod, for
 	// the mutators. It is nil where no mutator asks for them.
-	Claimed func(ctx context.Context, pod *corev1.Pod) ([]api.Device, error)
+	Claimed func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error)
 	// Hold is how long a call is kept waiting at most before the client is told
 	// to call again.
 	Hold time.Duration

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Reasons of the events on pods. They are stable.
@@ -49,7 +49,7 @@ func (e *Engine) tell(pod *corev1.Pod, d Decision) {
 		return
 	}
 	kind, reason := corev1.EventTypeWarning, ReasonRefused
-	if d.Err.Kind == api.KindWait {
+	if d.Err.Kind == framework.KindWait {
 		kind, reason = corev1.EventTypeNormal, ReasonWaiting
 	}
 	e.tellError(pod, d.Err, kind, reason, d.Err.Error())
@@ -75,7 +75,7 @@ func (e *Engine) tellAudit(pod *corev1.Pod, d Decision) {
 }
 
 // tellError makes an event; err may be nil.
-func (e *Engine) tellError(pod *corev1.Pod, err *api.Error, kind, reason, note string) {
+func (e *Engine) tellError(pod *corev1.Pod, err *framework.Error, kind, reason, note string) {
 	// Events of one reason about one object are counted as one: another object,
 	// such as another claim, makes another event.
 	var about runtime.Object

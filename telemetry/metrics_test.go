@@ -17,7 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -25,7 +25,7 @@ import (
 func TestRecorder_Decided(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	registry := prometheus.NewRegistry()
-	refusal := api.Refuse(api.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
+	refusal := framework.Refuse(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
 	refusal.Plugin = "volumebinding"
 	decisions := []binder.Decision{
 		{
@@ -116,7 +116,7 @@ func TestRecorder_Attempts(t *testing.T) {
 // What is only reported is counted apart; readiness is shown as it is.
 func TestAuditAndReadyMetrics(t *testing.T) {
 	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
-	refusal := api.Refuse(api.Object{}, "no")
+	refusal := framework.Refuse(framework.Object{}, "no")
 	refusal.Plugin = "device"
 	m, err := New(Options{Registry: registry, Clock: clock})
 	require.NoError(t, err)

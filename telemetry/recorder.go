@@ -7,6 +7,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -227,8 +228,8 @@ func endStep(span trace.Span, result string, err error) {
 }
 
 // ReadLive implements binder.Tracker.
-func (r *Recorder) ReadLive(kind, reason string) {
-	r.reads.WithLabelValues(engineItself, kind, reason).Inc()
+func (r *Recorder) ReadLive(plugin, kind, reason string) {
+	r.reads.WithLabelValues(cmp.Or(plugin, engineItself), kind, reason).Inc()
 }
 
 // HoldRefused implements binder.Tracker.

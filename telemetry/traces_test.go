@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/otlp"
 )
@@ -53,9 +53,9 @@ func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision
 		<-b.release
 		_, end := step(attempt, binder.StepPreBind, "device", "a-1")
 		end(errors.New("boom"))
-		ended(api.Refuse(api.Object{}, "no"))
+		ended(framework.Refuse(framework.Object{}, "no"))
 	}()
-	err := api.Wait(api.Object{}, "waiting for the device")
+	err := framework.Wait(framework.Object{}, "waiting for the device")
 	err.Plugin = "device"
 	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
 }

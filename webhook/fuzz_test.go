@@ -25,7 +25,7 @@ import (
 	apijson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // goldenRequests are the bodies under testdata.
@@ -62,7 +62,7 @@ func FuzzHandler(f *testing.F) {
 				return binder.Decision{PassThrough: true}
 			}
 			if len(r.Binding.Annotations)%2 == 1 {
-				return binder.Decision{Err: api.Refuse(api.Object{Kind: "Pod", Name: r.Pod.Name}, "no")}
+				return binder.Decision{Err: framework.Refuse(framework.Object{Kind: "Pod", Name: r.Pod.Name}, "no")}
 			}
 			return binder.Decision{Annotations: map[string]string{"a.prebind.dev/b": r.Binding.Name}, UID: "1", Warnings: []string{r.Pod.Name}}
 		})

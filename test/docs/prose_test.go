@@ -19,7 +19,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
@@ -122,7 +122,7 @@ func TestFlags(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(app.NewCommand(app.WithPlugin(after.Plugin())))
+	visit(app.NewCommand(app.WithPlugin(after.Registration())))
 	for name, page := range pagesOfProse(t) {
 		for _, m := range flag.FindAllStringSubmatch(page, -1) {
 			assert.Contains(t, known, m[1], "%s names --%s", name, m[1])
@@ -174,7 +174,7 @@ func TestAnnotations(t *testing.T) {
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
 		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
-		api.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+		framework.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

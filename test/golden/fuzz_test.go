@@ -25,7 +25,7 @@ import (
 	apijson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
@@ -55,8 +55,8 @@ func everything(t *testing.T) setup {
 			must[*nodeinfo.Mutator](t)(nodeinfo.New(nodeinfo.Options{Annotations: []string{"example.com/driver-version"}})),
 			bindinfo.New(), deviceinfo.New(),
 		},
-		plugins: func(t *testing.T, w world) (all []api.PreBinder) {
-			for _, with := range []func(*testing.T, world) []api.PreBinder{withNodeState, withDevice, withClaims, withVolumes} {
+		plugins: func(t *testing.T, w world) (all []framework.PreBinder) {
+			for _, with := range []func(*testing.T, world) []framework.PreBinder{withNodeState, withDevice, withClaims, withVolumes} {
 				all = append(all, with(t, w)...)
 			}
 			return all

@@ -30,8 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
@@ -53,14 +52,14 @@ const (
 // world is what a case's objects make, and the parts that work on it.
 type world struct {
 	client  client.WithWatch
-	changes *notify.Hub
+	changes *framework.Hub
 }
 
 // setup is what is switched on in a case.
 type setup struct {
 	mutators []mutators.Mutator
 	required []string
-	plugins  func(t *testing.T, w world) []api.PreBinder
+	plugins  func(t *testing.T, w world) []framework.PreBinder
 	dryRun   bool
 }
 
@@ -73,28 +72,28 @@ func must[T any](t *testing.T) func(value T, err error) T {
 	}
 }
 
-func withNodeState(t *testing.T, w world) []api.PreBinder {
-	checks := must[nodestate.Checks](t)(nodestate.ParseChecks(nodestate.CheckNames()))
-	return []api.PreBinder{must[*nodestate.Plugin](t)(nodestate.New(nodestate.Options{
-		Cached: w.client, Live: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain, Checks: checks, MaxWait: time.Minute,
-	}))}
+func withNodeState(t *testing.T, w world) []framework.PreBinder {
+	return []framework.PreBinder{must[*nodestate.Plugin](t)(nodestate.New(
+		framework.Handle{Cached: w.client, Live: w.client, Changes: w.changes, Clock: clock.RealClock{}},
+		&nodestate.Arguments{Checks: nodestate.CheckNames(), MaxWait: time.Minute},
+	))}
 }
 
-func withDevice(t *testing.T, w world) []api.PreBinder {
-	return []api.PreBinder{must[*device.Plugin](t)(device.New(device.Options{
+func withDevice(t *testing.T, w world) []framework.PreBinder {
+	return []framework.PreBinder{must[*device.Plugin](t)(device.New(device.Options{
 		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain, Namespace: namespace,
 		NodeLockTimeout: time.Minute,
 	}))}
 }
 
-func withVolumes(t *testing.T, w world) []api.PreBinder {
-	return []api.PreBinder{must[*volumebinding.Plugin](t)(volumebinding.New(volumebinding.Options{
+func withVolumes(t *testing.T, w world) []framework.PreBinder {
+	return []framework.PreBinder{must[*volumebinding.Plugin](t)(volumebinding.New(volumebinding.Options{
 		Cached: w.client, Live: w.client, Writer: w.client, Changes: w.changes, Free: volumebinding.NewFreeVolumes(),
 	}))}
 }
 
-func withClaims(t *testing.T, w world) []api.PreBinder {
-	return []api.PreBinder{must[*resourceclaims.Plugin](t)(resourceclaims.New(resourceclaims.Options{
+func withClaims(t *testing.T, w world) []framework.PreBinder {
+	return []framework.PreBinder{must[*resourceclaims.Plugin](t)(resourceclaims.New(resourceclaims.Options{
 		Cached: w.client, Live: w.client, Writer: w.client, Status: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain,
 		BindingTimeout: 10 * time.Minute,
 	}))}
@@ -175,7 +174,7 @@ func TestGolden(t *testing.T) {
 		"resource-claims-unmade":      {reason: "the template's claim is still to be made", setup: func(*testing.T) setup { return setup{plugins: withClaims} }},
 		"require-not-on":              {reason: "whoever asks relies on it", setup: func(*testing.T) setup { return setup{plugins: withNodeState} }},
 		"everything-together-taken": {reason: "a refusal after mutators keeps the warnings", setup: func(t *testing.T) setup {
-			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}, plugins: func(t *testing.T, w world) []api.PreBinder {
+			return setup{mutators: []mutators.Mutator{topologyOf(t, everywhere)}, plugins: func(t *testing.T, w world) []framework.PreBinder {
 				return append(withNodeState(t, w), withDevice(t, w)...)
 			}}
 		}},

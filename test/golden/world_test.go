@@ -28,9 +28,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/claimed"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/webhook"
@@ -48,8 +47,8 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	t.Helper()
 	builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).WithStatusSubresource(&resourcev1.ResourceClaim{})
 	require.NoError(t, volumebinding.SetupIndexes(t.Context(), indexes{builder: builder}))
-	w := world{client: withPodSelectors{builder.Build()}, changes: notify.NewHub()}
-	var plugins []api.PreBinder
+	w := world{client: withPodSelectors{builder.Build()}, changes: framework.NewHub()}
+	var plugins []framework.PreBinder
 	if s.plugins != nil {
 		plugins = s.plugins(t, w)
 	}

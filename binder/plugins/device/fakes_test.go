@@ -28,8 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -50,7 +49,7 @@ type server struct {
 
 	mu      sync.Mutex
 	created int
-	hubs    []*notify.Hub
+	hubs    []*framework.Hub
 	// writes of records that had an effect.
 	writes int
 }
@@ -118,7 +117,7 @@ func (s *server) changed(o client.Object, err error) error {
 		defer s.mu.Unlock()
 		s.writes++
 		for _, hub := range s.hubs {
-			hub.Changed(notify.Key{Kind: "ConfigMap", Namespace: o.GetNamespace(), Name: o.GetName()})
+			hub.Changed(framework.RefTo(&corev1.ConfigMap{}, o.GetNamespace(), o.GetName()))
 		}
 	}
 	return err
@@ -149,7 +148,7 @@ func (s *server) list(ctx context.Context, c client.WithWatch, into client.Objec
 }
 
 // bind is what the API server does when a bind is allowed.
-func (s *server) bind(bc *api.BindContext) {
+func (s *server) bind(bc *framework.BindContext) {
 	s.t.Helper()
 	s.change(bc.Pod, func(pod *corev1.Pod) {
 		pod.Spec.NodeName = bc.Node.Name
@@ -255,19 +254,19 @@ func (l *line) Delete(ctx context.Context, o client.Object, options ...client.De
 // lagging is a cache of the records that is as new as its last sync.
 type lagging struct {
 	*server
-	hub  *notify.Hub
+	hub  *framework.Hub
 	seen map[string]*corev1.ConfigMap
 }
 
 func newLagging(s *server) *lagging {
-	return &lagging{server: s, hub: notify.NewHub(), seen: map[string]*corev1.ConfigMap{}}
+	return &lagging{server: s, hub: framework.NewHub(), seen: map[string]*corev1.ConfigMap{}}
 }
 
 // sync catches up, and tells those who wait.
 func (l *lagging) sync(ctx context.Context) error {
 	err := l.load(ctx)
 	for name := range l.seen {
-		l.hub.Changed(notify.Key{Kind: "ConfigMap", Namespace: namespace, Name: name})
+		l.hub.Changed(framework.RefTo(&corev1.ConfigMap{}, namespace, name))
 	}
 	return err
 }
@@ -322,14 +321,14 @@ func withLocks(o *Options) { o.NodeLocks = true }
 // replicaOf returns a plugin of its own whose cache follows the server at once.
 func replicaOf(s *server, options ...option) *Plugin {
 	s.t.Helper()
-	hub := notify.NewHub()
+	hub := framework.NewHub()
 	s.mu.Lock()
 	s.hubs = append(s.hubs, hub)
 	s.mu.Unlock()
 	return pluginOn(s, s, &line{server: s}, hub, options...)
 }
 
-func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options ...option) *Plugin {
+func pluginOn(s *server, cached client.Reader, l *line, hub *framework.Hub, options ...option) *Plugin {
 	s.t.Helper()
 	o := Options{
 		Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{},
@@ -350,20 +349,20 @@ func podNamed(name string, options ...gen.PodOption) *corev1.Pod {
 
 // bindOf is the bind of the pod to node-a by the attempt, with annotations of the
 // Binding.
-func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
+func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
 }
 
 // prepare does what the engine does for an attempt.
-func prepare(ctx context.Context, p *Plugin, bc *api.BindContext) error {
-	next, err := p.PreFlight(ctx, bc)
-	if err != nil || next == api.Skip {
+func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	next, err := p.preFlight(ctx, bc)
+	if err != nil || next == framework.Skip {
 		return err
 	}
 	if err := p.PreBind(ctx, bc); err != nil {
 		return err
 	}
-	return p.Confirm(ctx, bc)
+	return p.Confirm(ctx, nil, bc)
 }
 
 // held is who holds what on node-a, by pod.

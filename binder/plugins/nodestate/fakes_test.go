@@ -5,6 +5,7 @@ package nodestate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -15,10 +16,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -30,7 +31,8 @@ const (
 // all are all the checks.
 var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
 
-// world is an API server in memory that has one node at most, or a cache.
+// world is an API server in memory that has thePod and one node at most, or a cache. It
+// counts the reads of the node.
 type world struct {
 	mu    sync.Mutex
 	node  *corev1.Node
@@ -39,10 +41,10 @@ type world struct {
 	err error
 	// afterRead, when it is set, is called after every read.
 	afterRead func()
-	hub       *notify.Hub
+	hub       *framework.Hub
 }
 
-func newWorld(node *corev1.Node) *world { return &world{node: node, hub: notify.NewHub()} }
+func newWorld(node *corev1.Node) *world { return &world{node: node, hub: framework.NewHub()} }
 
 func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
 	if w.afterRead != nil {
@@ -50,8 +52,12 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reads++
+	if pod, ok := into.(*corev1.Pod); ok {
+		*pod = *thePod()
+		return nil
+	}
 	node, ok := into.(*corev1.Node)
+	w.reads++
 	switch {
 	case w.err != nil:
 		return w.err
@@ -62,6 +68,11 @@ func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object,
 	}
 	*node = *w.node
 	return nil
+}
+
+// List implements client.Reader.
+func (*world) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
 }
 
 // put stores the node, or removes it for nil, and tells nobody.
@@ -78,7 +89,7 @@ func (w *world) fail(err error) {
 	w.err = err
 }
 
-func (w *world) tell() { w.hub.Changed(notify.Key{Kind: "Node", Name: "node-a"}) }
+func (w *world) tell() { w.hub.Changed(framework.RefTo(&corev1.Node{}, "", "node-a")) }
 
 func (w *world) count() int {
 	w.mu.Lock()
@@ -88,7 +99,8 @@ func (w *world) count() int {
 
 func pluginBetween(t testing.TB, cached, live *world) *Plugin {
 	t.Helper()
-	p, err := New(Options{Cached: cached, Live: live, Changes: cached.hub, Domain: domain, Checks: all, MaxWait: maxWait})
+	h := framework.Handle{Cached: cached, Live: live, Changes: cached.hub, Clock: clock.RealClock{}}
+	p, err := New(h, &Arguments{Checks: CheckNames(), MaxWait: maxWait})
 	require.NoError(t, err)
 	return p
 }
@@ -174,6 +186,7 @@ func named(names ...string) corev1.NodeSelectorTerm {
 // annotation is one of the plugin's own.
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
-func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...)}
+func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
+	now := time.Now()
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Now: now, Since: now}
 }

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -114,7 +114,7 @@ func TestTwoReplicasAllocate(t *testing.T) {
 	refused := 0
 	for _, err := range errs {
 		if err != nil {
-			require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+			require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 			require.ErrorContains(t, err, "nothing that is free on the node node-a fits its requests")
 			refused++
 		}
@@ -142,7 +142,7 @@ func TestAllocateShared(t *testing.T) {
 			for call := range 5 {
 				// As the engine does when it is told to wait.
 				bc := bind(pod, "node-a", fmt.Sprintf("here-%d-%d", i, call))
-				if errs[i] = replicas[i%2].PreBind(ctx, bc); !api.IsKind(errs[i], api.KindWait) {
+				if errs[i] = replicas[i%2].PreBind(ctx, bc); !framework.IsKind(errs[i], framework.KindWait) {
 					return
 				}
 				_ = replicas[i%2].PreBindRollBack(ctx, bc)
@@ -165,15 +165,15 @@ func TestSomebodyElseAllocates(t *testing.T) {
 		verb   string
 		n      int
 		then   claimOption
-		kind   api.Kind
+		kind   framework.Kind
 	}{
 		"BeforeTheMark":    {reason: "the mark's answer tells", verb: "patch", n: 1, then: allocated("node-a", "gpu-3")},
 		"BeforeFinalizer":  {reason: "what was taken is given back", verb: "patch", n: 2, then: allocated("node-a", "gpu-3")},
 		"BeforeAllocation": {reason: "the same", verb: "patch status", n: 1, then: allocated("node-a", "gpu-3")},
-		"OtherNode":        {reason: "then it is judged as it is", verb: "patch status", n: 1, then: allocated("node-b", "gpu-3"), kind: api.KindRefuse},
-		"Ends":             {reason: "it is being deleted", verb: "patch status", n: 1, then: meta1(gen.Terminating()), kind: api.KindRefuse},
+		"OtherNode":        {reason: "then it is judged as it is", verb: "patch status", n: 1, then: allocated("node-b", "gpu-3"), kind: framework.KindRefuse},
+		"Ends":             {reason: "it is being deleted", verb: "patch status", n: 1, then: meta1(gen.Terminating()), kind: framework.KindRefuse},
 		"Note":             {reason: "something else of the claim was changed", verb: "patch status", n: 1, then: meta1(gen.Label("note", "x"))},
-		"RolledBack":       {reason: "another replica thought that we were gone", verb: "patch status", n: 1, then: func(c *resourcev1.ResourceClaim) { c.Annotations = nil }, kind: api.KindWait},
+		"RolledBack":       {reason: "another replica thought that we were gone", verb: "patch status", n: 1, then: func(c *resourcev1.ResourceClaim) { c.Annotations = nil }, kind: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestSomebodyElseAllocates(t *testing.T) {
 			err := r.PreBind(t.Context(), bc)
 			if tc.kind != "" {
 				require.Error(t, err, tc.reason)
-				assert.Equal(t, tc.kind, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+				assert.Equal(t, tc.kind, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
 				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 				require.NoError(t, r.Tidy(t.Context()))
 				assert.Empty(t, users(s.claim("c0")), tc.reason)
@@ -223,7 +223,7 @@ func TestLostAnswerOfAnAllocation(t *testing.T) {
 			}
 			r.conn.after = nthWrite(verb, n, apierrors.NewTimeoutError("lost", 1))
 			bc := bind(pods[0], "node-a", "here-1")
-			require.True(t, api.IsKind(r.PreBind(t.Context(), bc), api.KindWait))
+			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, given(t, s), "it is given back")
 			require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "and free for others")
@@ -294,7 +294,7 @@ func TestTwoPools(t *testing.T) {
 		between(r, "create", 2, func() { require.NoError(t, two.PreBind(t.Context(), bind(other, "node-a", "there-1"))) })
 		bc := bind(pod, "node-a", "here-1")
 		err := r.PreBind(t.Context(), bc)
-		require.True(t, api.IsKind(err, api.KindRefuse), "one device was taken while the records were written: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindRefuse), "one device was taken while the records were written: %v", err)
 		require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Len(t, given(t, s), 1)
@@ -380,7 +380,7 @@ func TestUndoAllocation(t *testing.T) {
 }
 
 func TestTidy(t *testing.T) {
-	allocatedBy := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *api.BindContext) {
+	allocatedBy := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *framework.BindContext) {
 		t.Helper()
 		s, pods := world(t, 2, 1)
 		r := newAllocating(t, s)
@@ -493,7 +493,7 @@ func TestPruneWhenNothingFits(t *testing.T) {
 		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
 		r.cache.freeze()
 		err := r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2"))
-		require.True(t, api.IsKind(err, api.KindRefuse), "it is in use: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindRefuse), "it is in use: %v", err)
 		s.put(theClaim("c0"))
 		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "nothing is refused by the cache alone")
 	})
@@ -576,7 +576,7 @@ func TestAllocatedByOther(t *testing.T) {
 	s.change("c0", "", marked("db", "there-1"))
 	between(one, "patch status", 1, func() {
 		err := two.PreBind(t.Context(), bind(other, "node-a", "there-1"))
-		require.True(t, api.IsKind(err, api.KindWait), "it is not allocated twice: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindWait), "it is not allocated twice: %v", err)
 	})
 	require.NoError(t, one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
 	claim := s.claim("c0")

@@ -30,7 +30,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // apiServer is an API server in memory. It does for ResourceClaims what the real
@@ -42,7 +42,7 @@ type apiServer struct {
 	mu      sync.Mutex
 	version int
 	objects map[string]map[client.ObjectKey]client.Object
-	hub     *notify.Hub
+	hub     *framework.Hub
 	// writes are those that were carried out and changed something.
 	writes []write
 	// reads counts what was asked for.
@@ -60,7 +60,7 @@ type write struct {
 func (w write) String() string { return w.verb + " " + w.kind + " " + w.key.Name }
 
 func newAPI(objects ...client.Object) *apiServer {
-	s := &apiServer{objects: map[string]map[client.ObjectKey]client.Object{}, hub: notify.NewHub()}
+	s := &apiServer{objects: map[string]map[client.ObjectKey]client.Object{}, hub: framework.NewHub()}
 	for _, o := range objects {
 		s.put(o)
 	}
@@ -105,7 +105,7 @@ func (s *apiServer) put(o client.Object) {
 }
 
 func (s *apiServer) tell(o client.Object) {
-	s.hub.Changed(notify.Key{Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()})
+	s.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
 // remove deletes the object as a test says.

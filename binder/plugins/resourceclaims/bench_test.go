@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -151,7 +151,7 @@ func BenchmarkRefuse(b *testing.B) {
 			binds := 0
 			for b.Loop() {
 				bc := bind(pod, "node-1", "here-1")
-				require.True(b, api.IsKind(r.PreBind(b.Context(), bc), api.KindRefuse))
+				require.True(b, framework.IsKind(r.PreBind(b.Context(), bc), framework.KindRefuse))
 				require.NoError(b, r.PreBindRollBack(b.Context(), bc))
 				binds++
 			}
@@ -245,7 +245,7 @@ func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 		},
 		"Refuse": func(r *replica, pod *corev1.Pod) {
-			require.True(t, api.IsKind(r.PreBind(t.Context(), bind(pod, "node-1", "here-1")), api.KindRefuse))
+			require.True(t, framework.IsKind(r.PreBind(t.Context(), bind(pod, "node-1", "here-1")), framework.KindRefuse))
 		},
 		"PostBind": func(r *replica, pod *corev1.Pod) { r.PostBind(t.Context(), bind(pod, "free", "here-1")) },
 		"Marks": func(r *replica, _ *corev1.Pod) {

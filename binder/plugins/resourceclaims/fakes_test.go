@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -197,12 +197,12 @@ func newAllocating(t testing.TB, s *apiServer) *replica {
 }
 
 // bind is one attempt at binding the pod to the node.
-func bind(pod *corev1.Pod, node, attempt string) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
+func bind(pod *corev1.Pod, node, attempt string) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
 }
 
 // recovered is what is left of an attempt after a crash.
-func recovered(pod *corev1.Pod, node, attempt string) *api.BindContext {
+func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	bc := bind(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}, node, attempt)
 	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	bc.Recovered = true
@@ -228,9 +228,9 @@ func deviceClass() client.Object {
 }
 
 // run is PreFlight and PreBind, as the engine calls them.
-func (r *replica) run(ctx context.Context, bc *api.BindContext) (api.Next, error) {
-	next, err := r.PreFlight(ctx, bc)
-	if err != nil || next == api.Skip {
+func (r *replica) run(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+	next, err := r.preFlight(ctx, bc)
+	if err != nil || next == framework.Skip {
 		return next, err
 	}
 	return next, r.PreBind(ctx, bc)

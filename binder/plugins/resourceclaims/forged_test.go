@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -128,7 +128,7 @@ func TestForgedMark_GivesNoDeviceTwice(t *testing.T) {
 		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = had })
 	})
 	err := one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
 }
@@ -146,7 +146,7 @@ func TestClaimThatKeepsChanging(t *testing.T) {
 		return nil
 	}
 	err := r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindWait), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.LessOrEqual(t, n, maxChanges+1)
 }
 
@@ -183,7 +183,7 @@ func TestCrowd(t *testing.T) {
 	t.Run("WithoutReservation", func(t *testing.T) {
 		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-		require.True(t, api.IsKind(err, api.KindWait), "no mark is added to so many: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindWait), "no mark is added to so many: %v", err)
 		assert.ErrorContains(t, err, "512 marks")
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
@@ -225,7 +225,7 @@ func TestCrowd(t *testing.T) {
 
 func TestUnsettled(t *testing.T) {
 	few := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-x", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
-	want := []api.Mark{
+	want := []framework.Mark{
 		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
 	}
@@ -263,7 +263,7 @@ func TestPointless(t *testing.T) {
 func TestRoomForAMark(t *testing.T) {
 	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.ErrorContains(t, err, "leave no room")
 	assert.Empty(t, s.written())
 }

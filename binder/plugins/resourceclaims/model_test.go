@@ -22,7 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -130,21 +130,21 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 	m.working[id] = calls
 	defer delete(m.working, id)
 	bc := bind(pod, node, id)
-	next, err := r.PreFlight(ctx, bc)
+	next, err := r.preFlight(ctx, bc)
 	if err != nil {
 		m.note("%s: PreFlight: %v", me.name, err)
 	}
 	if err != nil || me.dead {
 		return
 	}
-	if next == api.Skip {
+	if next == framework.Skip {
 		m.bind(me, r, pod, node, calls)
 		return
 	}
 	for rounds := 1 + m.rng.Intn(2); ; rounds-- {
 		err = r.PreBind(ctx, bc)
 		if err == nil {
-			err = r.Confirm(ctx, bc)
+			err = r.Confirm(ctx, nil, bc)
 		}
 		if err == nil {
 			m.bind(me, r, pod, node, calls)
@@ -158,7 +158,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 			break
 		}
 		bc = bind(pod, node, id)
-		if next, err := r.PreFlight(ctx, bc); err != nil || next == api.Skip {
+		if next, err := r.preFlight(ctx, bc); err != nil || next == framework.Skip {
 			break
 		}
 	}

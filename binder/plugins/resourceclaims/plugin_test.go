@@ -18,20 +18,17 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
 	s := newAPI()
 	c := s.connect()
-	good := Options{Cached: s.cache(), Live: c, Writer: c, Status: c, Changes: notify.NewHub(), Clock: clock.RealClock{}, Domain: domain, BindingTimeout: timeout}
+	good := Options{Cached: s.cache(), Live: c, Writer: c, Status: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Domain: domain, BindingTimeout: timeout}
 	p, err := New(good)
 	require.NoError(t, err)
 	assert.Equal(t, Name, p.Name())
-	assert.Contains(t, Watches(), "ResourceClaim")
-	assert.Contains(t, OwnedWatches(), "ResourceSlice")
 	for name, spoil := range map[string]func(o *Options){
 		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil }, "Writer": func(o *Options) { o.Writer = nil },
 		"Status": func(o *Options) { o.Status = nil }, "Changes": func(o *Options) { o.Changes = nil }, "Clock": func(o *Options) { o.Clock = nil },
@@ -120,20 +117,20 @@ func TestAPIServerDoesNotAnswer(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		fail   func(write) error
-		want   api.Kind
+		want   framework.Kind
 	}{
-		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: api.KindWait},
-		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: api.KindWait},
-		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: api.KindWait},
-		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: api.KindInternal},
+		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
+		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: framework.KindInternal},
 		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w write) error {
 			if w.verb == "patch status" {
 				return invalid("resourceclaims/binding")
 			}
 			return nil
-		}, want: api.KindInternal},
-		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, notFound("ResourceClaim", "c")), want: api.KindRefuse},
-		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, invalid("metadata.uid: field is immutable")), want: api.KindWait},
+		}, want: framework.KindInternal},
+		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, notFound("ResourceClaim", "c")), want: framework.KindRefuse},
+		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, invalid("metadata.uid: field is immutable")), want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -142,7 +139,7 @@ func TestAPIServerDoesNotAnswer(t *testing.T) {
 			bc := bind(pod, "node-a", "here-1")
 			err := r.PreBind(t.Context(), bc)
 			require.Error(t, err)
-			assert.Equal(t, tc.want, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+			assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
 			r.conn.before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, users(s.claim("c")))
@@ -158,7 +155,7 @@ func TestLostAnswer(t *testing.T) {
 			s, pod, r, _ := setup(t)
 			r.conn.after = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
 			bc := bind(pod, "node-a", "here-1")
-			require.True(t, api.IsKind(r.PreBind(t.Context(), bc), api.KindWait))
+			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			again := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), again), "the next round goes on from there")
 			require.NoError(t, r.PreBindRollBack(t.Context(), again))
@@ -213,7 +210,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindWait), "the last look finds it")
+		require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindWait), "the last look finds it")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next round reserves it again")
 	})
@@ -221,16 +218,16 @@ func TestSomebodyIsFaster(t *testing.T) {
 
 // TestTwoAttempts are two replicas at the bind of one pod.
 func TestTwoAttempts(t *testing.T) {
-	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *api.BindContext, *api.BindContext) {
+	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *framework.BindContext, *framework.BindContext) {
 		t.Helper()
 		s, pod, one, two := setup(t)
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
 		next, err := one.run(t.Context(), a)
 		require.NoError(t, err)
-		require.Equal(t, api.Run, next)
+		require.Equal(t, framework.Run, next)
 		next, err = two.run(t.Context(), b)
 		require.NoError(t, err)
-		require.Equal(t, api.Run, next, "it relies on a reservation that may be taken back")
+		require.Equal(t, framework.Run, next, "it relies on a reservation that may be taken back")
 		require.Len(t, marksOf(s.claim("c"), domain), 2, "so it marks it, too")
 		return s, pod, one, two, a, b
 	}
@@ -238,7 +235,7 @@ func TestTwoAttempts(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second relies on it")
-		require.NoError(t, two.Confirm(t.Context(), b))
+		require.NoError(t, two.Confirm(t.Context(), nil, b))
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
 		assert.Empty(t, users(s.claim("c")), "now nobody does")
 	})
@@ -282,7 +279,7 @@ func TestTwoAttempts(t *testing.T) {
 		again := bind(pod, "node-a", "one-1")
 		next, err := one.run(t.Context(), again)
 		require.NoError(t, err)
-		assert.Equal(t, api.Skip, next, "a round of the same attempt has its mark")
+		assert.Equal(t, framework.Skip, next, "a round of the same attempt has its mark")
 		assert.Empty(t, s.written())
 	})
 }
@@ -304,7 +301,7 @@ func TestPodIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.remove(pod)
-	require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindStale))
+	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindStale))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 	for name, change := range map[string]podChange{
@@ -315,7 +312,7 @@ func TestPodIsGone(t *testing.T) {
 		change(other)
 		s.put(other)
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-2"))
-		require.True(t, api.IsKind(err, api.KindStale), "%s: %v", name, err)
+		require.True(t, framework.IsKind(err, framework.KindStale), "%s: %v", name, err)
 	}
 }
 
@@ -324,7 +321,7 @@ func TestClaimIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.remove(theClaim("c"))
-	require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindRefuse), "what we wrote does not make it be there")
+	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindRefuse), "what we wrote does not make it be there")
 	r.PostBind(t.Context(), bc)
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
 	s.put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
@@ -341,7 +338,7 @@ func TestMarks(t *testing.T) {
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, []api.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
+	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
 	two.PostBind(t.Context(), recovered(pod, "node-a", "here-1"))
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
@@ -406,7 +403,7 @@ func TestManyPods(t *testing.T) {
 	s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
 	err := r.PreBind(t.Context(), bind(thePod("web-0", uses("c")), "node-a", "here-x"))
 	require.ErrorContains(t, err, "256 pods")
-	assert.Equal(t, api.KindRefuse, api.AsError(Name, err).Kind)
+	assert.Equal(t, framework.KindRefuse, framework.AsError(Name, err).Kind)
 }
 
 // TestLastPlace: two pods, and room for one.
@@ -414,7 +411,7 @@ func TestLastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
 	between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("db")) })
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Len(t, s.claim("c").Status.ReservedFor, 256)
 }
 
@@ -429,7 +426,7 @@ func BenchmarkPreFlight(b *testing.B) {
 	bc := bind(pod, "node-a", "here-1")
 	b.ReportAllocs()
 	for b.Loop() {
-		if next, err := r.PreFlight(b.Context(), bc); err != nil || next != api.Skip {
+		if next, err := r.preFlight(b.Context(), bc); err != nil || next != framework.Skip {
 			b.Fatal(next, err)
 		}
 	}

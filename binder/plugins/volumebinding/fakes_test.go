@@ -28,9 +28,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/compact"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -49,7 +48,7 @@ type world struct {
 	fail func(name string) error
 	// err, when it is set, is the answer to every read.
 	err error
-	hub *notify.Hub
+	hub *framework.Hub
 	// free follows the volumes, unless it is paused: then it misses what comes.
 	free   *FreeVolumes
 	paused bool
@@ -63,7 +62,7 @@ type world struct {
 type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
-	w := &world{objects: map[string]client.Object{}, hub: notify.NewHub(), free: NewFreeVolumes()}
+	w := &world{objects: map[string]client.Object{}, hub: framework.NewHub(), free: NewFreeVolumes()}
 	for _, o := range objects {
 		w.objects[nameOf(o, client.ObjectKeyFromObject(o))] = o
 		w.free.OnAdd(o, true)
@@ -318,7 +317,7 @@ func (w *world) change(o client.Object, do func(name string)) {
 	w.mu.Lock()
 	do(nameOf(o, client.ObjectKeyFromObject(o)))
 	w.mu.Unlock()
-	w.hub.Changed(notify.Key{Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()})
+	w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
 func (w *world) count() int {
@@ -362,6 +361,6 @@ func volumeNamed(name string, options ...gen.VolumeOption) *corev1.PersistentVol
 	return gen.Volume(name, append([]gen.VolumeOption{gen.UID(types.UID("volume-" + name)), gen.Version("20"), gen.VolumeOfClass("local")}, options...)...)
 }
 
-func contextFor(pod *corev1.Pod) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: theNode(), Binding: gen.Binding(pod, "node-a")}
+func contextFor(pod *corev1.Pod) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: theNode(), Binding: gen.Binding(pod, "node-a")}
 }

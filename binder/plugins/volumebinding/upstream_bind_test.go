@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -72,7 +72,7 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 	b := match{claim: unboundPVC2, volume: pvNode1b}
 	const forA, forB = "default/unbound-pvc uid-unbound-pvc", "default/unbound-pvc2 uid-unbound-pvc2"
 	newer2 := upClaim("provisioned-pvc2", "1Gi", provisionerClass, at("2"))
-	conflict := upstream{want: api.KindWait, says: "somebody else changed it"}
+	conflict := upstream{want: framework.KindWait, says: "somebody else changed it"}
 	cases := map[string]updateCase{
 		"nothing-to-bind-empty": {},
 		"one-binding":           {static: []match{a}, volumes: volumeList{pvNode1a}, claimed: map[string]string{"pv-node1a": forA}, patches: 1},
@@ -168,9 +168,9 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 	after := func(u upstream, later func(w *world)) bindPodCase {
 		return bindPodCase{static: []match{a}, volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}, upstream: u, later: later}
 	}
-	overtime := upstream{want: api.KindInternal, says: context.DeadlineExceeded.Error()}
+	overtime := upstream{want: framework.KindInternal, says: context.DeadlineExceeded.Error()}
 	cases := map[string]bindPodCase{
-		"nothing-to-bind-nil":   {noPlan: true, upstream: upstream{want: api.KindInternal, says: "volumebinding/plan"}},
+		"nothing-to-bind-nil":   {noPlan: true, upstream: upstream{want: framework.KindInternal, says: "volumebinding/plan"}},
 		"nothing-to-bind-empty": {},
 		"already-bound":         {static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}},
 		"binding-static-pv-succeeds-after-time": after(upstream{}, func(w *world) {
@@ -186,9 +186,9 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 		"bound-by-pv-controller-before-bind": {
 			static: []match{a}, claims: claimList{upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("2"))},
 			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(unboundPVC))},
-			upstream: upstream{want: api.KindWait, says: "the claim changed"},
+			upstream: upstream{want: framework.KindWait, says: "the claim changed"},
 		},
-		"pod-deleted-after-time": after(upstream{want: api.KindStale, says: "the pod was deleted"}, func(w *world) { w.remove(testPod()) }),
+		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "the pod was deleted"}, func(w *world) { w.remove(testPod()) }),
 		"binding-times-out":      after(overtime, nil),
 		"binding-fails": {
 			static: []match{{claim: unboundPVC2, volume: pvNode1b}}, volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime,

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -105,13 +105,13 @@ func TestWriteFails(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		err    error
-		want   api.Kind
+		want   framework.Kind
 	}{
-		"Conflict":   {reason: "another was faster: the next call decides anew", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: api.KindWait},
-		"NotFound":   {reason: "there is nothing to write to", err: apierrors.NewNotFound(claims, "pv2"), want: api.KindRefuse},
-		"Overloaded": {reason: "a matter of time", err: apierrors.NewTooManyRequestsError("slow down"), want: api.KindWait},
-		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: api.KindInternal},
-		"Unknown":    {reason: "Prebind's own failure", err: errors.New("boom"), want: api.KindInternal},
+		"Conflict":   {reason: "another was faster: the next call decides anew", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
+		"NotFound":   {reason: "there is nothing to write to", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindRefuse},
+		"Overloaded": {reason: "a matter of time", err: apierrors.NewTooManyRequestsError("slow down"), want: framework.KindWait},
+		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: framework.KindInternal},
+		"Unknown":    {reason: "Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -128,8 +128,8 @@ func TestWriteFails(t *testing.T) {
 			}
 			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
 			require.ErrorIs(t, err, tc.err)
-			assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			assert.Equal(t, api.Object{Kind: "PersistentVolume", Name: "pv2"}, api.AsError(Name, err).Object)
+			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, framework.Object{Kind: "PersistentVolume", Name: "pv2"}, framework.AsError(Name, err).Object)
 			assert.Len(t, w.patches, 2, "nothing is written after a failure")
 			for _, p := range w.patches {
 				var body struct {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/webhook"
@@ -83,7 +84,8 @@ func (o *certificateOptions) validate(check func(ok bool, format string, args ..
 // permissions are those of self-managed certificates, as shipped but for the name
 // that a flag gives.
 func (o *certificateOptions) permissions(namespace string) ([]Permission, error) {
-	all, err := shipped("certificates/self-managed")(nil, namespace)
+	shipped, err := framework.Shipped("certificates/self-managed")
+	all := allOf(shipped, namespace)
 	for i := range all {
 		if all[i].Resource == "mutatingwebhookconfigurations" {
 			all[i].Name = o.webhookConfiguration

@@ -19,7 +19,6 @@ import (
 )
 
 const (
-	defaultDomain    = "prebind.dev"
 	defaultNamespace = "prebind-system"
 )
 
@@ -38,7 +37,6 @@ type serveOptions struct {
 	certificates    certificateOptions
 	metricsAddress  string
 	healthAddress   string
-	domain          string
 	namespace       string
 	podName         string
 	leaderElect     bool
@@ -57,7 +55,6 @@ func defaultServeOptions(options ...Option) *serveOptions {
 		certificates:    defaultCertificateOptions(),
 		metricsAddress:  ":8080",
 		healthAddress:   ":8081",
-		domain:          defaultDomain,
 		namespace:       defaultNamespace,
 		leaderElect:     true,
 		shutdownDelay:   5 * time.Second,
@@ -100,7 +97,6 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	fs = sets.FlagSet("Configuration")
 	fs.StringVar(&o.configFile, "config", o.configFile, "File with a PrebindConfiguration; 'prebind config defaults' prints one. It is read again when it changes: what is wrong with it then is told, and what was in force stays. The flags of the following sections may be given in it as well; a flag wins.")
-	fs.StringVar(&o.domain, "annotation-domain", o.domain, "Domain of all annotations: they are <plugin>.<domain>/<key>.")
 
 	o.settings.addFlags(&sets)
 
@@ -147,9 +143,6 @@ func (o *serveOptions) problems() []error {
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
 	if wrong := validation.IsDNS1123Label(o.namespace); len(wrong) > 0 {
 		check(false, "--namespace: %q is no namespace: %s", o.namespace, strings.Join(wrong, "; "))
-	}
-	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
-		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
 	}
 	return slices.Concat(problems, o.debug.problems(), o.tracing.problems())
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
@@ -75,7 +76,7 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
-		Domain:   p.o.domain,
+		Domain:   framework.Domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
 		Recorder: p.recorder,
@@ -150,7 +151,7 @@ func (p *process) buildReplicas() error {
 // buildServers adds the certificates and everything that listens.
 func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: p.o.domain,
+		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
 	})
 	if err != nil {
 		return err

@@ -15,6 +15,9 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/mutators"
 )
 
 // settings are those options that the configuration file may give as well, and that
@@ -158,11 +161,11 @@ func (s *settings) problems() []Problem {
 	check(b.MaxHolds > 0, "budgets.maxHolds", "%d is not positive", b.MaxHolds)
 	check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "%s is not positive", b.PreBindTimeout)
 	check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "%s is less than --prebind-timeout, %s", b.MaxPreBindTimeout, b.PreBindTimeout)
-	mutators, err := s.selectedMutators()
+	chosen, err := s.selectedMutators()
 	check(err == nil, "mutators", "%w", err)
 	if err == nil {
 		for i, name := range s.RequiredMutators {
-			isOn := slices.ContainsFunc(mutators, func(m Mutator) bool { return m.Name == name })
+			isOn := slices.ContainsFunc(chosen, func(m mutators.Registration) bool { return m.Name == name })
 			check(isOn, fmt.Sprintf("requiredMutators[%d]", i), "%q is no mutator that is switched on", name)
 		}
 	}
@@ -175,7 +178,7 @@ func (s *settings) problems() []Problem {
 		for _, p := range a.Validate() {
 			all = append(all, Problem{Field: "arguments." + a.name + "." + p.Field, Err: p.Err})
 		}
-		if n, ok := a.Arguments.(*nodeStateArguments); ok {
+		if n, ok := a.Arguments.(*nodestate.Arguments); ok {
 			check(n.MaxWait <= b.MaxPreBindTimeout, "arguments.node-state.maxWait", "%s is more than --max-prebind-timeout, %s", n.MaxWait, b.MaxPreBindTimeout)
 		}
 	}
@@ -213,12 +216,12 @@ func modeNames() string {
 	return "the known ones are " + strings.Join(names, ", ")
 }
 
-func (s *settings) selectedMutators() ([]Mutator, error) {
-	return selected(s.registry.mutators, "mutator", s.Mutators)
+func (s *settings) selectedMutators() ([]mutators.Registration, error) {
+	return selected(s.registry.mutators, mutatorEntry, "mutator", s.Mutators)
 }
 
-func (s *settings) selectedPlugins() ([]Plugin, error) {
-	return selected(s.registry.plugins, "PreBind plugin", s.PreBindPlugins)
+func (s *settings) selectedPlugins() ([]framework.Registration, error) {
+	return selected(s.registry.plugins, pluginEntry, "PreBind plugin", s.PreBindPlugins)
 }
 
 // namespaceRules are those of the engine.

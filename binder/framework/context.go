@@ -1,15 +1,18 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package framework
 
 import (
 	"fmt"
 	"maps"
 	"sync"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/mutators"
 )
 
 // BindContext is one bind on its way through the plugins. It is made by the
@@ -35,8 +38,17 @@ type BindContext struct {
 	// made the write had ended: Pod has its name and UID only, Node its name, and
 	// there are no extensions. Only PostBind and PreBindRollBack ever see it true.
 	Recovered bool
-	// DryRun says that nothing may be written. Only PreFlight ever sees it true.
+	// DryRun says that nothing may be written. Only SetupBindContextExtension and
+	// PreFlight ever see it true.
 	DryRun bool
+	// Now is the time of the decision. PreFlight uses it instead of a clock.
+	Now time.Time
+	// Since is when the plugin began to wait for this bind: the start of its PreBind
+	// where AwaitReady repeats PreFlight, otherwise Now.
+	Since time.Time
+	// Live says that Pod, Node and the extension were read from the API server for this
+	// decision, and not from the cache.
+	Live bool
 
 	mu          sync.Mutex
 	extensions  map[string]any
@@ -79,17 +91,8 @@ func (bc *BindContext) Annotations() map[string]map[string]string {
 	return all
 }
 
-// Device is one device, or a share of one, that is a pod's.
-type Device struct {
-	// Request is what the pod knows it by: the name that its requester gave.
-	Request string
-	// Driver and Pool are those of a ResourceClaim's allocation, else empty.
-	Driver, Pool string
-	// Name is the device's own.
-	Name string
-	// Share is the part of the device, such as 0.5; empty for all of it.
-	Share string
-}
+// Device is one device, or a share of one, that a pod gets; see mutators.Device.
+type Device = mutators.Device
 
 // Has records, in PreFlight, a device that is the pod's when the bind is allowed.
 // The mutators are shown it.
@@ -106,12 +109,14 @@ func (bc *BindContext) Devices() []Device {
 	return append([]Device(nil), bc.devices...)
 }
 
-// Waiting is what a PreBind is waiting for.
+// Waiting says what a bind waits for. The zero Waiting is no wait.
 type Waiting struct {
-	// Object is what has to change; it may be the zero Object.
+	// Object has to change; it may be the zero Object.
 	Object Object
-	// For is the rest of "waiting for …", in plain words.
+	// For completes the sentence "waiting for …".
 	For string
+	// Until is when Await looks again even if nothing has changed; zero for never.
+	Until time.Time
 }
 
 // Waiting records what the plugin waits for from now on. Scheduler, events and
@@ -173,6 +178,56 @@ func (bc *BindContext) Undone() []string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]string(nil), bc.undone...)
+}
+
+// Checkpoint is a state of a BindContext's records; see BindContext.Checkpoint.
+type Checkpoint struct {
+	intents, wouldWait, devices int
+	annotations                 map[string]map[string]string
+}
+
+// Checkpoint returns the present state of the records of PreFlight. The engine uses it
+// to discard the records of a PreFlight that it repeats.
+func (bc *BindContext) Checkpoint() Checkpoint {
+	annotations := bc.Annotations()
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return Checkpoint{intents: len(bc.intents), wouldWait: len(bc.wouldWait), devices: len(bc.devices), annotations: annotations}
+}
+
+// Restore discards the records that were made since the checkpoint.
+func (bc *BindContext) Restore(to Checkpoint) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.intents, bc.wouldWait, bc.devices = bc.intents[:to.intents], bc.wouldWait[:to.wouldWait], bc.devices[:to.devices]
+	bc.annotations = to.annotations
+}
+
+// again returns a context for another decision on the same bind.
+func (bc *BindContext) again(pod *corev1.Pod, node *corev1.Node, now, since time.Time, live bool) *BindContext {
+	return &BindContext{
+		Pod: pod, Node: node, Binding: bc.Binding, User: bc.User, Attempt: bc.Attempt,
+		DryRun: bc.DryRun, Now: now, Since: since, Live: live,
+	}
+}
+
+// adopt takes over the extensions and the annotations of a later decision.
+func (bc *BindContext) adopt(later *BindContext) {
+	annotations := later.Annotations()
+	later.mu.Lock()
+	extensions := maps.Clone(later.extensions)
+	later.mu.Unlock()
+	for plugin, values := range annotations {
+		for key, value := range values {
+			bc.Annotate(plugin, key, value)
+		}
+	}
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	if bc.extensions == nil {
+		bc.extensions = map[string]any{}
+	}
+	maps.Copy(bc.extensions, extensions)
 }
 
 // ExtensionKey names a value of type T that a plugin keeps in a BindContext

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package notify
+package framework
 
 import (
 	"errors"
@@ -18,9 +18,9 @@ import (
 )
 
 var (
-	nodeA = Key{Kind: "Node", Name: "node-a"}
-	nodeB = Key{Kind: "Node", Name: "node-b"}
-	podA  = Key{Kind: "Pod", Namespace: "default", Name: "a"}
+	nodeA = RefTo(&corev1.Node{}, "", "node-a")
+	nodeB = RefTo(&corev1.Node{}, "", "node-b")
+	podA  = RefTo(&corev1.Pod{}, "default", "a")
 )
 
 // woken says whether the subscription has been woken, and takes the wake-up.
@@ -53,8 +53,8 @@ func TestSubscription(t *testing.T) {
 	h.Changed(nodeA)
 	assert.True(t, woken(s), "and again by the next change")
 
-	h.Changed(Key{Kind: "Node", Namespace: "default", Name: "node-a"})
-	h.Changed(Key{Kind: "Pod", Name: "node-a"})
+	h.Changed(Ref{kind: "Node", namespace: "default", name: "node-a"})
+	h.Changed(RefTo(&corev1.Pod{}, "", "node-a"))
 	assert.False(t, woken(s), "kind, namespace and name all count")
 }
 
@@ -111,7 +111,7 @@ func TestAttach(t *testing.T) {
 	source := fcache.NewFakeControllerSource()
 	informer := cache.NewSharedIndexInformer(source, &corev1.Pod{}, 0, nil)
 	h := NewHub()
-	require.NoError(t, h.Attach("Pod", informer))
+	require.NoError(t, h.Attach(&corev1.Pod{}, informer))
 	s := h.Subscribe(podA)
 	stop := make(chan struct{})
 	var group sync.WaitGroup
@@ -175,7 +175,7 @@ func TestAttachedHandler(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			hub, informer := NewHub(), &handlers{}
-			require.NoError(t, hub.Attach("Pod", informer))
+			require.NoError(t, hub.Attach(&corev1.Pod{}, informer))
 			s := hub.Subscribe(podA)
 			tc.event(informer)
 			assert.Equal(t, tc.want, woken(s), tc.reason)
@@ -185,5 +185,5 @@ func TestAttachedHandler(t *testing.T) {
 
 func TestAttachFails(t *testing.T) {
 	stopped := errors.New("stopped")
-	assert.ErrorIs(t, NewHub().Attach("Pod", &handlers{err: stopped}), stopped)
+	assert.ErrorIs(t, NewHub().Attach(&corev1.Pod{}, &handlers{err: stopped}), stopped)
 }
