@@ -65,7 +65,7 @@ func (o Options) validate() error {
 	case o.Domain == "" || o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
 		return fmt.Errorf("engine: Domain and Replica are required, and Replica has no %q", attemptSeparator)
 	default:
-		return o.Settings.validate(o.Domain)
+		return o.Settings.validateNames(o.Domain)
 	}
 }
 

@@ -74,7 +74,7 @@ func (a *assembly) settings(ctx context.Context, s *settings) (binder.Settings, 
 	}
 	out := binder.Settings{
 		Mode: s.Mode, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
-		PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout, Namespaces: s.namespaceRules(),
+		PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout, Namespaces: s.Namespaces,
 	}
 	if err := a.watch(ctx, &corev1.Pod{}, &corev1.Node{}); err != nil {
 		return out, err

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/telemetry"
 )
 
@@ -165,7 +166,7 @@ func (r *reloader) about() *corev1.ObjectReference {
 // that are about the same are counted as one, with the words of the first.
 func contentReference(content []byte, problem string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
-		APIVersion: configurationHeader.APIVersion, Kind: configurationHeader.Kind, Name: hashOf(append(slices.Clip(content), problem...)),
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.Kind, Name: hashOf(append(slices.Clip(content), problem...)),
 	}
 }
 
