@@ -148,15 +148,15 @@ func TestBindReadsPod(t *testing.T) {
 		},
 		"CacheFails": {
 			reason: "the API server is asked when the cache cannot answer",
-			cached: &store{err: errors.New("no informer")}, live: holding(thePod, theNode), liveReads: 2,
+			cached: brokenStore(errors.New("no informer")), live: holding(thePod, theNode), liveReads: 2,
 		},
 		"LiveFails": {
 			reason: "without the pod nothing can be decided: it is Prebind's failure",
-			cached: holding(theNode), live: &store{err: errors.New("boom")}, want: framework.KindInternal, liveReads: 1,
+			cached: holding(theNode), live: brokenStore(errors.New("boom")), want: framework.KindInternal, liveReads: 1,
 		},
 		"LiveOverloaded": {
 			reason: "an overloaded API server is no failure but a matter of time",
-			cached: holding(theNode), live: &store{err: apierrors.NewTooManyRequestsError("slow down")},
+			cached: holding(theNode), live: brokenStore(apierrors.NewTooManyRequestsError("slow down")),
 			want: framework.KindWait, liveReads: 1,
 		},
 	}
@@ -197,7 +197,7 @@ func TestBindReadsNode(t *testing.T) {
 		"Cached":  {reason: "no call", cached: holding(thePod, theNode), live: holding(theNode)},
 		"Missed":  {reason: "a new node may not be in the cache yet", cached: holding(thePod), live: holding(theNode), reads: 1},
 		"Unknown": {reason: "there is no such node", cached: holding(thePod), live: holding(), want: framework.KindRefuse, reads: 1},
-		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: &store{err: other}, want: framework.KindInternal, reads: 1},
+		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: brokenStore(other), want: framework.KindInternal, reads: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,35 +24,16 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // TestModel runs replicas, each with a cache that lags behind, over one API server,
 // and checks after every step that no device is given twice. A replica's step is cut
 // into at every call to the API server: by steps of the others, errors, lost answers,
-// writes that land later, and its own end. Each seed is a course of its own;
-// PREBIND_SEED repeats one, and PREBIND_MODEL=5m tries more of them.
+// writes that land later, and its own end. Each seed is a course of its own.
 func TestModel(t *testing.T) {
 	const steps = 250
-	span := 3 * time.Second
-	if text := os.Getenv("PREBIND_MODEL"); text != "" {
-		var err error
-		span, err = time.ParseDuration(text)
-		require.NoError(t, err)
-	}
-	var one *uint64
-	if text := os.Getenv("PREBIND_SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-		one = &seed
-	}
-	began := time.Now()
-	for n := uint64(0); time.Since(began) < span && (one == nil || n == 0); n++ {
-		seed := n
-		if one != nil {
-			seed = *one
-		} else if n > 4 {
-			seed = rand.Uint64()
-		}
+	for _, seed := range seeds.Of(t, 15) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			m := newModel(t, seed)
 			for range steps {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -45,16 +46,14 @@ func (tc updateCase) run(t *testing.T) {
 	tc.check(t, err)
 	assert.Len(t, w.patches, tc.patches)
 	claimed, chosen := map[string]string{}, map[string]string{}
-	for _, o := range w.objects {
-		switch o := o.(type) {
-		case *corev1.PersistentVolume:
-			if ref := o.Spec.ClaimRef; ref != nil {
-				claimed[o.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
-			}
-		case *corev1.PersistentVolumeClaim:
-			if node := o.Annotations[volume.AnnSelectedNode]; node != "" {
-				chosen[o.Name] = node
-			}
+	for _, pv := range fakeapi.All(w.server, &corev1.PersistentVolume{}) {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			claimed[pv.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
+		}
+	}
+	for _, claim := range fakeapi.All(w.server, &corev1.PersistentVolumeClaim{}) {
+		if node := claim.Annotations[volume.AnnSelectedNode]; node != "" {
+			chosen[claim.Name] = node
 		}
 	}
 	if tc.claimed == nil {

@@ -37,10 +37,10 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // BenchmarkAdmission measures what one review costs a webhook, from the bytes of the
@@ -157,7 +157,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 // benchEngine has all that is on by default.
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
-	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
+	s := defaultSettings(&registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()})
 	world, changes := benchWorld(), framework.NewHub()
 	selectedMutators, err := s.selectedMutators()
 	require.NoError(tb, err)

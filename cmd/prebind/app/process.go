@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -25,6 +26,7 @@ import (
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // process is a replica that is being put together: each build method adds to the
@@ -37,7 +39,9 @@ type process struct {
 	mgr    manager.Manager
 	ready  *readiness
 	open   *listeners
-	certs  *certs
+	certs  *certificates.Source
+	// certMetrics are those of certs.
+	certMetrics *certificates.Metrics
 
 	client kubernetes.Interface
 	// leases is for leases only.
@@ -59,7 +63,7 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
 		return err
 	}
-	if p.recorder, err = newRecorder(metrics.Registry, p.certs.metrics, p.traces, p.o.registry.pluginNames()...); err != nil {
+	if p.recorder, err = newRecorder(metrics.Registry, p.certMetrics, p.traces, p.o.registry.pluginNames()...); err != nil {
 		return err
 	}
 	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, p.recorder)
@@ -102,7 +106,7 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 	if p.o.leaderElect {
 		elected = func(ctx context.Context) error { return replica.Lead(ctx, p.leases, p.o.namespace, p.id, sweeper.Run) }
 	}
-	return p.add(permissions, p.reloads, p.replicas, elected, sweeping(binder.NewOwnSweeper(p.engine)))
+	return p.add(permissions, p.reloads, p.replicas, newExemption(p.client, p.engine), elected, sweeping(binder.NewOwnSweeper(p.engine)))
 }
 
 // checkPermissions returns which permissions the configuration in force lacks.
@@ -156,17 +160,32 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	if err != nil {
 		return err
 	}
-	if err := p.certs.manage(ctx, &p.o.certificates, p.client, p.o.namespace, p.ready); err != nil {
+	required, err := needsOfCertificates(p.o.certificates, p.o.namespace)
+	if err == nil {
+		err = grants{p.client}.checkAll(ctx, required)
+	}
+	if err == nil {
+		err = p.certs.Manage(p.client, p.o.namespace)
+	}
+	if err != nil {
 		return err
 	}
+	p.ready.waitUntil(p.certs.Ready)
 	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 	if err != nil {
 		return err
 	}
-	server := webhook.NewServer(p.recorder.Handler(handler), p.certs.tls, limits)
+	server, err := webhook.NewServer(webhook.ServerOptions{
+		Listener: p.open.webhook, TLSOpts: []func(*tls.Config){p.certs.Configure}, Limits: limits,
+		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
+	})
+	if err != nil {
+		return err
+	}
+	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
 	all := []manager.Runnable{
 		p.certs,
-		p.server("webhook", tls.NewListener(limits.Listener(p.open.webhook), server.TLSConfig), server),
+		server,
 		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
 	}
 	if p.open.debug != nil {
@@ -185,9 +204,13 @@ func (p *process) add(runnables ...manager.Runnable) error {
 	return nil
 }
 
-// server is run by the manager, until the last of what it runs ends. What it has to
-// say of connections, such as of a failed handshake, goes to the program's own log.
+// errorLog logs errors of a server's connections, such as failed handshakes, at V(2).
+func errorLog(server string) *log.Logger {
+	return slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", server).V(2)), slog.LevelInfo)
+}
+
+// server returns a Runnable that serves until the manager stops.
 func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
-	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", name).V(2)), slog.LevelInfo)
+	server.ErrorLog = errorLog(name)
 	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
 }

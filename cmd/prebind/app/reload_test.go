@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/prebind/prebind/certificates"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // A file is put in force once, when it is another than before; a bad one is told

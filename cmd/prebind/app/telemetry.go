@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // tracingOptions are the flags of tracing.
