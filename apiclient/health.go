@@ -82,7 +82,10 @@ func (h *Health) Watch(ctx context.Context, check func(context.Context) error) {
 			return
 		case <-h.forbidden:
 		}
-		for h.check(ctx, check) != nil && h.pause(ctx, checkAgain) {
+		for h.check(ctx, check) != nil {
+			if !h.pause(ctx, checkAgain) {
+				return
+			}
 		}
 		h.pause(ctx, checkEvery)
 	}

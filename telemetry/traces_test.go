@@ -32,11 +32,9 @@ type bindOnce struct {
 	over     chan struct{}
 }
 
-func (b *bindOnce) bind(ctx context.Context, r binder.Request) binder.Decision {
+func (b *bindOnce) bind(ctx context.Context, r binder.Request) {
 	ctx = b.recorder.Begin(ctx)
-	d := b.decide(ctx, r)
-	b.recorder.Decided(ctx, r, d, time.Second)
-	return d
+	b.recorder.Decided(ctx, r, b.decide(ctx, r), time.Second)
 }
 
 func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision {

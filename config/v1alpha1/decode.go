@@ -249,7 +249,7 @@ type field struct {
 // for structs that read themselves.
 func fieldsOf(v reflect.Value) ([]field, bool) {
 	if v.Type() == reflect.TypeFor[ArgumentsList]() {
-		list, _ := v.Interface().(ArgumentsList)
+		list, _ := reflect.TypeAssert[ArgumentsList](v)
 		all := make([]field, 0, len(list))
 		for _, a := range list {
 			all = append(all, field{name: a.Name, value: reflect.ValueOf(a.Arguments).Elem()})

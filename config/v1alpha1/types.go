@@ -116,11 +116,11 @@ type Component struct {
 	Arguments func() Arguments
 }
 
-// Arguments are those of one mutator or plugin, and Problem is what is wrong with a field.
-type (
-	Arguments = registration.Arguments
-	Problem   = registration.Problem
-)
+// Arguments are those of one mutator or plugin.
+type Arguments = registration.Arguments
+
+// Problem is what is wrong with one field.
+type Problem = registration.Problem
 
 // ArgumentsList are the arguments of mutators and plugins, by name. In the file it is a
 // map. No name is in it twice.
