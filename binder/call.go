@@ -133,7 +133,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
-	_, done := e.o.Tracker.Step(ctx, c.step(StepMutators, add.attempt))
+	_, done := e.o.Recorder.Step(ctx, c.step(StepMutators, add.attempt))
 	result := c.settings.Mutators.Mutate(in)
 	done(nil)
 	d := Decision{

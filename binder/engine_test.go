@@ -35,25 +35,18 @@ func TestOptions(t *testing.T) {
 		change func(o *Options)
 		ok     bool
 	}{
-		"Valid":            {reason: "plugins are not required", change: func(*Options) {}, ok: true},
-		"NoCache":          {reason: "required", change: func(o *Options) { o.Cached = nil }},
-		"NoLive":           {reason: "required", change: func(o *Options) { o.Live = nil }},
-		"NoMutators":       {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Settings.Mutators = nil }},
-		"NoClock":          {reason: "required", change: func(o *Options) { o.Clock = nil }},
-		"NoHold":           {reason: "must be positive", change: func(o *Options) { o.Settings.Hold = 0 }},
-		"NegativeMaxHolds": {reason: "must be positive", change: func(o *Options) { o.Settings.MaxHolds = -1 }},
-		"NoTimeout":        {reason: "must be positive", change: func(o *Options) { o.Settings.PreBindTimeout = 0 }},
-		"NoChanges":        {reason: "required", change: func(o *Options) { o.Changes = nil }},
-		"NoEvents":         {reason: "required", change: func(o *Options) { o.Events = nil }},
-		"NoDomain":         {reason: "required", change: func(o *Options) { o.Domain = "" }},
-		"NoReplica":        {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
-		"ReplicaWithDash":  {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
-		"NoMode":           {reason: "nobody has said whether to refuse", change: func(o *Options) { o.Settings.Mode = "" }},
-		"BadRule":          {reason: "so it is for a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Mode: "On"}} }},
-		"BadPattern":       {reason: "it would never name a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Names: []string{"["}}} }},
-		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.Settings.MaxPreBindTimeout = 1 }},
-		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
-		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
+		"Valid":           {reason: "plugins are not required", change: func(*Options) {}, ok: true},
+		"NoCache":         {reason: "required", change: func(o *Options) { o.Cached = nil }},
+		"NoLive":          {reason: "required", change: func(o *Options) { o.Live = nil }},
+		"NoMutators":      {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Settings.Mutators = nil }},
+		"NoClock":         {reason: "required", change: func(o *Options) { o.Clock = nil }},
+		"NoChanges":       {reason: "required", change: func(o *Options) { o.Changes = nil }},
+		"NoEvents":        {reason: "required", change: func(o *Options) { o.Events = nil }},
+		"NoDomain":        {reason: "required", change: func(o *Options) { o.Domain = "" }},
+		"NoReplica":       {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
+		"ReplicaWithDash": {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
+		"TwoPlugins":      {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
+		"SamePluginTwice": {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -236,7 +236,7 @@ func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
 	}
 	h.take(r)
 	if h.occupant != nil && !h.refused {
-		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
+		_, ended := h.engine.o.Recorder.Step(ctx, h.call.step(StepHold, h.call.attempt))
 		tell := h.engine.tellOfHold(h.call, r)
 		select {
 		case <-done:
@@ -284,7 +284,7 @@ func (h *seat) take(r *round) {
 	}
 	if h.occupant = h.from.take(wants, most, now); h.occupant == nil {
 		h.refused = true
-		e.o.Tracker.HoldRefused()
+		e.o.Recorder.HoldRefused()
 		return
 	}
 	h.timer = e.o.Clock.NewTimer(c.settings.Hold)

@@ -93,7 +93,7 @@ func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1
 	for _, found := range metricType.FindAllStringSubmatch(text, -1) {
 		name := found[1]
 		families[name] = true
-		assert.Contains(t, types, name, "%s is registered and in no document: add it to RegisterMetrics", name)
+		assert.Contains(t, types, name, "%s is registered and in no document: add it to the Recorder in telemetry", name)
 		assert.Equal(t, types[name], found[2], name)
 	}
 	for _, series := range metricSeries.FindAllString(text, -1) {

@@ -101,6 +101,3 @@ func (r *registry) pluginNames() []string {
 	}
 	return names
 }
-
-func mutatorEntry(m mutators.Registration) entry { return entry{name: m.Name, on: m.On} }
-func pluginEntry(p framework.Registration) entry { return entry{name: p.Name, on: p.On} }

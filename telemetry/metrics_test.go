@@ -1,11 +1,11 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package telemetry
 
 import (
-	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -22,20 +22,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// steps is an engine that takes a second for each decision.
-type steps struct {
-	clock     *clocktesting.FakePassiveClock
-	decisions []binder.Decision
-}
-
-func (s *steps) Bind(context.Context, binder.Request) binder.Decision {
-	s.clock.SetTime(s.clock.Now().Add(time.Second))
-	d := s.decisions[0]
-	s.decisions = s.decisions[1:]
-	return d
-}
-
-func TestMeasured(t *testing.T) {
+func TestRecorder_Decided(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	registry := prometheus.NewRegistry()
 	refusal := framework.Refuse(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
@@ -50,11 +37,11 @@ func TestMeasured(t *testing.T) {
 		{Err: refusal, Warnings: []string{"node-a"}},
 		{Attempt: "web-7f", Calls: 3, Waited: 90 * time.Second},
 	}
-	m, err := newMeasured(&steps{clock: clock, decisions: decisions}, clock, registry)
+	m, err := New(Options{Registry: registry, Clock: clock})
 	require.NoError(t, err)
 	pod := gen.Pod("web-7f", gen.InNamespace("shop"))
-	for _, want := range decisions {
-		assert.Equal(t, want, m.Bind(t.Context(), binder.Request{Binding: gen.Binding(pod, "node-a")}), "the decision passes unchanged")
+	for _, d := range decisions {
+		m.Decided(t.Context(), binder.Request{Binding: gen.Binding(pod, "node-a")}, d, time.Second)
 	}
 
 	families, err := registry.Gather()
@@ -66,7 +53,7 @@ func TestMeasured(t *testing.T) {
 		for _, metric := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result"}, l.GetName(), "no pod, node or namespace is a label")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion"}, l.GetName(), "no pod, node or namespace is a label")
 				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
 				labels[l.GetName()] = l.GetValue()
 			}
@@ -85,17 +72,16 @@ func TestMeasured(t *testing.T) {
 	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 2}, times, "in seconds")
 	assert.Equal(t, map[string]float64{"topology/pod/replaced": 1, "topology/Binding/kept": 1, "node-info//": 1}, mutated)
 
-	_, err = newMeasured(&steps{}, clock, registry)
+	_, err = New(Options{Registry: registry, Clock: clock})
 	assert.Error(t, err, "a second registration is an error, not a panic")
 }
 
-func TestObserver(t *testing.T) {
+func TestRecorder_Attempts(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	o, err := newObserver(registry, "device", "volumebinding")
+	o, err := New(Options{Registry: registry, Clock: clocktesting.NewFakePassiveClock(time.Time{}), Plugins: []string{"device", "volumebinding"}})
 	require.NoError(t, err)
 	stats := binder.Stats{Attempts: map[string]int{"preparing": 2, "failed": 0}, Holds: 3, MaxHolds: 32}
-	require.NoError(t, newUnderWay(func() binder.Stats { return stats }, registry))
-	require.Error(t, newUnderWay(func() binder.Stats { return stats }, registry), "a second registration is an error, not a panic")
+	o.Show(func() binder.Stats { return stats }, func() error { return nil })
 	o.AttemptEnded("bound")
 	o.AttemptEnded("bound")
 	o.RolledBack("device", nil)
@@ -107,6 +93,9 @@ func TestObserver(t *testing.T) {
 	values := map[string]float64{}
 	for _, family := range families {
 		assert.NotEmpty(t, family.GetHelp())
+		if family.GetName() != "prebind_holds" && !regexp.MustCompile("attempts|rollbacks|swept|max_holds").MatchString(family.GetName()) {
+			continue
+		}
 		for _, metric := range family.GetMetric() {
 			key := family.GetName()
 			for _, l := range metric.GetLabel() {
@@ -129,14 +118,12 @@ func TestAuditAndReadyMetrics(t *testing.T) {
 	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
 	refusal := framework.Refuse(framework.Object{}, "no")
 	refusal.Plugin = "device"
-	m, err := newMeasured(&steps{clock: clock, decisions: []binder.Decision{
-		{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {},
-	}}, clock, registry)
+	m, err := New(Options{Registry: registry, Clock: clock})
 	require.NoError(t, err)
 	problem := errors.New("away")
-	require.NoError(t, newReady(func() error { return problem }, registry))
-	for range 3 {
-		m.Bind(t.Context(), binder.Request{})
+	m.Show(func() binder.Stats { return binder.Stats{} }, func() error { return problem })
+	for _, d := range []binder.Decision{{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {}} {
+		m.Decided(t.Context(), binder.Request{}, d, time.Second)
 	}
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP prebind_audited_decisions_total What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.

@@ -1,11 +1,13 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package telemetry
 
 import (
 	"context"
 	"errors"
+	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,7 +61,7 @@ func (s slow) Mutate(mutators.Input) (mutators.Output, error) {
 func TestSteps(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	registry := prometheus.NewRegistry()
-	s, err := newStepMetrics(now, registry)
+	s, err := New(Options{Registry: registry, Clock: now})
 	require.NoError(t, err)
 	after := func(step binder.Step, seconds int, err error) {
 		ctx, end := s.Step(t.Context(), step)
@@ -76,14 +78,18 @@ func TestSteps(t *testing.T) {
 	after(of(binder.StepHold, ""), 100, nil)
 	s.ReadLive("", "Pod", binder.ReadMissing)
 	s.HoldRefused()
-	_, err = s.timed(slow{now}).Mutate(mutators.Input{})
+	_, err = s.Mutator(slow{now}).Mutate(mutators.Input{})
 	require.Error(t, err, "what a mutator says passes unchanged")
 
-	live := s.counted(fake.NewClientBuilder().WithObjects(gen.Node("node-a")).Build(), "device")
+	live := s.Reader(fake.NewClientBuilder().WithObjects(gen.Node("node-a")).Build(), "device")
 	require.NoError(t, live.Get(t.Context(), client.ObjectKey{Name: "node-a"}, &corev1.Node{}))
 	require.NoError(t, live.List(t.Context(), &corev1.NodeList{}))
 	require.Error(t, live.Get(t.Context(), client.ObjectKey{Name: "node-b"}, &corev1.Node{}))
 
+	values := gathered(t, registry)
+	maps.DeleteFunc(values, func(name string, v float64) bool {
+		return v == 0 || strings.HasPrefix(name, "prebind_build_info") || name == "prebind_ready"
+	})
 	assert.Equal(t, map[string]float64{
 		"prebind_plugin_duration_seconds PreFlight device ok":    1,
 		"prebind_plugin_duration_seconds PreBind device refused": 5,
@@ -91,14 +97,14 @@ func TestSteps(t *testing.T) {
 		"prebind_live_reads_total Pod binder missing":            1,
 		"prebind_live_reads_total Node device plugin":            3,
 		"prebind_holds_refused_total":                            1,
-	}, gathered(t, registry), "the engine's own steps are no plugin's")
-	_, err = newStepMetrics(now, registry)
+	}, values, "the engine's own steps are no plugin's")
+	_, err = New(Options{Registry: registry, Clock: now})
 	assert.Error(t, err, "a second registration is an error, not a panic")
 }
 
 // BenchmarkStep is what it costs to follow one call of a plugin. A bind makes a few.
 func BenchmarkStep(b *testing.B) {
-	s, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
+	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)
 	step := binder.Step{Name: binder.StepPreFlight, Plugin: "device", Node: "node-a"}
 	ctx := context.WithoutCancel(b.Context())
@@ -111,13 +117,13 @@ func BenchmarkStep(b *testing.B) {
 // BenchmarkMutator is one call of the mutator topology, and the same with its time
 // taken.
 func BenchmarkMutator(b *testing.B) {
-	s, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
+	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)
 	plain, err := topology.New(topology.Options{Labels: topology.DefaultLabels()})
 	require.NoError(b, err)
 	pod := gen.Pod("web")
 	in := mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a")}
-	for name, m := range map[string]mutators.Mutator{"Plain": plain, "Timed": s.timed(plain)} {
+	for name, m := range map[string]mutators.Mutator{"Plain": plain, "Timed": s.Mutator(plain)} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				if _, err := m.Mutate(in); err != nil {

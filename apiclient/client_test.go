@@ -1,18 +1,13 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package apiclient
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,8 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/binder/replica"
 )
 
 // mute answers nothing but the beginning of a list or a watch, and tells when a client
@@ -86,58 +79,19 @@ func TestImpatient(t *testing.T) {
 	assert.Equal(t, http.MethodGet, <-givenUp)
 }
 
-// TestLeaseClient: a renewal without an answer does not keep the next from coming. Else
-// the others would take the replica for gone.
-func TestLeaseClient(t *testing.T) {
-	renewals := make(chan int, 10)
-	var puts atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPut {
-			_, _ = io.Copy(io.Discard, r.Body)
-			n := int(puts.Add(1))
-			if renewals <- n; n == 1 {
-				<-r.Context().Done()
-				return
-			}
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"mine","resourceVersion":"1"},"spec":{}}`)
-	}))
-	t.Cleanup(server.Close)
-	t.Cleanup(server.CloseClientConnections)
-	client, err := leaseClient(&rest.Config{Host: server.URL}, 100*time.Millisecond)
-	require.NoError(t, err)
-	replicas, err := replica.New(replica.Options{ID: "mine", Client: client, Namespace: "default", Clock: clock.RealClock{}})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { assert.NoError(t, replicas.Start(ctx)) })
-	defer running.Wait()
-	defer cancel()
-	for want := range 2 {
-		select {
-		case got := <-renewals:
-			assert.Equal(t, want+1, got)
-		case <-time.After(20 * time.Second):
-			t.Fatal("there should be another renewal")
-		}
-	}
-	assert.Less(t, 2*renewalTakes, leaseDuration)
-}
-
-// TestRestConfigIsImpatient: whatever is made of it gives up at some time.
-func TestRestConfigIsImpatient(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	text := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, text, "http://127.0.0.1:1"), 0o600))
-	config, err := restConfig(file)
-	require.NoError(t, err)
+// TestPrepare: every client gives up at some time, and shows its answers.
+func TestPrepare(t *testing.T) {
+	config := &rest.Config{Host: "http://127.0.0.1:1"}
+	health := NewHealth(clock.RealClock{})
+	Prepare(config, "agent", health)
+	assert.Zero(t, config.Timeout, "it would end watches")
+	assert.Error(t, Contact(config))
+	assert.Error(t, health.failure, "health should see it")
 	transport, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {
 		if i, ok := transport.(impatient); ok {
 			assert.Equal(t, answerTakes, i.takes)
-			assert.Zero(t, config.Timeout, "it would end watches")
 			return
 		}
 		wrapper, ok := transport.(interface{ WrappedRoundTripper() http.RoundTripper })

@@ -1,14 +1,16 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package telemetry
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
@@ -22,44 +24,22 @@ import (
 	"github.com/prebind/prebind/test/otlp"
 )
 
-func TestTracingFlags(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		o      tracingOptions
-		says   string
-	}{
-		"Off":         {reason: "no spans by default"},
-		"On":          {reason: "only what the API server traces", o: tracingOptions{endpoint: "localhost:4317"}},
-		"All":         {reason: "every bind", o: tracingOptions{endpoint: "localhost:4317", rate: 1_000_000}},
-		"NoPort":      {reason: "it would be sent nowhere", o: tracingOptions{endpoint: "localhost"}, says: "--tracing-endpoint: "},
-		"URL":         {reason: "gRPC takes no URL", o: tracingOptions{endpoint: "http://localhost:4317"}, says: "--tracing-endpoint: "},
-		"TooMuch":     {reason: "there are no more than all", o: tracingOptions{endpoint: "localhost:4317", rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
-		"Negative":    {reason: "nor less than none", o: tracingOptions{endpoint: "localhost:4317", rate: -1}, says: "--tracing-sampling-rate-per-million: "},
-		"RateForNone": {reason: "the endpoint was forgotten", o: tracingOptions{rate: 1}, says: "--tracing-endpoint"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			err := oneLine(tc.o.problems())
-			if tc.says == "" {
-				assert.NoError(t, err, tc.reason)
-				return
-			}
-			assert.ErrorContains(t, err, tc.says, tc.reason)
-		})
-	}
-}
-
-// bindOnce is an engine that makes the steps of a bind whose attempt outlives the
-// call: it ends when the channel is closed.
+// bindOnce records the steps of a bind whose attempt outlives the call: it ends when the
+// channel is closed.
 type bindOnce struct {
-	tracker binder.Tracker
-	release chan struct{}
-	over    chan struct{}
+	recorder *Recorder
+	release  chan struct{}
+	over     chan struct{}
 }
 
-func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
+func (b *bindOnce) bind(ctx context.Context, r binder.Request) {
+	ctx = b.recorder.Begin(ctx)
+	b.recorder.Decided(ctx, r, b.decide(ctx, r), time.Second)
+}
+
+func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision {
 	step := func(ctx context.Context, name, plugin, attempt string) (context.Context, func(error)) {
-		return b.tracker.Step(ctx, binder.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
+		return b.recorder.Step(ctx, binder.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
 	}
 	_, end := step(ctx, binder.StepPreFlight, "device", "a-1")
 	end(nil)
@@ -76,21 +56,26 @@ func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
 	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
 }
 
+// recording returns a Recorder that sends its spans to the endpoint.
+func recording(ctx context.Context, t testing.TB, endpoint string, rate int32) *Recorder {
+	t.Helper()
+	traces, err := NewTraces(ctx, TracesOptions{Endpoint: endpoint, Rate: rate, Version: "v1", Replica: "replica-1"})
+	require.NoError(t, err)
+	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}, Traces: traces})
+	require.NoError(t, err)
+	return r
+}
+
 // traced returns what a collector gets of one bind under a traceparent.
 func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span {
 	t.Helper()
 	receiver := otlp.Receive(t)
-	tr, err := (&tracingOptions{endpoint: receiver.Address(), rate: rate}).start(t.Context(), "replica-1")
-	require.NoError(t, err)
-	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
-	require.NoError(t, err)
-	b := &bindOnce{tracker: tr.steps(steps), release: make(chan struct{}), over: make(chan struct{})}
-	engine := tr.engine(b)
-	h := tr.handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		d := engine.Bind(r.Context(), binder.Request{
+	recorder := recording(t.Context(), t, receiver.Address(), rate)
+	b := &bindOnce{recorder: recorder, release: make(chan struct{}), over: make(chan struct{})}
+	h := recorder.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		b.bind(r.Context(), binder.Request{
 			Pod: types.NamespacedName{Namespace: "shop", Name: "web"}, Binding: gen.Binding(gen.Pod("web"), "node-a"),
 		})
-		assert.NotNil(t, d.Err, "the decision passes unchanged")
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/mutate-pods-binding", http.NoBody)
@@ -100,7 +85,7 @@ func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span 
 	// The call has been answered; only now goes the attempt on.
 	close(b.release)
 	<-b.over
-	tr.flush(ctx)
+	recorder.traces.Flush(ctx)
 	spans := map[string]*otlp.Span{}
 	for _, s := range receiver.Spans("", "") {
 		assert.NotContains(t, spans, s.Name)
@@ -160,42 +145,35 @@ func TestTracingSamples(t *testing.T) {
 	}
 }
 
-// TestTracingOff: what is not traced is what it was before, so that it costs nothing.
+// TestTracingOff: without traces nothing is added to a context or a handler.
 func TestTracingOff(t *testing.T) {
-	off, err := (&tracingOptions{}).start(t.Context(), "replica-1")
+	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
-	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
-	require.NoError(t, err)
-	engine := &bindOnce{}
-	assert.Same(t, steps, off.steps(steps))
-	assert.Same(t, engine, off.engine(engine))
-	off.flush(t.Context())
+	assert.Equal(t, t.Context(), r.Begin(t.Context()))
+	ctx, end := r.Step(t.Context(), binder.Step{Name: binder.StepPreBind, Plugin: "device"})
+	end(nil)
+	assert.Equal(t, t.Context(), ctx)
+	h := http.NotFoundHandler()
+	assert.Equal(t, fmt.Sprint(h), fmt.Sprint(r.Handler(h)))
+	r.traces.Flush(t.Context())
 }
 
-// TestTracingWithoutCollector: a collector that is away is nobody's problem.
+// TestTracingWithoutCollector: an absent collector delays nothing.
 func TestTracingWithoutCollector(t *testing.T) {
-	tr, err := (&tracingOptions{endpoint: "127.0.0.1:1", rate: 1_000_000}).start(t.Context(), "replica-1")
-	require.NoError(t, err)
-	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
-	require.NoError(t, err)
-	b := &bindOnce{tracker: tr.steps(steps), release: make(chan struct{}), over: make(chan struct{})}
-	d := tr.engine(b).Bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
-	assert.Equal(t, framework.KindWait, d.Err.Kind)
+	recorder := recording(t.Context(), t, "127.0.0.1:1", 1_000_000)
+	b := &bindOnce{recorder: recorder, release: make(chan struct{}), over: make(chan struct{})}
+	b.bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
 	close(b.release)
 	<-b.over
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	tr.flush(ctx)
+	recorder.traces.Flush(ctx)
 }
 
 // BenchmarkStepTraced is what it costs to follow one call of a plugin when tracing is
 // on and this bind is not sampled. Off, it is BenchmarkStep.
 func BenchmarkStepTraced(b *testing.B) {
-	steps, err := newStepMetrics(clock.RealClock{}, prometheus.NewRegistry())
-	require.NoError(b, err)
-	tr, err := (&tracingOptions{endpoint: "127.0.0.1:1"}).start(b.Context(), "replica-1")
-	require.NoError(b, err)
-	tracker := tr.steps(steps)
+	tracker := recording(b.Context(), b, "127.0.0.1:1", 0)
 	step := binder.Step{Name: binder.StepPreFlight, Plugin: "device", Node: "node-a"}
 	ctx := context.WithoutCancel(b.Context())
 	for b.Loop() {
