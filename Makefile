@@ -20,7 +20,7 @@ CHART = charts/prebind
 COPIES = base/role.yaml=roles/prebind.yaml plugins/device/role.yaml=roles/device.yaml \
 	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/resource-claims-allocate/role.yaml=roles/resource-claims-allocate.yaml \
 	plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
-	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml \
+	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
 	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \
 	monitoring/dashboard.json=monitoring/dashboard.json
@@ -86,6 +86,7 @@ scale: control-plane ## Measure a large cluster, many pods that wait, and cost a
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowd$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkDelayOfACrowdWithSeats$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkGrowth$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	@go run ./test/bench/report $(RESULTS)
 

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -82,7 +83,12 @@ type Engine struct {
 	requireKey, timeoutKey string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
-	seats seats
+	// waitsMu is held while an entry of waits is changed.
+	waitsMu sync.Mutex
+	seats   seats
+	// exempt are the seats of calls for which isExempt returns true; see Exempt.
+	exempt   seats
+	isExempt atomic.Pointer[func(authenticationv1.UserInfo) bool]
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -159,7 +165,7 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 		d = audited(d)
 	}
 	if pod != nil && !r.DryRun {
-		e.tell(pod, d)
+		e.tell(c, pod, d)
 	}
 	return d
 }

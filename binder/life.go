@@ -67,7 +67,7 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *fram
 	stop := s.spend(ctx, a, r)
 	defer stop()
 	defer s.endWithPod(ctx, a, r)()
-	wait := s.past.Begin(waitKind(r), s.clock.Now())
+	wait := s.past.Begin(waitKind(r), waitBegan(r.bc, s.clock.Now(), a.budget))
 	defer func() { s.past.End(wait, s.clock.Now(), err == nil) }()
 	err = preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p framework.PreBinder) { s.enter(a, r.bc, p) })
 	if err == nil {

@@ -50,8 +50,9 @@ type Settings struct {
 	// Hold is how long a call is kept waiting at most before the client is told
 	// to call again.
 	Hold time.Duration
-	// MaxHolds is how many calls are kept waiting at a time; a call over that is
-	// told at once to call again. Each one holds a seat of the API server.
+	// MaxHolds is how many calls are held at a time; a call over that is told at once to
+	// call again. Each one holds a seat of the API server. Calls of exempt users hold none,
+	// and do not count; see Engine.Exempt.
 	MaxHolds int
 	// PreBindTimeout bounds one attempt over all its calls. The annotation
 	// binder.<domain>/timeout of the Binding, or else of the pod, sets another.

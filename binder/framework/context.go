@@ -117,6 +117,11 @@ type Waiting struct {
 	For string
 	// Until is when Await looks again even if nothing has changed; zero for never.
 	Until time.Time
+	// Since is when the wait began, where the plugin has observed that itself, by the clock of
+	// this process; zero where it has not. It must not be a time that a tenant can write.
+	// Calls for one bind reach several replicas, so the first call that this replica receives
+	// may come long after the wait began. It is used of what is given to WouldWait.
+	Since time.Time
 }
 
 // Waiting records what the plugin waits for from now on. Scheduler, events and

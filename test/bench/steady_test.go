@@ -79,7 +79,7 @@ func TestSteadyState(t *testing.T) {
 
 // asked returns what Prebind has read and written in this time, by the log, but for
 // its leases, the questions for its own permissions and for whether the API server is
-// there, and the watches.
+// there, the FlowSchema and the watches.
 func asked(t *testing.T, log string, from, to time.Time) (reads, writes []string) {
 	t.Helper()
 	content, err := os.ReadFile(log)
@@ -90,7 +90,7 @@ func asked(t *testing.T, log string, from, to time.Time) (reads, writes []string
 		require.Equal(t, ownUser, event.User.Username)
 		at := event.RequestReceivedTimestamp.Time
 		if at.Before(from) || at.After(to) || event.Verb == "watch" || event.ObjectRef == nil ||
-			slices.Contains([]string{"leases", "selfsubjectaccessreviews"}, event.ObjectRef.Resource) {
+			slices.Contains([]string{"leases", "selfsubjectaccessreviews", "flowschemas"}, event.ObjectRef.Resource) {
 			continue
 		}
 		what := fmt.Sprintf("%s %s", event.Verb, event.RequestURI)

@@ -72,7 +72,7 @@ type match struct {
 func (p plan) done() bool { return len(p.static) == 0 && len(p.dynamic) == 0 }
 
 // tell records the intended writes for a dry run.
-func (p plan) tell(bc *framework.BindContext) {
+func (p plan) tell(bc *framework.BindContext, seen *Selections) {
 	for _, m := range p.static {
 		bc.WouldWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err == nil && changed {
@@ -82,7 +82,9 @@ func (p plan) tell(bc *framework.BindContext) {
 		bc.Intend("%s would wait for %s to be bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
 	}
 	for _, claim := range p.dynamic {
-		bc.WouldWait(framework.Waiting{Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim)})
+		bc.WouldWait(framework.Waiting{
+			Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim), Since: seen.since(claim, bc.Node.Name),
+		})
 		if claim.Annotations[volume.AnnSelectedNode] == "" {
 			bc.Intend("%s would set selected-node of %s to %s and wait for its volume", Name, describe(claim), bc.Node.Name)
 			continue

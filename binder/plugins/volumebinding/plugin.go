@@ -26,7 +26,7 @@ import (
 // Name of the plugin.
 const Name = "volumebinding"
 
-// Options of the plugin. All fields but Clock are required.
+// Options of the plugin. All fields but Selections and Clock are required.
 type Options struct {
 	// Cached reads from a cache with the indexes of SetupIndexes. It holds what
 	// the Registration watches, pods without a node, and nodes.
@@ -40,6 +40,9 @@ type Options struct {
 	Changes *framework.Hub
 	// Free follows the PersistentVolumes of Cached. The plugin makes it wake Changes.
 	Free *FreeVolumes
+	// Selections follows the PersistentVolumeClaims of Cached. Without it, a wait counts from
+	// the first call that this replica receives.
+	Selections *Selections
 	// Clock limits the rate of lists. It is the real one by default.
 	Clock clock.PassiveClock
 }
@@ -61,6 +64,7 @@ type Plugin struct {
 	writer       Patcher
 	changes      *framework.Hub
 	free         *FreeVolumes
+	selections   *Selections
 	surveys      map[string]*survey
 	reservations *reservations
 }
@@ -82,7 +86,7 @@ func New(o Options) (*Plugin, error) {
 		o.Clock = clock.RealClock{}
 	}
 	p := &Plugin{
-		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free,
+		cached: o.Cached, live: o.Live, writer: o.Writer, changes: o.Changes, free: o.Free, selections: o.Selections,
 		reservations: &reservations{byClaim: map[types.UID]holder{}},
 	}
 	p.surveys = p.newSurveys(o.Clock)
@@ -154,7 +158,7 @@ func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (fram
 	if pl.done() && (len(pl.exclusive) == 0 || bc.DryRun) {
 		return framework.Skip, nil
 	}
-	pl.tell(bc)
+	pl.tell(bc, p.selections)
 	planned.Set(bc, pl)
 	return framework.Run, nil
 }

@@ -101,7 +101,7 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
 		return err
 	}
-	return p.add(watching, p.reloads, p.replicas,
+	return p.add(watching, p.reloads, p.replicas, newExemption(p.client, p.engine),
 		elected(p.o, p.leases, p.id, binder.NewSweeper(p.engine, p.replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
 }
 
