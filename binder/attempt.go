@@ -165,5 +165,5 @@ func (a *attempt) pluginName() string {
 	if name := a.plugin.Load(); name != nil {
 		return *name
 	}
-	return guardName
+	return framework.Binder
 }

@@ -59,8 +59,6 @@ type attempts struct {
 	// observer and tracker are never nil.
 	observer Observer
 	tracker  Tracker
-	// attemptKey is the annotation by which a pod tells which attempt bound it.
-	attemptKey string
 	// term is Options.Term. It is never nil.
 	term func() (int64, bool)
 

@@ -129,7 +129,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		if err != nil && ctx.Err() != nil {
 			// No mutator has failed.
 			about := framework.Object{Kind: "Pod", Namespace: c.pod.Namespace, Name: c.pod.Name}
-			return Decision{}, framework.AsError(guardName, framework.FromAPI(about, "reading its ResourceClaims", err))
+			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(about, "reading its ResourceClaims", err))
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
@@ -149,7 +149,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	}
 	for plugin, annotations := range add.annotations {
 		for short, value := range annotations {
-			key := plugin + "." + e.o.Domain + "/" + short
+			key := plugin + "." + framework.Domain + "/" + short
 			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
 				return d, framework.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
 			}
@@ -157,7 +157,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		}
 	}
 	if add.attempt != "" {
-		d.Annotations[attemptAnnotation(e.o.Domain)] = add.attempt
+		d.Annotations[framework.AttemptAnnotation] = add.attempt
 	}
 	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, e.mayCome(c))
 }

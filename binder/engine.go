@@ -48,8 +48,6 @@ type Options struct {
 	// It must be fast, and safe for concurrent use. It may be nil: then no other
 	// replica ever does.
 	Term func() (term int64, held bool)
-	// Domain of the binder's own annotations.
-	Domain string
 	// Changes tells of changes of pods.
 	Changes *framework.Hub
 	// Events tells the pod what its bind waits for, and why it is refused.
@@ -65,10 +63,10 @@ func (o Options) validate() error {
 	switch {
 	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
 		return errors.New("engine: Cached, Live, Changes, Events and Clock are required")
-	case o.Domain == "" || o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
-		return fmt.Errorf("engine: Domain and Replica are required, and Replica has no %q", attemptSeparator)
+	case o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
+		return fmt.Errorf("engine: Replica is required, without %q", attemptSeparator)
 	default:
-		return o.Settings.validate(o.Domain)
+		return o.Settings.validate()
 	}
 }
 
@@ -79,8 +77,6 @@ type Engine struct {
 	attempts *attempts
 	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
 	anyAttempt map[string]string
-	// requireKey and timeoutKey are the annotations that every call is looked through for.
-	requireKey, timeoutKey string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
 	// waitsMu is held while an entry of waits is changed.
@@ -113,14 +109,13 @@ func New(o Options) (*Engine, error) {
 		o: o,
 		attempts: &attempts{
 			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
-			attemptKey: attemptAnnotation(o.Domain), term: o.Term, index: newIndex(), past: pacing.NewHistory(),
+			term: o.Term, index: newIndex(), past: pacing.NewHistory(),
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
-	e.requireKey, e.timeoutKey = requireAnnotation(o.Domain), timeoutAnnotation(o.Domain)
-	e.anyAttempt = map[string]string{attemptAnnotation(o.Domain): e.newAttemptID()}
+	e.anyAttempt = map[string]string{framework.AttemptAnnotation: e.newAttemptID()}
 	e.settings.Store(&o.Settings)
 	return e, nil
 }
@@ -215,7 +210,7 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 	if c.node, err = e.node(ctx, c.key.node); err != nil {
 		return e.later(c, err)
 	}
-	c.plugins = takingPart(c.settings.Plugins, e.o.Domain, required, c.Binding, c.pod)
+	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
 	if err := e.preview(ctx, c); err != nil {
 		return c.preview.deny(err)
 	}
@@ -277,11 +272,11 @@ func cutShort(ctx context.Context, err *framework.Error) bool {
 func unfinished(r Request, cause *framework.Error) *framework.Error {
 	about := framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
 	err := framework.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
 }
 
 func (e *Engine) unreadable(object framework.Object, err error) *framework.Error {
-	return framework.AsError(guardName, framework.FromAPI(object, "reading it from the API server", err).
+	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
 		Advise("see whether the API server answers and whether Prebind may read it"))
 }

@@ -24,7 +24,7 @@ import (
 func TestOptions(t *testing.T) {
 	valid := Options{
 		Cached: holding(), Live: holding(), Clock: clock.RealClock{},
-		Changes: framework.NewHub(), Events: &recorder{}, Domain: "prebind.dev", Replica: "here",
+		Changes: framework.NewHub(), Events: &recorder{}, Replica: "here",
 		Settings: Settings{
 			Mode: ModeEnforce, Mutators: chain(t),
 			Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
@@ -45,7 +45,6 @@ func TestOptions(t *testing.T) {
 		"NoTimeout":        {reason: "must be positive", change: func(o *Options) { o.Settings.PreBindTimeout = 0 }},
 		"NoChanges":        {reason: "required", change: func(o *Options) { o.Changes = nil }},
 		"NoEvents":         {reason: "required", change: func(o *Options) { o.Events = nil }},
-		"NoDomain":         {reason: "required", change: func(o *Options) { o.Domain = "" }},
 		"NoReplica":        {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
 		"ReplicaWithDash":  {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
 		"NoMode":           {reason: "nobody has said whether to refuse", change: func(o *Options) { o.Settings.Mode = "" }},
@@ -302,7 +301,7 @@ func TestBindMutates(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{tc.mutator}}
+			o := mutators.Options{Mutators: []mutators.Mutator{tc.mutator}}
 			if tc.required {
 				o.Required = []string{"test"}
 			}

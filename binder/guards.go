@@ -15,9 +15,6 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// guardName is the plugin that the engine's own refusals name.
-const guardName = "binder"
-
 // targetsNode says whether the Binding asks for a node at all. The API server
 // takes an empty kind for Node and refuses every other target by itself.
 func targetsNode(b *corev1.Binding) bool {
@@ -40,7 +37,7 @@ func guardTarget(b *corev1.Binding) *framework.Error {
 		return nil
 	}
 	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
 }
 
@@ -51,7 +48,7 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	object := framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 	stale := func(format string, args ...any) *framework.Error {
 		err := framework.Stale(object, format, args...)
-		err.Plugin = guardName
+		err.Plugin = framework.Binder
 		return err
 	}
 	switch {
@@ -99,7 +96,7 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	}
 	err := &framework.Error{
 		Kind:    framework.KindInvalid,
-		Plugin:  guardName,
+		Plugin:  framework.Binder,
 		Object:  framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
 		Advice:  advice,

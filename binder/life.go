@@ -85,7 +85,7 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *fram
 	case errors.Is(cause, errLeaseLost):
 		err = framework.Wait(about, "the bind to %s begins again: %v", a.key.node, cause).Because(cause).Advise("repeat the Binding")
 	}
-	return framework.AsError(guardName, err)
+	return framework.AsError(framework.Binder, err)
 }
 
 // endWithPod gives the round up when its pod can no longer be bound by it, whatever the
@@ -144,7 +144,7 @@ func (s *attempts) canBeBound(ctx context.Context, a *attempt, name types.Namesp
 func stoppedAt(r *round) *framework.Error {
 	about := framework.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
 	err := framework.Wait(about, "%v", errStopped).Because(errStopped).Advise("repeat the Binding: another replica goes on with it")
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
 }
 

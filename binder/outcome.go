@@ -51,11 +51,11 @@ type bindOf struct {
 }
 
 // judge decides on the outcome by the live pod, which is nil when it is gone. It
-// is pure. attemptKey is the annotation that holds the attempt.
-func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome {
+// is pure.
+func judge(b bindOf, live *corev1.Pod, now time.Time) outcome {
 	switch framework.WhereaboutsOf(live, b.pod, b.node) {
 	case framework.BoundHere:
-		if live.Annotations[attemptKey] == b.attempt {
+		if live.Annotations[framework.AttemptAnnotation] == b.attempt {
 			return outcomeBound
 		}
 		return outcomeBoundByOther
@@ -88,7 +88,7 @@ func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 			if err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot see yet what became of a bind", "attempt", a.id, "reason", err.Error())
 				pause = readAgain
-			} else if o := judge(bind, live, s.attemptKey, now); o != outcomePending {
+			} else if o := judge(bind, live, now); o != outcomePending {
 				if !s.close(a, bind) {
 					// A call was told to go ahead while the API server was asked.
 					continue

@@ -450,7 +450,7 @@ func TestRequiredMutatorFailsLate(t *testing.T) {
 			}
 			return mutators.Output{}, nil
 		})
-		c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
+		c, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
 		require.NoError(t, err)
 		p := &plugin{name: "p"}
 		e := newTestEngine(t, func(o *Options) {
@@ -469,7 +469,7 @@ func TestNamesAreUnique(t *testing.T) {
 	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{
-				Cached: holding(), Live: holding(), Replica: "here", Domain: "prebind.dev",
+				Cached: holding(), Live: holding(), Replica: "here",
 				Settings: Settings{
 					Mode: ModeEnforce, Mutators: chain(t, mutatorFunc(nil)),
 					Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,

@@ -89,7 +89,7 @@ func (e *Engine) refresh(ctx context.Context, c *call, bc *framework.BindContext
 		return e.unreadable(about, err)
 	}
 	if at := framework.WhereaboutsOf(pod, c.pod.UID, c.key.node); at != framework.Pending {
-		return framework.AsError(guardName, framework.Stale(about, "the pod is %s", at).Advise("forget this bind"))
+		return framework.AsError(framework.Binder, framework.Stale(about, "the pod is %s", at).Advise("forget this bind"))
 	}
 	if err := guardPod(pod, c.Binding); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (e *Engine) refresh(ctx context.Context, c *call, bc *framework.BindContext
 	}
 	if node.UID != c.node.UID {
 		// The scheduler can mean the new node, and all plugins have to see it.
-		return framework.AsError(guardName, framework.Wait(framework.Object{Kind: "Node", Name: node.Name},
+		return framework.AsError(framework.Binder, framework.Wait(framework.Object{Kind: "Node", Name: node.Name},
 			"the node was deleted and created anew under its name, and Prebind has not heard of the new one yet").Advise("repeat the Binding"))
 	}
 	changed := pod.ResourceVersion != c.pod.ResourceVersion || node.ResourceVersion != c.node.ResourceVersion
@@ -118,7 +118,7 @@ func (e *Engine) liveNode(ctx context.Context, name, reason string) (*corev1.Nod
 	node := &corev1.Node{}
 	e.o.Tracker.ReadLive("", "Node", reason)
 	if err := e.o.Live.Get(ctx, types.NamespacedName{Name: name}, node); apierrors.IsNotFound(err) {
-		return nil, framework.AsError(guardName, framework.Refuse(object, "there is no such node").Advise("choose another"))
+		return nil, framework.AsError(framework.Binder, framework.Refuse(object, "there is no such node").Advise("choose another"))
 	} else if err != nil {
 		return nil, e.unreadable(object, err)
 	}

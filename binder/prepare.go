@@ -140,7 +140,7 @@ func (e *Engine) withoutLease(c *call) *framework.Error {
 	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
 	err := framework.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
 		Advise("repeat the Binding: another replica may answer it")
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
 }
 
@@ -153,7 +153,7 @@ func changedMeanwhile(r *round) *framework.Error {
 
 // later denies; a client that has to wait is told for how long.
 func (e *Engine) later(c *call, err *framework.Error) Decision {
-	d := c.preview.deny(framework.AsError(guardName, err))
+	d := c.preview.deny(framework.AsError(framework.Binder, err))
 	if err.Kind == framework.KindWait {
 		d.RetryAfter = e.retryAfter(c)
 		if c.joined != nil {

@@ -127,10 +127,10 @@ func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *
 	t.Helper()
 	p := &party{grantor: &grantor{grants: shared, busy: make(chan struct{})}}
 	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
-	chain, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev"})
+	chain, err := mutators.NewChain(mutators.Options{})
 	require.NoError(t, err)
 	p.engine, err = binder.New(binder.Options{
-		Cached: pendingPod{}, Live: pendingPod{}, Replica: id, Term: p.Term, Domain: "prebind.dev",
+		Cached: pendingPod{}, Live: pendingPod{}, Replica: id, Term: p.Term,
 		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,

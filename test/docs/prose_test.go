@@ -174,7 +174,7 @@ func TestAnnotations(t *testing.T) {
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
 		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
-		framework.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+		framework.AttemptAnnotation, webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

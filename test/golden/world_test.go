@@ -56,10 +56,10 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		Cached: w.client, Live: w.client,
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: plugins, Claimed: claimed.New(w.client, w.client).Devices,
-			Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Domain: domain, Mutators: s.mutators, Required: s.required})),
+			Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Mutators: s.mutators, Required: s.required})),
 			Hold:     5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
-		Replica: "replica", Domain: domain, Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
+		Replica: "replica", Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
 	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}, Domain: domain})

@@ -176,7 +176,7 @@ func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (fram
 // pin puts on the Binding what the pod itself asks for: so the pod carries, with its
 // node, what was granted, whatever its own annotations are edited to meanwhile.
 func (p *Plugin) pin(bc *framework.BindContext) {
-	for key, parameter := range framework.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod) {
+	for key, parameter := range framework.Parameters(Name, p.Asked(), bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
 			bc.Annotate(Name, key, parameter.Value)
 		}
@@ -378,8 +378,8 @@ func (p *Plugin) pod(ctx context.Context, name types.NamespacedName) (*corev1.Po
 
 // grantOf is what a pod says itself that it was granted.
 func (p *Plugin) grantOf(pod *corev1.Pod) (grant, bool) {
-	a, err := parse(framework.Parameters(p.o.Domain, Name, p.Asked(), &corev1.Binding{}, pod))
-	attempt := pod.Annotations[framework.AttemptAnnotation(p.o.Domain)]
+	a, err := parse(framework.Parameters(Name, p.Asked(), &corev1.Binding{}, pod))
+	attempt := pod.Annotations[framework.AttemptAnnotation]
 	if len(attempt) > maxAttempt {
 		attempt = ""
 	}
@@ -388,7 +388,7 @@ func (p *Plugin) grantOf(pod *corev1.Pod) (grant, bool) {
 
 // ask reads what the bind asks for.
 func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
-	a, err := parse(framework.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod))
+	a, err := parse(framework.Parameters(Name, p.Asked(), bc.Binding, bc.Pod))
 	if err != nil {
 		return ask{}, err
 	}

@@ -180,10 +180,10 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, t
 		require.NoError(tb, err)
 		plugins = append(plugins, built)
 	}
-	mutate, err := mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: chain})
+	mutate, err := mutators.NewChain(mutators.Options{Mutators: chain})
 	require.NoError(tb, err)
 	e, err := binder.New(binder.Options{
-		Cached: world, Live: world, Replica: "replica", Domain: framework.Domain, Changes: changes,
+		Cached: world, Live: world, Replica: "replica", Changes: changes,
 		Events: events.NewFakeRecorder(1), Tracker: tracker, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,

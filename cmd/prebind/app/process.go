@@ -80,7 +80,6 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
-		Domain:   framework.Domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
 		Observer: observed,
