@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -21,20 +20,6 @@ const (
 	// take part in its bind.
 	requireAnnotation = framework.Binder + "." + framework.Domain + "/require"
 )
-
-// attemptSeparator stands between the replica and the rest of an attempt's ID.
-const attemptSeparator = "-"
-
-// newAttemptID returns an identifier that no other attempt has, for all that
-// matters: only attempts for one pod on one node are ever told apart by it. It
-// begins with the replica, so that it can be told whether that still lives.
-func (e *Engine) newAttemptID() string { return e.o.Replica + attemptSeparator + rand.String(10) }
-
-// replicaOf is the replica that an attempt belongs to.
-func replicaOf(attempt string) string {
-	replica, _, _ := strings.Cut(attempt, attemptSeparator)
-	return replica
-}
 
 // budget is how long the attempt may take: what the Binding or else the pod asks
 // for, at most the operator's limit, or the operator's default.

@@ -25,8 +25,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/binder/recovery"
+	"github.com/prebind/prebind/binder/runner"
 )
 
 // Options of an Engine. All fields are required but Term, Observer and
@@ -55,7 +58,7 @@ type Options struct {
 	// Observer counts what becomes of attempts. It may be nil.
 	Observer Observer
 	// Tracker follows the work on binds. It may be nil.
-	Tracker Tracker
+	Tracker runner.Tracker
 	Clock   clock.WithDelayedExecution
 }
 
@@ -63,8 +66,8 @@ func (o Options) validate() error {
 	switch {
 	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
 		return errors.New("engine: Cached, Live, Changes, Events and Clock are required")
-	case o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
-		return fmt.Errorf("engine: Replica is required, without %q", attemptSeparator)
+	case o.Replica == "" || strings.Contains(o.Replica, attempt.IDSeparator):
+		return fmt.Errorf("engine: Replica is required, without %q", attempt.IDSeparator)
 	default:
 		return o.Settings.validate()
 	}
@@ -74,10 +77,13 @@ func (o Options) validate() error {
 type Engine struct {
 	o        Options
 	settings atomic.Pointer[Settings]
-	attempts *attempts
+	runner   *runner.Runner
+	attempts *attempt.Set
+	// past records how long rounds take.
+	past *pacing.History
 	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
 	anyAttempt map[string]string
-	// waits holds, by attemptKey, the calls that had to wait; see waited.
+	// waits holds, by attempt.Key, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
 	// waitsMu is held while an entry of waits is changed.
 	waitsMu sync.Mutex
@@ -99,23 +105,24 @@ func New(o Options) (*Engine, error) {
 		o.Observer = unobserved{}
 	}
 	if o.Tracker == nil {
-		o.Tracker = untracked{}
+		o.Tracker = runner.Untracked{}
 	}
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
 	}
 	draining := make(chan struct{})
 	e := &Engine{
-		o: o,
-		attempts: &attempts{
-			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
-			term: o.Term, index: newIndex(), past: pacing.NewHistory(),
-		},
+		o:        o,
+		runner:   &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Tracker, Events: o.Events},
+		past:     pacing.NewHistory(),
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
-	e.anyAttempt = map[string]string{framework.AttemptAnnotation: e.newAttemptID()}
+	e.attempts = attempt.NewSet(attempt.Options{
+		Runner: e.runner, Changes: o.Changes, Observer: o.Observer, Term: o.Term, Past: e.past, Clock: o.Clock,
+	})
+	e.anyAttempt = map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)}
 	e.settings.Store(&o.Settings)
 	return e, nil
 }
@@ -126,14 +133,27 @@ func (e *Engine) Drain() { e.drain() }
 
 // Settle waits until every bind that was allowed has come to its outcome, or the
 // context ends. Call it between Drain and Stop, while the caches still follow.
-func (e *Engine) Settle(ctx context.Context) { e.attempts.settle(ctx) }
+func (e *Engine) Settle(ctx context.Context) { e.attempts.Settle(ctx) }
 
 // Stop drains, ends the attempts where they are, and waits for them until the
 // context ends. Nothing is undone: the repeated calls reach another replica.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
-	return e.attempts.stop(ctx)
+	return e.attempts.Stop(ctx)
 }
+
+// Sweeper returns the sweeper for what other replicas left behind when they ended. One
+// replica at a time should run it.
+func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
+	return recovery.New(recovery.Options{
+		Runner: e.runner, Observer: e.o.Observer, Replica: e.o.Replica, Replicas: replicas, Working: e.attempts.Working,
+		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.o.Clock,
+	})
+}
+
+// OwnSweeper returns the sweeper for what attempts of this replica could not roll back, for
+// example because the API server did not answer for long. Every replica runs one.
+func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
@@ -180,10 +200,10 @@ func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
 		return Decision{PassThrough: true}, nil
 	}
 	if err != nil {
-		c.key = attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}
+		c.key = attempt.Key{Pod: types.UID(r.Pod.String()), Node: r.Binding.Target.Name}
 		return e.later(c, err), pod
 	}
-	c.pod, c.key = pod, attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
+	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: r.Binding.Target.Name}
 	before := e.waitedBefore(c)
 	d := e.bind(ctx, c)
 	if c.attempt != "" || before.calls > 0 {
@@ -207,7 +227,7 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 	if c.budget, err = e.budget(c); err != nil {
 		return denied(err)
 	}
-	if c.node, err = e.node(ctx, c.key.node); err != nil {
+	if c.node, err = e.node(ctx, c.key.Node); err != nil {
 		return e.later(c, err)
 	}
 	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
@@ -224,12 +244,12 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 // API server then gives its own answer. The pod comes with the error that is about
 // it.
 func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Error) {
-	pod, reason := &corev1.Pod{}, ReadMissing
+	pod, reason := &corev1.Pod{}, runner.ReadMissing
 	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil {
 		if pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
 			return pod, nil
 		}
-		reason = ReadDoubted
+		reason = runner.ReadDoubted
 	}
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
@@ -259,7 +279,7 @@ func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *framewor
 	if err := e.o.Cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	return e.liveNode(ctx, name, ReadMissing)
+	return e.liveNode(ctx, name, runner.ReadMissing)
 }
 
 // cutShort reports whether the decision failed because the call ended: its client has

@@ -5,7 +5,6 @@ package binder
 
 import (
 	"maps"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 )
 
 // targetsNode says whether the Binding asks for a node at all. The API server
@@ -110,12 +110,4 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 // maxEcho is how much of somebody's invalid input is shown to them again.
 const maxEcho = 500
 
-func short(text string) string { return clip(text, maxEcho) }
-
-// clip returns at most so many bytes of the text, and marks that it is shortened.
-func clip(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most-len("…")], "") + "…"
-}
+func short(text string) string { return runner.Clip(text, maxEcho) }

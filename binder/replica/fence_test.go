@@ -26,6 +26,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -173,7 +174,7 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
 		stored := storage()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
-		go binder.NewSweeper(other.engine, other).Run(quiet(t))
+		go other.engine.Sweeper(other).Run(quiet(t))
 		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the plugin is at work")
 
 		cut.cut.Store(true)
@@ -260,7 +261,7 @@ func TestFence_CallThatWaits(t *testing.T) {
 
 // TestTrusted_Relations asserts that the times of all replicas fit together.
 func TestTrusted_Relations(t *testing.T) {
-	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+binder.SweepGrace, "a bind is over before another replica rolls back")
+	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+recovery.Grace, "a bind is over before another replica rolls back")
 	const takes = 5 * time.Second // What the client gives a request.
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 	rbacv1 "k8s.io/api/rbac/v1"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
@@ -173,7 +173,7 @@ func TestAnnotations(t *testing.T) {
 	t.Parallel()
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
-		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
+		runner.ReasonWaiting, runner.ReasonRefused, runner.ReasonAudited, runner.ReasonRolledBack,
 		framework.AttemptAnnotation, webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")

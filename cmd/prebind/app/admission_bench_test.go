@@ -37,6 +37,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
@@ -156,7 +157,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 }
 
 // benchEngine has all that is on by default.
-func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker binder.Tracker) *binder.Engine {
+func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker runner.Tracker) *binder.Engine {
 	tb.Helper()
 	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
 	world, changes := benchWorld(), framework.NewHub()

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/recovery"
 )
 
 // leaderLease is held by the replica that sweeps.
@@ -30,7 +30,7 @@ const (
 // elected runs the sweeper in one replica at a time. A replica that loses the
 // lease goes on answering, and stands for election again: controller-runtime's own
 // election would end the process.
-func elected(o *serveOptions, client kubernetes.Interface, id string, sweeper *binder.Sweeper) manager.Runnable {
+func elected(o *serveOptions, client kubernetes.Interface, id string, sweeper *recovery.Sweeper) manager.Runnable {
 	if !o.leaderElect {
 		return sweeping(sweeper)
 	}
@@ -61,7 +61,7 @@ func elected(o *serveOptions, client kubernetes.Interface, id string, sweeper *b
 }
 
 // sweeping runs the sweeper in every replica.
-func sweeping(sweeper *binder.Sweeper) manager.Runnable {
+func sweeping(sweeper *recovery.Sweeper) manager.Runnable {
 	return everyReplica(func(ctx context.Context) error {
 		sweeper.Run(ctx)
 		return nil

@@ -13,6 +13,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/webhook"
 )
@@ -37,7 +39,7 @@ type measured struct {
 // is known.
 func RegisterMetrics(registry prometheus.Registerer) error {
 	phases := map[string]int{}
-	for _, name := range binder.Phases() {
+	for _, name := range attempt.Phases() {
 		phases[name] = 0
 	}
 	_, measured := newMeasured(nil, clock.RealClock{}, registry)
@@ -197,7 +199,7 @@ func newObserver(registry prometheus.Registerer, plugins ...string) (*observer, 
 	}
 	for _, plugin := range plugins {
 		o.rollBacks.WithLabelValues(plugin, failed)
-		for _, verdict := range binder.Verdicts() {
+		for _, verdict := range recovery.Actions() {
 			o.swept.WithLabelValues(plugin, verdict, failed)
 		}
 	}

@@ -101,7 +101,7 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 		return err
 	}
 	return p.add(watching, p.reloads, p.replicas, newExemption(p.client, p.engine),
-		elected(p.o, p.leases, p.id, binder.NewSweeper(p.engine, p.replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+		elected(p.o, p.leases, p.id, p.engine.Sweeper(p.replicas)), sweeping(p.engine.OwnSweeper()))
 }
 
 // buildReplicas makes this replica's lease. It is kept only when everything that its

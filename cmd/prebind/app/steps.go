@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -34,7 +34,7 @@ type stepMetrics struct {
 	holdsRefused prometheus.Counter
 }
 
-var _ binder.Tracker = (*stepMetrics)(nil)
+var _ runner.Tracker = (*stepMetrics)(nil)
 
 // newStepMetrics registers the metrics.
 func newStepMetrics(c clock.PassiveClock, registry prometheus.Registerer) (*stepMetrics, error) {
@@ -63,18 +63,18 @@ func newStepMetrics(c clock.PassiveClock, registry prometheus.Registerer) (*step
 	return s, register(registry, s.plugins, s.mutators, s.reads, s.holdsRefused)
 }
 
-// Step implements binder.Tracker: it times the calls of plugins.
-func (s *stepMetrics) Step(ctx context.Context, step binder.Step) (context.Context, func(error)) {
+// Step implements runner.Tracker: it times the calls of plugins.
+func (s *stepMetrics) Step(ctx context.Context, step runner.Step) (context.Context, func(error)) {
 	if step.Plugin == "" {
 		return ctx, func(error) {}
 	}
 	plugin, point, begin := step.Plugin, step.Name, s.clock.Now()
 	return ctx, func(err error) {
-		s.plugins.WithLabelValues(plugin, point, binder.Result(err)).Observe(s.clock.Since(begin).Seconds())
+		s.plugins.WithLabelValues(plugin, point, runner.Result(err)).Observe(s.clock.Since(begin).Seconds())
 	}
 }
 
-// ReadLive implements binder.Tracker.
+// ReadLive implements runner.Tracker.
 func (s *stepMetrics) ReadLive(plugin, kind, reason string) {
 	if plugin == "" {
 		plugin = ownPlugin
@@ -82,7 +82,7 @@ func (s *stepMetrics) ReadLive(plugin, kind, reason string) {
 	s.reads.WithLabelValues(plugin, kind, reason).Inc()
 }
 
-// HoldRefused implements binder.Tracker.
+// HoldRefused implements runner.Tracker.
 func (s *stepMetrics) HoldRefused() { s.holdsRefused.Inc() }
 
 // timed returns the mutator with its calls timed.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -128,7 +129,7 @@ func (t *traces) engine(e webhook.Engine) webhook.Engine {
 }
 
 // steps makes a span of each step, besides telling the tracker.
-func (t *traces) steps(next binder.Tracker) binder.Tracker {
+func (t *traces) steps(next runner.Tracker) runner.Tracker {
 	if t == nil {
 		return next
 	}
@@ -162,12 +163,12 @@ func (e *tracedEngine) Bind(ctx context.Context, r binder.Request) binder.Decisi
 }
 
 type tracedSteps struct {
-	binder.Tracker
+	runner.Tracker
 	tracer trace.Tracer
 }
 
-// Step implements binder.Tracker.
-func (t *tracedSteps) Step(ctx context.Context, s binder.Step) (context.Context, func(error)) {
+// Step implements runner.Tracker.
+func (t *tracedSteps) Step(ctx context.Context, s runner.Step) (context.Context, func(error)) {
 	ctx, done := t.Tracker.Step(ctx, s)
 	name := s.Name
 	if s.Plugin != "" {
@@ -187,7 +188,7 @@ func (t *tracedSteps) Step(ctx context.Context, s binder.Step) (context.Context,
 	return ctx, func(err error) {
 		done(err)
 		defer span.End()
-		result := binder.Result(err)
+		result := runner.Result(err)
 		span.SetAttributes(resultAttribute.String(result))
 		switch {
 		case err == nil:

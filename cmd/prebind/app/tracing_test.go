@@ -20,6 +20,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/otlp"
 )
@@ -54,22 +55,22 @@ func TestTracingFlags(t *testing.T) {
 // bindOnce is an engine that makes the steps of a bind whose attempt outlives the
 // call: it ends when the channel is closed.
 type bindOnce struct {
-	tracker binder.Tracker
+	tracker runner.Tracker
 	release chan struct{}
 	over    chan struct{}
 }
 
 func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
 	step := func(ctx context.Context, name, plugin, attempt string) (context.Context, func(error)) {
-		return b.tracker.Step(ctx, binder.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
+		return b.tracker.Step(ctx, runner.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
 	}
-	_, end := step(ctx, binder.StepPreFlight, "device", "a-1")
+	_, end := step(ctx, runner.StepPreFlight, "device", "a-1")
 	end(nil)
-	attempt, ended := step(context.WithoutCancel(ctx), binder.StepAttempt, "", "a-1")
+	attempt, ended := step(context.WithoutCancel(ctx), runner.StepAttempt, "", "a-1")
 	go func() {
 		defer close(b.over)
 		<-b.release
-		_, end := step(attempt, binder.StepPreBind, "device", "a-1")
+		_, end := step(attempt, runner.StepPreBind, "device", "a-1")
 		end(errors.New("boom"))
 		ended(framework.Refuse(framework.Object{}, "no"))
 	}()
@@ -198,7 +199,7 @@ func BenchmarkStepTraced(b *testing.B) {
 	tr, err := (&tracingOptions{endpoint: "127.0.0.1:1"}).start(b.Context(), "replica-1")
 	require.NoError(b, err)
 	tracker := tr.steps(steps)
-	step := binder.Step{Name: binder.StepPreFlight, Plugin: "device", Node: "node-a"}
+	step := runner.Step{Name: runner.StepPreFlight, Plugin: "device", Node: "node-a"}
 	ctx := context.WithoutCancel(b.Context())
 	for b.Loop() {
 		_, end := tracker.Step(ctx, step)

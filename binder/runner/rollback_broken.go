@@ -3,7 +3,7 @@
 
 //go:build prebind_broken_rollback
 
-package binder
+package runner
 
 import (
 	"context"
