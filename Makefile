@@ -43,6 +43,7 @@ test-unit: kustomize helm ## Run the unit tests, with the race detector
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 	@echo "the alerts, on Prometheus' own engine: the first build takes a minute (and go test does not see that files outside of its module change)"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
+	cd test/image && go test -count=1 -timeout 10m ./...
 
 # One package at a time: each starts a control plane, and go test shows what one package does while it does it.
 .PHONY: test-e2e
@@ -74,6 +75,7 @@ bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler,
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkLostReplica$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
 	@echo "the review in process, beside the last result that was kept; the machine may be another one, so look at the allocations, or at the ratios below:"
 	$(TOOL) benchstat kept=$(KEPT)/admission.txt now=$(RESULTS)/admission.txt
@@ -145,6 +147,7 @@ lint: ## Run the linters
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
 	cd test/controlplane && $(TOOL) golangci-lint run --fast-only ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
+	cd test/image && $(TOOL) golangci-lint run ./...
 
 .PHONY: generate
 generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/{flags,metrics}.md and docs/configuration-defaults.yaml from the program itself, the chart's schema and README from its values
@@ -159,7 +162,7 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 	$(TOOL) controller-gen rbac:roleName=prebind-device-info,headerFile=config/role-header.txt \
 		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	$(TOOL) controller-gen rbac:roleName=prebind-self-managed-certs,headerFile=config/role-header.txt \
-		paths=./certificates/selfmanaged output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
+		paths=./webhook/certificates/selfmanaged output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
 	@mkdir -p $(GENERATED_DIR)/docs
 	go run ./test/docs >$(GENERATED_DIR)/docs/flags.md
 	go run ./test/docs metrics >$(GENERATED_DIR)/docs/metrics.md
@@ -186,11 +189,12 @@ verify: ## Check that generated files, go.mod, manifests, chart and format are u
 	go mod tidy -diff
 	cd test/controlplane && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
+	cd test/image && go mod tidy -diff
 	$(TOOL) kustomize build config/webhook >bin/verify/webhook.yaml
 	$(TOOL) kustomize build config/webhook/overlays/self-managed >bin/verify/self-managed.yaml
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
 	$(MAKE) build
-	go run ./test/sbom bin/prebind $(VERSION) >bin/verify/prebind.cdx.json
+	$(call sbom,bin/prebind) >bin/verify/prebind.cdx.json
 	@unformatted=$$(gofmt -l .) && if test -n "$$unformatted"; then \
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi
@@ -199,6 +203,10 @@ verify: ## Check that generated files, go.mod, manifests, chart and format are u
 # which gRPC has no need here: with it, the linker keeps every method of every type, and the program is half as large again.
 STATIC = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace \
 	-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
+
+# Prints the SBOM of a binary, the same for the same binary. It fails for a binary that is not static.
+sbom = go version -m $(1) | grep -q 'CGO_ENABLED=0$$' && \
+	$(TOOL) cyclonedx-gomod bin -json -output-version=1.6 -std -noserial -notimestamp -version=$(VERSION) $(1)
 
 .PHONY: build
 build: ## Build bin/prebind, a static binary
@@ -217,7 +225,7 @@ release: ## Build bin/release: static binaries, what is in them, manifests, char
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	for arch in amd64 arm64; do \
 		GOOS=linux GOARCH=$$arch $(STATIC) -o $(RELEASE)/prebind-linux-$$arch ./cmd/prebind && \
-		go run ./test/sbom $(RELEASE)/prebind-linux-$$arch $(VERSION) >$(RELEASE)/prebind-linux-$$arch.cdx.json || exit 1; \
+		$(call sbom,$(RELEASE)/prebind-linux-$$arch) >$(RELEASE)/prebind-linux-$$arch.cdx.json || exit 1; \
 	done
 	for install in prebind=. prebind-self-managed=overlays/self-managed; do \
 		$(TOOL) kustomize build config/webhook/$${install#*=} | \

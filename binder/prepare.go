@@ -235,8 +235,8 @@ func (h *seat) take(r *attempt.Round) {
 	if before.calls > 0 {
 		last = before.next.Sub(c.waitBegan)
 	}
-	c.missed = before.missed + pacing.Missed(last, elapsed, pacing.Wait{
-		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Calls: before.calls + before.missed, Past: past,
+	c.missed = pacing.Missed(before.calls, before.missed, last, pacing.Wait{
+		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Past: past,
 	}, pacing.Pace{
 		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.Backlog(c.Pod.Namespace),
 	})

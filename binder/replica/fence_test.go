@@ -28,6 +28,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -124,7 +125,7 @@ type party struct {
 	cut atomic.Bool
 }
 
-func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *party {
+func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants) *party {
 	t.Helper()
 	p := &party{grantor: &grantor{grants: shared, busy: make(chan struct{})}}
 	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
@@ -146,7 +147,7 @@ func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *
 }
 
 // cuttable is a client whose writes fail while cut is set.
-func cuttable(stored *fake.Clientset, cut *atomic.Bool) kubernetes.Interface {
+func cuttable(stored *fakeapi.Clientset, cut *atomic.Bool) kubernetes.Interface {
 	c := &fake.Clientset{}
 	c.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if cut.Load() && a.GetVerb() != "list" {
@@ -172,7 +173,7 @@ func pass(d time.Duration) { <-time.After(d) }
 func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
-		stored := storage()
+		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
 		go other.engine.Sweeper(other).Run(quiet(t))
 		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the plugin is at work")
@@ -206,7 +207,7 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 func TestFence_WhatWasPreparedBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
-		p := newParty(t, "cut", storage(), shared)
+		p := newParty(t, "cut", fakeapi.NewClientset(), shared)
 		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
 		pass(trusted + time.Second)
@@ -234,7 +235,7 @@ func TestFence_WhatWasPreparedBefore(t *testing.T) {
 // and while the cache takes what is gone for there.
 func TestFence_CallThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParty(t, "cut", storage(), &grants{byPod: map[types.UID]string{}})
+		p := newParty(t, "cut", fakeapi.NewClientset(), &grants{byPod: map[types.UID]string{}})
 		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
 		pass(trusted - renewal)

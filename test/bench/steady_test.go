@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -85,7 +84,7 @@ func asked(t *testing.T, log string, from, to time.Time) (reads, writes []string
 	content, err := os.ReadFile(log)
 	require.NoError(t, err)
 	for line := range bytes.Lines(content) {
-		var event auditv1.Event
+		var event cluster.AuditEvent
 		require.NoError(t, json.Unmarshal(line, &event))
 		require.Equal(t, ownUser, event.User.Username)
 		at := event.RequestReceivedTimestamp.Time

@@ -54,7 +54,9 @@ type world struct {
 	classes []string
 }
 
-func newWorld(tb testing.TB, o cluster.Options) *world {
+// newWorld starts it, with two replicas that have these arguments in addition to the
+// shipped ones.
+func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	tb.Helper()
 	c := clustertest.Start(tb, o)
 	client, err := kubernetes.NewForConfig(c.Config())
@@ -65,7 +67,7 @@ func newWorld(tb testing.TB, o cluster.Options) *world {
 	prebind, err := install.New(tb.Context(), install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
 	for range 2 {
-		replica, err := prebind.Start(tb.Context())
+		replica, err := prebind.Start(tb.Context(), args...)
 		require.NoError(tb, err)
 		tb.Cleanup(func() {
 			if err := errors.Join(replica.Err(), replica.Kill()); err != nil {

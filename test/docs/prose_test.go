@@ -20,11 +20,11 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
-	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
 
 // root is the checkout, as seen from this folder.

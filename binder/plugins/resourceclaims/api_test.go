@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"sync"
 
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -27,10 +26,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 // apiServer is an API server in memory. It does for ResourceClaims what the real
@@ -235,34 +234,11 @@ func (s *apiServer) patched(o client.Object, p client.Patch) (before, after clie
 	if err != nil {
 		return nil, nil, err
 	}
-	doc, err := json.Marshal(before)
-	if err != nil {
-		return nil, nil, err
+	after, err = jsonpatch.To(before, p.Type(), content)
+	if p.Type() == types.JSONPatchType && err != nil {
+		err = invalid("%v", err)
 	}
-	switch p.Type() {
-	case types.JSONPatchType:
-		var steps jsonpatch.Patch
-		if steps, err = jsonpatch.DecodePatch(content); err != nil {
-			return nil, nil, err
-		}
-		if doc, err = steps.Apply(doc); err != nil {
-			return nil, nil, invalid("%v", err)
-		}
-	case types.MergePatchType:
-		doc, err = jsonpatch.MergePatch(doc, content)
-	case types.StrategicMergePatchType:
-		doc, err = strategicpatch.StrategicMergePatch(doc, content, before)
-	default:
-		err = fmt.Errorf("no such patch: %s", p.Type())
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	after, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
-	if !ok {
-		return nil, nil, fmt.Errorf("%T is no object", o)
-	}
-	return before, after, json.Unmarshal(doc, after)
+	return before, after, err
 }
 
 // update stores the object after a write, when it may be. It must be called with mu

@@ -16,7 +16,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,6 +30,7 @@ import (
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 // world is an API server in memory: reader, writer, and source of changes. As a
@@ -270,7 +270,7 @@ func (w *world) Patch(_ context.Context, o client.Object, patch client.Patch, _ 
 	if err != nil {
 		return err
 	}
-	after, err := jsonpatch.MergePatch(before, body)
+	after, err := jsonpatch.Apply(before, types.MergePatchType, body)
 	if err != nil {
 		return err
 	}

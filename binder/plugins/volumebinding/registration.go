@@ -33,9 +33,7 @@ func Registration() framework.Registration {
 			return framework.Shipped("plugins/volumebinding")
 		},
 		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
-			return New(Options{
-				Cached: h.Cached, Live: h.Live, Writer: h.Writer, Changes: h.Changes, Free: free, Selections: selections, Clock: h.Clock,
-			})
+			return New(Options{Cached: h.Cached, Live: h.Live, Writer: h.Writer, Changes: h.Changes, Free: free, Selections: selections, Clock: h.Clock})
 		},
 	}
 }

@@ -159,7 +159,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 // benchEngine has all that is on by default.
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker runner.Tracker) *binder.Engine {
 	tb.Helper()
-	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
+	s := defaultSettings(&registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()})
 	world, changes := benchWorld(), framework.NewHub()
 	selectedMutators, err := s.selectedMutators()
 	require.NoError(tb, err)

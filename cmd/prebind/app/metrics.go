@@ -15,8 +15,8 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/recovery"
-	"github.com/prebind/prebind/certificates"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // measured is an engine whose decisions are counted and timed. It carries no
@@ -238,7 +238,7 @@ func newUnderWay(stats func() binder.Stats, registry prometheus.Registerer) erro
 		stats:    stats,
 		attempts: prometheus.NewDesc("prebind_attempts", "Attempts under way, by phase.", []string{"phase"}, nil),
 		holds:    prometheus.NewDesc("prebind_holds", "Calls that are held. Each takes a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil, nil),
-		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, and 16 times as many that the FlowSchema prebind exempts.", nil, nil),
+		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, and 32 times as many that the FlowSchema prebind exempts.", nil, nil),
 	})
 }
 

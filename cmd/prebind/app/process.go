@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -26,6 +27,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // process is a replica that is being put together: each build method adds to the
@@ -37,7 +39,9 @@ type process struct {
 	mgr    manager.Manager
 	ready  *readiness
 	open   *listeners
-	certs  *certs
+	certs  *certificates.Source
+	// certMetrics are those of certs.
+	certMetrics *certificates.Metrics
 
 	client kubernetes.Interface
 	// leases is for leases only.
@@ -127,7 +131,7 @@ func (p *process) buildMetrics(context.Context, *configuration) error {
 		newUnderWay(p.engine.Stats, metrics.Registry),
 		newReady(p.ready.probe, metrics.Registry),
 		newBuildInfo(metrics.Registry),
-		register(metrics.Registry, p.certs.metrics.Collectors()...),
+		register(metrics.Registry, p.certMetrics.Collectors()...),
 	)
 }
 
@@ -143,9 +147,17 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	if err != nil {
 		return err
 	}
-	if err := p.certs.manage(ctx, &p.o.certificates, p.client, p.o.namespace, p.ready); err != nil {
+	required, err := needsOfCertificates(p.o.certificates, p.o.namespace)
+	if err == nil {
+		err = grants{p.client}.checkAll(ctx, required)
+	}
+	if err == nil {
+		err = p.certs.Manage(p.client, p.o.namespace)
+	}
+	if err != nil {
 		return err
 	}
+	p.ready.waitUntil(p.certs.Ready)
 	refused, err := newRefused(metrics.Registry)
 	if err != nil {
 		return err
@@ -154,10 +166,17 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	if err != nil {
 		return err
 	}
-	server := webhook.NewServer(p.traces.handler(handler), p.certs.tls, limits)
+	server, err := webhook.NewServer(webhook.ServerOptions{
+		Listener: p.open.webhook, TLSOpts: []func(*tls.Config){p.certs.Configure}, Limits: limits,
+		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
+	})
+	if err != nil {
+		return err
+	}
+	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.traces.handler(handler)))
 	all := []manager.Runnable{
 		p.certs,
-		p.server("webhook", tls.NewListener(limits.Listener(p.open.webhook), server.TLSConfig), server),
+		server,
 		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
 	}
 	if p.open.metrics != nil {
@@ -179,10 +198,14 @@ func (p *process) add(runnables ...manager.Runnable) error {
 	return nil
 }
 
-// server is run by the manager, until the last of what it runs ends. What it has to
-// say of connections, such as of a failed handshake, goes to the program's own log.
+// errorLog logs errors of a server's connections, such as failed handshakes, at V(2).
+func errorLog(server string) *log.Logger {
+	return slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", server).V(2)), slog.LevelInfo)
+}
+
+// server returns a Runnable that serves until the manager stops.
 func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
-	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", name).V(2)), slog.LevelInfo)
+	server.ErrorLog = errorLog(name)
 	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
 }
 

@@ -18,9 +18,9 @@ import (
 	"github.com/prebind/prebind/mutators/topology"
 )
 
-// registeredMutators is every mutator that is compiled in, in the order in which they
+// RegisteredMutators is every mutator that is compiled in, in the order in which they
 // run.
-func registeredMutators() []mutators.Registration {
+func RegisteredMutators() []mutators.Registration {
 	return []mutators.Registration{
 		topology.Registration(),
 		nodeinfo.Registration(),
@@ -29,9 +29,9 @@ func registeredMutators() []mutators.Registration {
 	}
 }
 
-// registeredPlugins is every PreBind plugin that is compiled in, in the order in which
+// RegisteredPlugins is every PreBind plugin that is compiled in, in the order in which
 // they run: those that only read come first, and those that cannot undo come last.
-func registeredPlugins() []framework.Registration {
+func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		nodestate.Registration(),
 		device.Registration(),

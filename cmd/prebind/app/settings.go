@@ -122,7 +122,7 @@ func (s *settings) addFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&s.Budgets.Hold, "hold", s.Budgets.Hold,
 		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
 	fs.IntVar(&s.Budgets.MaxHolds, "max-holds", s.Budgets.MaxHolds,
-		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once. Bindings that the FlowSchema prebind exempts occupy none: 16 times as many of them are held.")
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once. Bindings that the FlowSchema prebind exempts occupy none: 32 times as many of them are held.")
 	fs.DurationVar(&s.Budgets.PreBindTimeout, "prebind-timeout", s.Budgets.PreBindTimeout,
 		"How long the PreBind of one pod on one node may take, over all its calls. The annotation binder.<domain>/timeout of the Binding or the pod sets another.")
 	fs.DurationVar(&s.Budgets.MaxPreBindTimeout, "max-prebind-timeout", s.Budgets.MaxPreBindTimeout,

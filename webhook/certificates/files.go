@@ -14,16 +14,16 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Files is the serving certificate in a folder, tls.crt and tls.key, as a mounted
-// Secret has it. Run it with Start; renewed files are taken over. Bad ones are not,
-// and neither is a certificate that is not valid at the time: the one before stays.
+// Files serves the certificate in a directory with the files tls.crt and tls.key, such as a mounted
+// Secret. While Start runs, it loads changed files. It keeps the previous certificate if the new
+// files are bad or the new certificate is not valid at that time.
 type Files struct {
 	follower[*tls.Certificate]
 }
 
-// NewFiles reads the certificate. It fails if that cannot be served: files that are
-// missing, that do not belong together, or a certificate that is not valid now.
-func NewFiles(dir string, o Options) (*Files, error) {
+// NewFiles reads the certificate. It returns an error if a file is missing, if certificate and key do
+// not match, or if the certificate is not valid now.
+func NewFiles(dir string, o Shared) (*Files, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func NewFiles(dir string, o Options) (*Files, error) {
 	return f, nil
 }
 
-// GetCertificate is for tls.Config.
+// GetCertificate implements the function of the same name in tls.Config.
 func (f *Files) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.get(), nil }
 
 func parsePair(files [][]byte, now time.Time) (*tls.Certificate, error) {
@@ -51,7 +51,7 @@ func parsePair(files [][]byte, now time.Time) (*tls.Certificate, error) {
 	return &pair, validAt(pair.Leaf, now)
 }
 
-// validAt returns an error for a certificate that is not valid at this time.
+// validAt returns an error for a certificate that is not valid at the given time.
 func validAt(c *x509.Certificate, now time.Time) error {
 	switch {
 	case now.After(c.NotAfter):
@@ -63,7 +63,7 @@ func validAt(c *x509.Certificate, now time.Time) error {
 	}
 }
 
-// nameOf is what people know the certificate by.
+// nameOf returns the name of the certificate for messages.
 func nameOf(c *x509.Certificate) string {
 	if c.Subject.CommonName == "" && len(c.DNSNames) > 0 {
 		return c.DNSNames[0]
@@ -71,8 +71,8 @@ func nameOf(c *x509.Certificate) string {
 	return c.Subject.CommonName
 }
 
-// Clients is the CA, or several in one file, that signs the certificates of those
-// who may call. Run it with Start; a changed file is taken over if it is good.
+// Clients holds the CAs of callers, one or more in a file. While Start runs, it loads a changed file
+// if that is good.
 type Clients struct {
 	follower[*authorities]
 }
@@ -82,9 +82,8 @@ type authorities struct {
 	expires time.Time
 }
 
-// NewClients reads the file. It fails if there is no CA in it, or none that is
-// valid now.
-func NewClients(file string, o Options) (*Clients, error) {
+// NewClients reads the file. It returns an error if the file contains no CA that is valid now.
+func NewClients(file string, o Shared) (*Clients, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -101,10 +100,10 @@ func NewClients(file string, o Options) (*Clients, error) {
 	return c, nil
 }
 
-// Pool returns the CAs. It is safe for concurrent use; the pool is not to be changed.
+// Pool returns the CAs. It is safe for concurrent use. The caller must not change the pool.
 func (c *Clients) Pool() *x509.CertPool { return c.get().pool }
 
-// parseAuthorities leaves out what is not valid now: old CAs may stay in a bundle.
+// parseAuthorities skips CAs that are not valid now, because a bundle may keep old ones.
 func parseAuthorities(files [][]byte, now time.Time) (*authorities, error) {
 	all, err := cert.ParseCertsPEM(files[0])
 	if err != nil {

@@ -25,8 +25,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/certificates"
 )
 
 // What the product takes unless flags say otherwise.
@@ -44,6 +42,22 @@ const (
 	// retry is the pause after something failed.
 	retry = time.Second
 )
+
+// Names of certificates for a Recorder.
+const (
+	// Serving is the certificate that a replica presents to its callers.
+	Serving = "serving"
+	// CA signs serving certificates.
+	CA = "ca"
+)
+
+// Recorder records the state of certificates. Implementations must be safe for concurrent use.
+type Recorder interface {
+	// Expires records when the certificate in use expires.
+	Expires(certificate string, at time.Time)
+	// Changed counts a change of the certificate, or a failed one if err is not nil.
+	Changed(certificate string, err error)
+}
 
 var errNoConfiguration = errors.New("no MutatingWebhookConfiguration")
 
@@ -63,7 +77,7 @@ type Options struct {
 	Overlap time.Duration
 	Clock   clock.WithTicker
 	Log     klog.Logger
-	Metrics *certificates.Metrics
+	Metrics Recorder
 }
 
 // Manager keeps the CA, what the API server trusts, and this replica's certificate
@@ -188,9 +202,9 @@ func (m *Manager) look(secret *corev1.Secret, config *admissionregistrationv1.Mu
 	}
 	v := view{now: now, held: held, known: m.known, trusted: m.trusted}
 	if held != nil {
-		m.o.Metrics.Expires(certificates.CA, held.current.cert.NotAfter)
+		m.o.Metrics.Expires(CA, held.current.cert.NotAfter)
 		if m.known != nil && !m.known.current.cert.Equal(held.current.cert) {
-			m.o.Metrics.Changed(certificates.CA, nil)
+			m.o.Metrics.Changed(CA, nil)
 		}
 		m.known = held
 	}
@@ -205,14 +219,14 @@ func (m *Manager) certify(v view) error {
 	}
 	made, err := v.held.current.issue(v.now, m.lives.cert, m.names)
 	if err != nil {
-		m.o.Metrics.Changed(certificates.Serving, err)
+		m.o.Metrics.Changed(Serving, err)
 		return err
 	}
 	m.served.Store(made)
 	m.o.Log.Info("Serving a new certificate", "names", m.names, "expires", made.tls.Leaf.NotAfter)
-	m.o.Metrics.Expires(certificates.Serving, made.tls.Leaf.NotAfter)
+	m.o.Metrics.Expires(Serving, made.tls.Leaf.NotAfter)
 	if served != nil {
-		m.o.Metrics.Changed(certificates.Serving, nil)
+		m.o.Metrics.Changed(Serving, nil)
 	}
 	return nil
 }
@@ -292,7 +306,7 @@ func (m *Manager) tell(err error) {
 		return
 	}
 	m.o.Log.Error(err, "Certificates cannot be kept up to date: what is served stays as it is")
-	m.o.Metrics.Changed(certificates.CA, err)
+	m.o.Metrics.Changed(CA, err)
 }
 
 func (m *Manager) wait(err error) {

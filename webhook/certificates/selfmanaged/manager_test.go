@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -24,8 +23,6 @@ import (
 	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/certificates"
 )
 
 func TestMends(t *testing.T) {
@@ -76,14 +73,15 @@ func TestWithoutConfiguration(t *testing.T) {
 		require.ErrorContains(t, r.Ready(), "no MutatingWebhookConfiguration prebind")
 		_, err := r.GetCertificate(nil)
 		require.ErrorContains(t, err, "no certificate yet")
-		w.add(webhooks(nil))
+		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
+		require.NoError(t, err)
 		synctest.Wait()
 		require.NoError(t, r.Ready(), "at once")
 		served, err := r.GetCertificate(nil)
 		require.NoError(t, err)
 		assert.Equal(t, []string{"prebind-webhook.prebind-system.svc", "prebind-webhook.prebind-system.svc.cluster.local"}, served.Leaf.DNSNames)
-		assert.InDelta(t, served.Leaf.NotAfter.Unix(), gauge(t, r, certificates.Serving), 0)
-		assert.InDelta(t, w.record().current.cert.NotAfter.Unix(), gauge(t, r, certificates.CA), 0)
+		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(t, r, Serving))
+		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(t, r, CA))
 
 		require.NoError(t, w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(t.Context(), config, metav1.DeleteOptions{}))
 		pass(time.Minute)
@@ -97,19 +95,17 @@ func TestWithoutConfiguration(t *testing.T) {
 func TestWithoutPermission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
-		w.before = func(action clienttesting.Action) error {
+		w.client.Before(func(action clienttesting.Action) error {
 			if action.GetVerb() == "patch" {
 				return apierrors.NewForbidden(action.GetResource().GroupResource(), config, fmt.Errorf("no"))
 			}
 			return nil
-		}
+		})
 		r := w.start(times)
 		pass(time.Minute)
 		require.ErrorContains(t, r.Ready(), "forbidden")
 		assert.NotContains(t, r.Ready().Error(), "\n")
-		w.mu.Lock()
-		w.before = nil
-		w.mu.Unlock()
+		w.client.Before(nil)
 		pass(2 * time.Second)
 		require.NoError(t, r.Ready(), "it is tried again")
 		r.stop()
@@ -168,7 +164,7 @@ func TestNew(t *testing.T) {
 	good := Options{
 		Client: fake.NewClientset(), Namespace: namespace, Service: service, Configuration: config,
 		CAValidity: DefaultCAValidity, CertValidity: DefaultCertValidity, Overlap: DefaultOverlap,
-		Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics(),
+		Clock: clock.RealClock{}, Log: klog.Background(), Metrics: newRecorded(),
 	}
 	_, err := New(good)
 	require.NoError(t, err)
@@ -188,20 +184,12 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// gauge is when the metrics say that the certificate expires.
-func gauge(t *testing.T, r *replica, certificate string) float64 {
+// expires is the recorded expiration time of the certificate.
+func expires(t *testing.T, r *replica, certificate string) int64 {
 	t.Helper()
-	registry := prometheus.NewRegistry()
-	for _, c := range r.o.Metrics.Collectors() {
-		require.NoError(t, registry.Register(c))
-	}
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	for _, m := range families[0].GetMetric() {
-		if m.GetLabel()[0].GetValue() == certificate {
-			return m.GetGauge().GetValue()
-		}
-	}
-	t.Fatalf("there is no metric of %s", certificate)
-	return 0
+	records, ok := r.o.Metrics.(*recorded)
+	require.True(t, ok)
+	records.mu.Lock()
+	defer records.mu.Unlock()
+	return records.expires[certificate].Unix()
 }

@@ -17,45 +17,45 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Interval is how often files are looked at.
+// Interval is the time between two reads of the files.
 const Interval = time.Second
 
-// looksUntilTold is how many looks in a row must find bad files until that is told:
-// of two files, one is written first.
-const looksUntilTold = 5
+// readsUntilReported is the number of consecutive reads of bad files after which the follower
+// reports them. Two files are not replaced at the same moment.
+const readsUntilReported = 5
 
-// Options are what the followers of files have in common. All fields are required.
-type Options struct {
+// Shared holds the dependencies of everything in this package. All fields are required.
+type Shared struct {
 	Clock   clock.WithTicker
 	Log     klog.Logger
 	Metrics *Metrics
 }
 
-func (o Options) validate() error {
+func (o Shared) validate() error {
 	if o.Clock == nil || o.Metrics == nil {
 		return errors.New("certificates: Clock and Metrics are required")
 	}
 	return nil
 }
 
-// follower keeps the latest good content of some files. The libraries for it
-// (certwatcher of controller-runtime, dynamiccertificates of the API server) take
-// an expired certificate for a good one, and keep failures to themselves.
+// follower keeps the latest good content of some files. It replaces certwatcher of
+// controller-runtime and dynamiccertificates of the API server, because they accept an expired
+// certificate and do not report failures.
 type follower[T any] struct {
-	o Options
-	// name is what the metrics call it.
+	o Shared
+	// name is the value of the metrics' label.
 	name  string
 	paths []string
-	// parse makes sense of the files, or says what is wrong with them now.
+	// parse returns an error for content that is not valid now.
 	parse func(files [][]byte, now time.Time) (T, error)
-	// expires is when the content ends to be of use.
+	// expires returns the time at which the content is no longer valid.
 	expires func(T) time.Time
 
 	current atomic.Pointer[content[T]]
-	// failures are how many looks in a row have found bad files, and told says
-	// that the log has it that the current content is expired.
+	// failures is the number of consecutive reads of bad files.
 	failures int
-	told     bool
+	// reported is set once the log says that the current content has expired.
+	reported bool
 }
 
 type content[T any] struct {
@@ -93,31 +93,30 @@ func (f *follower[T]) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*follower[T]) NeedLeaderElection() bool { return false }
 
-// look takes the files over if they have changed and are good. What is wrong with
-// them is told once.
+// look uses the files if they have changed and are good. It reports bad files once.
 func (f *follower[T]) look() {
 	loaded, err := f.load()
 	switch {
 	case err != nil:
-		if f.failures++; f.failures == looksUntilTold {
-			f.o.Log.Error(err, "Kept the certificate as it was: the new files cannot be used", "certificate", f.name)
+		if f.failures++; f.failures == readsUntilReported {
+			f.o.Log.Error(err, "Kept the current certificate: the new files are not valid", "certificate", f.name)
 			f.o.Metrics.Changed(f.name, err)
 		}
 	case loaded != f.current.Load():
 		f.use(loaded)
-		f.o.Log.Info("Took over changed files", "certificate", f.name, "files", f.paths, "expires", f.expires(loaded.value))
+		f.o.Log.Info("Loaded changed files", "certificate", f.name, "files", f.paths, "expires", f.expires(loaded.value))
 		f.o.Metrics.Changed(f.name, nil)
-		f.failures, f.told = 0, false
+		f.failures, f.reported = 0, false
 	default:
 		f.failures = 0
 	}
-	if expires := f.expires(f.get()); !f.told && f.o.Clock.Now().After(expires) {
-		f.told = true
+	if expires := f.expires(f.get()); !f.reported && f.o.Clock.Now().After(expires) {
+		f.reported = true
 		f.o.Log.Error(nil, "The certificate in use has expired: replace it", "certificate", f.name, "files", f.paths, "expired", expires)
 	}
 }
 
-// load returns the content of the files, the current one if they are unchanged.
+// load returns the content of the files. For unchanged files it returns the current content.
 func (f *follower[T]) load() (*content[T], error) {
 	files := make([][]byte, 0, len(f.paths))
 	for _, path := range f.paths {

@@ -7,26 +7,29 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
 
-// What the metrics call the certificates.
+var _ selfmanaged.Recorder = (*Metrics)(nil)
+
+// Values of the metrics' label "certificate".
 const (
-	// Serving is what the webhook shows to its callers.
-	Serving = "serving"
-	// ClientCA signs the certificates of those who may call.
+	// Serving is the certificate that the webhook presents to its callers.
+	Serving = selfmanaged.Serving
+	// ClientCA signs the certificates of callers.
 	ClientCA = "client-ca"
-	// CA signs the serving certificates that Prebind makes itself.
-	CA = "ca"
+	// CA signs self-managed serving certificates.
+	CA = selfmanaged.CA
 )
 
-// Metrics show when certificates expire, and count how often they were replaced.
-// It is a prometheus.Collector, and safe for concurrent use.
+// Metrics show when certificates expire, and count their changes. They are safe for concurrent use.
 type Metrics struct {
 	expiration *prometheus.GaugeVec
 	reloads    *prometheus.CounterVec
 }
 
-// NewMetrics returns metrics that are not registered yet.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		expiration: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -40,17 +43,17 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// Collectors are the metrics, to be registered; the caller owns the slice.
+// Collectors returns the metrics for registration. The caller owns the slice.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.expiration, m.reloads}
 }
 
-// Expires says when the certificate in use ends.
+// Expires implements selfmanaged.Recorder.
 func (m *Metrics) Expires(certificate string, at time.Time) {
 	m.expiration.WithLabelValues(certificate).Set(float64(at.Unix()))
 }
 
-// Changed counts a change; an error says that it failed.
+// Changed implements selfmanaged.Recorder.
 func (m *Metrics) Changed(certificate string, err error) {
 	result := "done"
 	if err != nil {

@@ -50,7 +50,7 @@ func TestNewFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, tc.cert, tc.key)
-			f, err := NewFiles(dir, options(nil))
+			f, err := NewFiles(dir, shared(nil))
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
 				served, err := f.GetCertificate(nil)
@@ -76,7 +76,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	write(t, dir, first.CertPEM, first.KeyPEM)
 	var log bytes.Buffer
 	now := testingclock.NewFakeClock(time.Now())
-	o := options(&log)
+	o := shared(&log)
 	o.Clock = now
 	f, err := NewFiles(dir, o)
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestFilesAreFollowed(t *testing.T) {
 		looks(10)
 		failed++
 		assert.Equal(t, second.Cert.SerialNumber.String(), served(), name)
-		assert.Equal(t, 1, strings.Count(log.String(), "Kept the certificate as it was"), "%s: %s", name, &log)
+		assert.Equal(t, 1, strings.Count(log.String(), "Kept the current certificate"), "%s: %s", name, &log)
 		assert.InDelta(t, failed, counted("failed"), 0, name)
 		write(t, dir, second.CertPEM, second.KeyPEM)
 		looks(1)
@@ -173,7 +173,7 @@ func TestNewClients(t *testing.T) {
 			if tc.file != nil {
 				require.NoError(t, os.WriteFile(file, tc.file, 0o600))
 			}
-			o := options(nil)
+			o := shared(nil)
 			c, err := NewClients(file, o)
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
@@ -194,7 +194,7 @@ func TestClientsAreFollowed(t *testing.T) {
 		ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next")
 		file := filepath.Join(t.TempDir(), "ca.crt")
 		require.NoError(t, os.WriteFile(file, ca.CertPEM, 0o600))
-		c, err := NewClients(file, options(nil))
+		c, err := NewClients(file, shared(nil))
 		require.NoError(t, err)
 		go func() { _ = c.Start(t.Context()) }()
 		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
@@ -205,14 +205,14 @@ func TestClientsAreFollowed(t *testing.T) {
 }
 
 func TestOptionsAreComplete(t *testing.T) {
-	_, err := NewFiles(t.TempDir(), Options{})
+	_, err := NewFiles(t.TempDir(), Shared{})
 	require.ErrorContains(t, err, "Clock")
-	_, err = NewClients("", Options{Clock: clock.RealClock{}})
+	_, err = NewClients("", Shared{Clock: clock.RealClock{}})
 	require.ErrorContains(t, err, "Metrics")
 }
 
-func options(log *bytes.Buffer) Options {
-	o := Options{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: NewMetrics()}
+func shared(log *bytes.Buffer) Shared {
+	o := Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: NewMetrics()}
 	if log != nil {
 		o.Log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))
 	}
