@@ -174,7 +174,7 @@ func TestAnnotations(t *testing.T) {
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
 		runner.ReasonWaiting, runner.ReasonRefused, runner.ReasonAudited, runner.ReasonRolledBack,
-		framework.AttemptAnnotation, webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+		framework.AttemptAnnotation, webhook.ExplainAnnotation, selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

@@ -146,7 +146,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	engine := benchEngine(tb, untimed, nil)
 	handlerOf := func(e prebindwebhook.Engine) http.Handler {
 		h, err := prebindwebhook.NewHandler(prebindwebhook.Options{
-			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
+			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{},
 		})
 		require.NoError(tb, err)
 		return h

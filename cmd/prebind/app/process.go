@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
@@ -142,7 +141,7 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 		return err
 	}
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
+		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{},
 	})
 	if err != nil {
 		return err
