@@ -32,7 +32,7 @@ func (s *Set) rollBack(ctx context.Context, a *Attempt) {
 	}
 	pod, err := s.readPersistently(ctx, a)
 	if err != nil {
-		log.Error(err, "Not rolled back: the API server did not say whether the pod is bound")
+		log.Error(err, "What this attempt wrote is left as it is: the API server did not tell whether the pod is bound")
 		return
 	}
 	if pod != nil && pod.UID == a.key.Pod && pod.Spec.NodeName == a.key.Node {

@@ -146,7 +146,7 @@ func (s *Sweeper) Run(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	for {
 		if err := s.sweep(ctx); err != nil {
-			log.Error(err, "Could not settle what ended replicas left behind, will try again")
+			log.Error(err, "Could not look for what ended replicas left behind, will try again")
 		}
 		if err := s.tidy(ctx); err != nil {
 			log.Error(err, "Could not tidy what belongs to pods that are gone, will try again")
