@@ -23,7 +23,7 @@ func FuzzBinderAnnotations(f *testing.F) {
 		f.Add(seed, seed, true)
 		f.Add(seed, "", false)
 	}
-	chain, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev"})
+	chain, err := mutators.NewChain(mutators.Options{})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -31,10 +31,10 @@ func FuzzBinderAnnotations(f *testing.F) {
 		Mutators: chain, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Hour,
 		Plugins: []framework.PreBinder{&plugin{name: "p"}, &plugin{name: "q"}},
 	}
-	e := &Engine{o: Options{Domain: "prebind.dev"}}
+	e := &Engine{}
 	f.Fuzz(func(t *testing.T, timeout, require string, onPod bool) {
 		pod, binding := gen.Pod("web"), gen.Binding(thePod, "node-a")
-		own := map[string]string{timeoutAnnotation("prebind.dev"): timeout, requireAnnotation("prebind.dev"): require}
+		own := map[string]string{timeoutAnnotation: timeout, requireAnnotation: require}
 		kind := "Binding"
 		if onPod {
 			pod.Annotations, kind = own, "Pod"
@@ -49,13 +49,13 @@ func FuzzBinderAnnotations(f *testing.F) {
 		}
 		c := &call{Request: Request{Binding: binding}, settings: settings, policy: settings.policyFor("default"), pod: pod}
 		if budget, err := e.budget(c); err != nil {
-			check(err, framework.KindInvalid, timeoutAnnotation("prebind.dev"))
+			check(err, framework.KindInvalid, timeoutAnnotation)
 		} else {
 			assert.Positive(t, budget)
 			assert.LessOrEqual(t, budget, time.Hour)
 		}
 		if required, err := e.required(c); err != nil {
-			check(err, framework.KindRefuse, requireAnnotation("prebind.dev"))
+			check(err, framework.KindRefuse, requireAnnotation)
 		} else {
 			delete(required, "")
 			delete(required, "p")

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -51,7 +52,7 @@ func TestDoneDuringHold(t *testing.T) {
 		assert.Nil(t, d.Err)
 		assert.Equal(t, 2*time.Second, time.Since(begin), "the answer goes out at once")
 		synctest.Wait()
-		assert.Len(t, e.attempts.byKey, 1, "a success is followed to its outcome")
+		assert.Len(t, e.InFlight(), 1, "a success is followed to its outcome")
 	})
 }
 
@@ -99,7 +100,7 @@ func TestLongRetryAfter(t *testing.T) {
 				w := newWaiter()
 				e := engineWith(t, w)
 				var d Decision
-				for d.RetryAfter < abandonAfter+keepFailure {
+				for d.RetryAfter < attempt.AbandonAfter+attempt.KeepFailure {
 					pass(d.RetryAfter)
 					d = e.Bind(t.Context(), theRequest())
 					require.Equal(t, framework.KindWait, kindOf(d.Err))
@@ -255,8 +256,8 @@ func TestFailureIsKeptForTheClient(t *testing.T) {
 		// preBinds after the client's second call.
 		preBinds int32
 	}{
-		"Kept":      {reason: "the client comes back and is told", away: keepFailure - time.Second, want: framework.KindRefuse, preBinds: 1},
-		"Forgotten": {reason: "a client that stays away begins again", away: time.Second + keepFailure + time.Second, preBinds: 2},
+		"Kept":      {reason: "the client comes back and is told", away: attempt.KeepFailure - time.Second, want: framework.KindRefuse, preBinds: 1},
+		"Forgotten": {reason: "a client that stays away begins again", away: time.Second + attempt.KeepFailure + time.Second, preBinds: 2},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -318,14 +319,14 @@ func TestAttemptEndsWithItsPod(t *testing.T) {
 					w.release <- framework.Refuse(claim, "no").Advise("elsewhere")
 				}
 				synctest.Wait()
-				require.Len(t, e.attempts.byKey, 1)
+				require.Len(t, e.InFlight(), 1)
 
 				began := time.Now()
 				cached.set(append(tc.pods, theNode)...)
 				live.set(append(tc.pods, theNode)...)
 				changes.Changed(framework.RefTo(&corev1.Pod{}, thePod.Namespace, thePod.Name))
 				synctest.Wait()
-				assert.Empty(t, e.attempts.byKey, tc.reason)
+				assert.Empty(t, e.InFlight(), tc.reason)
 				assert.Equal(t, int32(1), w.rollBacks.Load(), "what was written is undone, once")
 				assert.Zero(t, time.Since(began), "at once")
 			})
@@ -345,9 +346,9 @@ func TestOldFailureIsNotForgottenTwice(t *testing.T) {
 		require.ErrorIs(t, (<-answer).Err, errScripted)
 
 		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
-		pass(keepFailure / 2)
+		pass(attempt.KeepFailure / 2)
 		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err), "it goes on as long as it is asked for")
-		pass(keepFailure / 2)
+		pass(attempt.KeepFailure / 2)
 		answer = later(t.Context(), e, theRequest())
 		synctest.Wait()
 		assert.Equal(t, int32(2), w.preBinds.Load(), "the second attempt is still the one")
@@ -381,7 +382,7 @@ func TestBudgetSpent(t *testing.T) {
 		pass(30 * time.Second)
 		d := e.Bind(t.Context(), theRequest())
 		require.Equal(t, framework.KindRefuse, kindOf(d.Err))
-		require.ErrorIs(t, d.Err, errBudgetSpent)
+		require.ErrorIs(t, d.Err, attempt.ErrBudgetSpent)
 		assert.Equal(t, claim, d.Err.Object)
 		assert.Equal(t, "waiter", d.Err.Plugin)
 		assert.Contains(t, d.Err.Error(), "the volume of the test", "it says what it waited for in vain")
@@ -418,7 +419,7 @@ func TestBacklogOf_CountsTheNamespace(t *testing.T) {
 		})
 		of := func() []int {
 			synctest.Wait()
-			return []int{e.attempts.backlogOf(thePod.Namespace), e.attempts.backlogOf("elsewhere"), e.attempts.backlogOf("empty")}
+			return []int{e.attempts.Backlog(thePod.Namespace), e.attempts.Backlog("elsewhere"), e.attempts.Backlog("empty")}
 		}
 		first := later(t.Context(), e, theRequest())
 		elsewhere := later(t.Context(), e, requestFor(gen.Binding(gen.Pod("other", gen.InNamespace("elsewhere")), "node-a")))
@@ -432,7 +433,7 @@ func TestBacklogOf_CountsTheNamespace(t *testing.T) {
 		w.release <- errScripted
 		<-second
 		<-elsewhere
-		pass(keepFailure + time.Second)
+		pass(attempt.KeepFailure + time.Second)
 		assert.Equal(t, []int{0, 0, 0}, of())
 	})
 }

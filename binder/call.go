@@ -14,8 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -27,7 +29,7 @@ type call struct {
 	settings *Settings
 	policy   policy
 
-	key  attemptKey
+	key  attempt.Key
 	pod  *corev1.Pod
 	node *corev1.Node
 	// refreshed is the context whose pod and node are live, or nil.
@@ -40,7 +42,7 @@ type call struct {
 	preview Decision
 	// attempt is the ID of the one that the call began or joined, which is joined, or "".
 	attempt string
-	joined  *attempt
+	joined  *attempt.Attempt
 	// kind is that of the wait and waitBegan its beginning, once the call has asked for a
 	// seat. kept says that it kept the seat to the end of its hold.
 	kind      pacing.Kind
@@ -51,24 +53,23 @@ type call struct {
 }
 
 // context returns that of an attempt for this call.
-func (c *call) context(attempt string, now time.Time) *framework.BindContext {
+func (c *call) context(id string, now time.Time) *framework.BindContext {
 	return &framework.BindContext{
-		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun, Now: now, Since: now,
+		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: id, DryRun: c.DryRun, Now: now, Since: now,
 	}
 }
 
 // join notes the attempt that the call is at, or that there is none.
-func (c *call) join(a *attempt) {
+func (c *call) join(a *attempt.Attempt) {
 	c.attempt, c.joined = "", a
 	if a != nil {
-		c.attempt = a.id
+		c.attempt = a.ID()
 	}
 }
 
-// step is one of the engine's own steps on this call. The attempt takes its last look
-// by it as well.
-func (c *call) step(name, attempt string) Step {
-	return Step{Name: name, Pod: c.Pod, Node: c.key.node, Attempt: attempt}
+// step is one of the engine's own steps on this call.
+func (c *call) step(name, id string) runner.Step {
+	return runner.Step{Name: name, Pod: c.Pod, Node: c.key.Node, Attempt: id}
 }
 
 // additions are what plugins add to a Binding.
@@ -83,17 +84,17 @@ type additions struct {
 // additionsOf collects what plugins add: each by the context of its own last
 // PreBind, if there was any, and by the latest one, which wins. The latest one knows
 // the devices: PreFlight, which every context has been through, tells of all.
-func additionsOf(attempt string, latest *framework.BindContext, started ...ran) additions {
-	add := additions{attempt: attempt, devices: latest.Devices()}
+func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
+	add := additions{attempt: id, devices: latest.Devices()}
 	if len(started) == 0 {
 		add.annotations = latest.Annotations()
 		return add
 	}
 	add.annotations = map[string]map[string]string{}
 	for _, r := range started {
-		add.started = append(add.started, r.plugin.Name())
-		if own := r.bc.Annotations()[r.plugin.Name()]; own != nil {
-			add.annotations[r.plugin.Name()] = own
+		add.started = append(add.started, r.Plugin.Name())
+		if own := r.Context.Annotations()[r.Plugin.Name()]; own != nil {
+			add.annotations[r.Plugin.Name()] = own
 		}
 	}
 	for plugin, annotations := range latest.Annotations() {
@@ -129,11 +130,11 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		if err != nil && ctx.Err() != nil {
 			// No mutator has failed.
 			about := framework.Object{Kind: "Pod", Namespace: c.pod.Namespace, Name: c.pod.Name}
-			return Decision{}, framework.AsError(guardName, framework.FromAPI(about, "reading its ResourceClaims", err))
+			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(about, "reading its ResourceClaims", err))
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
-	_, done := e.o.Recorder.Step(ctx, c.step(StepMutators, add.attempt))
+	_, done := e.o.Recorder.Step(ctx, c.step(runner.StepMutators, add.attempt))
 	result := c.settings.Mutators.Mutate(in)
 	done(nil)
 	d := Decision{
@@ -149,7 +150,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	}
 	for plugin, annotations := range add.annotations {
 		for short, value := range annotations {
-			key := plugin + "." + e.o.Domain + "/" + short
+			key := plugin + "." + framework.Domain + "/" + short
 			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
 				return d, framework.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
 			}
@@ -157,7 +158,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		}
 	}
 	if add.attempt != "" {
-		d.Annotations[attemptAnnotation(e.o.Domain)] = add.attempt
+		d.Annotations[framework.AttemptAnnotation] = add.attempt
 	}
 	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, e.mayCome(c))
 }
@@ -191,13 +192,13 @@ func (e *Engine) allow(ctx context.Context, c *call, bc *framework.BindContext) 
 // allowBy lets the bind go ahead that the attempt has prepared, and makes the pod
 // tell which attempt it was. latest is the context by which this call knows that
 // it is prepared. It returns false when the attempt is not prepared any more.
-func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *framework.BindContext) (Decision, bool) {
-	d, err := e.compose(ctx, c, additionsOf(a.id, latest, e.attempts.startedBy(a)...))
+func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt.Attempt, latest *framework.BindContext) (Decision, bool) {
+	d, err := e.compose(ctx, c, additionsOf(a.ID(), latest, e.attempts.Started(a)...))
 	if err != nil {
-		e.attempts.discard(a)
+		e.attempts.Discard(a)
 		return e.later(c, err), true
 	}
-	if !e.attempts.allowed(a) {
+	if !e.attempts.Allow(a) {
 		return Decision{}, false
 	}
 	e.waits.Remove(c.key)
@@ -237,9 +238,9 @@ func (e *Engine) waitedBefore(c *call) waited {
 }
 
 // course tells how the bind has gone so far.
-func (e *Engine) course(c *call, attempt string) mutators.Bind {
+func (e *Engine) course(c *call, id string) mutators.Bind {
 	before, now := e.waitedBefore(c), e.o.Clock.Now()
-	return mutators.Bind{Attempt: attempt, Calls: before.calls + 1, Waited: now.Sub(before.since), At: now}
+	return mutators.Bind{Attempt: id, Calls: before.calls + 1, Waited: now.Sub(before.since), At: now}
 }
 
 func mutatorWarnings(r mutators.Result) []string {

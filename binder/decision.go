@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -122,7 +123,7 @@ func (d Decision) bounded() Decision {
 	}
 	var warnings []string
 	for _, w := range d.Warnings[:min(len(d.Warnings), maxWarnings)] {
-		warnings = append(warnings, clip(w, maxMessage))
+		warnings = append(warnings, runner.Clip(w, maxMessage))
 	}
 	d.Warnings = warnings
 	return d
@@ -133,8 +134,8 @@ func boundedError(err *framework.Error) *framework.Error {
 		return nil
 	}
 	bounded := *err
-	bounded.Message, bounded.Advice = clip(err.Message, maxMessage), clip(err.Advice, maxAdvice)
-	bounded.Object = framework.Object{Kind: clip(err.Object.Kind, maxName), Namespace: clip(err.Object.Namespace, maxName), Name: clip(err.Object.Name, maxName)}
+	bounded.Message, bounded.Advice = runner.Clip(err.Message, maxMessage), runner.Clip(err.Advice, maxAdvice)
+	bounded.Object = framework.Object{Kind: runner.Clip(err.Object.Kind, maxName), Namespace: runner.Clip(err.Object.Namespace, maxName), Name: runner.Clip(err.Object.Name, maxName)}
 	bounded.Fields = nil
 	for _, f := range err.Fields[:min(len(err.Fields), maxFields)] {
 		bounded.Fields = append(bounded.Fields, framework.Field{Path: short(f.Path), Message: short(f.Message)})

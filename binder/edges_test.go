@@ -190,14 +190,6 @@ func TestDecision_Bounded(t *testing.T) {
 	assert.Equal(t, small, small.bounded(), "ordinary texts stay as they are")
 }
 
-// TestTellUndone_Bounded: the API server rejects an event with a longer note.
-func TestTellUndone_Bounded(t *testing.T) {
-	events := &recorder{}
-	tellUndone(events, thePod, "node-a", "p", []string{strings.Repeat("x", 4000)})
-	require.Len(t, events.all(), 1)
-	assert.LessOrEqual(t, len(events.all()[0]), maxNote+100)
-}
-
 // List implements client.Reader. The engine lists nothing.
 func (gone) List(context.Context, client.ObjectList, ...client.ListOption) error {
 	return errors.New("unexpected list")

@@ -26,8 +26,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/binder/recovery"
+	"github.com/prebind/prebind/binder/runner"
 )
 
 // Options of an Engine. All fields are required but Term and Recorder.
@@ -48,8 +51,6 @@ type Options struct {
 	// It must be fast, and safe for concurrent use. It may be nil: then no other
 	// replica ever does.
 	Term func() (term int64, held bool)
-	// Domain of the binder's own annotations.
-	Domain string
 	// Changes tells of changes of pods.
 	Changes *framework.Hub
 	// Events tells the pod what its bind waits for, and why it is refused.
@@ -63,10 +64,10 @@ func (o Options) validate() error {
 	switch {
 	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
 		return errors.New("engine: Cached, Live, Changes, Events and Clock are required")
-	case o.Domain == "" || o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
-		return fmt.Errorf("engine: Domain and Replica are required, and Replica has no %q", attemptSeparator)
+	case o.Replica == "" || strings.Contains(o.Replica, attempt.IDSeparator):
+		return fmt.Errorf("engine: Replica is required, without %q", attempt.IDSeparator)
 	default:
-		return o.Settings.validateNames(o.Domain)
+		return o.Settings.validateNames()
 	}
 }
 
@@ -74,12 +75,13 @@ func (o Options) validate() error {
 type Engine struct {
 	o        Options
 	settings atomic.Pointer[Settings]
-	attempts *attempts
+	runner   *runner.Runner
+	attempts *attempt.Set
+	// past records how long rounds take.
+	past *pacing.History
 	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
 	anyAttempt map[string]string
-	// requireKey and timeoutKey are the annotations that every call is looked through for.
-	requireKey, timeoutKey string
-	// waits holds, by attemptKey, the calls that had to wait; see waited.
+	// waits holds, by attempt.Key, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
 	// waitsMu is held while an entry of waits is changed.
 	waitsMu sync.Mutex
@@ -105,17 +107,17 @@ func New(o Options) (*Engine, error) {
 	}
 	draining := make(chan struct{})
 	e := &Engine{
-		o: o,
-		attempts: &attempts{
-			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, recorder: o.Recorder,
-			attemptKey: attemptAnnotation(o.Domain), term: o.Term, index: newIndex(), past: pacing.NewHistory(),
-		},
+		o:        o,
+		runner:   &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
+		past:     pacing.NewHistory(),
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
 		draining: draining,
 		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
-	e.requireKey, e.timeoutKey = requireAnnotation(o.Domain), timeoutAnnotation(o.Domain)
-	e.anyAttempt = map[string]string{attemptAnnotation(o.Domain): e.newAttemptID()}
+	e.attempts = attempt.NewSet(attempt.Options{
+		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Past: e.past, Clock: o.Clock,
+	})
+	e.anyAttempt = map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)}
 	e.settings.Store(&o.Settings)
 	return e, nil
 }
@@ -126,14 +128,27 @@ func (e *Engine) Drain() { e.drain() }
 
 // Settle waits until every bind that was allowed has come to its outcome, or the
 // context ends. Call it between Drain and Stop, while the caches still follow.
-func (e *Engine) Settle(ctx context.Context) { e.attempts.settle(ctx) }
+func (e *Engine) Settle(ctx context.Context) { e.attempts.Settle(ctx) }
 
 // Stop drains, ends the attempts where they are, and waits for them until the
 // context ends. Nothing is undone: the repeated calls reach another replica.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
-	return e.attempts.stop(ctx)
+	return e.attempts.Stop(ctx)
 }
+
+// Sweeper returns the sweeper for what other replicas left behind when they ended. One
+// replica at a time should run it.
+func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
+	return recovery.New(recovery.Options{
+		Runner: e.runner, Observer: e.o.Recorder, Replica: e.o.Replica, Replicas: replicas, Working: e.attempts.Working,
+		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.o.Clock,
+	})
+}
+
+// OwnSweeper returns the sweeper for what attempts of this replica could not roll back, for
+// example because the API server did not answer for long. Every replica runs one.
+func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
@@ -188,10 +203,10 @@ func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
 		return Decision{PassThrough: true}, nil
 	}
 	if err != nil {
-		c.key = attemptKey{pod: types.UID(r.Pod.String()), node: r.Binding.Target.Name}
+		c.key = attempt.Key{Pod: types.UID(r.Pod.String()), Node: r.Binding.Target.Name}
 		return e.later(c, err), pod
 	}
-	c.pod, c.key = pod, attemptKey{pod: pod.UID, node: r.Binding.Target.Name}
+	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: r.Binding.Target.Name}
 	before := e.waitedBefore(c)
 	d := e.bind(ctx, c)
 	if c.attempt != "" || before.calls > 0 {
@@ -215,10 +230,10 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 	if c.budget, err = e.budget(c); err != nil {
 		return denied(err)
 	}
-	if c.node, err = e.node(ctx, c.key.node); err != nil {
+	if c.node, err = e.node(ctx, c.key.Node); err != nil {
 		return e.later(c, err)
 	}
-	c.plugins = takingPart(c.settings.Plugins, e.o.Domain, required, c.Binding, c.pod)
+	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
 	if err := e.preview(ctx, c); err != nil {
 		return c.preview.deny(err)
 	}
@@ -232,12 +247,12 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 // API server then gives its own answer. The pod comes with the error that is about
 // it.
 func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Error) {
-	pod, reason := &corev1.Pod{}, ReadMissing
+	pod, reason := &corev1.Pod{}, runner.ReadMissing
 	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil {
 		if pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
 			return pod, nil
 		}
-		reason = ReadDoubted
+		reason = runner.ReadDoubted
 	}
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
@@ -267,7 +282,7 @@ func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *framewor
 	if err := e.o.Cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	return e.liveNode(ctx, name, ReadMissing)
+	return e.liveNode(ctx, name, runner.ReadMissing)
 }
 
 // cutShort reports whether the decision failed because the call ended: its client has
@@ -280,11 +295,11 @@ func cutShort(ctx context.Context, err *framework.Error) bool {
 func unfinished(r Request, cause *framework.Error) *framework.Error {
 	about := framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
 	err := framework.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
 }
 
 func (e *Engine) unreadable(object framework.Object, err error) *framework.Error {
-	return framework.AsError(guardName, framework.FromAPI(object, "reading it from the API server", err).
+	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
 		Advise("see whether the API server answers and whether Prebind may read it"))
 }

@@ -24,7 +24,7 @@ import (
 func TestOptions(t *testing.T) {
 	valid := Options{
 		Cached: holding(), Live: holding(), Clock: clock.RealClock{},
-		Changes: framework.NewHub(), Events: &recorder{}, Domain: "prebind.dev", Replica: "here",
+		Changes: framework.NewHub(), Events: &recorder{}, Replica: "here",
 		Settings: Settings{
 			Mode: ModeEnforce, Mutators: chain(t),
 			Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
@@ -42,7 +42,6 @@ func TestOptions(t *testing.T) {
 		"NoClock":         {reason: "required", change: func(o *Options) { o.Clock = nil }},
 		"NoChanges":       {reason: "required", change: func(o *Options) { o.Changes = nil }},
 		"NoEvents":        {reason: "required", change: func(o *Options) { o.Events = nil }},
-		"NoDomain":        {reason: "required", change: func(o *Options) { o.Domain = "" }},
 		"NoReplica":       {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
 		"ReplicaWithDash": {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
 		"TwoPlugins":      {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
@@ -295,7 +294,7 @@ func TestBindMutates(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{tc.mutator}}
+			o := mutators.Options{Mutators: []mutators.Mutator{tc.mutator}}
 			if tc.required {
 				o.Required = []string{"test"}
 			}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 )
 
@@ -91,7 +92,7 @@ func refusalOf(err *framework.Error) *Refusal {
 // first plugin that refuses decides; the others are asked all the same, so that
 // everything that stands in the way is told at once.
 func (e *Engine) rehearse(ctx context.Context, c *call) Decision {
-	bc := c.context(e.newAttemptID(), e.o.Clock.Now())
+	bc := c.context(attempt.NewID(e.o.Replica), e.o.Clock.Now())
 	var first *framework.Error
 	var plugins []PluginExplanation
 	for _, p := range c.settings.Plugins {

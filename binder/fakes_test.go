@@ -160,7 +160,7 @@ func (f mutatorFunc) Mutate(in mutators.Input) (mutators.Output, error) { return
 
 func chain(t testing.TB, list ...mutators.Mutator) *mutators.Chain {
 	t.Helper()
-	c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: list})
+	c, err := mutators.NewChain(mutators.Options{Mutators: list})
 	require.NoError(t, err)
 	return c
 }
@@ -195,7 +195,6 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 			MaxPreBindTimeout: 20 * time.Minute,
 		},
 		Replica: "here",
-		Domain:  "prebind.dev",
 		Changes: framework.NewHub(),
 		Events:  &recorder{},
 		Clock:   clock.RealClock{},

@@ -5,7 +5,6 @@ package binder
 
 import (
 	"maps"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -13,10 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 )
-
-// guardName is the plugin that the engine's own refusals name.
-const guardName = "binder"
 
 // targetsNode says whether the Binding asks for a node at all. The API server
 // takes an empty kind for Node and refuses every other target by itself.
@@ -40,7 +37,7 @@ func guardTarget(b *corev1.Binding) *framework.Error {
 		return nil
 	}
 	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
 }
 
@@ -51,7 +48,7 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	object := framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 	stale := func(format string, args ...any) *framework.Error {
 		err := framework.Stale(object, format, args...)
-		err.Plugin = guardName
+		err.Plugin = framework.Binder
 		return err
 	}
 	switch {
@@ -99,7 +96,7 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	}
 	err := &framework.Error{
 		Kind:    framework.KindInvalid,
-		Plugin:  guardName,
+		Plugin:  framework.Binder,
 		Object:  framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
 		Advice:  advice,
@@ -113,12 +110,4 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 // maxEcho is how much of somebody's invalid input is shown to them again.
 const maxEcho = 500
 
-func short(text string) string { return clip(text, maxEcho) }
-
-// clip returns at most so many bytes of the text, and marks that it is shortened.
-func clip(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most-len("…")], "") + "…"
-}
+func short(text string) string { return runner.Clip(text, maxEcho) }

@@ -5,7 +5,6 @@ package binder
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -15,9 +14,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -39,7 +38,7 @@ func TestSuccessAfterGivingUpIsUndone(t *testing.T) {
 		pass(10 * time.Minute) // nobody calls again; abandoned after 1 minute
 		synctest.Wait()
 		assert.Contains(t, calls.all(), "lock PreBindRollBack", "what was written must be undone: %v", calls.all())
-		assert.Empty(t, s.attempts.byKey)
+		assert.Empty(t, s.InFlight())
 	})
 }
 
@@ -180,45 +179,6 @@ func TestSupersededSecondRound(t *testing.T) {
 	})
 }
 
-type switchable struct {
-	mu  sync.Mutex
-	ids map[string]bool
-}
-
-func (*switchable) Observe(ctx context.Context) { <-ctx.Done() }
-
-func (l *switchable) Living(context.Context) (map[string]bool, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := map[string]bool{}
-	for k := range l.ids {
-		c[k] = true
-	}
-	return c, nil
-}
-
-// The grace counts from when the mark was first seen, not from when its replica ended.
-func TestGraceCountsFromTheEndOfTheReplica(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		calls := &journal{}
-		m := &marker{writer: newWriter("p", calls), marks: []framework.Mark{markOf("b-1")}}
-		living := &switchable{ids: map[string]bool{"b": true}}
-		s := newScene(t, m)
-		s.podIs(thePod)
-		ctx, cancel := context.WithCancel(quiet(t))
-		done := make(chan struct{})
-		go func() { defer close(done); NewSweeper(s.Engine, living).Run(ctx) }()
-		pass(2 * time.Minute) // it waits for a volume, say; and then allows the bind, and ends
-		living.mu.Lock()
-		delete(living.ids, "b")
-		living.mu.Unlock()
-		pass(20 * time.Second)
-		assert.Empty(t, calls.all(), "the API server may still be at the bind that was allowed, or the call be repeated elsewhere")
-		cancel()
-		<-done
-	})
-}
-
 // Bound by another attempt, while this one's mark is what stands.
 func TestBoundByOtherIsCommitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -232,22 +192,8 @@ func TestBoundByOtherIsCommitted(t *testing.T) {
 		s.bound("node-a", "b-1")                 // whose Binding came first
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
-		NewSweeper(s.Engine, livingReplicas{}).Run(ctx)
+		s.Sweeper(livingReplicas{}).Run(ctx)
 		assert.Contains(t, calls.all(), "lock PostBind", "nobody will ever release the lock while this replica lives: %v", calls.all())
-	})
-}
-
-// A panic in Marks.
-type panicking struct{ *writer }
-
-func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
-
-func TestMarksPanics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t, panicking{newWriter("p", &journal{})})
-		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
-		defer cancel()
-		assert.NotPanics(t, func() { NewSweeper(s.Engine, livingReplicas{}).Run(ctx) })
 	})
 }
 
@@ -265,28 +211,6 @@ func TestAttemptAnnotationIsWithinTheLimit(t *testing.T) {
 	}
 }
 
-// Known grows when anything always fails.
-type stream struct {
-	*writer
-	n int
-}
-
-func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
-	m.n++
-	return []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
-}
-
-func TestOrphansArePruned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t, &stream{writer: newWriter("p", &journal{})})
-		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
-		defer cancel()
-		sw := NewSweeper(s.Engine, livingReplicas{})
-		sw.Run(ctx)
-		assert.Less(t, len(sw.orphans), 10)
-	})
-}
-
 // A call that joins an attempt which was given up but has not ended yet.
 func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -301,7 +225,7 @@ func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
 		}}
 		e := engineWith(t, p)
 		timed(t.Context(), e, theRequest())
-		pass(abandonAfter - testHold + time.Second)
+		pass(attempt.AbandonAfter - testHold + time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
 		assert.NotEqual(t, framework.KindStale, kindOf(d.Err), "somebody is asking right now")
 	})

@@ -12,9 +12,39 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 )
+
+// markOf is a mark for thePod on node-a.
+func markOf(attempt string) framework.Mark {
+	return framework.Mark{
+		Pod:    types.NamespacedName{Namespace: thePod.Namespace, Name: thePod.Name},
+		PodUID: thePod.UID, Node: "node-a", Attempt: attempt,
+	}
+}
+
+// marker is a plugin with marks.
+type marker struct {
+	*writer
+	marks []framework.Mark
+	err   error
+}
+
+func (m *marker) Marks(context.Context) ([]framework.Mark, error) { return m.marks, m.err }
+
+type livingReplicas map[string]bool
+
+func (livingReplicas) Observe(ctx context.Context) { <-ctx.Done() }
+
+func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
+	copied := map[string]bool{}
+	for id := range l {
+		copied[id] = true
+	}
+	return copied, nil
+}
 
 // Roll-back that fails for longer than the persistence, or PostBind that fails: the mark of a
 // living replica whose attempt is over is nobody's.
@@ -41,7 +71,7 @@ func TestOwnMarkOfAnEndedAttempt(t *testing.T) {
 		outage.Store(false)
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
-		NewOwnSweeper(s.Engine).Run(ctx)
+		s.OwnSweeper().Run(ctx)
 		assert.Contains(t, calls.all(), "undone")
 	})
 }
@@ -85,7 +115,7 @@ func TestOldFailureIsNotTold(t *testing.T) {
 		timed(t.Context(), s.Engine, theRequest())
 		pass(7 * time.Minute)
 		d, _ := timed(t.Context(), s.Engine, theRequest())
-		assert.NotEqual(t, framework.KindRefuse, kindOf(d.Err), "7 minutes old, keepFailure is one: %v", d.Err)
+		assert.NotEqual(t, framework.KindRefuse, kindOf(d.Err), "7 minutes old, a failure is kept for one: %v", d.Err)
 	})
 }
 

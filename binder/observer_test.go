@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,7 +19,7 @@ import (
 
 // watcher is a Recorder that writes down what becomes of attempts.
 type watcher struct {
-	untracked
+	unrecorded
 	journal
 }
 
@@ -50,9 +49,8 @@ func TestObserver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return tc.preBind }}
-				s := newScene(t, p)
 				w := &watcher{}
-				s.o.Recorder, s.attempts.recorder = w, w
+				s := newSceneWith(t, func(o *Options) { o.Recorder = w }, p)
 				s.Bind(quiet(t), theRequest())
 				if tc.becomes != nil {
 					s.podIs(tc.becomes)
@@ -62,27 +60,6 @@ func TestObserver(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestObserverOfSweeps(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := &marker{writer: newWriter("p", &journal{}), marks: []framework.Mark{markOf("b-1")}}
-		tries := 0
-		m.rollBack = func(context.Context, *framework.BindContext) error {
-			if tries++; tries == 1 {
-				return errScripted
-			}
-			return nil
-		}
-		s := newScene(t, m)
-		w := &watcher{}
-		s.o.Recorder = w
-		s.podIs(nil)
-		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
-		defer cancel()
-		NewSweeper(s.Engine, livingReplicas{}).Run(ctx)
-		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
-	})
 }
 
 func TestStats(t *testing.T) {

@@ -19,49 +19,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/seeds"
 )
 
+// attemptKeyOfTests is what users see; it never changes.
 const attemptKeyOfTests = "binder.prebind.dev/attempt"
-
-func TestJudge(t *testing.T) {
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	bind := bindOf{pod: "pod-1", node: "node-a", attempt: "mine", since: now}
-	pod := func(options ...gen.PodOption) *corev1.Pod {
-		return gen.Pod("pod", append([]gen.PodOption{gen.UID("pod-1")}, options...)...)
-	}
-	tests := map[string]struct {
-		reason string
-		live   *corev1.Pod
-		after  time.Duration
-		want   outcome
-	}{
-		"Gone":      {reason: "nothing will ever use what was prepared", live: nil, want: outcomeNotBound},
-		"Recreated": {reason: "the pod of that name is another one", live: gen.Pod("pod", gen.UID("pod-2")), want: outcomeNotBound},
-		"RecreatedAndBound": {
-			reason: "another pod on the node is no reason to keep it",
-			live:   gen.Pod("pod", gen.UID("pod-2"), gen.BoundTo("node-a")), want: outcomeNotBound,
-		},
-		"Bound":          {reason: "by us", live: pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "mine")), want: outcomeBound},
-		"BoundByOther":   {reason: "another replica's attempt owns it now", live: pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "other")), want: outcomeBoundByOther},
-		"BoundWithout":   {reason: "by a Binding that did not come this way; still in use", live: pod(gen.BoundTo("node-a")), want: outcomeBoundByOther},
-		"BoundElsewhere": {reason: "the node was not the one", live: pod(gen.BoundTo("node-b"), gen.Annotation(attemptKeyOfTests, "mine")), want: outcomeNotBound},
-		"Pending":        {reason: "the API server may be at it", live: pod(), after: framework.BindSettles, want: outcomePending},
-		"PendingTooLong": {reason: "the API server has given up by now", live: pod(), after: framework.BindSettles + 1, want: outcomeNotBound},
-		"Terminating":    {reason: "the API server binds no terminating pod", live: pod(gen.Terminating()), want: outcomeNotBound},
-		"BoundAndTerminating": {
-			reason: "it was bound first; the kubelet may be using it",
-			live:   pod(gen.BoundTo("node-a"), gen.Annotation(attemptKeyOfTests, "mine"), gen.Terminating()), want: outcomeBound,
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, judge(bind, tc.live, attemptKeyOfTests, now.Add(tc.after)), tc.reason)
-		})
-	}
-}
 
 // scene is an engine whose API server the test plays.
 type scene struct {
@@ -71,11 +36,17 @@ type scene struct {
 	events       *recorder
 }
 
-// newScene has plugins that write down their calls.
+// newScene returns a scene with these plugins.
 func newScene(t *testing.T, plugins ...framework.PreBinder) *scene {
+	return newSceneWith(t, func(*Options) {}, plugins...)
+}
+
+// newSceneWith returns a scene with these plugins and other options.
+func newSceneWith(t *testing.T, change func(*Options), plugins ...framework.PreBinder) *scene {
 	s := &scene{cached: holding(thePod, theNode), live: holding(thePod, theNode), changes: framework.NewHub(), events: &recorder{}}
 	s.Engine = newTestEngine(t, func(o *Options) {
 		o.Cached, o.Live, o.Changes, o.Events, o.Settings.Plugins = s.cached, s.live, s.changes, s.events, plugins
+		change(o)
 	})
 	return s
 }
@@ -197,7 +168,7 @@ func TestOutcome(t *testing.T) {
 				pass(tc.within)
 				synctest.Wait()
 				assert.Equal(t, tc.want, calls.all(), tc.reason)
-				assert.Empty(t, s.attempts.byKey, "nothing is kept")
+				assert.Empty(t, s.InFlight(), "nothing is kept")
 			})
 		})
 	}
@@ -265,14 +236,14 @@ func TestAbandoned(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
 		require.Equal(t, framework.KindWait, kindOf(s.Bind(quiet(t), theRequest()).Err))
-		pass(abandonAfter - testHold - time.Second)
+		pass(attempt.AbandonAfter - testHold - time.Second)
 		assert.Zero(t, w.rollBacks.Load())
 		d := s.Bind(quiet(t), theRequest())
 		require.Equal(t, framework.KindWait, kindOf(d.Err), "it goes on with the call that comes in time")
-		pass(d.RetryAfter + abandonAfter + time.Second)
+		pass(d.RetryAfter + attempt.AbandonAfter + time.Second)
 		synctest.Wait()
 		assert.EqualValues(t, 1, w.rollBacks.Load())
-		assert.Empty(t, s.attempts.byKey)
+		assert.Empty(t, s.InFlight())
 	})
 }
 
@@ -361,7 +332,7 @@ func TestRollBackProperties(t *testing.T) {
 				return len(c) < 15 || c[len(c)-15:] != "PreBindRollBack"
 			})
 			require.Equal(t, append([]string{}, want...), append([]string{}, got...), note)
-			require.Empty(t, s.attempts.byKey, note)
+			require.Empty(t, s.InFlight(), note)
 		})
 	}
 }
@@ -440,10 +411,10 @@ func TestPodGoneWhileWaiting_ReadFails(t *testing.T) {
 		synctest.Wait()
 		s.live.fail(errScripted)
 		s.podIs(nil)
-		pass(3 * readAgain / 2)
+		pass(3 * attempt.ReadAgain / 2)
 		assert.Empty(t, answer)
 		s.live.fail(nil)
-		pass(readAgain)
+		pass(attempt.ReadAgain)
 		assert.Equal(t, framework.KindStale, kindOf((<-answer).Err))
 	})
 }

@@ -165,8 +165,8 @@ func TestPluginAnnotates(t *testing.T) {
 				d := e.Bind(t.Context(), theRequest())
 				require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
 				if tc.kind != "" {
-					synctest.Wait()
-					assert.Equal(t, p.preBinds.Load(), p.rollBacks.Load(), "whatever was begun is undone, at once")
+					pass(time.Second)
+					assert.Equal(t, p.preBinds.Load(), p.rollBacks.Load(), "whatever was begun is rolled back within a second")
 					return
 				}
 				delete(d.Annotations, "binder.prebind.dev/attempt")
@@ -439,18 +439,56 @@ func TestOtherParameters(t *testing.T) {
 	})
 }
 
+// TestMutators_RunOncePerAnswer counts the runs of the mutators: one for the preview, which
+// must succeed before anything is written, and one for the answer that allows the bind.
+func TestMutators_RunOncePerAnswer(t *testing.T) {
+	tests := map[string]struct {
+		reason  string
+		plugins func() []framework.PreBinder
+		want    int
+	}{
+		"NoPlugin": {reason: "the preview is the answer", plugins: func() []framework.PreBinder { return nil }, want: 1},
+		"NothingToDo": {reason: "no attempt was begun, so the preview is the answer", want: 1, plugins: func() []framework.PreBinder {
+			return []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: skipping}}
+		}},
+		"Attempt": {reason: "the answer has the annotations of the attempt", want: 2, plugins: func() []framework.PreBinder {
+			return []framework.PreBinder{&plugin{name: "p"}, &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}}
+		}},
+		"Waits": {reason: "a call that has to call again gets no answer from the mutators", want: 1, plugins: func() []framework.PreBinder {
+			return []framework.PreBinder{newWaiter()}
+		}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				runs := 0
+				e := newTestEngine(t, func(o *Options) {
+					o.Settings.Plugins = tc.plugins()
+					o.Settings.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) {
+						runs++
+						return mutators.Output{}, nil
+					}))
+				})
+				e.Bind(t.Context(), theRequest())
+				synctest.Wait()
+				assert.Equal(t, tc.want, runs, tc.reason)
+			})
+		})
+	}
+}
+
 // TestRequiredMutatorFailsLate: what was prepared is undone at once when the bind
 // cannot be allowed after all.
 func TestRequiredMutatorFailsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		m := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
-			if calls++; calls > 2 { // After the preview and the last look.
+			if calls++; calls > 1 { // After the preview.
 				return mutators.Output{Missing: []string{"the node has no rack"}}, nil
 			}
 			return mutators.Output{}, nil
 		})
-		c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
+		c, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
 		require.NoError(t, err)
 		p := &plugin{name: "p"}
 		e := newTestEngine(t, func(o *Options) {
@@ -469,7 +507,7 @@ func TestNamesAreUnique(t *testing.T) {
 	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{
-				Cached: holding(), Live: holding(), Replica: "here", Domain: "prebind.dev",
+				Cached: holding(), Live: holding(), Replica: "here",
 				Settings: Settings{
 					Mode: ModeEnforce, Mutators: chain(t, mutatorFunc(nil)),
 					Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,

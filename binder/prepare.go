@@ -5,15 +5,15 @@ package binder
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/binder/runner"
 )
 
 const (
@@ -30,23 +30,23 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 	held := seat{engine: e, call: c}
 	defer held.release()
 	for {
-		a, r, at := e.attempts.join(c.key)
+		a, r, at := e.attempts.Join(c.key)
 		c.join(a)
 		if a != nil {
 			if err := e.withoutLease(c); err != nil {
 				return e.later(c, err)
 			}
 		}
-		if (at == preparing || at == failed) && !e.sameParameters(c, r.bc) {
+		if (at == attempt.Preparing || at == attempt.Failed) && !e.sameParameters(c, r.Context) {
 			// What is under way, or its error, is not what this call asks for.
-			e.attempts.dismiss(a, r)
-			at = undoing
+			e.attempts.Dismiss(a, r)
+			at = attempt.RollingBack
 		}
 		switch at {
-		case over, prepared:
-			id := e.newAttemptID()
+		case attempt.Over, attempt.Prepared:
+			id := attempt.NewID(e.o.Replica)
 			if a != nil {
-				id = a.id
+				id = a.ID()
 			}
 			bc := c.context(id, e.o.Clock.Now())
 			run, err := e.preFlight(ctx, c, bc)
@@ -65,70 +65,61 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if err := e.withoutLease(c); err != nil {
 				return e.later(c, err)
 			}
-			r = newRound(c.settings, bc, run, func(ctx context.Context) *framework.Error { return e.confirm(ctx, c, bc) })
+			r = attempt.NewRound(c.settings, bc, run, c.plugins)
 			if a == nil {
-				a = e.attempts.start(ctx, c.key, r, c.budget)
-			} else if !e.attempts.again(ctx, a, r) {
+				a = e.attempts.Start(ctx, c.key, r, c.budget)
+			} else if !e.attempts.Repeat(ctx, a, r) {
 				a = nil
 			}
 			if a == nil {
 				if held.over(ctx) {
-					return e.later(c, stoppedAt(r))
+					return e.later(c, r.Stopped())
 				}
 				continue
 			}
 			c.join(a)
-		case undoing:
-			if !held.until(ctx, r, a.over) {
-				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
-					return e.later(c, a.tooLong(r))
+		case attempt.RollingBack:
+			if !held.until(ctx, r, a.Over()) {
+				if r.OverBudget() {
+					return e.later(c, a.OverBudget(r))
 				}
 				return e.later(c, framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
-			if !e.attempts.stillPending(ctx, podOf(r), c.key.pod) {
-				return e.later(c, changedMeanwhile(r))
+			if !e.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
+				return e.later(c, r.PodChanged())
 			}
 			// That took its time: PreFlight judges the node as it is now.
 			var err *framework.Error
-			if c.node, err = e.node(ctx, c.key.node); err != nil {
+			if c.node, err = e.node(ctx, c.key.Node); err != nil {
 				return e.later(c, err)
 			}
 			continue
-		case preparing, failed:
+		case attempt.Preparing, attempt.Failed:
 		}
-		if !held.until(ctx, r, r.done) {
-			if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
+		if !held.until(ctx, r, r.Done()) {
+			if r.OverBudget() {
 				// The plugin does not listen.
-				return e.later(c, a.tooLong(r))
+				return e.later(c, a.OverBudget(r))
 			}
-			return e.later(c, a.waiting(r, e.o.Clock.Now()))
+			return e.later(c, a.Waiting(r, e.o.Clock.Now()))
 		}
-		if r.err != nil {
-			e.attempts.toldError(a)
-			return e.later(c, r.err)
+		if err := r.Err(); err != nil {
+			e.attempts.ErrorReturned(a)
+			return e.later(c, err)
 		}
-		if r.settings != c.settings {
+		if r.Settings != c.settings {
 			// Other plugins may take part now, or judge otherwise.
 			continue
 		}
-		if d, ok := e.allowBy(ctx, c, a, r.bc); ok {
+		if d, ok := e.allowBy(ctx, c, a, r.Context); ok {
 			return d
 		}
 		if err := e.withoutLease(c); err != nil {
 			return e.later(c, err)
 		}
 		// It was prepared, and came to its outcome before this call heard of it.
-		return e.later(c, changedMeanwhile(r))
+		return e.later(c, r.PodChanged())
 	}
-}
-
-// confirm takes the last look at a round whose PreBinds have succeeded.
-func (e *Engine) confirm(ctx context.Context, c *call, bc *framework.BindContext) *framework.Error {
-	if err := confirmAll(ctx, &e.o, c.plugins, bc); err != nil {
-		return err
-	}
-	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
-	return err
 }
 
 // withoutLease returns why no bind may be allowed here that relies on what an attempt
@@ -140,24 +131,17 @@ func (e *Engine) withoutLease(c *call) *framework.Error {
 	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
 	err := framework.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
 		Advise("repeat the Binding: another replica may answer it")
-	err.Plugin = guardName
+	err.Plugin = framework.Binder
 	return err
-}
-
-// changedMeanwhile makes the client call again, to be judged by the pod as it is
-// then.
-func changedMeanwhile(r *round) *framework.Error {
-	about := framework.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
-	return framework.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
 }
 
 // later denies; a client that has to wait is told for how long.
 func (e *Engine) later(c *call, err *framework.Error) Decision {
-	d := c.preview.deny(framework.AsError(guardName, err))
+	d := c.preview.deny(framework.AsError(framework.Binder, err))
 	if err.Kind == framework.KindWait {
 		d.RetryAfter = e.retryAfter(c)
 		if c.joined != nil {
-			e.attempts.expect(c.joined, d.RetryAfter)
+			e.attempts.Expect(c.joined, d.RetryAfter)
 		}
 	}
 	return d
@@ -175,9 +159,9 @@ func (e *Engine) retryAfter(c *call) time.Duration {
 	after := time.Second // Where this replica is shutting down, another one may have a seat.
 	if !isClosed(e.draining) {
 		after = pacing.RetryAfter(pacing.Wait{
-			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: e.attempts.past.Past(c.kind, now),
+			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: e.past.Past(c.kind, now),
 		}, pacing.Pace{
-			Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace), Jitter: rand.Float64(),
+			Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.Backlog(c.Pod.Namespace), Jitter: rand.Float64(),
 		})
 	}
 	e.remember(c, func(w *waited) { w.calls, w.missed, w.next = w.calls+1, missed, now.Add(after) })
@@ -194,28 +178,6 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// waitKind is the kind of a round's wait.
-func waitKind(r *round) pacing.Kind {
-	names := make([]string, 0, len(r.plugins))
-	for _, p := range r.plugins {
-		names = append(names, p.Name())
-	}
-	return pacing.Kind{Namespace: r.bc.Pod.Namespace, Plugins: strings.Join(names, ",")}
-}
-
-// waitBegan returns when the wait for a bind began: at the first call that this replica
-// received, or earlier where a plugin saw it begin earlier. A wait that is older than the
-// budget belongs to another bind.
-func waitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
-	began := first
-	for _, w := range bc.WouldWaitFor() {
-		if !w.Since.IsZero() && w.Since.Before(began) && first.Sub(w.Since) < budget {
-			began = w.Since
-		}
-	}
-	return began
-}
-
 // seat is the time that one call is held, however often it waits.
 type seat struct {
 	engine *Engine
@@ -230,13 +192,13 @@ type seat struct {
 
 // until holds the call until the channel is closed, and says whether it was. It does not
 // wait where the call gets no seat, nor longer than it keeps the seat.
-func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
+func (h *seat) until(ctx context.Context, r *attempt.Round, done <-chan struct{}) bool {
 	if isClosed(done) {
 		return true
 	}
 	h.take(r)
 	if h.occupant != nil && !h.refused {
-		_, ended := h.engine.o.Recorder.Step(ctx, h.call.step(StepHold, h.call.attempt))
+		_, ended := h.engine.o.Recorder.Step(ctx, h.call.step(runner.StepHold, h.call.attempt))
 		tell := h.engine.tellOfHold(h.call, r)
 		select {
 		case <-done:
@@ -257,16 +219,16 @@ func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
 }
 
 // take takes a seat, once for the call.
-func (h *seat) take(r *round) {
+func (h *seat) take(r *attempt.Round) {
 	if h.occupant != nil || h.refused {
 		return
 	}
 	e, c := h.engine, h.call
-	c.kind = waitKind(r)
+	c.kind = r.WaitKind()
 	now := e.o.Clock.Now()
 	before := e.waitedBefore(c)
-	c.waitBegan = waitBegan(r.bc, before.since, c.budget)
-	elapsed, past := now.Sub(c.waitBegan), e.attempts.past.Past(c.kind, now)
+	c.waitBegan = attempt.WaitBegan(r.Context, before.since, c.budget)
+	elapsed, past := now.Sub(c.waitBegan), e.past.Past(c.kind, now)
 	var most int
 	h.from, most = e.seatsFor(c)
 	last := time.Duration(0)
@@ -276,7 +238,7 @@ func (h *seat) take(r *round) {
 	c.missed = before.missed + pacing.Missed(last, elapsed, pacing.Wait{
 		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Calls: before.calls + before.missed, Past: past,
 	}, pacing.Pace{
-		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace),
+		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.Backlog(c.Pod.Namespace),
 	})
 	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + c.missed + 1}
 	if likely, ok := past.Quantile(0.5, elapsed); ok {

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/klog/v2"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/seeds"
 )
@@ -164,7 +164,7 @@ func TestRunnerProperties(t *testing.T) {
 		checks, calls := &journal{}, &journal{}
 		c := &call{
 			Request: theRequest(), settings: e.settings.Load(), pod: thePod, node: theNode,
-			key: attemptKey{pod: thePod.UID, node: theNode.Name}, plugins: scripted(scripts, checks),
+			key: attempt.Key{Pod: thePod.UID, Node: theNode.Name}, plugins: scripted(scripts, checks),
 		}
 		bc := c.context("here-1", time.Time{})
 		selected, err := e.preFlight(ctx, c, bc)
@@ -180,7 +180,7 @@ func TestRunnerProperties(t *testing.T) {
 		}
 
 		var entered []string
-		err = preBind(ctx, untracked{}, only(scripted(scripts, calls), wantRun), bc, func(p framework.PreBinder) { entered = append(entered, p.Name()) })
+		err = e.runner.PreBind(ctx, only(scripted(scripts, calls), wantRun), bc, func(p framework.PreBinder) { entered = append(entered, p.Name()) })
 		require.Equal(t, wantBind, kindOf(err), note)
 		if err != nil {
 			require.Equal(t, boundBy, err.Plugin, note)
@@ -202,27 +202,4 @@ func names(plugins []framework.PreBinder) []string {
 
 func only(plugins []framework.PreBinder, wanted []string) []framework.PreBinder {
 	return slices.DeleteFunc(plugins, func(p framework.PreBinder) bool { return !slices.Contains(wanted, p.Name()) })
-}
-
-func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
-	bc := &framework.BindContext{}
-	p := &plugin{name: "p", preBind: func(_ context.Context, bc *framework.BindContext) error {
-		bc.Waiting(framework.Waiting{Object: claim, For: "something"})
-		return nil
-	}}
-	q := &plugin{name: "q", preBind: func(_ context.Context, bc *framework.BindContext) error {
-		assert.Empty(t, bc.WaitingFor(), "what one plugin waited for is not what the next one waits for")
-		return nil
-	}}
-	require.Nil(t, preBind(t.Context(), untracked{}, []framework.PreBinder{p, q}, bc, func(framework.PreBinder) {}))
-	assert.Empty(t, bc.WaitingFor())
-}
-
-func TestPanicIsNamed(t *testing.T) {
-	p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { panic("boom") }}
-	err := preBind(klog.NewContext(t.Context(), logr.Discard()), untracked{}, []framework.PreBinder{p}, &framework.BindContext{}, func(framework.PreBinder) {})
-	require.NotNil(t, err)
-	assert.Equal(t, framework.KindInternal, err.Kind)
-	assert.Contains(t, err.Error(), "boom")
-	assert.Contains(t, err.Error(), "bug")
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/test/gen"
@@ -160,7 +161,7 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 func TestTellsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, nil)
-		c := &call{Request: theRequest(), began: time.Now(), key: attemptKey{pod: "pod-1", node: "node-a"}}
+		c := &call{Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-1", Node: "node-a"}}
 		wait := framework.Wait(claim, "waiting for the volume of the test")
 		assert.True(t, e.tellsWait(c, wait), "users have to see it")
 		pass(time.Minute)
@@ -169,7 +170,7 @@ func TestTellsWait(t *testing.T) {
 		pass(tellAgain)
 		assert.True(t, e.tellsWait(c, wait))
 
-		other := &call{Request: theRequest(), began: time.Now(), key: attemptKey{pod: "pod-2", node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
+		other := &call{Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-2", Node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
 		assert.False(t, e.tellsWait(other, wait), "another replica has reported it")
 		pass(tellAgain)
 		assert.True(t, e.tellsWait(other, wait), "that was a while ago")

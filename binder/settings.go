@@ -55,7 +55,7 @@ type Settings struct {
 	// and do not count; see Engine.Exempt.
 	MaxHolds int
 	// PreBindTimeout bounds one attempt over all its calls. The annotation
-	// binder.<domain>/timeout of the Binding, or else of the pod, sets another.
+	// binder.prebind.dev/timeout of the Binding, or else of the pod, sets another.
 	PreBindTimeout time.Duration
 	// MaxPreBindTimeout is the most that the annotation can ask for.
 	MaxPreBindTimeout time.Duration
@@ -107,13 +107,13 @@ func overruled(r NamespaceRule, p policy) policy {
 // idle says that nothing is switched on, so that Bindings pass unchanged.
 func (s *Settings) idle() bool { return s.Mutators.Len() == 0 && len(s.Plugins) == 0 }
 
-// validateNames makes sure that everybody has a name of their own to write
-// annotations under.
-func (s *Settings) validateNames(domain string) error {
+// validateNames checks that each plugin and each mutator has a name of its own, under
+// which it writes annotations.
+func (s *Settings) validateNames() error {
 	if s.Mutators == nil {
 		return errors.New("engine: Mutators are required")
 	}
-	seen := map[string]bool{guardName: true}
+	seen := map[string]bool{framework.Binder: true}
 	for _, name := range s.Mutators.Names() {
 		seen[name] = true
 	}
@@ -122,8 +122,8 @@ func (s *Settings) validateNames(domain string) error {
 			return fmt.Errorf("engine: plugin %q is registered twice, or a mutator has its name", p.Name())
 		}
 		seen[p.Name()] = true
-		if problems := validation.IsDNS1123Subdomain(p.Name() + "." + domain); len(problems) > 0 {
-			return fmt.Errorf("engine: plugin %q: with the domain its name makes no annotation prefix: %s", p.Name(), strings.Join(problems, "; "))
+		if problems := validation.IsDNS1123Subdomain(p.Name() + "." + framework.Domain); len(problems) > 0 {
+			return fmt.Errorf("engine: plugin %q: its name is not valid as part of an annotation key: %s", p.Name(), strings.Join(problems, "; "))
 		}
 	}
 	return nil
@@ -135,7 +135,7 @@ func (s *Settings) validateNames(domain string) error {
 // prepared is followed and rolled back also when the plugin is in the settings no
 // more; what other replicas left behind of it is then nobody's.
 func (e *Engine) Configure(s Settings) error {
-	if err := s.validateNames(e.o.Domain); err != nil {
+	if err := s.validateNames(); err != nil {
 		return err
 	}
 	e.settings.Store(&s)

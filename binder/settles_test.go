@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/recovery"
 )
 
 // TestBindSettles_Relations asserts that nothing is rolled back while a bind that was
@@ -22,7 +23,7 @@ func TestBindSettles_Relations(t *testing.T) {
 		etcd      = 5*time.Second + 2*time.Second
 	)
 	assert.Greater(t, framework.BindSettles, apiServer+etcd+5*time.Second, "there is a margin")
-	assert.Greater(t, SweepGrace, framework.BindSettles, "the sweep waits for longer than a bind may take")
+	assert.Greater(t, recovery.Grace, framework.BindSettles, "the sweep waits for longer than a bind may take")
 }
 
 // TestLateCommit_IsNotRolledBack is a bind that etcd commits at the latest moment: its

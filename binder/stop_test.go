@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 )
 
@@ -32,7 +33,7 @@ func TestStop(t *testing.T) {
 		begin := time.Now()
 		require.NoError(t, e.Stop(t.Context()))
 		assert.Equal(t, 3*time.Second, time.Since(begin), "it waits for the attempts")
-		require.ErrorIs(t, cause, errStopped)
+		require.ErrorIs(t, cause, attempt.ErrStopped)
 		assert.Zero(t, p.rollBacks.Load(), "nothing is undone")
 		assert.Equal(t, framework.KindWait, kindOf((<-held).Err), "a call that is held is told to call again")
 		require.NoError(t, e.Stop(t.Context()))

@@ -4,41 +4,25 @@
 package binder
 
 import (
-	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 )
 
-// Reasons of the events on pods. They are stable.
 const (
-	// ReasonWaiting: the bind waits, for what the event says.
-	ReasonWaiting = "WaitingForPreBind"
-	// ReasonRefused: the bind was refused, for the reason that the event says.
-	ReasonRefused = "BindRefused"
-	// ReasonAudited: the bind went ahead, in ModeAudit, that would have been refused or
-	// would have waited, for the reason that the event says.
-	ReasonAudited = "BindAudited"
-	// ReasonRolledBack: what was prepared for the bind was undone, for it did not
-	// come about.
-	ReasonRolledBack = "PreBindRolledBack"
-
-	// eventAction is what the events' regarding object was subjected to.
-	eventAction = "Binding"
 	// tellAfter is how long a call is held before an event says what it waits for. Without
 	// that, users would see nothing until the hold ends.
 	tellAfter = 5 * time.Second
 	// tellAgain is how long no further event reports that a bind waits for the same object. Each
 	// event is a write of the API server, and a crowd of waiting pods makes one for each of them.
 	tellAgain = 2 * time.Minute
-	// maxNote is what an event's note may hold.
-	maxNote = 1024
 )
 
 // tell makes an event of a denial on the pod, so that no pod is refused silently.
@@ -51,25 +35,25 @@ func (e *Engine) tell(c *call, pod *corev1.Pod, d Decision) {
 	if d.Err == nil {
 		return
 	}
-	kind, reason := corev1.EventTypeWarning, ReasonRefused
+	kind, reason := corev1.EventTypeWarning, runner.ReasonRefused
 	if d.Err.Kind == framework.KindWait {
 		if !e.tellsWait(c, d.Err) {
 			return
 		}
-		kind, reason = corev1.EventTypeNormal, ReasonWaiting
+		kind, reason = corev1.EventTypeNormal, runner.ReasonWaiting
 	}
 	e.tellError(pod, d.Err, kind, reason, d.Err.Error())
 }
 
 // tellOfHold makes an event of what the call waits for, once it has been held for a while.
 // The caller stops the timer when the hold ends.
-func (e *Engine) tellOfHold(c *call, r *round) clock.Timer {
+func (e *Engine) tellOfHold(c *call, r *attempt.Round) clock.Timer {
 	pod, a := c.pod, c.joined
 	return e.o.Clock.AfterFunc(tellAfter, func() {
 		if a != nil {
-			err := a.waiting(r, e.o.Clock.Now())
+			err := a.Waiting(r, e.o.Clock.Now())
 			if e.tellsWait(c, err) {
-				e.tellError(pod, err, corev1.EventTypeNormal, ReasonWaiting, err.Error())
+				e.tellError(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
 			}
 		}
 	})
@@ -95,7 +79,7 @@ func (e *Engine) tellsWait(c *call, err *framework.Error) bool {
 // tellAudit makes an event of what would have kept the pod from being bound.
 func (e *Engine) tellAudit(pod *corev1.Pod, d Decision) {
 	if len(d.Warnings) > 0 {
-		e.tellError(pod, d.Audit.Err, corev1.EventTypeNormal, ReasonAudited, strings.Join(d.Warnings, "; "))
+		e.tellError(pod, d.Audit.Err, corev1.EventTypeNormal, runner.ReasonAudited, strings.Join(d.Warnings, "; "))
 	}
 }
 
@@ -107,15 +91,5 @@ func (e *Engine) tellError(pod *corev1.Pod, err *framework.Error, kind, reason, 
 	if err != nil && err.Object.Name != "" {
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
-	e.o.Events.Eventf(pod, about, kind, reason, eventAction, "%s", clip(note, maxNote))
-}
-
-// tellUndone makes an event of what a plugin has undone, if anything.
-func tellUndone(recorder events.EventRecorder, pod *corev1.Pod, node, plugin string, undone []string) {
-	undone = slices.Compact(undone)
-	if len(undone) == 0 {
-		return
-	}
-	note := "the bind to " + node + " did not come about: " + plugin + " " + strings.Join(undone, ", ")
-	recorder.Eventf(pod, nil, corev1.EventTypeNormal, ReasonRolledBack, eventAction, "%s", clip(note, maxNote))
+	e.runner.Report(pod, about, kind, reason, note)
 }

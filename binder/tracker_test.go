@@ -5,7 +5,6 @@ package binder
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -15,26 +14,27 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // follower is a Recorder that writes down the steps when they end.
 type follower struct {
-	unobserved
-	untracked
+	unrecorded
 	journal
 }
 
 type stepKey struct{}
 
-func (f *follower) Step(ctx context.Context, s Step) (context.Context, func(error)) {
+func (f *follower) Step(ctx context.Context, s runner.Step) (context.Context, func(error)) {
 	return context.WithValue(ctx, stepKey{}, s), func(err error) {
 		attempt := ""
 		if s.Attempt != "" {
 			attempt = " by attempt"
 		}
-		f.add(fmt.Sprintf("%s %s of %s on %s%s: %s", s.Name, s.Plugin, s.Pod, s.Node, attempt, Result(err)))
+		f.add(fmt.Sprintf("%s %s of %s on %s%s: %s", s.Name, s.Plugin, s.Pod, s.Node, attempt, runner.Result(err)))
 	}
 }
 
@@ -61,37 +61,39 @@ type everyPoint struct {
 }
 
 func (p *everyPoint) in(ctx context.Context, name string) {
-	s, _ := ctx.Value(stepKey{}).(Step)
+	s, _ := ctx.Value(stepKey{}).(runner.Step)
 	assert.Equal(p.t, name, s.Name, "a span of the plugin's own belongs under this step")
 }
 
 func (p *everyPoint) SetupBindContextExtension(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
-	p.in(ctx, StepPreFlight)
+	p.in(ctx, runner.StepPreFlight)
 	return nil
 }
 
 func (p *everyPoint) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	p.in(ctx, StepPreBind)
+	p.in(ctx, runner.StepPreBind)
 	return p.checker.PreBind(ctx, bc)
 }
 
 func (p *everyPoint) Confirm(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
-	p.in(ctx, StepConfirm)
+	p.in(ctx, runner.StepConfirm)
 	return p.confirm
 }
 
-func (p *everyPoint) PostBind(ctx context.Context, _ *framework.BindContext) { p.in(ctx, StepPostBind) }
+func (p *everyPoint) PostBind(ctx context.Context, _ *framework.BindContext) {
+	p.in(ctx, runner.StepPostBind)
+}
 
 func (p *everyPoint) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	p.in(ctx, StepPreBindRollBack)
+	p.in(ctx, runner.StepPreBindRollBack)
 	return p.checker.PreBindRollBack(ctx, bc)
 }
 
 func TestTracker(t *testing.T) {
 	const bind, attempt = " of default/web on node-a: ", " of default/web on node-a by attempt: "
 	begins := []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "ok", "PreBind p" + attempt + "ok", "Confirm p" + attempt + "ok"}
-	// The last look of the mutators, the call's wait, and its answer.
-	allowed := slices.Concat(begins, []string{"Mutators " + attempt + "ok", "Hold " + attempt + "ok", "Mutators " + attempt + "ok"})
+	// The call's wait, and its answer.
+	allowed := slices.Concat(begins, []string{"Hold " + attempt + "ok", "Mutators " + attempt + "ok"})
 	cases := map[string]struct {
 		reason  string
 		change  func(p *everyPoint)
@@ -101,12 +103,12 @@ func TestTracker(t *testing.T) {
 		"Bound": {
 			reason:  "every extension point, in order",
 			becomes: gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a")),
-			want:    append(allowed[:7:7], "read Pod: outcome", "PostBind p"+attempt+"ok", "Attempt "+attempt+"ok"),
+			want:    append(allowed[:6:6], "read Pod: outcome", "PostBind p"+attempt+"ok", "Attempt "+attempt+"ok"),
 		},
 		"NotBound": {
 			reason:  "what was prepared is undone, after a look at the live pod",
 			becomes: terminatingCopy(),
-			want:    append(allowed[:7:7], "read Pod: outcome", "read Pod: outcome", "PreBindRollBack p"+attempt+"ok", "Attempt "+attempt+"ok"),
+			want:    append(allowed[:6:6], "read Pod: outcome", "read Pod: outcome", "PreBindRollBack p"+attempt+"ok", "Attempt "+attempt+"ok"),
 		},
 		"PreFlightRefuses": {
 			reason: "no attempt is begun",
@@ -132,8 +134,7 @@ func TestTracker(t *testing.T) {
 					tc.change(p)
 				}
 				f := &follower{}
-				s := newScene(t, p)
-				s.o.Recorder, s.attempts.recorder = f, f
+				s := newSceneWith(t, func(o *Options) { o.Recorder = f }, p)
 				d := s.Bind(quiet(t), theRequest())
 				if tc.becomes != nil {
 					require.Nil(t, d.Err)
@@ -202,7 +203,7 @@ func TestHoldRefused(t *testing.T) {
 		// A call that need not wait after all goes on, and may have to wait once more.
 		over := make(chan struct{})
 		close(over)
-		r := &round{bc: &framework.BindContext{Pod: other}}
+		r := attempt.NewRound(nil, &framework.BindContext{Pod: other}, nil, nil)
 		h := seat{engine: e, call: &call{settings: e.settings.Load()}}
 		assert.True(t, h.until(t.Context(), r, over))
 		assert.Equal(t, 1, f.refusals(), "it needs no seat")
@@ -213,26 +214,6 @@ func TestHoldRefused(t *testing.T) {
 		w.release <- nil
 		assert.Nil(t, (<-held).Err)
 	})
-}
-
-func TestResult(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		err    error
-		want   string
-	}{
-		"None":        {reason: "all is well", want: "ok"},
-		"Kind":        {reason: "a wrapped answer keeps its kind", err: fmt.Errorf("wrapped: %w", framework.Wait(claim, "later")), want: "waiting"},
-		"Any":         {reason: "any other error is a failure", err: errors.New("boom"), want: "internal"},
-		"GivenUp":     {reason: "the scheduler chose another node: no failure of the plugin", err: errSuperseded, want: "ended"},
-		"Stopped":     {reason: "the replica ends", err: framework.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
-		"Slow":        {reason: "a roll-back that took too long is a failure", err: context.DeadlineExceeded, want: "internal"},
-		"NoAnswer":    {reason: "the API server was slow: the client calls again", err: framework.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
-		"WithoutKind": {reason: "an error that names no kind is a failure", err: &framework.Error{Message: "boom"}, want: "internal"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, Result(tc.err), tc.reason) })
-	}
 }
 
 // TestCourse: a decision tells of its attempt, its calls and the wait.

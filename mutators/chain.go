@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/mutators/internal/keys"
+	"github.com/prebind/prebind/registration"
 )
 
 // reserved is the name under which the binder itself writes annotations.
@@ -20,8 +21,6 @@ const reserved = "binder"
 
 // Options of a Chain.
 type Options struct {
-	// Domain of all keys.
-	Domain string
 	// Mutators in the order in which they run.
 	Mutators []Mutator
 	// Required names those without whose output no pod is bound.
@@ -57,12 +56,9 @@ func NewChain(o Options) (*Chain, error) {
 			return nil, fmt.Errorf("mutator %q: the name is the binder's own", name)
 		}
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
-			return nil, fmt.Errorf("mutator %q: its name is no DNS label: %s", name, strings.Join(problems, "; "))
+			return nil, fmt.Errorf("mutator %q: its name is not a DNS label: %s", name, strings.Join(problems, "; "))
 		}
-		prefix := name + "." + o.Domain
-		if problems := validation.IsDNS1123Subdomain(prefix); len(problems) > 0 {
-			return nil, fmt.Errorf("mutator %q: the annotation prefix %q is not valid: %s", name, prefix, strings.Join(problems, "; "))
-		}
+		prefix := name + "." + registration.Domain
 		c.links = append(c.links, link{mutator: m, name: name, prefix: prefix + "/", required: slices.Contains(o.Required, name)})
 	}
 	for _, name := range o.Required {

@@ -80,7 +80,7 @@ func input(pod *corev1.Pod, binding ...gen.BindingOption) Input {
 
 func newChain(t testing.TB, list ...Mutator) *Chain {
 	t.Helper()
-	c, err := NewChain(Options{Domain: "prebind.dev", Mutators: list})
+	c, err := NewChain(Options{Mutators: list})
 	require.NoError(t, err)
 	return c
 }
@@ -88,31 +88,25 @@ func newChain(t testing.TB, list ...Mutator) *Chain {
 func TestNewChain(t *testing.T) {
 	cases := map[string]struct {
 		reason   string
-		domain   string
 		names    []string
 		required []string
 		// says is part of the error; empty for none.
 		says string
 	}{
-		"None":             {reason: "an empty chain is fine", domain: "prebind.dev"},
-		"Some":             {reason: "names in kebab-case", domain: "prebind.dev", names: []string{"topology", "rack-name", "a1"}},
-		"Duplicate":        {reason: "two of a name would own the same keys", domain: "prebind.dev", names: []string{"a", "b", "a"}, says: `"a" is registered twice`},
-		"Binder":           {reason: "binder.<domain> is the engine's", domain: "prebind.dev", names: []string{"a", "binder"}, says: "binder's own"},
-		"EmptyName":        {reason: "a name is needed", domain: "prebind.dev", names: []string{""}, says: "DNS label"},
-		"Dot":              {reason: "a.b could own what belongs to b", domain: "prebind.dev", names: []string{"a.b"}, says: "DNS label"},
-		"UpperCase":        {reason: "no DNS label", domain: "prebind.dev", names: []string{"Topology"}, says: "DNS label"},
-		"LongestName":      {reason: "63 characters are fine", domain: "prebind.dev", names: []string{strings.Repeat("a", 63)}},
-		"LongName":         {reason: "64 are not", domain: "prebind.dev", names: []string{strings.Repeat("a", 64)}, says: "DNS label"},
-		"EmptyDomain":      {reason: "a domain is needed", names: []string{"a"}, says: "prefix"},
-		"BadDomain":        {reason: "no domain", domain: "prebind dev", names: []string{"a"}, says: "prefix"},
-		"Slash":            {reason: "no domain", domain: "prebind.dev/x", names: []string{"a"}, says: "prefix"},
-		"LongDomain":       {reason: "253 characters at most, with the name", domain: strings.Repeat("a.", 125) + "aa", names: []string{"b"}, says: "prefix"},
-		"LongestDomain":    {reason: "253 characters are fine", domain: strings.Repeat("a.", 125) + "a", names: []string{"b"}},
-		"Required":         {reason: "any of them may be required", domain: "prebind.dev", names: []string{"a", "b"}, required: []string{"b", "a"}},
-		"RequiredTwice":    {reason: "it is no more required than once", domain: "prebind.dev", names: []string{"a"}, required: []string{"a", "a"}},
-		"RequiredUnknown":  {reason: "no pod would be bound as the operator wants it", domain: "prebind.dev", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required and not switched on`},
-		"RequiredEmpty":    {reason: "the empty name is no mutator's", domain: "prebind.dev", names: []string{"a"}, required: []string{""}, says: "not switched on"},
-		"RequiredFromNone": {reason: "an empty chain has none", domain: "prebind.dev", required: []string{"a"}, says: `"a"`},
+		"None":             {reason: "an empty chain is fine"},
+		"Some":             {reason: "names in kebab-case", names: []string{"topology", "rack-name", "a1"}},
+		"Duplicate":        {reason: "two of a name would own the same keys", names: []string{"a", "b", "a"}, says: `"a" is registered twice`},
+		"Binder":           {reason: "binder.prebind.dev is the engine's", names: []string{"a", "binder"}, says: "binder's own"},
+		"EmptyName":        {reason: "a name is needed", names: []string{""}, says: "DNS label"},
+		"Dot":              {reason: "a.b could own what belongs to b", names: []string{"a.b"}, says: "DNS label"},
+		"UpperCase":        {reason: "no DNS label", names: []string{"Topology"}, says: "DNS label"},
+		"LongestName":      {reason: "63 characters are fine", names: []string{strings.Repeat("a", 63)}},
+		"LongName":         {reason: "64 are not", names: []string{strings.Repeat("a", 64)}, says: "DNS label"},
+		"Required":         {reason: "any of them may be required", names: []string{"a", "b"}, required: []string{"b", "a"}},
+		"RequiredTwice":    {reason: "it is no more required than once", names: []string{"a"}, required: []string{"a", "a"}},
+		"RequiredUnknown":  {reason: "no pod would be bound as the operator wants it", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required and not switched on`},
+		"RequiredEmpty":    {reason: "the empty name is no mutator's", names: []string{"a"}, required: []string{""}, says: "not switched on"},
+		"RequiredFromNone": {reason: "an empty chain has none", required: []string{"a"}, says: `"a"`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +114,7 @@ func TestNewChain(t *testing.T) {
 			for _, n := range tc.names {
 				list = append(list, writes(n))
 			}
-			c, err := NewChain(Options{Domain: tc.domain, Mutators: list, Required: tc.required})
+			c, err := NewChain(Options{Mutators: list, Required: tc.required})
 			if tc.says != "" {
 				require.ErrorContains(t, err, tc.says, tc.reason)
 				return
@@ -414,7 +408,7 @@ func TestRequired(t *testing.T) {
 					required = append(required, m.Name())
 				}
 			}
-			c, err := NewChain(Options{Domain: "prebind.dev", Mutators: tc.chain, Required: required})
+			c, err := NewChain(Options{Mutators: tc.chain, Required: required})
 			require.NoError(t, err)
 
 			got := c.Mutate(input(nil))
@@ -438,7 +432,7 @@ func TestRequired(t *testing.T) {
 }
 
 func TestRefusalKeepsItsCause(t *testing.T) {
-	c, err := NewChain(Options{Domain: "prebind.dev", Mutators: []Mutator{fails("a")}, Required: []string{"a"}})
+	c, err := NewChain(Options{Mutators: []Mutator{fails("a")}, Required: []string{"a"}})
 	require.NoError(t, err)
 	assert.ErrorIs(t, c.Mutate(input(nil)).Refused, errNo)
 }
@@ -452,12 +446,12 @@ func TestMutateRunsInOrder(t *testing.T) {
 			return Output{Annotations: map[string]string{"k": "v"}}, nil
 		}}
 	}
-	c, err := NewChain(Options{Domain: "example.com", Mutators: []Mutator{note("c"), note("a"), note("b")}})
+	c, err := NewChain(Options{Mutators: []Mutator{note("c"), note("a"), note("b")}})
 	require.NoError(t, err)
 	got := c.Mutate(input(nil))
 	assert.Equal(t, []string{"c", "a", "b"}, order)
 	assert.Equal(t, []string{"c", "a", "b"}, c.Names())
-	assert.Contains(t, got.Annotations, "a.example.com/k", "the domain is the operator's")
+	assert.Contains(t, got.Annotations, "a.prebind.dev/k")
 	got.Annotations["x"], got.Labels["x"] = "y", "y"
 	again := c.Mutate(input(nil))
 	assert.NotContains(t, again.Annotations, "x", "the caller owns the map")
@@ -532,7 +526,7 @@ func TestChanging(t *testing.T) {
 	m := fake{name: "a", mutate: func(Input) (Output, error) {
 		return Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
 	}}
-	c, err := NewChain(Options{Domain: "prebind.dev", Mutators: []Mutator{m}})
+	c, err := NewChain(Options{Mutators: []Mutator{m}})
 	require.NoError(t, err)
 	run := func(pod *corev1.Pod, options ...gen.BindingOption) []Conflict {
 		return c.Mutate(Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", options...)}).Conflicts

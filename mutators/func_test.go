@@ -17,7 +17,7 @@ func TestFunc(t *testing.T) {
 	m := Func("rack", func(pod *corev1.Pod, node *corev1.Node) map[string]string {
 		return map[string]string{"place": pod.Name + "@" + node.Name}
 	})
-	c, err := NewChain(Options{Domain: "prebind.dev", Mutators: []Mutator{m}})
+	c, err := NewChain(Options{Mutators: []Mutator{m}})
 	require.NoError(t, err)
 	pod := gen.Pod("web")
 	result := c.Mutate(Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a")})

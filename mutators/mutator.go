@@ -20,7 +20,7 @@ import (
 // included.
 type Mutator interface {
 	// Name is the mutator's name in kebab-case; what it writes is
-	// <name>.<domain>/<key>. It never changes.
+	// <name>.prebind.dev/<key>. It never changes.
 	Name() string
 	// Mutate returns what to add. It never changes its input. An error leaves the
 	// mutator out of this bind, or refuses the bind where the operator requires

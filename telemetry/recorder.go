@@ -26,6 +26,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/recovery"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -36,7 +39,7 @@ const (
 	readByPlugin = "plugin"
 	// failed is the result of work that is to be repeated, or was given up.
 	failed = "failed"
-	// internal is the result of a step that failed; see binder.Result.
+	// internal is the result of a step that failed; see runner.Result.
 	internal = "internal"
 )
 
@@ -74,7 +77,7 @@ var _ binder.Recorder = (*Recorder)(nil)
 func New(o Options) (*Recorder, error) {
 	r := &Recorder{
 		metrics: newMetrics(o.Version), clock: o.Clock, traces: o.Traces,
-		stats: func() binder.Stats { return binder.Stats{Attempts: zeroes(binder.Phases())} },
+		stats: func() binder.Stats { return binder.Stats{Attempts: zeroes(attempt.Phases())} },
 		ready: func() error { return nil },
 	}
 	if o.Traces != nil {
@@ -82,7 +85,7 @@ func New(o Options) (*Recorder, error) {
 	}
 	for _, plugin := range o.Plugins {
 		r.rollBacks.WithLabelValues(plugin, failed)
-		for _, verdict := range binder.Verdicts() {
+		for _, verdict := range recovery.Actions() {
 			r.swept.WithLabelValues(plugin, verdict, failed)
 		}
 	}
@@ -178,7 +181,7 @@ func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
 
 // Step implements binder.Tracker: it times the calls of plugins, and makes a span of
 // every step.
-func (r *Recorder) Step(ctx context.Context, s binder.Step) (context.Context, func(error)) {
+func (r *Recorder) Step(ctx context.Context, s runner.Step) (context.Context, func(error)) {
 	if s.Plugin == "" && r.tracer == nil {
 		return ctx, func(error) {}
 	}
@@ -188,7 +191,7 @@ func (r *Recorder) Step(ctx context.Context, s binder.Step) (context.Context, fu
 		ctx, span = r.startStep(ctx, s)
 	}
 	return ctx, func(err error) {
-		result := binder.Result(err)
+		result := runner.Result(err)
 		if s.Plugin != "" {
 			r.plugins.WithLabelValues(s.Plugin, s.Name, result).Observe(r.clock.Since(begin).Seconds())
 		}
@@ -199,7 +202,7 @@ func (r *Recorder) Step(ctx context.Context, s binder.Step) (context.Context, fu
 }
 
 // startStep begins the span of a step.
-func (r *Recorder) startStep(ctx context.Context, s binder.Step) (context.Context, trace.Span) {
+func (r *Recorder) startStep(ctx context.Context, s runner.Step) (context.Context, trace.Span) {
 	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
 	if !span.IsRecording() {
 		return ctx, span

@@ -56,11 +56,11 @@ var codes = map[framework.Kind]struct {
 	framework.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
 
-// answer makes the response to a decision, with the explanation of it where the
-// Binding asks for one.
-func answer(b *bind, d binder.Decision, domain string) *admissionv1.AdmissionResponse {
+// answer returns the response to a decision, with its explanation if the Binding requests
+// one.
+func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	response := respond(b, d)
-	if _, asked := b.request.Binding.Annotations[ExplainAnnotation(domain)]; asked && d.Explanation != nil {
+	if _, asked := b.request.Binding.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
 		text, err := encodeExplanation(*d.Explanation)
 		if err != nil {
 			text = "prebind: " + err.Error()

@@ -13,11 +13,12 @@ import (
 	"strings"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 )
 
-// ExplainAnnotation is what a dry-run Binding carries, with any value, to be
-// answered with the explanation in a warning: see DecodeExplanation.
-func ExplainAnnotation(domain string) string { return "binder." + domain + "/explain" }
+// ExplainAnnotation of a dry-run Binding, with any value, requests the explanation as a
+// warning; see DecodeExplanation.
+const ExplainAnnotation = framework.Binder + "." + framework.Domain + "/explain"
 
 const (
 	// explanationPrefix begins the warning that is an explanation.

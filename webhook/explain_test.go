@@ -108,16 +108,16 @@ func TestExplanationInAnswer(t *testing.T) {
 		err         *framework.Error
 		explained   bool
 	}{
-		"Asked":    {reason: "it is wanted", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, explained: true},
-		"Denied":   {reason: "a denial as well", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, err: framework.Refuse(framework.Object{}, "no"), explained: true},
+		"Asked":    {reason: "it is wanted", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x, explained: true},
+		"Denied":   {reason: "a denial as well", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x, err: framework.Refuse(framework.Object{}, "no"), explained: true},
 		"NotAsked": {reason: "others get plain warnings", explanation: &x},
-		"Earnest":  {reason: "there is none", annotations: map[string]string{"binder.example.com/explain": ""}},
-		"Domain":   {reason: "that is another program's", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x},
+		"Earnest":  {reason: "there is none", annotations: map[string]string{"binder.prebind.dev/explain": ""}},
+		"Domain":   {reason: "that is another program's", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			b := &bind{request: binder.Request{Binding: &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}}
-			response := answer(b, binder.Decision{Explanation: tc.explanation, Err: tc.err, Warnings: []string{"dry run: something"}}, "example.com")
+			response := answer(b, binder.Decision{Explanation: tc.explanation, Err: tc.err, Warnings: []string{"dry run: something"}})
 			assert.Equal(t, tc.err == nil, response.Allowed)
 			require.Len(t, response.Warnings, 1)
 			got, err := DecodeExplanation(response.Warnings[0])

@@ -40,8 +40,6 @@ type Options struct {
 	Log   klog.Logger
 	// Clock times the decisions for the log.
 	Clock clock.PassiveClock
-	// Domain is that of all annotations.
-	Domain string
 }
 
 // Handler answers AdmissionReviews of Bindings: it guards an admission.Webhook, which decodes and encodes them.
@@ -53,8 +51,8 @@ type Handler struct {
 
 // NewHandler checks the options and returns the handler.
 func NewHandler(o Options) (*Handler, error) {
-	if o.Engine == nil || o.Ready == nil || o.Clock == nil || o.Domain == "" {
-		return nil, errors.New("webhook: Engine, Ready, Clock and Domain are required")
+	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
+		return nil, errors.New("webhook: Engine, Ready and Clock are required")
 	}
 	h := &Handler{o: o}
 	h.webhook = &admission.Webhook{
@@ -139,7 +137,7 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
 	report(log, d, h.o.Clock.Since(begin))
-	return answer(bind, d, h.o.Domain)
+	return answer(bind, d)
 }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {

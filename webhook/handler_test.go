@@ -39,7 +39,7 @@ func ready() error { return nil }
 
 func handlerOf(t testing.TB, engine engineFunc) *Handler {
 	t.Helper()
-	h, err := NewHandler(Options{Engine: engine, Ready: ready, Log: logr.Discard(), Clock: clock.RealClock{}, Domain: "prebind.dev"})
+	h, err := NewHandler(Options{Engine: engine, Ready: ready, Log: logr.Discard(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	return h
 }
@@ -198,14 +198,12 @@ func readable(t testing.TB, body []byte) []byte {
 
 func TestNewHandler(t *testing.T) {
 	engine := engineFunc(func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
-	_, err := NewHandler(Options{Ready: ready, Clock: clock.RealClock{}, Domain: "prebind.dev"})
+	_, err := NewHandler(Options{Ready: ready, Clock: clock.RealClock{}})
 	require.Error(t, err, "an engine is required")
-	_, err = NewHandler(Options{Engine: engine, Clock: clock.RealClock{}, Domain: "prebind.dev"})
+	_, err = NewHandler(Options{Engine: engine, Clock: clock.RealClock{}})
 	require.Error(t, err, "so is readiness")
-	_, err = NewHandler(Options{Engine: engine, Ready: ready, Domain: "prebind.dev"})
+	_, err = NewHandler(Options{Engine: engine, Ready: ready})
 	require.Error(t, err, "and a clock")
-	_, err = NewHandler(Options{Engine: engine, Ready: ready, Clock: clock.RealClock{}})
-	require.Error(t, err, "and a domain")
 }
 
 // TestNotReady: the API server itself is asked to call again, on a new
@@ -216,7 +214,6 @@ func TestNotReady(t *testing.T) {
 		Ready:  func() error { return errors.New("this replica is shutting down") },
 		Log:    logr.Discard(),
 		Clock:  clock.RealClock{},
-		Domain: "prebind.dev",
 	})
 	require.NoError(t, err)
 	for name, body := range map[string][]byte{"Review": read(t, "allowed.request.json"), "Garbage": []byte("{")} {

@@ -32,7 +32,7 @@ func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 		assert.NoError(t, json.Unmarshal([]byte(line), &fields))
 		lines = append(lines, fields)
 	}, funcr.Options{Verbosity: verbosity}).GetSink())
-	h, err := NewHandler(Options{Ready: ready, Log: log, Clock: clock.RealClock{}, Domain: "prebind.dev", Engine: engineFunc(func(ctx context.Context, _ binder.Request) binder.Decision {
+	h, err := NewHandler(Options{Ready: ready, Log: log, Clock: clock.RealClock{}, Engine: engineFunc(func(ctx context.Context, _ binder.Request) binder.Decision {
 		timer := clock.RealClock{}.NewTimer(3 * time.Second)
 		defer timer.Stop()
 		select {

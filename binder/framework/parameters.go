@@ -23,11 +23,11 @@ func (p Parameter) Field(message string) Field {
 	return Field{Path: "metadata.annotations[" + p.Annotation + "]", Message: message}
 }
 
-// Parameters returns the annotations <plugin>.<domain>/<key> of the Binding and,
-// where the source says so, of the pod, by key. The Binding's value wins. The
-// caller owns the map, which is nil where there are none.
-func Parameters(domain, plugin string, source Source, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
-	prefix := plugin + "." + domain + "/"
+// Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and, if
+// the source includes it, of the pod, by key. The Binding's value wins. The caller owns
+// the map, which is nil if there are none.
+func Parameters(plugin string, source Source, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
+	prefix := plugin + "." + Domain + "/"
 	var found map[string]Parameter
 	collect := func(kind string, annotations map[string]string) {
 		for annotation, value := range annotations {
@@ -49,5 +49,10 @@ func Parameters(domain, plugin string, source Source, binding *corev1.Binding, p
 	return found
 }
 
-// AttemptAnnotation is where a bound pod tells which attempt bound it.
-func AttemptAnnotation(domain string) string { return "binder." + domain + "/attempt" }
+// Binder is the name under which Prebind's own decisions are reported and its own
+// annotations stand. No plugin and no mutator can have it.
+const Binder = "binder"
+
+// AttemptAnnotation is the key of the annotation of a bound pod that names the attempt
+// that bound it.
+const AttemptAnnotation = Binder + "." + Domain + "/attempt"

@@ -25,6 +25,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -114,11 +115,11 @@ func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants
 	t.Helper()
 	p := &party{grantor: &grantor{grants: shared, busy: make(chan struct{})}}
 	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
-	chain, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev"})
+	chain, err := mutators.NewChain(mutators.Options{})
 	require.NoError(t, err)
 	cluster := fakeapi.New(thePod, theNode)
 	p.engine, err = binder.New(binder.Options{
-		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term, Domain: "prebind.dev",
+		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term,
 		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
@@ -161,7 +162,7 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
 		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
-		go binder.NewSweeper(other.engine, other).Run(quiet(t))
+		go other.engine.Sweeper(other).Run(quiet(t))
 		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the plugin is at work")
 
 		cut.cut.Store(true)
@@ -248,7 +249,7 @@ func TestFence_CallThatWaits(t *testing.T) {
 
 // TestTrusted_Relations asserts that the times of all replicas fit together.
 func TestTrusted_Relations(t *testing.T) {
-	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+binder.SweepGrace, "a bind is over before another replica rolls back")
+	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+recovery.Grace, "a bind is over before another replica rolls back")
 	const takes = 5 * time.Second // What the client gives a request.
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")

@@ -288,7 +288,7 @@ func TestReplacePodLabels(t *testing.T) {
 func TestInChain(t *testing.T) {
 	m, err := New(Options{Labels: []string{"zone"}, Path: []string{"zone", "rack"}, PodLabels: []string{"*"}})
 	require.NoError(t, err)
-	c, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev", Mutators: []mutators.Mutator{m}, Required: []string{Name}})
+	c, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{m}, Required: []string{Name}})
 	require.NoError(t, err)
 	pod := gen.Pod("web")
 	in := mutators.Input{Pod: pod, Node: labelled("zone", "z", "rack", "7"), Binding: gen.Binding(pod, "node-a")}

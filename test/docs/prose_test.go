@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 	rbacv1 "k8s.io/api/rbac/v1"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/docs/example/after"
@@ -173,8 +173,8 @@ func TestAnnotations(t *testing.T) {
 	t.Parallel()
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
-		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
-		framework.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+		runner.ReasonWaiting, runner.ReasonRefused, runner.ReasonAudited, runner.ReasonRolledBack,
+		framework.AttemptAnnotation, webhook.ExplainAnnotation, selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -216,14 +217,14 @@ func TestStatus(t *testing.T) {
 	}()
 	type status struct {
 		Replica, Pod, Config, Problem string
-		InFlight                      []binder.InFlight
+		InFlight                      []attempt.InFlight
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		out, errs, code := b.command("status", "-o=json")
 		require.Equal(c, 0, code, errs)
 		var all []status
 		require.NoError(c, json.Unmarshal([]byte(out), &all))
-		var found *binder.InFlight
+		var found *attempt.InFlight
 		for _, s := range all {
 			for i := range s.InFlight {
 				if s.InFlight[i].Namespace == b.ns {

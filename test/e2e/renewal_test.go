@@ -17,7 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
@@ -58,7 +58,7 @@ func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	calls.Wait()
 
 	var status struct {
-		InFlight []binder.InFlight
+		InFlight []attempt.InFlight
 		LeftOut  int
 	}
 	report := func(c require.TestingT) replica.Report {

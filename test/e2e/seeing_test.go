@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 	"github.com/prebind/prebind/test/metrics"
@@ -39,7 +39,7 @@ func TestSeeing(t *testing.T) {
 
 	t.Run("an attempt in flight", func(t *testing.T) {
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
-			var attempts []binder.InFlight
+			var attempts []attempt.InFlight
 			_, body := visit(t, "http://"+debug+"/debug/attempts")
 			require.NoError(c, json.Unmarshal([]byte(body), &attempts))
 			require.Len(c, attempts, 1)

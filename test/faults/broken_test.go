@@ -20,7 +20,7 @@ import (
 
 // rollBackFile has rollsBack, the one line by which the engine rolls a plugin back.
 const (
-	rollBackFile = "binder/rollback.go"
+	rollBackFile = "binder/runner/rollback.go"
 	rollsBack    = "return p.PreBindRollBack(ctx, bc)"
 )
 

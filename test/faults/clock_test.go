@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 	leases "github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
@@ -77,7 +77,7 @@ func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Du
 		require.NoError(t, err, "no lease was renewed at a time that is wrong by %s and tells of %d binds; the last were: %+v", wrong, binds, last)
 		for _, r := range reports {
 			var told struct {
-				InFlight []binder.InFlight `json:"inFlight"`
+				InFlight []attempt.InFlight `json:"inFlight"`
 			}
 			off := r.Ahead - wrong
 			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &told) != nil || len(told.InFlight) != binds {

@@ -56,7 +56,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	for _, m := range s.mutators {
 		chain = append(chain, m.mutator(t))
 	}
-	all, err := mutators.NewChain(mutators.Options{Domain: domain, Mutators: chain, Required: s.required})
+	all, err := mutators.NewChain(mutators.Options{Mutators: chain, Required: s.required})
 	require.NoError(t, err)
 	engine, err := binder.New(binder.Options{
 		Cached: c, Live: c,
@@ -64,10 +64,10 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Claimed: claimed.New(c, c).Devices, Mutators: all,
 			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
-		Replica: "replica", Domain: domain, Changes: changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
+		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
-	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}, Domain: domain})
+	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	return &prebind{server: server, client: c, engine: engine, handler: handler}
 }

@@ -38,10 +38,11 @@ func layers() []layer {
 		{packages: []string{"webhook/certificates"}, only: []string{"webhook/certificates/*"}},
 		{packages: []string{"webhook/certificates/*"}, only: []string{}},
 		{packages: []string{"apiclient"}},
-		{packages: []string{"binder/replica"}},
 		{packages: []string{"binder"}},
-		{packages: []string{"binder/recovery"}},
-		{packages: []string{"binder/attempt"}},
+		{packages: []string{"binder/replica"}, only: []string{"binder/recovery", "binder/framework"}},
+		{packages: []string{"binder/recovery"}, only: []string{"binder/attempt", "binder/runner", "binder/framework", "binder/fair"}},
+		{packages: []string{"binder/attempt"}, only: []string{"binder/runner", "binder/framework", "binder/pacing"}},
+		{packages: []string{"binder/runner"}, only: []string{"binder/framework"}},
 		{packages: []string{"binder/claimed"}},
 		{packages: []string{"binder/plugins/*", "docs/example/*"}, only: []string{"binder/framework", "binder/ledger", "binder/compact"}},
 		{packages: []string{"policy"}},
@@ -51,8 +52,9 @@ func layers() []layer {
 		{packages: []string{"mutators"}, only: []string{"mutators/internal/*", "registration"}},
 		{packages: []string{"mutators/internal/*"}, only: []string{}},
 		{packages: []string{"binder/compact", "binder/fair", "binder/pacing"}, only: []string{}},
+		{packages: []string{"config/v1alpha1"}},
 		{packages: []string{"registration"}},
-		{packages: []string{"config", "config/v1alpha1"}},
+		{packages: []string{"config"}},
 	}
 }
 

@@ -129,7 +129,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 // pin copies what the pod asks for itself to the Binding. So the bound pod carries what
 // was granted, even if its own annotations are edited during the bind.
 func pin(bc *framework.BindContext) {
-	for key, parameter := range framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, bc.Binding, bc.Pod) {
+	for key, parameter := range framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
 			bc.Annotate(Name, key, parameter.Value)
 		}
@@ -263,7 +263,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 
 // ask returns what the bind asks for.
 func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
-	a, err := parse(framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, bc.Binding, bc.Pod))
+	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod))
 	if err != nil {
 		return ask{}, err
 	}

@@ -104,11 +104,11 @@ func look(ctx context.Context, live framework.Reader, node string, name podName,
 
 // grantOf returns what a bound pod was granted, according to its annotations.
 func grantOf(pod *corev1.Pod) grant {
-	a, err := parse(framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, &corev1.Binding{}, pod))
+	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, &corev1.Binding{}, pod))
 	if err != nil {
 		a.devices = nil
 	}
-	attempt := pod.Annotations[framework.AttemptAnnotation(framework.Domain)]
+	attempt := pod.Annotations[framework.AttemptAnnotation]
 	if len(attempt) > maxAttempt {
 		attempt = ""
 	}

@@ -111,7 +111,7 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 
 // expectations reads what the Binding and the pod ask for.
 func (p *Plugin) expectations(bc *framework.BindContext) (expectations, error) {
-	return parse(framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, bc.Binding, bc.Pod), p.args.MaxWait)
+	return parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod), p.args.MaxWait)
 }
 
 // refuse says what was expected and what was found; prefix says when.

@@ -146,7 +146,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	engine := benchEngine(tb, untimed, nil)
 	handlerOf := func(e prebindwebhook.Engine) http.Handler {
 		h, err := prebindwebhook.NewHandler(prebindwebhook.Options{
-			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
+			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{},
 		})
 		require.NoError(tb, err)
 		return h
@@ -179,10 +179,10 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 		require.NoError(tb, err)
 		plugins = append(plugins, built)
 	}
-	mutate, err := mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: chain})
+	mutate, err := mutators.NewChain(mutators.Options{Mutators: chain})
 	require.NoError(tb, err)
 	e, err := binder.New(binder.Options{
-		Cached: world, Live: world, Replica: "replica", Domain: framework.Domain, Changes: changes,
+		Cached: world, Live: world, Replica: "replica", Changes: changes,
 		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,

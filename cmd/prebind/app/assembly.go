@@ -122,7 +122,7 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 		}
 		list = append(list, a.recorder.Mutator(m))
 	}
-	return mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: list, Required: s.RequiredMutators})
+	return mutators.NewChain(mutators.Options{Mutators: list, Required: s.RequiredMutators})
 }
 
 // plugins builds those that are on and were not on before, or with other arguments.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 )
 
 // debugOptions are the flags of /debug.
@@ -47,7 +47,7 @@ func (o *debugOptions) problems() []error {
 
 // debugSources are what /debug shows.
 type debugSources struct {
-	inFlight func() []binder.InFlight
+	inFlight func() []attempt.InFlight
 	// config returns the configuration in force.
 	config func() *configuration
 }
@@ -63,7 +63,7 @@ func debugHandler(from debugSources) http.Handler {
 	mux.HandleFunc("GET /debug/attempts", func(w http.ResponseWriter, _ *http.Request) {
 		all := from.inFlight()
 		if all == nil {
-			all = []binder.InFlight{}
+			all = []attempt.InFlight{}
 		}
 		showJSON(w, all)
 	})

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 )
 
 func TestDebugAddress(t *testing.T) {
@@ -88,8 +88,8 @@ func TestDebugHandler(t *testing.T) {
 	require.NoError(t, given.Parse([]string{"--hold=3s", "--prebind-plugins=*,-device", "--mutators=node-info"}))
 	c, err := loadConfiguration(o.registry, "", given)
 	require.NoError(t, err)
-	attempts := []binder.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
-	h := debugHandler(debugSources{config: func() *configuration { return c }, inFlight: func() []binder.InFlight { return attempts }})
+	attempts := []attempt.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
+	h := debugHandler(debugSources{config: func() *configuration { return c }, inFlight: func() []attempt.InFlight { return attempts }})
 	get := func(path string, into any) string {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
@@ -100,7 +100,7 @@ func TestDebugHandler(t *testing.T) {
 		return w.Body.String()
 	}
 
-	var shown []binder.InFlight
+	var shown []attempt.InFlight
 	get("/debug/attempts", &shown)
 	assert.Equal(t, attempts[0].Attempt, shown[0].Attempt)
 	attempts = nil

@@ -136,7 +136,7 @@ func (o *explainOptions) binding(pod *corev1.Pod) *corev1.Binding {
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[webhook.ExplainAnnotation(framework.Domain)] = "true"
+	annotations[webhook.ExplainAnnotation] = "true"
 	return &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: annotations},
 		Target:     corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.node},

@@ -22,6 +22,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 )
 
@@ -138,10 +139,10 @@ func TestStatusText(t *testing.T) {
 
 	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 	all := []replicaStatus{
-		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Told: ago(3 * time.Second), InFlight: []binder.InFlight{
+		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Told: ago(3 * time.Second), InFlight: []attempt.InFlight{
 			{Namespace: "shop", Pod: "web", Node: "a", Attempt: "aaa-1", Phase: "preparing", Plugin: "q", WaitsFor: "rain", Since: ago(time.Minute), Budget: metav1.Duration{Duration: 10 * time.Minute}},
 		}},
-		{Replica: "bbb", Problem: "draining", Told: ago(time.Second), InFlight: []binder.InFlight{
+		{Replica: "bbb", Problem: "draining", Told: ago(time.Second), InFlight: []attempt.InFlight{
 			{Namespace: "shop", Pod: "old", Node: "b", Attempt: "bbb-1", Phase: "prepared", Since: ago(time.Hour), Budget: metav1.Duration{Duration: time.Hour}},
 		}},
 		{Replica: "ccc", Told: ago(time.Minute)},
@@ -169,7 +170,7 @@ func TestStatusOfAWrongClock(t *testing.T) {
 	client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		list := &coordinationv1.LeaseList{}
 		for id, ahead := range map[string]time.Duration{"aaa": time.Hour, "bbb": -90 * time.Second, "ccc": 4 * time.Second} {
-			told, err := json.Marshal(replicaStatus{Replica: id, InFlight: []binder.InFlight{{Pod: "web", Since: metav1.NewTime(written.Add(ahead - time.Minute))}}})
+			told, err := json.Marshal(replicaStatus{Replica: id, InFlight: []attempt.InFlight{{Pod: "web", Since: metav1.NewTime(written.Add(ahead - time.Minute))}}})
 			require.NoError(t, err)
 			lease := coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(ahead)))}}
 			lease.Labels, lease.Annotations = map[string]string{"prebind.dev/replica": id}, map[string]string{"prebind.dev/status": string(told)}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
@@ -80,7 +80,6 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
-		Domain:   framework.Domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
 		Recorder: p.recorder,
@@ -101,12 +100,12 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 		p.health.Watch(ctx, p.checkPermissions)
 		return nil
 	})
-	sweeper := binder.NewSweeper(p.engine, p.replicas)
+	sweeper := p.engine.Sweeper(p.replicas)
 	elected := sweeping(sweeper)
 	if p.o.leaderElect {
 		elected = func(ctx context.Context) error { return replica.Lead(ctx, p.leases, p.o.namespace, p.id, sweeper.Run) }
 	}
-	return p.add(permissions, p.reloads, p.replicas, newExemption(p.client, p.engine), elected, sweeping(binder.NewOwnSweeper(p.engine)))
+	return p.add(permissions, p.reloads, p.replicas, newExemption(p.client, p.engine), elected, sweeping(p.engine.OwnSweeper()))
 }
 
 // checkPermissions returns which permissions the configuration in force lacks.
@@ -119,7 +118,7 @@ func (p *process) checkPermissions(ctx context.Context) error {
 }
 
 // sweeping runs the sweeper in every replica.
-func sweeping(sweeper *binder.Sweeper) everyReplica {
+func sweeping(sweeper *recovery.Sweeper) everyReplica {
 	return func(ctx context.Context) error {
 		sweeper.Run(ctx)
 		return nil
@@ -155,7 +154,7 @@ func (p *process) buildReplicas() error {
 // buildServers adds the certificates and everything that listens.
 func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
+		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{},
 	})
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/fair"
 	"github.com/prebind/prebind/binder/replica"
 )
@@ -58,8 +59,8 @@ type replicaStatus struct {
 	MaxHolds int            `json:"maxHolds"`
 	// InFlight are the attempts, the oldest first. Where there is no room for all,
 	// namespaces take turns, and LeftOut is how many are not in here.
-	InFlight []binder.InFlight `json:"inFlight,omitempty"`
-	LeftOut  int               `json:"leftOut,omitempty"`
+	InFlight []attempt.InFlight `json:"inFlight,omitempty"`
+	LeftOut  int                `json:"leftOut,omitempty"`
 	// Told is when it told this.
 	Told metav1.Time `json:"told"`
 	// ClockAhead is by how much its clock is ahead of the API server's, negative if it is
@@ -84,14 +85,14 @@ func statusOf(engine *binder.Engine, o *serveOptions, ready *readiness, id strin
 
 // encode returns the JSON of the status with as many of the attempts, given oldest
 // first, as fit into statusBytes.
-func (s replicaStatus) encode(all []binder.InFlight) (string, error) {
+func (s replicaStatus) encode(all []attempt.InFlight) (string, error) {
 	s.LeftOut = len(all) // The longest number that there may be.
 	rest, err := json.Marshal(s)
 	if err != nil {
 		return "", err
 	}
 	room := statusBytes - len(rest) - len(`,"inFlight":[]`)
-	for _, f := range fair.Interleave(all, func(f binder.InFlight) string { return f.Namespace }) {
+	for _, f := range fair.Interleave(all, func(f attempt.InFlight) string { return f.Namespace }) {
 		f.WaitsFor = cut(f.WaitsFor)
 		encoded, err := json.Marshal(f)
 		if err != nil {
@@ -103,7 +104,7 @@ func (s replicaStatus) encode(all []binder.InFlight) (string, error) {
 		s.InFlight = append(s.InFlight, f)
 	}
 	s.LeftOut -= len(s.InFlight)
-	slices.SortStableFunc(s.InFlight, func(a, b binder.InFlight) int { return a.Since.Compare(b.Since.Time) })
+	slices.SortStableFunc(s.InFlight, func(a, b attempt.InFlight) int { return a.Since.Compare(b.Since.Time) })
 	encoded, err := json.Marshal(s)
 	return string(encoded), err
 }
@@ -231,7 +232,7 @@ func (o *statusOptions) text(namespace string, all []replicaStatus) func(io.Writ
 
 // textBinds writes the binds of all replicas, the oldest first.
 func (*statusOptions) textBinds(out io.Writer, all []replicaStatus, now time.Time) error {
-	var binds []binder.InFlight
+	var binds []attempt.InFlight
 	leftOut := 0
 	for _, s := range all {
 		binds = append(binds, s.InFlight...)
@@ -242,7 +243,7 @@ func (*statusOptions) textBinds(out io.Writer, all []replicaStatus, now time.Tim
 		_, err := fmt.Fprintln(out, "No bind is under way that a PreBind plugin has anything to do for.")
 		return err
 	}
-	slices.SortStableFunc(binds, func(a, b binder.InFlight) int { return a.Since.Compare(b.Since.Time) })
+	slices.SortStableFunc(binds, func(a, b attempt.InFlight) int { return a.Since.Compare(b.Since.Time) })
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "NAMESPACE\tPOD\tNODE\tREPLICA\tPHASE\tFOR\tOF\tPLUGIN\tWAITS FOR")
 	for _, b := range binds {

@@ -15,17 +15,17 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 )
 
 // hugeAttempts are so many attempts of a namespace, each with texts as long as a tenant
 // can make them. "<" takes six bytes in JSON.
-func hugeAttempts(namespace string, n int) []binder.InFlight {
+func hugeAttempts(namespace string, n int) []attempt.InFlight {
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	all := make([]binder.InFlight, n)
+	all := make([]attempt.InFlight, n)
 	for i := range all {
 		name := fmt.Sprintf("%s-%d-", namespace, i)
-		all[i] = binder.InFlight{
+		all[i] = attempt.InFlight{
 			Namespace: namespace, Pod: name + strings.Repeat("p", 253-len(name)), Node: strings.Repeat("n", 253), Attempt: "replica-" + name,
 			Phase: "preparing", Plugin: "node-state", WaitsFor: strings.Repeat("<", 4096), Since: metav1.NewTime(began.Add(time.Duration(i) * time.Second)),
 		}
@@ -38,7 +38,7 @@ func hugeAttempts(namespace string, n int) []binder.InFlight {
 func TestStatusEncode_IsBounded(t *testing.T) {
 	tests := map[string]struct {
 		reason  string
-		all     []binder.InFlight
+		all     []attempt.InFlight
 		leftOut bool
 	}{
 		"None":  {reason: "there is nothing to leave out"},
@@ -63,7 +63,7 @@ func TestStatusEncode_IsBounded(t *testing.T) {
 	}
 }
 
-func sinceOf(all []binder.InFlight) []int64 {
+func sinceOf(all []attempt.InFlight) []int64 {
 	since := make([]int64, 0, len(all))
 	for _, f := range all {
 		since = append(since, f.Since.Unix())

@@ -133,7 +133,7 @@ func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 
 // jobNames returns the names that the Binding, or else the pod, gives.
 func jobNames(bc *framework.BindContext) ([]string, error) {
-	parameter := framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, bc.Binding, bc.Pod)["jobs"]
+	parameter := framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod)["jobs"]
 	names := strings.Split(parameter.Value, ",")
 	if len(names) > 10 || slices.ContainsFunc(names, func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 }) {
 		return nil, framework.Invalid(parameter.On, "its annotation "+parameter.Annotation+" does not name Jobs",

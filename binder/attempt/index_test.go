@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package binder
+package attempt
 
 import (
 	"testing"
@@ -13,17 +13,17 @@ import (
 // attempts that share a pod or a namespace.
 func TestIndex_RemoveForgetsEverything(t *testing.T) {
 	x := newIndex()
-	one := &attempt{key: attemptKey{"pod-1", "node-a"}, id: "here-1", namespace: "a"}
-	other := &attempt{key: attemptKey{"pod-1", "node-b"}, id: "here-2", namespace: "a"}
-	third := &attempt{key: attemptKey{"pod-2", "node-a"}, id: "here-3", namespace: "b"}
-	for _, a := range []*attempt{one, other, third} {
+	one := &Attempt{key: Key{"pod-1", "node-a"}, id: "here-1", namespace: "a"}
+	other := &Attempt{key: Key{"pod-1", "node-b"}, id: "here-2", namespace: "a"}
+	third := &Attempt{key: Key{"pod-2", "node-a"}, id: "here-3", namespace: "b"}
+	for _, a := range []*Attempt{one, other, third} {
 		x.add(a)
 	}
-	assert.Equal(t, []*attempt{one, other}, x.byPod["pod-1"])
+	assert.Equal(t, []*Attempt{one, other}, x.byPod["pod-1"])
 	assert.Equal(t, map[string]int{"a": 2, "b": 1}, x.ofNamespace)
 
 	x.remove(one)
-	assert.Equal(t, []*attempt{other}, x.byPod["pod-1"], "the pod has another attempt")
+	assert.Equal(t, []*Attempt{other}, x.byPod["pod-1"], "the pod has another attempt")
 	assert.Equal(t, map[string]int{"a": 1, "b": 1}, x.ofNamespace)
 	assert.Nil(t, x.byID["here-1"])
 	assert.Nil(t, x.byKey[one.key])

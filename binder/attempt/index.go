@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package binder
+package attempt
 
 import (
 	"slices"
@@ -12,36 +12,36 @@ import (
 // index finds attempts. The cost of each method is independent of the number of
 // attempts. It is not safe for concurrent use.
 type index struct {
-	byKey map[attemptKey]*attempt
-	byID  map[string]*attempt
+	byKey map[Key]*Attempt
+	byID  map[string]*Attempt
 	// byPod holds the attempts for one pod, one for each node.
-	byPod map[types.UID][]*attempt
+	byPod map[types.UID][]*Attempt
 	// ofNamespace counts attempts by the namespace of their pod. It has no zeros.
 	ofNamespace map[string]int
 }
 
 func newIndex() index {
 	return index{
-		byKey: map[attemptKey]*attempt{}, byID: map[string]*attempt{},
-		byPod: map[types.UID][]*attempt{}, ofNamespace: map[string]int{},
+		byKey: map[Key]*Attempt{}, byID: map[string]*Attempt{},
+		byPod: map[types.UID][]*Attempt{}, ofNamespace: map[string]int{},
 	}
 }
 
 // add adds an attempt whose key is not in the index.
-func (x *index) add(a *attempt) {
+func (x *index) add(a *Attempt) {
 	x.byKey[a.key], x.byID[a.id] = a, a
-	x.byPod[a.key.pod] = append(x.byPod[a.key.pod], a)
+	x.byPod[a.key.Pod] = append(x.byPod[a.key.Pod], a)
 	x.ofNamespace[a.namespace]++
 }
 
 // remove removes an attempt that was added.
-func (x *index) remove(a *attempt) {
+func (x *index) remove(a *Attempt) {
 	delete(x.byKey, a.key)
 	delete(x.byID, a.id)
-	if rest := slices.DeleteFunc(x.byPod[a.key.pod], func(other *attempt) bool { return other == a }); len(rest) > 0 {
-		x.byPod[a.key.pod] = rest
+	if rest := slices.DeleteFunc(x.byPod[a.key.Pod], func(other *Attempt) bool { return other == a }); len(rest) > 0 {
+		x.byPod[a.key.Pod] = rest
 	} else {
-		delete(x.byPod, a.key.pod)
+		delete(x.byPod, a.key.Pod)
 	}
 	if x.ofNamespace[a.namespace]--; x.ofNamespace[a.namespace] == 0 {
 		delete(x.ofNamespace, a.namespace)

@@ -1,11 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package binder
+package recovery
 
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,15 +20,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// markOf is a mark for thePod on node-a.
-func markOf(attempt string) framework.Mark {
-	return framework.Mark{
-		Pod:    types.NamespacedName{Namespace: thePod.Namespace, Name: thePod.Name},
-		PodUID: thePod.UID, Node: "node-a", Attempt: attempt,
-	}
-}
-
-func TestDecide(t *testing.T) {
+func TestActionFor(t *testing.T) {
 	pod := func(options ...gen.PodOption) *corev1.Pod {
 		return gen.Pod(thePod.Name, append([]gen.PodOption{gen.UID(thePod.UID)}, options...)...)
 	}
@@ -36,34 +29,25 @@ func TestDecide(t *testing.T) {
 		pod    *corev1.Pod
 		lives  bool
 		known  time.Duration
-		want   verdict
+		want   action
 	}{
-		"Lives":               {reason: "it follows its binds by itself", pod: pod(), lives: true, known: time.Hour, want: verdictKeep},
-		"LivesAndGone":        {reason: "it will see that and undo it", lives: true, known: time.Hour, want: verdictKeep},
-		"Gone":                {reason: "nobody will ever use it", want: verdictRollBack},
-		"Recreated":           {reason: "the pod of that name is another", pod: gen.Pod(thePod.Name, gen.UID("other"), gen.BoundTo("node-a")), want: verdictRollBack},
-		"Bound":               {reason: "it is in use", pod: pod(gen.BoundTo("node-a")), want: verdictCommit},
-		"BoundAndTerminating": {reason: "it is in use until the pod is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: verdictCommit},
-		"BoundElsewhere":      {reason: "the node was not the one", pod: pod(gen.BoundTo("node-b")), want: verdictRollBack},
-		"Terminating":         {reason: "it will not be bound", pod: pod(gen.Terminating()), want: verdictRollBack},
-		"Pending":             {reason: "a call may come to another replica", pod: pod(), known: SweepGrace, want: verdictKeep},
-		"PendingTooLong":      {reason: "none came", pod: pod(), known: SweepGrace + 1, want: verdictRollBack},
+		"Lives":               {reason: "it follows its binds by itself", pod: pod(), lives: true, known: time.Hour, want: actionKeep},
+		"LivesAndGone":        {reason: "it will see that and undo it", lives: true, known: time.Hour, want: actionKeep},
+		"Gone":                {reason: "nobody will ever use it", want: actionRollBack},
+		"Recreated":           {reason: "the pod of that name is another", pod: gen.Pod(thePod.Name, gen.UID("other"), gen.BoundTo("node-a")), want: actionRollBack},
+		"Bound":               {reason: "it is in use", pod: pod(gen.BoundTo("node-a")), want: actionCommit},
+		"BoundAndTerminating": {reason: "it is in use until the pod is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: actionCommit},
+		"BoundElsewhere":      {reason: "the node was not the one", pod: pod(gen.BoundTo("node-b")), want: actionRollBack},
+		"Terminating":         {reason: "it will not be bound", pod: pod(gen.Terminating()), want: actionRollBack},
+		"Pending":             {reason: "a call may come to another replica", pod: pod(), known: Grace, want: actionKeep},
+		"PendingTooLong":      {reason: "none came", pod: pod(), known: Grace + 1, want: actionRollBack},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, decide(markOf("gone-1"), tc.pod, tc.lives, tc.known), tc.reason)
+			assert.Equal(t, tc.want, actionFor(markOf("gone-1"), tc.pod, tc.lives, tc.known), tc.reason)
 		})
 	}
 }
-
-// marker is a plugin with marks.
-type marker struct {
-	*writer
-	marks []framework.Mark
-	err   error
-}
-
-func (m *marker) Marks(context.Context) ([]framework.Mark, error) { return m.marks, m.err }
 
 // tidier is a marker that is asked to tidy.
 type tidier struct {
@@ -98,35 +82,23 @@ func TestTidy(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
 				p := &tidier{marker: &marker{writer: newWriter("p", calls), err: tc.err}, calls: calls, err: tc.err}
-				s := newScene(t, p)
+				s := newScene(p)
 				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
 				defer cancel()
-				NewSweeper(s.Engine, tc.living).Run(ctx)
+				s.sweeper(tc.living).Run(ctx)
 				assert.Len(t, calls.all(), tc.want, tc.reason)
 			})
 		})
 	}
 }
 
-type livingReplicas map[string]bool
-
-func (livingReplicas) Observe(ctx context.Context) { <-ctx.Done() }
-
-func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
-	copied := map[string]bool{}
-	for id := range l {
-		copied[id] = true
-	}
-	return copied, nil
-}
-
 // sweeping runs a sweeper for the time, with the plugin's calls written down.
 func sweeping(t *testing.T, m *marker, living Replicas, pod *corev1.Pod, d time.Duration) {
-	s := newScene(t, m)
+	s := newScene(m)
 	s.podIs(pod)
 	ctx, cancel := context.WithTimeout(quiet(t), d)
 	defer cancel()
-	NewSweeper(s.Engine, living).Run(ctx)
+	s.sweeper(living).Run(ctx)
 }
 
 func TestSweep(t *testing.T) {
@@ -144,8 +116,8 @@ func TestSweep(t *testing.T) {
 		"OfThisReplica":    {reason: "whether the lease was seen yet or not", marks: []framework.Mark{markOf("here-1")}, took: time.Hour},
 		"Gone":             {reason: "the pod will never use it", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Bound":            {reason: "the write is in use", pod: bound, marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
-		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: SweepGrace},
-		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: SweepGrace + sweepEvery + time.Second, want: "p PreBindRollBack"},
+		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace},
+		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace + sweepEvery + time.Second, want: "p PreBindRollBack"},
 		"OthersWithError":  {reason: "what could be listed is settled", marks: []framework.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
 	}
 	for name, tc := range tests {
@@ -197,22 +169,101 @@ func TestSweepRepeats(t *testing.T) {
 			m.marks = nil
 			return nil
 		}
-		s := newScene(t, m)
+		s := newScene(m)
 		s.podIs(nil)
-		s.live.fail(errors.New("connection refused"))
+		s.live.set(nil, errors.New("connection refused"))
 		ctx, cancel := context.WithCancel(quiet(t))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			NewSweeper(s.Engine, livingReplicas{}).Run(ctx)
+			s.sweeper(livingReplicas{}).Run(ctx)
 		}()
 		pass(time.Minute)
 		assert.Zero(t, tries)
-		s.live.fail(nil)
+		s.live.set(nil, nil)
 		pass(time.Minute)
 		cancel()
 		<-done
 		assert.Equal(t, 2, tries)
 		assert.Equal(t, []string{"undone"}, calls.all())
+	})
+}
+
+// The grace begins when the replica of the mark ends, not when the mark is first seen.
+func TestGraceCountsFromTheEndOfTheReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		m := &marker{writer: newWriter("p", calls), marks: []framework.Mark{markOf("b-1")}}
+		living := &switchable{ids: map[string]bool{"b": true}}
+		s := newScene(m)
+		s.podIs(thePod)
+		ctx, cancel := context.WithCancel(quiet(t))
+		done := make(chan struct{})
+		go func() { defer close(done); s.sweeper(living).Run(ctx) }()
+		pass(2 * time.Minute) // it waits for a volume, say; and then allows the bind, and ends
+		living.mu.Lock()
+		delete(living.ids, "b")
+		living.mu.Unlock()
+		pass(20 * time.Second)
+		assert.Empty(t, calls.all(), "the API server may still be at the bind that was allowed, or the call be repeated elsewhere")
+		cancel()
+		<-done
+	})
+}
+
+// A plugin whose Marks panics.
+type panicking struct{ *writer }
+
+func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
+
+func TestMarksPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(panicking{newWriter("p", &journal{})})
+		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
+		defer cancel()
+		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).Run(ctx) })
+	})
+}
+
+// stream has one mark at a time, and its list always fails.
+type stream struct {
+	*writer
+	n int
+}
+
+func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
+	m.n++
+	return []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
+}
+
+func TestOrphansArePruned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(&stream{writer: newWriter("p", &journal{})})
+		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
+		defer cancel()
+		sw := s.sweeper(livingReplicas{})
+		sw.Run(ctx)
+		assert.Less(t, len(sw.orphans), 10)
+	})
+}
+
+func TestObserverOfSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &marker{writer: newWriter("p", &journal{}), marks: []framework.Mark{markOf("b-1")}}
+		tries := 0
+		m.rollBack = func(context.Context, *framework.BindContext) error {
+			if tries++; tries == 1 {
+				return errScripted
+			}
+			return nil
+		}
+		s := newScene(m)
+		w := &watcher{}
+		s.o.Observer = w
+		s.podIs(nil)
+		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
+		defer cancel()
+		s.sweeper(livingReplicas{}).Run(ctx)
+		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
 	})
 }

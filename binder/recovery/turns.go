@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package binder
+package recovery
 
 import (
 	"cmp"
@@ -12,15 +12,15 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// orphan is what a sweeper knows of a mark that nobody works on.
+// orphan is what a sweeper knows of a mark whose attempt is in progress nowhere.
 type orphan struct {
-	// since is when the sweeper first found that nobody does, by its own clock.
+	// since is when the sweeper first found that out, by its own clock.
 	since time.Time
 	// tried is the number of the last sweep that tried to settle it, or zero.
 	tried int
 }
 
-// orphaned is a mark that nobody works on.
+// orphaned is a mark whose attempt is in progress nowhere.
 type orphaned struct {
 	plugin framework.PreBinder
 	mark   framework.Mark

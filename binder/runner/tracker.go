@@ -1,47 +1,29 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package binder
+package runner
 
 import (
 	"context"
 	"errors"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Recorder records what the engine does.
-type Recorder interface {
-	Observer
-	Tracker
-}
-
-// unrecorded is the Recorder of an engine without one.
-type unrecorded struct {
-	unobserved
-	untracked
-}
-
-// Tracker follows the work on binds. Its methods are called concurrently, and must
-// not block: they are on the way of every bind.
+// Tracker follows the work on binds. Its methods are called concurrently, and must not
+// block, because every bind waits for them.
 type Tracker interface {
-	// Begin is called when the decision on a Binding begins. It returns the context of the
-	// decision, which is the argument with more values.
-	Begin(ctx context.Context) context.Context
-	// Decided is called with that context when the decision is made, and how long it took.
-	Decided(ctx context.Context, r Request, d Decision, took time.Duration)
-	// Step is called as a step begins, and returns the context for it, which is that
-	// of the argument with more values, and what is to be called with its error, once,
-	// when it ends; see Result.
+	// Step is called when a step begins. It returns the context of the step, derived from
+	// ctx, and a function that is called once, with the step's error, when the step ends;
+	// see Result.
 	Step(ctx context.Context, s Step) (context.Context, func(err error))
 	// ReadLive is called when an object of the kind is read from the API server, with
-	// one of the reasons below. The plugin is empty where the engine reads for itself.
+	// one of the reasons below. The plugin is empty if Prebind itself reads.
 	ReadLive(plugin, kind, reason string)
 	// HoldRefused is called when a call that had to wait is answered at once, because
-	// as many are kept waiting as may be.
+	// MaxHolds calls are held already.
 	HoldRefused()
 }
 
@@ -53,7 +35,7 @@ type Step struct {
 	Plugin string
 	Pod    types.NamespacedName
 	Node   string
-	// Attempt is empty as long as there is none.
+	// Attempt is empty if there is none yet.
 	Attempt string
 }
 
@@ -77,14 +59,14 @@ const (
 const (
 	// ReadMissing: the cache does not have it.
 	ReadMissing = "missing"
-	// ReadDoubted: what the cache has would end the bind, and may be behind.
+	// ReadDoubted: the cached object would end the bind, and may be stale.
 	ReadDoubted = "doubted"
-	// ReadOutcome: to see whether a pod was bound, or before anything is undone.
+	// ReadOutcome: to find out whether a pod was bound, or before a rollback.
 	ReadOutcome = "outcome"
 )
 
-// Result names how a step ended: "ok", the kind of the error, or "ended" when it was
-// given up from outside, which is not the plugin's doing.
+// Result returns how a step ended: "ok", the kind of the error, or "ended" if the step was
+// given up for a reason outside the plugin.
 func Result(err error) string {
 	if err == nil {
 		return "ok"
@@ -93,15 +75,15 @@ func Result(err error) string {
 	switch {
 	case errors.As(err, &own) && own != nil && own.Kind != framework.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
 		return string(own.Kind)
-	case ended(err) && !errors.Is(err, context.DeadlineExceeded):
+	case Ended(err) && !errors.Is(err, context.DeadlineExceeded):
 		return "ended"
 	default:
 		return string(framework.KindInternal)
 	}
 }
 
-// stepOf is the step of a plugin for a bind.
-func stepOf(name, plugin string, bc *framework.BindContext) Step {
+// StepOf returns the step of a plugin for a bind.
+func StepOf(name, plugin string, bc *framework.BindContext) Step {
 	s := Step{Name: name, Plugin: plugin, Attempt: bc.Attempt}
 	if bc.Pod != nil {
 		s.Pod = types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
@@ -112,22 +94,30 @@ func stepOf(name, plugin string, bc *framework.BindContext) Step {
 	return s
 }
 
-// untracked is the Tracker of an engine that nobody follows.
-type untracked struct{}
-
-// Begin implements Tracker.
-func (untracked) Begin(ctx context.Context) context.Context { return ctx }
-
-// Decided implements Tracker.
-func (untracked) Decided(context.Context, Request, Decision, time.Duration) {}
+// Untracked is a Tracker that ignores all calls.
+type Untracked struct{}
 
 // Step implements Tracker.
-func (untracked) Step(ctx context.Context, _ Step) (context.Context, func(error)) {
+func (Untracked) Step(ctx context.Context, _ Step) (context.Context, func(error)) {
 	return ctx, func(error) {}
 }
 
 // ReadLive implements Tracker.
-func (untracked) ReadLive(string, string, string) {}
+func (Untracked) ReadLive(string, string, string) {}
 
 // HoldRefused implements Tracker.
-func (untracked) HoldRefused() {}
+func (Untracked) HoldRefused() {}
+
+// Cause is why work is given up from outside; it is the cause of a context's end. Two
+// Causes with one text are the same error.
+type Cause string
+
+// Error implements error.
+func (c Cause) Error() string { return string(c) }
+
+// Ended returns whether a plugin stopped because its context ended, not for a reason of its
+// own.
+func Ended(err error) bool {
+	var cause Cause
+	return errors.As(err, &cause) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

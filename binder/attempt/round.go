@@ -1,0 +1,106 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package attempt
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/pacing"
+)
+
+// Round is one pass of an attempt through PreBind; see NewRound.
+type Round struct {
+	// Settings are those of the call that began the round. This package does not use them;
+	// callers compare them.
+	Settings any
+	// Context is that of the bind. Its Attempt is the attempt's ID.
+	Context *framework.BindContext
+	// Plugins are those whose PreBind runs, in order, and Confirm those whose Confirm runs
+	// after all PreBinds have succeeded.
+	Plugins, Confirm []framework.PreBinder
+
+	// ctx ends when the round is given up; see Set.giveUp.
+	ctx     context.Context //nolint:containedctx // A round is an operation in progress, and this is how it is ended.
+	cancel  context.CancelCauseFunc
+	givenUp bool // Guarded by Set.mu.
+	// done is closed when the pass is over; err may be read then.
+	done chan struct{}
+	err  *framework.Error
+}
+
+// NewRound returns a round that Set.Start or Set.Repeat can begin.
+func NewRound(settings any, bc *framework.BindContext, plugins, confirm []framework.PreBinder) *Round {
+	return &Round{Settings: settings, Context: bc, Plugins: plugins, Confirm: confirm, done: make(chan struct{})}
+}
+
+// Done returns a channel that is closed when the round is over.
+func (r *Round) Done() <-chan struct{} { return r.done }
+
+// Err returns the error of a round that is over. Call it only after Done is closed.
+func (r *Round) Err() *framework.Error { return r.err }
+
+// OverBudget returns whether the round was given up because the budget is spent. The
+// plugin may still run.
+func (r *Round) OverBudget() bool { return errors.Is(context.Cause(r.ctx), ErrBudgetSpent) }
+
+// Pod returns the name of the pod.
+func (r *Round) Pod() types.NamespacedName {
+	return types.NamespacedName{Namespace: r.Context.Pod.Namespace, Name: r.Context.Pod.Name}
+}
+
+// about is the pod as the object of an error.
+func (r *Round) about() framework.Object {
+	return framework.Object{Kind: "Pod", Namespace: r.Context.Pod.Namespace, Name: r.Context.Pod.Name}
+}
+
+// PodChanged returns an error that makes the client call again, so that the next call
+// decides by the pod as it is then.
+func (r *Round) PodChanged() *framework.Error {
+	return framework.Wait(r.about(), "the pod changed while its bind was prepared").Advise("repeat the Binding")
+}
+
+// Stopped returns the answer to calls that wait in a process that ends.
+func (r *Round) Stopped() *framework.Error {
+	err := framework.Wait(r.about(), "%v", ErrStopped).Because(ErrStopped).Advise("repeat the Binding: another replica goes on with it")
+	err.Plugin = framework.Binder
+	return err
+}
+
+// close ends the round, once.
+func (r *Round) close(err *framework.Error) {
+	select {
+	case <-r.done:
+	default:
+		r.err = err
+		close(r.done)
+	}
+}
+
+// WaitKind returns the kind of the round's wait.
+func (r *Round) WaitKind() pacing.Kind {
+	names := make([]string, 0, len(r.Plugins))
+	for _, p := range r.Plugins {
+		names = append(names, p.Name())
+	}
+	return pacing.Kind{Namespace: r.Context.Pod.Namespace, Plugins: strings.Join(names, ",")}
+}
+
+// WaitBegan returns when the wait for a bind began: at the first call that this replica
+// received, or earlier if a plugin saw it begin earlier. A wait that is older than the
+// budget belongs to another bind.
+func WaitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
+	began := first
+	for _, w := range bc.WouldWaitFor() {
+		if !w.Since.IsZero() && w.Since.Before(began) && first.Sub(w.Since) < budget {
+			began = w.Since
+		}
+	}
+	return began
+}

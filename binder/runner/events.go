@@ -1,0 +1,55 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runner
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Reasons of the events on pods. They are stable.
+const (
+	// ReasonWaiting: the bind waits for what the event says.
+	ReasonWaiting = "WaitingForPreBind"
+	// ReasonRefused: the bind was rejected for the reason that the event says.
+	ReasonRefused = "BindRefused"
+	// ReasonAudited: the bind went ahead, in ModeAudit, although it would have been rejected
+	// or would have waited, for the reason that the event says.
+	ReasonAudited = "BindAudited"
+	// ReasonRolledBack: the pod was not bound, and what was prepared for it was rolled back.
+	ReasonRolledBack = "PreBindRolledBack"
+)
+
+const (
+	// eventAction is the action of every event.
+	eventAction = "Binding"
+	// maxNote is the longest note that the API server accepts, in bytes.
+	maxNote = 1024
+)
+
+// Report records an event on the pod; related may be nil.
+func (r *Runner) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
+	r.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", Clip(note, maxNote))
+}
+
+// ReportRolledBack records an event about what a plugin has rolled back, if anything.
+func (r *Runner) ReportRolledBack(pod *corev1.Pod, node, plugin string, undone []string) {
+	undone = slices.Compact(undone)
+	if len(undone) == 0 {
+		return
+	}
+	r.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
+		"the bind to "+node+" did not come about: "+plugin+" "+strings.Join(undone, ", "))
+}
+
+// Clip returns at most that many bytes of the text, and marks that it is shortened.
+func Clip(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most-len("…")], "") + "…"
+}

@@ -1,0 +1,87 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var claim = framework.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
+
+// plugin has only a PreBind.
+type plugin struct {
+	name    string
+	preBind func(ctx context.Context, bc *framework.BindContext) error
+}
+
+func (p plugin) Name() string { return p.name }
+
+func (p plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	return p.preBind(ctx, bc)
+}
+
+func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
+	r := &Runner{Tracker: Untracked{}}
+	bc := &framework.BindContext{}
+	p := plugin{"p", func(_ context.Context, bc *framework.BindContext) error {
+		bc.Waiting(framework.Waiting{Object: claim, For: "something"})
+		return nil
+	}}
+	q := plugin{"q", func(_ context.Context, bc *framework.BindContext) error {
+		assert.Empty(t, bc.WaitingFor(), "what one plugin waited for is not what the next one waits for")
+		return nil
+	}}
+	require.Nil(t, r.PreBind(t.Context(), []framework.PreBinder{p, q}, bc, func(framework.PreBinder) {}))
+	assert.Empty(t, bc.WaitingFor())
+}
+
+func TestPanicIsNamed(t *testing.T) {
+	r := &Runner{Tracker: Untracked{}}
+	p := plugin{"p", func(context.Context, *framework.BindContext) error { panic("boom") }}
+	err := r.PreBind(klog.NewContext(t.Context(), logr.Discard()), []framework.PreBinder{p}, &framework.BindContext{}, func(framework.PreBinder) {})
+	require.NotNil(t, err)
+	assert.Equal(t, framework.KindInternal, err.Kind)
+	assert.Contains(t, err.Error(), "boom")
+	assert.Contains(t, err.Error(), "bug")
+}
+
+func TestResult(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		err    error
+		want   string
+	}{
+		"None":        {reason: "all is well", want: "ok"},
+		"Kind":        {reason: "a wrapped answer keeps its kind", err: fmt.Errorf("wrapped: %w", framework.Wait(claim, "later")), want: "waiting"},
+		"Any":         {reason: "any other error is a failure", err: errors.New("boom"), want: "internal"},
+		"GivenUp":     {reason: "the scheduler chose another node: no failure of the plugin", err: Cause("another node was chosen"), want: "ended"},
+		"Stopped":     {reason: "the replica ends", err: framework.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
+		"Slow":        {reason: "a roll-back that took too long is a failure", err: context.DeadlineExceeded, want: "internal"},
+		"NoAnswer":    {reason: "the API server was slow: the client calls again", err: framework.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
+		"WithoutKind": {reason: "an error that names no kind is a failure", err: &framework.Error{Message: "boom"}, want: "internal"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, Result(tc.err), tc.reason) })
+	}
+}
+
+// TestReportRolledBack_Bounded: the API server rejects an event with a longer note.
+func TestReportRolledBack_Bounded(t *testing.T) {
+	recorder := events.NewFakeRecorder(1)
+	(&Runner{Events: recorder}).ReportRolledBack(gen.Pod("web"), "node-a", "p", []string{strings.Repeat("x", 4000)})
+	assert.LessOrEqual(t, len(<-recorder.Events), maxNote+100)
+}
