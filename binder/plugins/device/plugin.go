@@ -78,7 +78,7 @@ var present = framework.NewExtensionKey[*record](Name + "/record")
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
 	a, err := p.ask(bc)
 	if err != nil || a.nothing() {
-		return nil // PreFlight decides it without the record.
+		return nil //nolint:nilerr // PreFlight returns it; that takes no record.
 	}
 	rec, err := p.read(ctx, reader, bc)
 	if err == nil && bc.Live {
