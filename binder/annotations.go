@@ -11,11 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // attemptAnnotation is where a bound pod tells which attempt bound it.
-func attemptAnnotation(domain string) string { return api.AttemptAnnotation(domain) }
+func attemptAnnotation(domain string) string { return framework.AttemptAnnotation(domain) }
 
 // timeoutAnnotation is where a Binding, or a pod, asks for another budget.
 func timeoutAnnotation(domain string) string { return guardName + "." + domain + "/timeout" }
@@ -40,14 +40,14 @@ func replicaOf(attempt string) string {
 
 // budget is how long the attempt may take: what the Binding or else the pod asks
 // for, at most the operator's limit, or the operator's default.
-func (e *Engine) budget(c *call) (time.Duration, *api.Error) {
+func (e *Engine) budget(c *call) (time.Duration, *framework.Error) {
 	p, ok := parameter(e.timeoutKey, c.Binding, c.pod)
 	if !ok {
 		return c.policy.preBindTimeout, nil
 	}
 	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
-		invalid := api.Invalid(p.On, "its annotation "+p.Annotation+" is no time", p.Field("must be a positive duration")).
+		invalid := framework.Invalid(p.On, "its annotation "+p.Annotation+" is no time", p.Field("must be a positive duration")).
 			Advise("write it such as 90s or 5m")
 		invalid.Plugin = guardName
 		return 0, invalid
@@ -57,7 +57,7 @@ func (e *Engine) budget(c *call) (time.Duration, *api.Error) {
 
 // required are the PreBind plugins that must take part in the bind. One that is
 // not switched on ends it: whoever asks for it relies on it.
-func (e *Engine) required(c *call) (map[string]bool, *api.Error) {
+func (e *Engine) required(c *call) (map[string]bool, *framework.Error) {
 	p, ok := parameter(e.requireKey, c.Binding, c.pod)
 	if !ok {
 		return nil, nil
@@ -74,7 +74,7 @@ func (e *Engine) required(c *call) (map[string]bool, *api.Error) {
 	for name := range strings.SplitSeq(p.Value, ",") {
 		name = strings.TrimSpace(name)
 		if name != "" && !slices.Contains(on, name) {
-			err := api.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (%s)",
+			err := framework.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (%s)",
 				p.Annotation, short(name), known).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
 			err.Plugin = guardName
 			return nil, err
@@ -85,8 +85,8 @@ func (e *Engine) required(c *call) (map[string]bool, *api.Error) {
 }
 
 // parameter returns the annotation of the Binding, or else of the pod.
-func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (api.Parameter, bool) {
-	p := api.Parameter{Annotation: key, On: api.Object{Kind: "Binding", Namespace: pod.Namespace, Name: pod.Name}}
+func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (framework.Parameter, bool) {
+	p := framework.Parameter{Annotation: key, On: framework.Object{Kind: "Binding", Namespace: pod.Namespace, Name: pod.Name}}
 	var ok bool
 	if p.Value, ok = b.Annotations[key]; ok {
 		return p, true
@@ -97,11 +97,11 @@ func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (api.Parameter, b
 }
 
 // takingPart returns the plugins that take part in the bind, in order.
-func takingPart(plugins []api.PreBinder, domain string, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []api.PreBinder {
-	var taking []api.PreBinder
+func takingPart(plugins []framework.PreBinder, domain string, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []framework.PreBinder {
+	var taking []framework.PreBinder
 	for _, p := range plugins {
-		on, ok := p.(api.OnAnnotation)
-		if !ok || required[p.Name()] || len(api.Parameters(domain, p.Name(), on.Asked(), b, pod)) > 0 {
+		on, ok := p.(framework.OnAnnotation)
+		if !ok || required[p.Name()] || len(framework.Parameters(domain, p.Name(), on.Asked(), b, pod)) > 0 {
 			taking = append(taking, p)
 		}
 	}
@@ -112,7 +112,7 @@ func takingPart(plugins []api.PreBinder, domain string, required map[string]bool
 // Binding and pod, as the one that a context was made for. What the plugins
 // themselves added to the Binding, which comes back when the API server calls again
 // for the same request, does not count.
-func (e *Engine) sameParameters(c *call, bc *api.BindContext) bool {
+func (e *Engine) sameParameters(c *call, bc *framework.BindContext) bool {
 	added := bc.Annotations()
 	ours := func(key, value string) bool {
 		prefix, short, _ := strings.Cut(key, "/")

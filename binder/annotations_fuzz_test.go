@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -29,7 +29,7 @@ func FuzzBinderAnnotations(f *testing.F) {
 	}
 	settings := &Settings{
 		Mutators: chain, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Hour,
-		Plugins: []api.PreBinder{&plugin{name: "p"}, &plugin{name: "q"}},
+		Plugins: []framework.PreBinder{&plugin{name: "p"}, &plugin{name: "q"}},
 	}
 	e := &Engine{o: Options{Domain: "prebind.dev"}}
 	f.Fuzz(func(t *testing.T, timeout, require string, onPod bool) {
@@ -41,7 +41,7 @@ func FuzzBinderAnnotations(f *testing.F) {
 		} else {
 			binding.Annotations = own
 		}
-		check := func(err *api.Error, want api.Kind, annotation string) {
+		check := func(err *framework.Error, want framework.Kind, annotation string) {
 			assert.Equal(t, want, err.Kind)
 			assert.Equal(t, kind, err.Object.Kind)
 			assert.Contains(t, err.Error(), annotation)
@@ -49,13 +49,13 @@ func FuzzBinderAnnotations(f *testing.F) {
 		}
 		c := &call{Request: Request{Binding: binding}, settings: settings, policy: settings.policyFor("default"), pod: pod}
 		if budget, err := e.budget(c); err != nil {
-			check(err, api.KindInvalid, timeoutAnnotation("prebind.dev"))
+			check(err, framework.KindInvalid, timeoutAnnotation("prebind.dev"))
 		} else {
 			assert.Positive(t, budget)
 			assert.LessOrEqual(t, budget, time.Hour)
 		}
 		if required, err := e.required(c); err != nil {
-			check(err, api.KindRefuse, requireAnnotation("prebind.dev"))
+			check(err, framework.KindRefuse, requireAnnotation("prebind.dev"))
 		} else {
 			delete(required, "")
 			delete(required, "p")

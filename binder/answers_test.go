@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -23,23 +23,25 @@ import (
 func TestBudgetDoesNotHideAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plugin{
-			name:     "p",
-			preBind:  func(context.Context, *api.BindContext) error { return api.Refuse(claim, "no").Because(errScripted) },
-			rollBack: func(context.Context, *api.BindContext) error { pass(20 * time.Second); return nil },
+			name: "p",
+			preBind: func(context.Context, *framework.BindContext) error {
+				return framework.Refuse(claim, "no").Because(errScripted)
+			},
+			rollBack: func(context.Context, *framework.BindContext) error { pass(20 * time.Second); return nil },
 		}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.PreBindTimeout, o.Settings.Hold = []api.PreBinder{p}, 10*time.Second, time.Minute
+			o.Settings.Plugins, o.Settings.PreBindTimeout, o.Settings.Hold = []framework.PreBinder{p}, 10*time.Second, time.Minute
 		})
 		d := e.Bind(t.Context(), theRequest())
 		assert.ErrorIs(t, d.Err, errScripted)
 	})
 }
 
-// TestTypedNilIsSuccess: a plugin with a *api.Error variable that stays nil
+// TestTypedNilIsSuccess: a plugin with a *framework.Error variable that stays nil
 // means success, and must not end the process.
 func TestTypedNilIsSuccess(t *testing.T) {
-	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error {
-		var err *api.Error
+	p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error {
+		var err *framework.Error
 		return err
 	}}
 	e := engineWith(t, p)
@@ -49,16 +51,16 @@ func TestTypedNilIsSuccess(t *testing.T) {
 
 // TestWarningsSurviveADenial: a client is shown them whatever the answer.
 func TestWarningsSurviveADenial(t *testing.T) {
-	p := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
-		return api.Run, api.Refuse(claim, "no")
+	p := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
+		return framework.Run, framework.Refuse(claim, "no")
 	}}
 	e := newTestEngine(t, func(o *Options) {
-		o.Settings.Plugins = []api.PreBinder{p}
+		o.Settings.Plugins = []framework.PreBinder{p}
 		o.Settings.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) {
 			return mutators.Output{}, errors.New("no idea")
 		}))
 	})
 	d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a")))
-	require.Equal(t, api.KindRefuse, kindOf(d.Err))
+	require.Equal(t, framework.KindRefuse, kindOf(d.Err))
 	assert.Len(t, d.Warnings, 1)
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // attemptKey is what makes two calls the same bind. The request's own UID does
@@ -90,31 +90,31 @@ type attempt struct {
 type round struct {
 	// settings are those that it began with.
 	settings *Settings
-	bc       *api.BindContext
-	plugins  []api.PreBinder
+	bc       *framework.BindContext
+	plugins  []framework.PreBinder
 	// confirm takes the last look, when all PreBinds have succeeded.
-	confirm func(ctx context.Context) *api.Error
+	confirm func(ctx context.Context) *framework.Error
 	// ctx ends when the round is given up; see attempts.giveUp.
 	ctx     context.Context //nolint:containedctx // A round is an operation under way, and this is how it is ended.
 	cancel  context.CancelCauseFunc
 	givenUp bool // Guarded by attempts.mu.
 	// done is closed when the pass is over; err may be read then.
 	done chan struct{}
-	err  *api.Error
+	err  *framework.Error
 }
 
 // ran is a plugin whose PreBind was started.
 type ran struct {
-	plugin api.PreBinder
-	bc     *api.BindContext
+	plugin framework.PreBinder
+	bc     *framework.BindContext
 }
 
-func newRound(settings *Settings, bc *api.BindContext, plugins []api.PreBinder, confirm func(ctx context.Context) *api.Error) *round {
+func newRound(settings *Settings, bc *framework.BindContext, plugins []framework.PreBinder, confirm func(ctx context.Context) *framework.Error) *round {
 	return &round{settings: settings, bc: bc, plugins: plugins, confirm: confirm, done: make(chan struct{})}
 }
 
 // close ends the round, once.
-func (r *round) close(err *api.Error) {
+func (r *round) close(err *framework.Error) {
 	select {
 	case <-r.done:
 	default:
@@ -136,26 +136,26 @@ func (a *attempt) keptUntil() time.Time {
 }
 
 // waiting is the answer to a call that could not wait for the end.
-func (a *attempt) waiting(r *round, now time.Time) *api.Error {
+func (a *attempt) waiting(r *round, now time.Time) *framework.Error {
 	w := r.bc.WaitingFor()
 	if w.For == "" {
 		w.For = "the plugin's work on this bind"
 	}
-	err := api.Wait(w.Object, "waiting for %s (%s so far)", w.For, now.Sub(a.started).Round(time.Second)).
+	err := framework.Wait(w.Object, "waiting for %s (%s so far)", w.For, now.Sub(a.started).Round(time.Second)).
 		Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
 	err.Plugin = a.pluginName()
 	return err
 }
 
 // tooLong is the error of an attempt that has spent its budget.
-func (a *attempt) tooLong(r *round) *api.Error {
+func (a *attempt) tooLong(r *round) *framework.Error {
 	w := r.bc.WaitingFor()
 	message := "the bind took longer than its budget of %s"
 	args := []any{a.budget}
 	if w.For != "" {
 		message, args = message+", waiting for %s", append(args, w.For)
 	}
-	err := api.Refuse(w.Object, message, args...).Because(errBudgetSpent).
+	err := framework.Refuse(w.Object, message, args...).Because(errBudgetSpent).
 		Advise("see why that does not happen, or raise --prebind-timeout")
 	err.Plugin = a.pluginName()
 	return err

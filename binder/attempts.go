@@ -15,8 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 )
 
@@ -53,9 +52,9 @@ var (
 // safe for concurrent use.
 type attempts struct {
 	clock   clock.WithDelayedExecution
-	cached  Getter
-	live    Getter
-	changes *notify.Hub
+	cached  framework.Reader
+	live    framework.Reader
+	changes *framework.Hub
 	events  events.EventRecorder
 	// observer and tracker are never nil.
 	observer Observer
@@ -209,8 +208,8 @@ func (s *attempts) discard(a *attempt) {
 // undoUntold lets an attempt that is prepared be undone at once, unless a call was
 // told to go ahead. It must be called with mu held.
 func (s *attempts) undoUntold(a *attempt) {
-	if a.phase == prepared && !a.told && s.clock.Since(a.since) < api.BindSettles {
-		a.since = a.since.Add(-api.BindSettles)
+	if a.phase == prepared && !a.told && s.clock.Since(a.since) < framework.BindSettles {
+		a.since = a.since.Add(-framework.BindSettles)
 		s.wake(a)
 	}
 }
@@ -330,7 +329,7 @@ func (s *attempts) stop(ctx context.Context) error {
 }
 
 // enter notes that the PreBind of a plugin is started.
-func (s *attempts) enter(a *attempt, bc *api.BindContext, p api.PreBinder) {
+func (s *attempts) enter(a *attempt, bc *framework.BindContext, p framework.PreBinder) {
 	name := p.Name()
 	a.plugin.Store(&name)
 	s.mu.Lock()

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -21,7 +21,7 @@ var sizes = []int{1_000, 10_000}
 // crowded returns an engine with that many attempts, all of which wait.
 func crowded(b *testing.B, attempts int) *Engine {
 	b.Helper()
-	e := newTestEngine(b, func(o *Options) { o.Settings.Plugins = []api.PreBinder{newWaiter()} })
+	e := newTestEngine(b, func(o *Options) { o.Settings.Plugins = []framework.PreBinder{newWaiter()} })
 	for i := range attempts {
 		startOne(b.Context(), e, fmt.Sprintf("crowd-%d", i))
 	}
@@ -30,9 +30,9 @@ func crowded(b *testing.B, attempts int) *Engine {
 
 // startOne starts an attempt for a pod of that name and UID.
 func startOne(ctx context.Context, e *Engine, name string) *attempt {
-	bc := &api.BindContext{Pod: gen.Pod(name, gen.UID(types.UID(name))), Node: theNode, Attempt: e.newAttemptID()}
+	bc := &framework.BindContext{Pod: gen.Pod(name, gen.UID(types.UID(name))), Node: theNode, Attempt: e.newAttemptID()}
 	settings := e.settings.Load()
-	r := newRound(settings, bc, settings.Plugins, func(context.Context) *api.Error { return nil })
+	r := newRound(settings, bc, settings.Plugins, func(context.Context) *framework.Error { return nil })
 	return e.attempts.start(ctx, attemptKey{pod: bc.Pod.UID, node: theNode.Name}, r, settings.PreBindTimeout)
 }
 

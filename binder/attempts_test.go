@@ -11,11 +11,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -61,7 +61,7 @@ func TestHoldEnds(t *testing.T) {
 		e := engineWith(t, w)
 		for range 6 {
 			d, took := timed(t.Context(), e, theRequest())
-			require.Equal(t, api.KindWait, kindOf(d.Err))
+			require.Equal(t, framework.KindWait, kindOf(d.Err))
 			assert.Equal(t, time.Second, d.RetryAfter, "only this second is not covered by a hold")
 			assert.Equal(t, testHold, took, "a call is held for the hold")
 			assert.Equal(t, "waiter", d.Err.Plugin)
@@ -79,12 +79,12 @@ func TestHoldEnds(t *testing.T) {
 
 func TestWaitingWithoutWords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &plugin{name: "silent", preBind: func(ctx context.Context, _ *api.BindContext) error {
+		p := &plugin{name: "silent", preBind: func(ctx context.Context, _ *framework.BindContext) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}}
 		d := engineWith(t, p).Bind(t.Context(), theRequest())
-		require.Equal(t, api.KindWait, kindOf(d.Err))
+		require.Equal(t, framework.KindWait, kindOf(d.Err))
 		assert.Equal(t, "silent", d.Err.Plugin, "the plugin at work is named even if it does not say what for")
 		assert.NotEmpty(t, d.Err.Advice)
 	})
@@ -93,7 +93,7 @@ func TestWaitingWithoutWords(t *testing.T) {
 // The attempt of a client that sleeps for long is neither abandoned nor, when it fails,
 // forgotten before the client should call again.
 func TestLongRetryAfter(t *testing.T) {
-	for name, end := range map[string]error{"Prepared": nil, "Failed": api.Refuse(claim, "no")} {
+	for name, end := range map[string]error{"Prepared": nil, "Failed": framework.Refuse(claim, "no")} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWaiter()
@@ -102,7 +102,7 @@ func TestLongRetryAfter(t *testing.T) {
 				for d.RetryAfter < abandonAfter+keepFailure {
 					pass(d.RetryAfter)
 					d = e.Bind(t.Context(), theRequest())
-					require.Equal(t, api.KindWait, kindOf(d.Err))
+					require.Equal(t, framework.KindWait, kindOf(d.Err))
 				}
 				if end != nil {
 					w.release <- end
@@ -138,12 +138,12 @@ func TestSingleFlight(t *testing.T) {
 func TestSingleFlightAfterPreFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		checked := make(chan struct{})
-		c := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
+		c := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 			<-checked
-			return api.Run, nil
+			return framework.Run, nil
 		}}
 		done := make(chan struct{})
-		c.preBind = func(context.Context, *api.BindContext) error { <-done; return nil }
+		c.preBind = func(context.Context, *framework.BindContext) error { <-done; return nil }
 		e := engineWith(t, c)
 		first, second := later(t.Context(), e, theRequest()), later(t.Context(), e, theRequest())
 		synctest.Wait()
@@ -161,7 +161,7 @@ func TestAttemptsAreByUIDAndNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins = []api.PreBinder{w}
+			o.Settings.Plugins = []framework.PreBinder{w}
 			o.Cached = holding(thePod, theNode, gen.Pod("other", gen.UID("pod-2")))
 		})
 		answers := []<-chan Decision{
@@ -201,14 +201,14 @@ func TestMaxHolds(t *testing.T) {
 		quick := gen.Pod("quick", gen.UID("pod-2"))
 		e := newTestEngine(t, func(o *Options) {
 			o.Settings.MaxHolds = 1
-			o.Settings.Plugins = []api.PreBinder{w}
+			o.Settings.Plugins = []framework.PreBinder{w}
 			o.Cached = holding(thePod, quick, theNode)
 		})
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
 
 		d, took := timed(t.Context(), e, requestFor(gen.Binding(quick, "node-a")))
-		assert.Equal(t, api.KindWait, kindOf(d.Err), "there is no seat to wait in")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "there is no seat to wait in")
 		assert.Zero(t, took)
 		assert.Equal(t, time.Second, d.RetryAfter)
 		synctest.Wait()
@@ -216,9 +216,9 @@ func TestMaxHolds(t *testing.T) {
 
 		w.release <- errScripted
 		w.release <- errScripted
-		assert.Equal(t, api.KindInternal, kindOf((<-held).Err))
+		assert.Equal(t, framework.KindInternal, kindOf((<-held).Err))
 		d = e.Bind(t.Context(), requestFor(gen.Binding(quick, "node-a")))
-		assert.Equal(t, api.KindInternal, kindOf(d.Err), "an outcome that is there needs no seat")
+		assert.Equal(t, framework.KindInternal, kindOf(d.Err), "an outcome that is there needs no seat")
 
 		answer := later(t.Context(), e, theRequest())
 		synctest.Wait()
@@ -234,7 +234,7 @@ func TestCallerLeaves(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		d, took := timed(ctx, e, theRequest())
-		assert.Equal(t, api.KindWait, kindOf(d.Err))
+		assert.Equal(t, framework.KindWait, kindOf(d.Err))
 		assert.Equal(t, 3*time.Second, took, "the call's own deadline ends the hold")
 
 		answer := later(t.Context(), e, theRequest())
@@ -246,16 +246,16 @@ func TestCallerLeaves(t *testing.T) {
 }
 
 func TestFailureIsKeptForTheClient(t *testing.T) {
-	refusal := api.Refuse(claim, "no").Advise("elsewhere")
+	refusal := framework.Refuse(claim, "no").Advise("elsewhere")
 	cases := map[string]struct {
 		reason string
 		// away is how long the client stays away after the failure.
 		away time.Duration
-		want api.Kind
+		want framework.Kind
 		// preBinds after the client's second call.
 		preBinds int32
 	}{
-		"Kept":      {reason: "the client comes back and is told", away: keepFailure - time.Second, want: api.KindRefuse, preBinds: 1},
+		"Kept":      {reason: "the client comes back and is told", away: keepFailure - time.Second, want: framework.KindRefuse, preBinds: 1},
 		"Forgotten": {reason: "a client that stays away begins again", away: time.Second + keepFailure + time.Second, preBinds: 2},
 	}
 	for name, tc := range cases {
@@ -264,7 +264,7 @@ func TestFailureIsKeptForTheClient(t *testing.T) {
 				w := newWaiter()
 				e := engineWith(t, w)
 				d := e.Bind(t.Context(), theRequest())
-				require.Equal(t, api.KindWait, kindOf(d.Err))
+				require.Equal(t, framework.KindWait, kindOf(d.Err))
 				w.release <- refusal
 				pass(tc.away)
 
@@ -309,13 +309,13 @@ func TestAttemptEndsWithItsPod(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, cached, live, changes := newWaiter(), holding(thePod, theNode), holding(thePod, theNode), notify.NewHub()
+				w, cached, live, changes := newWaiter(), holding(thePod, theNode), holding(thePod, theNode), framework.NewHub()
 				e := newTestEngine(t, func(o *Options) {
-					o.Cached, o.Live, o.Changes, o.Settings.Plugins = cached, live, changes, []api.PreBinder{w}
+					o.Cached, o.Live, o.Changes, o.Settings.Plugins = cached, live, changes, []framework.PreBinder{w}
 				})
-				require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+				require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
 				if tc.fails {
-					w.release <- api.Refuse(claim, "no").Advise("elsewhere")
+					w.release <- framework.Refuse(claim, "no").Advise("elsewhere")
 				}
 				synctest.Wait()
 				require.Len(t, e.attempts.byKey, 1)
@@ -323,7 +323,7 @@ func TestAttemptEndsWithItsPod(t *testing.T) {
 				began := time.Now()
 				cached.set(append(tc.pods, theNode)...)
 				live.set(append(tc.pods, theNode)...)
-				changes.Changed(notify.Key{Kind: "Pod", Namespace: thePod.Namespace, Name: thePod.Name})
+				changes.Changed(framework.RefTo(&corev1.Pod{}, thePod.Namespace, thePod.Name))
 				synctest.Wait()
 				assert.Empty(t, e.attempts.byKey, tc.reason)
 				assert.Equal(t, int32(1), w.rollBacks.Load(), "what was written is undone, once")
@@ -344,9 +344,9 @@ func TestOldFailureIsNotForgottenTwice(t *testing.T) {
 		w.release <- errScripted
 		require.ErrorIs(t, (<-answer).Err, errScripted)
 
-		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
 		pass(keepFailure / 2)
-		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err), "it goes on as long as it is asked for")
+		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err), "it goes on as long as it is asked for")
 		pass(keepFailure / 2)
 		answer = later(t.Context(), e, theRequest())
 		synctest.Wait()
@@ -362,10 +362,10 @@ func TestFailureReachesEveryCall(t *testing.T) {
 		e := engineWith(t, w)
 		first, second := later(t.Context(), e, theRequest()), later(t.Context(), e, theRequest())
 		synctest.Wait()
-		w.release <- api.Wait(claim, "somebody else was faster")
+		w.release <- framework.Wait(claim, "somebody else was faster")
 		for _, answer := range []<-chan Decision{first, second} {
 			d := <-answer
-			assert.Equal(t, api.KindWait, kindOf(d.Err))
+			assert.Equal(t, framework.KindWait, kindOf(d.Err))
 			assert.GreaterOrEqual(t, d.RetryAfter, time.Second, "who has to wait is told how long")
 		}
 	})
@@ -375,12 +375,12 @@ func TestBudgetSpent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.PreBindTimeout = []api.PreBinder{w}, 30*time.Second
+			o.Settings.Plugins, o.Settings.PreBindTimeout = []framework.PreBinder{w}, 30*time.Second
 		})
-		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
 		pass(30 * time.Second)
 		d := e.Bind(t.Context(), theRequest())
-		require.Equal(t, api.KindRefuse, kindOf(d.Err))
+		require.Equal(t, framework.KindRefuse, kindOf(d.Err))
 		require.ErrorIs(t, d.Err, errBudgetSpent)
 		assert.Equal(t, claim, d.Err.Object)
 		assert.Equal(t, "waiter", d.Err.Plugin)
@@ -399,10 +399,10 @@ func TestDrain(t *testing.T) {
 		begin := time.Now()
 		e.Drain()
 		d := <-held
-		assert.Equal(t, api.KindWait, kindOf(d.Err), "the call is told to call again")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "the call is told to call again")
 		assert.Zero(t, time.Since(begin), "at once")
 		d, took := timed(t.Context(), e, theRequest())
-		assert.Equal(t, api.KindWait, kindOf(d.Err), "and so is every later one")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "and so is every later one")
 		assert.Zero(t, took)
 	})
 }
@@ -413,7 +413,7 @@ func TestBacklogOf_CountsTheNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins = []api.PreBinder{w}
+			o.Settings.Plugins = []framework.PreBinder{w}
 			o.Cached = holding(thePod, theNode, gen.Node("node-b"), gen.Pod("other", gen.UID("pod-2"), gen.InNamespace("elsewhere")))
 		})
 		of := func() []int {

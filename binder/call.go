@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/mutators"
 )
@@ -30,8 +30,10 @@ type call struct {
 	key  attemptKey
 	pod  *corev1.Pod
 	node *corev1.Node
+	// refreshed is the context whose pod and node are live, or nil.
+	refreshed *framework.BindContext
 	// plugins are those that take part.
-	plugins []api.PreBinder
+	plugins []framework.PreBinder
 	budget  time.Duration
 	began   time.Time
 	// preview is what the answer would be if no plugin had anything to do.
@@ -39,15 +41,20 @@ type call struct {
 	// attempt is the ID of the one that the call began or joined, which is joined, or "".
 	attempt string
 	joined  *attempt
-	// kind is that of the wait, once the call has asked for a seat, and kept says that it
-	// kept the seat to the end of its hold.
-	kind pacing.Kind
-	kept bool
+	// kind is that of the wait and waitBegan its beginning, once the call has asked for a
+	// seat. kept says that it kept the seat to the end of its hold.
+	kind      pacing.Kind
+	waitBegan time.Time
+	kept      bool
+	// missed is how many earlier calls for the bind other replicas have answered, as an estimate.
+	missed int
 }
 
 // context returns that of an attempt for this call.
-func (c *call) context(attempt string) *api.BindContext {
-	return &api.BindContext{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun}
+func (c *call) context(attempt string, now time.Time) *framework.BindContext {
+	return &framework.BindContext{
+		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: attempt, DryRun: c.DryRun, Now: now, Since: now,
+	}
 }
 
 // join notes the attempt that the call is at, or that there is none.
@@ -68,7 +75,7 @@ func (c *call) step(name, attempt string) Step {
 type additions struct {
 	attempt     string
 	annotations map[string]map[string]string
-	devices     []api.Device
+	devices     []framework.Device
 	// started are the plugins whose PreBind was: they may be switched off meanwhile.
 	started []string
 }
@@ -76,7 +83,7 @@ type additions struct {
 // additionsOf collects what plugins add: each by the context of its own last
 // PreBind, if there was any, and by the latest one, which wins. The latest one knows
 // the devices: PreFlight, which every context has been through, tells of all.
-func additionsOf(attempt string, latest *api.BindContext, started ...ran) additions {
+func additionsOf(attempt string, latest *framework.BindContext, started ...ran) additions {
 	add := additions{attempt: attempt, devices: latest.Devices()}
 	if len(started) == 0 {
 		add.annotations = latest.Annotations()
@@ -104,8 +111,8 @@ func (a additions) none() bool {
 
 // preview runs the mutators and checks what would become of the pod, before
 // anything is done for the bind.
-func (e *Engine) preview(ctx context.Context, c *call) *api.Error {
-	var err *api.Error
+func (e *Engine) preview(ctx context.Context, c *call) *framework.Error {
+	var err *framework.Error
 	c.preview, err = e.compose(ctx, c, additions{})
 	for _, f := range c.preview.Failures {
 		klog.FromContext(ctx).Error(f.Err, "A mutator failed, what it adds is left out", "mutator", f.Mutator, "stack", f.Stack)
@@ -115,14 +122,14 @@ func (e *Engine) preview(ctx context.Context, c *call) *api.Error {
 
 // compose makes the decision that lets the bind go ahead, or says why it may not.
 // The decision tells in any case what the mutators met with.
-func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision, *api.Error) {
+func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision, *framework.Error) {
 	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: e.course(c, add.attempt), Devices: add.devices}
 	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
 		claimed, err := c.settings.Claimed(ctx, c.pod)
 		if err != nil && ctx.Err() != nil {
 			// No mutator has failed.
-			about := api.Object{Kind: "Pod", Namespace: c.pod.Namespace, Name: c.pod.Name}
-			return Decision{}, api.AsError(guardName, api.FromAPI(about, "reading its ResourceClaims", err))
+			about := framework.Object{Kind: "Pod", Namespace: c.pod.Namespace, Name: c.pod.Name}
+			return Decision{}, framework.AsError(guardName, framework.FromAPI(about, "reading its ResourceClaims", err))
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
@@ -136,14 +143,15 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	if c.Binding.UID == "" {
 		d.UID = c.pod.UID
 	}
-	if result.Refused != nil {
-		return d, result.Refused
+	if r := result.Refused; r != nil {
+		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
+		return d, framework.AsError(r.Mutator, refused)
 	}
 	for plugin, annotations := range add.annotations {
 		for short, value := range annotations {
 			key := plugin + "." + e.o.Domain + "/" + short
 			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
-				return d, api.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
+				return d, framework.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
 			}
 			d.Annotations[key] = value
 		}
@@ -154,8 +162,8 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, e.mayCome(c))
 }
 
-func takesPart(plugins []api.PreBinder, name string) bool {
-	return slices.ContainsFunc(plugins, func(p api.PreBinder) bool { return p.Name() == name })
+func takesPart(plugins []framework.PreBinder, name string) bool {
+	return slices.ContainsFunc(plugins, func(p framework.PreBinder) bool { return p.Name() == name })
 }
 
 // mayCome is what an attempt would add to the Binding, where there is none yet. All
@@ -168,7 +176,7 @@ func (e *Engine) mayCome(c *call) map[string]string {
 }
 
 // allow lets the bind go ahead without any attempt.
-func (e *Engine) allow(ctx context.Context, c *call, bc *api.BindContext) Decision {
+func (e *Engine) allow(ctx context.Context, c *call, bc *framework.BindContext) Decision {
 	add := additionsOf("", bc)
 	if add.none() {
 		return c.preview
@@ -183,7 +191,7 @@ func (e *Engine) allow(ctx context.Context, c *call, bc *api.BindContext) Decisi
 // allowBy lets the bind go ahead that the attempt has prepared, and makes the pod
 // tell which attempt it was. latest is the context by which this call knows that
 // it is prepared. It returns false when the attempt is not prepared any more.
-func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *api.BindContext) (Decision, bool) {
+func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *framework.BindContext) (Decision, bool) {
 	d, err := e.compose(ctx, c, additionsOf(a.id, latest, e.attempts.startedBy(a)...))
 	if err != nil {
 		e.attempts.discard(a)
@@ -200,6 +208,22 @@ func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *api.B
 type waited struct {
 	calls int
 	since time.Time
+	// missed is the estimate of the calls that other replicas have answered, and next when the
+	// client was asked to call again.
+	missed int
+	next   time.Time
+	// told is when an event last reported the wait, and toldOf what for.
+	told   time.Time
+	toldOf framework.Object
+}
+
+// remember changes what is known of the calls for the bind.
+func (e *Engine) remember(c *call, change func(w *waited)) {
+	e.waitsMu.Lock()
+	defer e.waitsMu.Unlock()
+	w := e.waitedBefore(c)
+	change(&w)
+	e.waits.Add(c.key, w, forgetWaits)
 }
 
 // waitedBefore returns those before this call.

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -32,7 +32,7 @@ type Request struct {
 type Decision struct {
 	// Err is nil when the bind may go ahead; otherwise it says why not, and its
 	// kind what the client should do about it. It always names its plugin.
-	Err *api.Error
+	Err *framework.Error
 	// RetryAfter is when a client that has to wait should call again: whole
 	// seconds, at least one. Zero for every other kind.
 	RetryAfter time.Duration
@@ -70,7 +70,7 @@ type Audit struct {
 	// Kind is what Decision.Kind would be, or "waiting" where the bind would wait.
 	Kind string
 	// Err is why the bind would not be allowed, or nil.
-	Err *api.Error
+	Err *framework.Error
 	// WaitsFor is what it would wait for.
 	WaitsFor []string
 }
@@ -90,12 +90,12 @@ func (d Decision) Kind() string {
 	}
 }
 
-func denied(err *api.Error) Decision { return Decision{}.deny(err) }
+func denied(err *framework.Error) Decision { return Decision{}.deny(err) }
 
 // deny makes the decision a denial; what the mutators met with stays.
-func (d Decision) deny(err *api.Error) Decision {
+func (d Decision) deny(err *framework.Error) Decision {
 	d = Decision{Err: err, Warnings: d.Warnings, Conflicts: d.Conflicts, Failures: d.Failures, Explanation: d.Explanation}
-	if err.Kind == api.KindWait {
+	if err.Kind == framework.KindWait {
 		d.RetryAfter = time.Second
 	}
 	return d
@@ -128,19 +128,19 @@ func (d Decision) bounded() Decision {
 	return d
 }
 
-func boundedError(err *api.Error) *api.Error {
+func boundedError(err *framework.Error) *framework.Error {
 	if err == nil {
 		return nil
 	}
 	bounded := *err
 	bounded.Message, bounded.Advice = clip(err.Message, maxMessage), clip(err.Advice, maxAdvice)
-	bounded.Object = api.Object{Kind: clip(err.Object.Kind, maxName), Namespace: clip(err.Object.Namespace, maxName), Name: clip(err.Object.Name, maxName)}
+	bounded.Object = framework.Object{Kind: clip(err.Object.Kind, maxName), Namespace: clip(err.Object.Namespace, maxName), Name: clip(err.Object.Name, maxName)}
 	bounded.Fields = nil
 	for _, f := range err.Fields[:min(len(err.Fields), maxFields)] {
-		bounded.Fields = append(bounded.Fields, api.Field{Path: short(f.Path), Message: short(f.Message)})
+		bounded.Fields = append(bounded.Fields, framework.Field{Path: short(f.Path), Message: short(f.Message)})
 	}
 	if left := len(err.Fields) - maxFields; left > 0 {
-		bounded.Fields = append(bounded.Fields, api.Field{Message: fmt.Sprintf("and %d more", left)})
+		bounded.Fields = append(bounded.Fields, framework.Field{Message: fmt.Sprintf("and %d more", left)})
 	}
 	return &bounded
 }

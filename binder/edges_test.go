@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -47,9 +48,9 @@ func TestBind_CallEnds(t *testing.T) {
 		"PreFlight": {
 			reason: "a plugin returns the error of its context as it is",
 			prepare: func(o *Options, end context.CancelFunc) {
-				o.Settings.Plugins = []api.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(ctx context.Context, _ *api.BindContext) (api.Next, error) {
+				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(_ *framework.BindContext) (framework.Next, error) {
 					end()
-					return api.Skip, ctx.Err()
+					return framework.Skip, context.Canceled
 				}}}
 			},
 		},
@@ -60,7 +61,7 @@ func TestBind_CallEnds(t *testing.T) {
 				pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
 				o.Cached = holding(pod, theNode)
 				o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) { return mutators.Output{}, in.DevicesErr }))
-				o.Settings.Claimed = func(ctx context.Context, _ *corev1.Pod) ([]api.Device, error) {
+				o.Settings.Claimed = func(ctx context.Context, _ *corev1.Pod) ([]framework.Device, error) {
 					end()
 					return nil, ctx.Err()
 				}
@@ -74,11 +75,11 @@ func TestBind_CallEnds(t *testing.T) {
 			defer end()
 			e := newTestEngine(t, func(o *Options) {
 				o.Events = events
-				o.Settings.Plugins = []api.PreBinder{&plugin{name: "p"}}
+				o.Settings.Plugins = []framework.PreBinder{&plugin{name: "p"}}
 				tc.prepare(o, end)
 			})
 			d := e.Bind(ctx, theRequest())
-			require.Equal(t, api.KindWait, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
+			require.Equal(t, framework.KindWait, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
 			assert.Positive(t, d.RetryAfter)
 			assert.Empty(t, d.Failures, "no mutator has failed")
 			assert.Empty(t, events.all())
@@ -97,20 +98,20 @@ func TestBind_ResourceVersion(t *testing.T) {
 	cases := map[string]struct {
 		reason       string
 		cached, live *corev1.Pod
-		want         api.Kind
+		want         framework.Kind
 		reads        int32
 	}{
 		"Same":        {reason: "the cache has the version that the scheduler saw", cached: version("7"), live: version("7")},
 		"CacheBehind": {reason: "the scheduler saw more than the cache", cached: version("6"), live: version("7"), reads: 1},
-		"Outdated":    {reason: "the API server would not bind it", cached: version("8"), live: version("8"), want: api.KindStale, reads: 1},
-		"Unknown":     {reason: "the API server would not bind it either", cached: version("6"), live: version("8"), want: api.KindStale, reads: 1},
+		"Outdated":    {reason: "the API server would not bind it", cached: version("8"), live: version("8"), want: framework.KindStale, reads: 1},
+		"Unknown":     {reason: "the API server would not bind it either", cached: version("6"), live: version("8"), want: framework.KindStale, reads: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			p := &plugin{name: "p"}
 			live := holding(tc.live)
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = holding(tc.cached, theNode), live, []api.PreBinder{p}
+				o.Cached, o.Live, o.Settings.Plugins = holding(tc.cached, theNode), live, []framework.PreBinder{p}
 			})
 			r := theRequest()
 			r.Binding.ResourceVersion = "7"
@@ -130,21 +131,21 @@ func TestBind_Names(t *testing.T) {
 		pod, in, named string
 		node           string
 		want           Decision
-		kind           api.Kind
+		kind           framework.Kind
 	}{
 		"NameInURL":      {reason: "the API server rejects a Binding whose name is not that of the URL", pod: "web", named: "db", in: "default", node: "node-a", want: Decision{PassThrough: true}},
 		"NoName":         {reason: "nor does it take the name of the URL", pod: "web", in: "default", node: "node-a", want: Decision{PassThrough: true}},
 		"ImpossiblePod":  {reason: "there is no pod of that name", pod: "we/b", named: "we/b", in: "default", node: "node-a", want: Decision{PassThrough: true}},
 		"LongPod":        {reason: "there is no pod of that name", pod: long, named: long, in: "default", node: "node-a", want: Decision{PassThrough: true}},
 		"ImpossibleHome": {reason: "there is no namespace of that name", pod: "web", named: "web", in: "../x", node: "node-a", want: Decision{PassThrough: true}},
-		"SlashInNode":    {reason: "a path is not the name of a node", pod: "web", named: "web", in: "default", node: "node-a/status", kind: api.KindRefuse},
-		"LongNode":       {reason: "the answer does not repeat it", pod: "web", named: "web", in: "default", node: long, kind: api.KindRefuse},
+		"SlashInNode":    {reason: "a path is not the name of a node", pod: "web", named: "web", in: "default", node: "node-a/status", kind: framework.KindRefuse},
+		"LongNode":       {reason: "the answer does not repeat it", pod: "web", named: "web", in: "default", node: long, kind: framework.KindRefuse},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			cached, live := holding(thePod, theNode), holding(thePod, theNode)
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = cached, live, []api.PreBinder{&plugin{name: "p"}}
+				o.Cached, o.Live, o.Settings.Plugins = cached, live, []framework.PreBinder{&plugin{name: "p"}}
 			})
 			r := theRequest()
 			r.Pod.Name, r.Pod.Namespace, r.Binding.Name, r.Binding.Target.Name = tc.pod, tc.in, tc.named, tc.node
@@ -165,11 +166,11 @@ func TestBind_Names(t *testing.T) {
 // bounded length, and what others hold of it stays as it is.
 func TestDecision_Bounded(t *testing.T) {
 	huge := strings.Repeat("ä", 1<<20)
-	err := api.Invalid(api.Object{Kind: huge, Namespace: huge, Name: huge}, huge).Advise("%s", huge).Because(errScripted)
+	err := framework.Invalid(framework.Object{Kind: huge, Namespace: huge, Name: huge}, huge).Advise("%s", huge).Because(errScripted)
 	warnings := make([]string, 1000)
 	for i := range warnings {
 		warnings[i] = huge
-		err.Fields = append(err.Fields, api.Field{Path: huge, Message: huge})
+		err.Fields = append(err.Fields, framework.Field{Path: huge, Message: huge})
 	}
 	d := Decision{Err: err, Warnings: warnings}.bounded()
 	total := len(d.Err.Error())
@@ -185,7 +186,7 @@ func TestDecision_Bounded(t *testing.T) {
 	assert.ErrorIs(t, d.Err, errScripted, "the cause is kept")
 	assert.Len(t, err.Message, len(huge), "an attempt that holds the error keeps it")
 
-	small := Decision{Err: api.Refuse(claim, "no"), Warnings: []string{"a"}}
+	small := Decision{Err: framework.Refuse(claim, "no"), Warnings: []string{"a"}}
 	assert.Equal(t, small, small.bounded(), "ordinary texts stay as they are")
 }
 
@@ -195,4 +196,9 @@ func TestTellUndone_Bounded(t *testing.T) {
 	tellUndone(events, thePod, "node-a", "p", []string{strings.Repeat("x", 4000)})
 	require.Len(t, events.all(), 1)
 	assert.LessOrEqual(t, len(events.all()[0]), maxNote+100)
+}
+
+// List implements client.Reader. The engine lists nothing.
+func (gone) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
 }

@@ -17,33 +17,27 @@ import (
 	"sync"
 	"sync/atomic"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 )
-
-// Getter reads one object by its key; client.Reader is one.
-type Getter interface {
-	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
-}
 
 // Options of an Engine. All fields are required but Term, Observer and
 // Tracker.
 type Options struct {
-	// Cached reads pods that are not bound yet, and nodes, from a cache. What it
-	// returns is never changed.
-	Cached Getter
-	// Live reads the same from the API server, when the cache has nothing or
-	// says something that would end the bind.
-	Live Getter
+	// Cached reads pods without a node, nodes, and what plugins watch, from a cache. What
+	// it returns is never changed.
+	Cached framework.Reader
+	// Live reads the same from the API server, if the cache has nothing or says
+	// something that would end the bind.
+	Live framework.Reader
 	// Settings are those in force until Configure changes them.
 	Settings Settings
 	// Replica identifies this process among the others, by letters and digits.
@@ -57,7 +51,7 @@ type Options struct {
 	// Domain of the binder's own annotations.
 	Domain string
 	// Changes tells of changes of pods.
-	Changes *notify.Hub
+	Changes *framework.Hub
 	// Events tells the pod what its bind waits for, and why it is refused.
 	Events events.EventRecorder
 	// Observer counts what becomes of attempts. It may be nil.
@@ -89,7 +83,12 @@ type Engine struct {
 	requireKey, timeoutKey string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
-	seats seats
+	// waitsMu is held while an entry of waits is changed.
+	waitsMu sync.Mutex
+	seats   seats
+	// exempt are the seats of calls for which isExempt returns true; see Exempt.
+	exempt   seats
+	isExempt atomic.Pointer[func(authenticationv1.UserInfo) bool]
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -166,7 +165,7 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 		d = audited(d)
 	}
 	if pod != nil && !r.DryRun {
-		e.tell(pod, d)
+		e.tell(c, pod, d)
 	}
 	return d
 }
@@ -229,7 +228,7 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 // pod returns the pod to be bound. It returns nil when it is gone or bound: the
 // API server then gives its own answer. The pod comes with the error that is about
 // it.
-func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
+func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Error) {
 	pod, reason := &corev1.Pod{}, ReadMissing
 	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil {
 		if pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
@@ -240,11 +239,11 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
 	pod = &corev1.Pod{}
-	e.o.Tracker.ReadLive("Pod", reason)
+	e.o.Tracker.ReadLive("", "Pod", reason)
 	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {
-		return nil, e.unreadable(api.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}, err)
+		return nil, e.unreadable(framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}, err)
 	}
 	if pod.Spec.NodeName != "" {
 		return nil, nil
@@ -259,40 +258,30 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *api.Error) {
 }
 
 // node returns the target.
-func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *api.Error) {
+func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
 	key := types.NamespacedName{Name: name}
-	object := api.Object{Kind: "Node", Name: name}
 	node := &corev1.Node{}
 	if err := e.o.Cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	node = &corev1.Node{}
-	e.o.Tracker.ReadLive("Node", ReadMissing)
-	if err := e.o.Live.Get(ctx, key, node); apierrors.IsNotFound(err) {
-		refused := api.Refuse(object, "there is no such node").Advise("choose another")
-		refused.Plugin = guardName
-		return nil, refused
-	} else if err != nil {
-		return nil, e.unreadable(object, err)
-	}
-	return node, nil
+	return e.liveNode(ctx, name, ReadMissing)
 }
 
 // cutShort reports whether the decision failed because the call ended: its client has
 // gone, or its time is over.
-func cutShort(ctx context.Context, err *api.Error) bool {
+func cutShort(ctx context.Context, err *framework.Error) bool {
 	return err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
 // unfinished is the answer to a call that ended before it was decided.
-func unfinished(r Request, cause *api.Error) *api.Error {
-	about := api.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
-	err := api.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
+func unfinished(r Request, cause *framework.Error) *framework.Error {
+	about := framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
+	err := framework.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
 	err.Plugin = guardName
 	return err
 }
 
-func (e *Engine) unreadable(object api.Object, err error) *api.Error {
-	return api.AsError(guardName, api.FromAPI(object, "reading it from the API server", err).
+func (e *Engine) unreadable(object framework.Object, err error) *framework.Error {
+	return framework.AsError(guardName, framework.FromAPI(object, "reading it from the API server", err).
 		Advise("see whether the API server answers and whether Prebind may read it"))
 }

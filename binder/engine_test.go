@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -17,8 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -26,7 +24,7 @@ import (
 func TestOptions(t *testing.T) {
 	valid := Options{
 		Cached: holding(), Live: holding(), Clock: clock.RealClock{},
-		Changes: notify.NewHub(), Events: &recorder{}, Domain: "prebind.dev", Replica: "here",
+		Changes: framework.NewHub(), Events: &recorder{}, Domain: "prebind.dev", Replica: "here",
 		Settings: Settings{
 			Mode: ModeEnforce, Mutators: chain(t),
 			Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
@@ -54,8 +52,8 @@ func TestOptions(t *testing.T) {
 		"BadRule":          {reason: "so it is for a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Mode: "On"}} }},
 		"BadPattern":       {reason: "it would never name a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Names: []string{"["}}} }},
 		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.Settings.MaxPreBindTimeout = 1 }},
-		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
-		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []api.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
+		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
+		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -111,7 +109,7 @@ func TestBindPassesThrough(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := &checker{plugin: plugin{name: "p"}}
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []api.PreBinder{p}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{p}
 			})
 			d := e.Bind(t.Context(), requestFor(tc.binding))
 			assert.Equal(t, Decision{PassThrough: true}, d, tc.reason)
@@ -125,7 +123,7 @@ func TestBindReadsPod(t *testing.T) {
 	cases := map[string]struct {
 		reason       string
 		cached, live *store
-		want         api.Kind
+		want         framework.Kind
 		liveReads    int32
 	}{
 		"Cached": {
@@ -143,7 +141,7 @@ func TestBindReadsPod(t *testing.T) {
 		"UIDIsOld": {
 			reason: "the Binding is for a pod that is gone",
 			cached: holding(gen.Pod("web", gen.UID("pod-2")), theNode), live: holding(gen.Pod("web", gen.UID("pod-2"))),
-			want: api.KindStale, liveReads: 1,
+			want: framework.KindStale, liveReads: 1,
 		},
 		"CachedGateIsOld": {
 			reason: "the gate was removed, which the cache has not seen yet",
@@ -153,31 +151,31 @@ func TestBindReadsPod(t *testing.T) {
 			reason: "a pod that is being deleted stays so",
 			cached: holding(gen.Pod("web", gen.UID("pod-1"), gen.Terminating()), theNode),
 			live:   holding(gen.Pod("web", gen.UID("pod-1"), gen.Terminating())),
-			want:   api.KindStale, liveReads: 1,
+			want:   framework.KindStale, liveReads: 1,
 		},
 		"CacheFails": {
 			reason: "the API server is asked when the cache cannot answer",
-			cached: &store{err: errors.New("no informer")}, live: holding(thePod, theNode), liveReads: 2,
+			cached: brokenStore(errors.New("no informer")), live: holding(thePod, theNode), liveReads: 2,
 		},
 		"LiveFails": {
 			reason: "without the pod nothing can be decided: it is Prebind's failure",
-			cached: holding(theNode), live: &store{err: errors.New("boom")}, want: api.KindInternal, liveReads: 1,
+			cached: holding(theNode), live: brokenStore(errors.New("boom")), want: framework.KindInternal, liveReads: 1,
 		},
 		"LiveOverloaded": {
 			reason: "an overloaded API server is no failure but a matter of time",
-			cached: holding(theNode), live: &store{err: apierrors.NewTooManyRequestsError("slow down")},
-			want: api.KindWait, liveReads: 1,
+			cached: holding(theNode), live: brokenStore(apierrors.NewTooManyRequestsError("slow down")),
+			want: framework.KindWait, liveReads: 1,
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			checks := 0
-			p := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
+			p := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 				checks++
-				return api.Skip, nil
+				return framework.Skip, nil
 			}}
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []api.PreBinder{p}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{p}
 			})
 			d := e.Bind(t.Context(), theRequest())
 			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
@@ -187,9 +185,9 @@ func TestBindReadsPod(t *testing.T) {
 				return
 			}
 			assert.Equal(t, "binder", d.Err.Plugin)
-			assert.Equal(t, api.Object{Kind: "Pod", Namespace: "default", Name: "web"}, d.Err.Object)
+			assert.Equal(t, framework.Object{Kind: "Pod", Namespace: "default", Name: "web"}, d.Err.Object)
 			assert.NotEmpty(t, d.Err.Advice)
-			assert.Equal(t, tc.want == api.KindWait, d.RetryAfter >= time.Second, "RetryAfter belongs to waiting")
+			assert.Equal(t, tc.want == framework.KindWait, d.RetryAfter >= time.Second, "RetryAfter belongs to waiting")
 		})
 	}
 }
@@ -200,25 +198,25 @@ func TestBindReadsNode(t *testing.T) {
 		reason string
 		cached *store
 		live   *store
-		want   api.Kind
+		want   framework.Kind
 		reads  int32
 	}{
 		"Cached":  {reason: "no call", cached: holding(thePod, theNode), live: holding(theNode)},
 		"Missed":  {reason: "a new node may not be in the cache yet", cached: holding(thePod), live: holding(theNode), reads: 1},
-		"Unknown": {reason: "there is no such node", cached: holding(thePod), live: holding(), want: api.KindRefuse, reads: 1},
-		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: &store{err: other}, want: api.KindInternal, reads: 1},
+		"Unknown": {reason: "there is no such node", cached: holding(thePod), live: holding(), want: framework.KindRefuse, reads: 1},
+		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: brokenStore(other), want: framework.KindInternal, reads: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []api.PreBinder{&plugin{name: "p"}}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{&plugin{name: "p"}}
 			})
 			d := e.Bind(t.Context(), theRequest())
 			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
 			assert.Equal(t, tc.reads, tc.live.reads.Load(), "live reads")
 			if d.Err != nil {
 				assert.Equal(t, "binder", d.Err.Plugin)
-				assert.Equal(t, api.Object{Kind: "Node", Name: "node-a"}, d.Err.Object)
+				assert.Equal(t, framework.Object{Kind: "Node", Name: "node-a"}, d.Err.Object)
 				assert.NotEmpty(t, d.Err.Advice)
 			}
 		})
@@ -244,7 +242,7 @@ func TestBindMutates(t *testing.T) {
 		binding  []gen.BindingOption
 		want     Decision
 		warns    string
-		kind     api.Kind
+		kind     framework.Kind
 	}{
 		"Pinned": {
 			reason:  "a Binding without UID is pinned to the pod that was checked",
@@ -294,12 +292,12 @@ func TestBindMutates(t *testing.T) {
 			reason:   "no pod is bound without what the operator requires",
 			mutator:  breaks,
 			required: true,
-			kind:     api.KindRefuse,
+			kind:     framework.KindRefuse,
 		},
 		"TooMuch": {
 			reason:  "what the pod could not be updated with is not admitted",
 			mutator: floods,
-			kind:    api.KindInvalid,
+			kind:    framework.KindInvalid,
 		},
 	}
 	for name, tc := range cases {
@@ -335,24 +333,24 @@ func TestBindMutates(t *testing.T) {
 // TestBindWithAllOff: a Binding behaves as if Prebind were not there, but it is
 // still validated.
 func TestBindWithAllOff(t *testing.T) {
-	e := newTestEngine(t, func(o *Options) { o.Cached = holding(thePod) })
+	e := newTestEngine(t, func(o *Options) { o.Cached, o.Live = holding(thePod), holding() })
 	d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "no-such-node")))
 	assert.Equal(t, Decision{PassThrough: true}, d, "nothing is read that nothing needs, and nothing is pinned")
 	assert.Equal(t, "passed-through", d.Kind())
 
 	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.Annotation("no good", ""))))
-	assert.Equal(t, api.KindInvalid, kindOf(d.Err), "what would lock the pod is refused")
+	assert.Equal(t, framework.KindInvalid, kindOf(d.Err), "what would lock the pod is refused")
 
 	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-2"))))
 	assert.True(t, d.PassThrough, "a pod that the cache has and the API server lacks is gone")
 }
 
 func TestBindDryRun(t *testing.T) {
-	tells := &checker{plugin: plugin{name: "tells"}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+	tells := &checker{plugin: plugin{name: "tells"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 		assert.True(t, bc.DryRun)
 		bc.Intend("it would write %s", "a")
 		bc.Intend("it would write b")
-		return api.Run, nil
+		return framework.Run, nil
 	}}
 	plain := &plugin{name: "plain"}
 	e := engineWith(t, tells, plain)
@@ -366,29 +364,29 @@ func TestBindDryRun(t *testing.T) {
 	assert.Zero(t, tells.preBinds.Load()+plain.preBinds.Load(), "a dry run never calls PreBind")
 	assert.Zero(t, tells.rollBacks.Load()+plain.rollBacks.Load(), "nor anything that writes")
 
-	tells.preFlight = func(context.Context, *api.BindContext) (api.Next, error) {
-		return api.Run, api.Refuse(claim, "no")
+	tells.preFlight = func(*framework.BindContext) (framework.Next, error) {
+		return framework.Run, framework.Refuse(claim, "no")
 	}
-	assert.Equal(t, api.KindRefuse, kindOf(e.Bind(t.Context(), r).Err), "a dry run is refused like any other")
+	assert.Equal(t, framework.KindRefuse, kindOf(e.Bind(t.Context(), r).Err), "a dry run is refused like any other")
 }
 
 func TestBindPreFlight(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		next   api.Next
+		next   framework.Next
 		err    error
-		want   api.Kind
+		want   framework.Kind
 		retry  time.Duration
 	}{
-		"Run":     {reason: "PreBind is asked for", next: api.Run},
-		"Skip":    {reason: "there is nothing to do", next: api.Skip},
-		"Refuse":  {reason: "a refusal is final", err: api.Refuse(claim, "no"), want: api.KindRefuse},
-		"Wait":    {reason: "the same bind will do later", err: api.Wait(claim, "later"), want: api.KindWait, retry: time.Second},
-		"Unknown": {reason: "any other error is the plugin's own failure", err: errors.New("boom"), want: api.KindInternal},
+		"Run":     {reason: "PreBind is asked for", next: framework.Run},
+		"Skip":    {reason: "there is nothing to do", next: framework.Skip},
+		"Refuse":  {reason: "a refusal is final", err: framework.Refuse(claim, "no"), want: framework.KindRefuse},
+		"Wait":    {reason: "the same bind will do later", err: framework.Wait(claim, "later"), want: framework.KindWait, retry: time.Second},
+		"Unknown": {reason: "any other error is the plugin's own failure", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := &checker{plugin: plugin{name: "p"}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+			p := &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 				assert.Equal(t, types.UID("pod-1"), bc.Pod.UID)
 				assert.Equal(t, "node-a", bc.Node.Name)
 				assert.Equal(t, "someone", bc.User.Username)
@@ -400,7 +398,7 @@ func TestBindPreFlight(t *testing.T) {
 			d := e.Bind(t.Context(), r)
 			assert.Equal(t, tc.want, kindOf(d.Err), tc.reason)
 			assert.Equal(t, tc.retry, d.RetryAfter)
-			assert.Equal(t, tc.next == api.Run && tc.err == nil, p.preBinds.Load() == 1, "PreBind")
+			assert.Equal(t, tc.next == framework.Run && tc.err == nil, p.preBinds.Load() == 1, "PreBind")
 			if tc.err != nil {
 				assert.Equal(t, "p", d.Err.Plugin)
 			}

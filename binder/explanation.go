@@ -7,7 +7,7 @@ import (
 	"context"
 	"strings"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Verdict is what would become of a Binding.
@@ -71,16 +71,16 @@ type PluginExplanation struct {
 	Refusal  *Refusal `json:"refusal,omitempty"`
 }
 
-// Refusal is an api.Error to be shown elsewhere.
+// Refusal is an framework.Error to be shown elsewhere.
 type Refusal struct {
-	Kind    api.Kind `json:"kind"`
-	Plugin  string   `json:"plugin,omitempty"`
-	Object  string   `json:"object,omitempty"`
-	Message string   `json:"message"`
-	Advice  string   `json:"advice,omitempty"`
+	Kind    framework.Kind `json:"kind"`
+	Plugin  string         `json:"plugin,omitempty"`
+	Object  string         `json:"object,omitempty"`
+	Message string         `json:"message"`
+	Advice  string         `json:"advice,omitempty"`
 }
 
-func refusalOf(err *api.Error) *Refusal {
+func refusalOf(err *framework.Error) *Refusal {
 	if err == nil {
 		return nil
 	}
@@ -91,11 +91,8 @@ func refusalOf(err *api.Error) *Refusal {
 // first plugin that refuses decides; the others are asked all the same, so that
 // everything that stands in the way is told at once.
 func (e *Engine) rehearse(ctx context.Context, c *call) Decision {
-	bc := c.context(e.newAttemptID())
-	var first *api.Error
-	if err := extend(ctx, c.plugins, bc); err != nil {
-		first = err
-	}
+	bc := c.context(e.newAttemptID(), e.o.Clock.Now())
+	var first *framework.Error
 	var plugins []PluginExplanation
 	for _, p := range c.settings.Plugins {
 		x, err := e.rehearsePlugin(ctx, c, p, bc)
@@ -118,14 +115,14 @@ func (e *Engine) rehearse(ctx context.Context, c *call) Decision {
 }
 
 // rehearsePlugin runs one plugin's PreFlight, if it takes part.
-func (e *Engine) rehearsePlugin(ctx context.Context, c *call, p api.PreBinder, bc *api.BindContext) (PluginExplanation, *api.Error) {
+func (e *Engine) rehearsePlugin(ctx context.Context, c *call, p framework.PreBinder, bc *framework.BindContext) (PluginExplanation, *framework.Error) {
 	x := PluginExplanation{Name: p.Name()}
 	if !takesPart(c.plugins, p.Name()) {
 		x.Verdict = PluginNotAsked
 		return x, nil
 	}
 	intents, waits := len(bc.Intents()), len(bc.WouldWaitFor())
-	next, err := check(ctx, e.o.Tracker, p, bc)
+	next, err := e.check(ctx, c, p, bc)
 	for _, intent := range bc.Intents()[intents:] {
 		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
 	}
@@ -133,13 +130,13 @@ func (e *Engine) rehearsePlugin(ctx context.Context, c *call, p api.PreBinder, b
 		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(w.Object.String()+": "+w.For, ": "))
 	}
 	switch {
-	case err != nil && err.Kind == api.KindWait:
+	case err != nil && err.Kind == framework.KindWait:
 		x.Verdict, x.Refusal, x.WaitsFor = PluginWaits, refusalOf(err), append(x.WaitsFor, strings.TrimPrefix(err.Object.String()+": "+err.Message, ": "))
 	case err != nil:
 		x.Verdict, x.Refusal = PluginRefuses, refusalOf(err)
 	case len(x.WaitsFor) > 0:
 		x.Verdict = PluginWaits
-	case next == api.Run:
+	case next == framework.Run:
 		x.Verdict = PluginActs
 	default:
 		x.Verdict = PluginReady
@@ -165,7 +162,7 @@ func explain(c *call, d Decision) Decision {
 // verdict is the whole of what the parts say.
 func (x *Explanation) verdict() Verdict {
 	switch {
-	case x.Refusal != nil && x.Refusal.Kind == api.KindWait:
+	case x.Refusal != nil && x.Refusal.Kind == framework.KindWait:
 		return VerdictWait
 	case x.Refusal != nil:
 		return VerdictRefuse
@@ -196,7 +193,7 @@ func audited(d Decision) Decision {
 	case d.Err != nil:
 		out.Warnings = []string{"audit: the bind would not be allowed (" + a.Kind + "): " + d.Err.Error()}
 	case x != nil && x.Verdict == VerdictWait:
-		a.Kind, a.WaitsFor = string(api.KindWait), x.waitsFor()
+		a.Kind, a.WaitsFor = string(framework.KindWait), x.waitsFor()
 		out.Warnings = []string{"audit: the bind would wait for " + strings.Join(a.WaitsFor, "; ")}
 	}
 	return out

@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -14,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -22,28 +21,28 @@ import (
 // onDemand is a checker that takes part only where an annotation asks for it.
 type onDemand struct{ checker }
 
-func (*onDemand) Asked() api.Source { return api.ByBinding }
+func (*onDemand) Asked() framework.Source { return framework.ByBinding }
 
 func acting(name string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 		bc.Intend("%s would write something", name)
-		return api.Run, nil
+		return framework.Run, nil
 	}}
 }
 
 func waiting(name string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
-		bc.WouldWait(api.Waiting{Object: claim, For: "a volume"})
-		return api.Run, nil
+	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
+		bc.WouldWait(framework.Waiting{Object: claim, For: "a volume"})
+		return framework.Run, nil
 	}}
 }
 
 func nothingToDo(name string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }}
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) { return framework.Skip, nil }}
 }
 
 func failing(name string, err error) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) { return api.Run, err }}
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) { return framework.Run, err }}
 }
 
 const aboutClaim = "PersistentVolumeClaim default/data"
@@ -58,21 +57,21 @@ func TestExplanation(t *testing.T) {
 		change(&x)
 		return &x
 	}
-	no := &Refusal{Kind: api.KindRefuse, Plugin: "no", Object: aboutClaim, Message: "never", Advice: "give up"}
+	no := &Refusal{Kind: framework.KindRefuse, Plugin: "no", Object: aboutClaim, Message: "never", Advice: "give up"}
 	cases := map[string]struct {
 		reason  string
-		plugins []api.PreBinder
+		plugins []framework.PreBinder
 		binding func(b *corev1.Binding)
 		want    *Explanation
 	}{
 		"Ready": {
-			reason: "nothing is to be done", plugins: []api.PreBinder{nothingToDo("a"), &onDemand{*nothingToDo("b")}},
+			reason: "nothing is to be done", plugins: []framework.PreBinder{nothingToDo("a"), &onDemand{*nothingToDo("b")}},
 			want: with(func(x *Explanation) {
 				x.Verdict, x.Plugins = VerdictBind, []PluginExplanation{{Name: "a", Verdict: PluginReady}, {Name: "b", Verdict: PluginNotAsked}}
 			}),
 		},
 		"Acts": {
-			reason: "it would write and not wait", plugins: []api.PreBinder{acting("a"), &plugin{name: "b"}},
+			reason: "it would write and not wait", plugins: []framework.PreBinder{acting("a"), &plugin{name: "b"}},
 			want: with(func(x *Explanation) {
 				x.Verdict = VerdictBind
 				x.Plugins = []PluginExplanation{{Name: "a", Verdict: PluginActs, Would: []string{"would write something"}}, {Name: "b", Verdict: PluginActs}}
@@ -80,7 +79,7 @@ func TestExplanation(t *testing.T) {
 			}),
 		},
 		"Waits": {
-			reason: "each plugin has what it waits for itself", plugins: []api.PreBinder{waiting("a"), acting("b")},
+			reason: "each plugin has what it waits for itself", plugins: []framework.PreBinder{waiting("a"), acting("b")},
 			want: with(func(x *Explanation) {
 				x.Verdict = VerdictWait
 				x.Plugins = []PluginExplanation{
@@ -91,37 +90,37 @@ func TestExplanation(t *testing.T) {
 			}),
 		},
 		"WaitsAnew": {
-			reason: "a plugin that asks for another call keeps the bind waiting as well", plugins: []api.PreBinder{failing("a", api.Wait(claim, "not made yet"))},
+			reason: "a plugin that asks for another call keeps the bind waiting as well", plugins: []framework.PreBinder{failing("a", framework.Wait(claim, "not made yet"))},
 			want: &Explanation{
 				Verdict: VerdictWait, Mode: ModeEnforce,
-				Plugins: []PluginExplanation{{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": not made yet"}, Refusal: &Refusal{Kind: api.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"}}},
-				Refusal: &Refusal{Kind: api.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"},
+				Plugins: []PluginExplanation{{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": not made yet"}, Refusal: &Refusal{Kind: framework.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"}}},
+				Refusal: &Refusal{Kind: framework.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"},
 			},
 		},
 		"Refuses": {
-			reason: "the first refusal decides, and all that stands in the way is told", plugins: []api.PreBinder{
-				failing("no", api.Refuse(claim, "never").Advise("give up")), waiting("a"), failing("broken", errors.New("oops")),
+			reason: "the first refusal decides, and all that stands in the way is told", plugins: []framework.PreBinder{
+				failing("no", framework.Refuse(claim, "never").Advise("give up")), waiting("a"), failing("broken", errors.New("oops")),
 			},
 			want: &Explanation{
 				Verdict: VerdictRefuse, Mode: ModeEnforce, Refusal: no,
 				Plugins: []PluginExplanation{
 					{Name: "no", Verdict: PluginRefuses, Refusal: no},
 					{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": a volume"}},
-					{Name: "broken", Verdict: PluginRefuses, Refusal: &Refusal{Kind: api.KindInternal, Plugin: "broken", Message: "oops"}},
+					{Name: "broken", Verdict: PluginRefuses, Refusal: &Refusal{Kind: framework.KindInternal, Plugin: "broken", Message: "oops"}},
 				},
 			},
 		},
 		"Guard": {
-			reason: "what ends a bind before the plugins is told as well", plugins: []api.PreBinder{nothingToDo("a")},
+			reason: "what ends a bind before the plugins is told as well", plugins: []framework.PreBinder{nothingToDo("a")},
 			binding: func(b *corev1.Binding) { b.Annotations = map[string]string{"binder.prebind.dev/require": "nobody"} },
 			want: &Explanation{Verdict: VerdictRefuse, Mode: ModeEnforce, Refusal: &Refusal{
-				Kind: api.KindRefuse, Plugin: "binder", Object: "Binding default/web",
+				Kind: framework.KindRefuse, Plugin: "binder", Object: "Binding default/web",
 				Message: `its annotation binder.prebind.dev/require asks for the PreBind plugin "nobody", which is not switched on (on: a)`,
 				Advice:  "correct the annotation, or switch the plugin on by --prebind-plugins",
 			}},
 		},
 		"NoNode": {
-			reason: "a target that is no Node is the API server's", plugins: []api.PreBinder{nothingToDo("a")},
+			reason: "a target that is no Node is the API server's", plugins: []framework.PreBinder{nothingToDo("a")},
 			binding: func(b *corev1.Binding) { b.Target.Kind = "Pod" },
 		},
 	}
@@ -147,26 +146,26 @@ func TestExplanation(t *testing.T) {
 func TestAudit(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
-		plugins []api.PreBinder
+		plugins []framework.PreBinder
 		want    Audit
 		warning string
 		event   string
 	}{
-		"Allowed": {reason: "there is nothing to report", plugins: []api.PreBinder{acting("a")}, want: Audit{Kind: "allowed"}},
+		"Allowed": {reason: "there is nothing to report", plugins: []framework.PreBinder{acting("a")}, want: Audit{Kind: "allowed"}},
 		"Waits": {
-			reason: "nothing is waited for", plugins: []api.PreBinder{waiting("a")},
+			reason: "nothing is waited for", plugins: []framework.PreBinder{waiting("a")},
 			want:    Audit{Kind: "waiting", WaitsFor: []string{aboutClaim + ": a volume"}},
 			warning: "audit: the bind would wait for " + aboutClaim + ": a volume",
 			event:   "web Normal BindAudited: audit: the bind would wait for " + aboutClaim + ": a volume",
 		},
 		"Refused": {
-			reason: "nothing is refused", plugins: []api.PreBinder{refusing("a", "never")},
-			want:    Audit{Kind: "refused", Err: &api.Error{Kind: api.KindRefuse, Plugin: "a", Object: claim, Message: "never"}},
+			reason: "nothing is refused", plugins: []framework.PreBinder{refusing("a", "never")},
+			want:    Audit{Kind: "refused", Err: &framework.Error{Kind: framework.KindRefuse, Plugin: "a", Object: claim, Message: "never"}},
 			warning: "audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
 			event:   "web Normal BindAudited: audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
 		},
 		"Failed": {
-			reason: "our own failure is in nobody's way either", plugins: []api.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) { panic("oops") }}},
+			reason: "our own failure is in nobody's way either", plugins: []framework.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(*framework.BindContext) (framework.Next, error) { panic("oops") }}},
 			want: Audit{Kind: "internal"}, warning: "panicked", event: "panicked",
 		},
 	}
@@ -210,7 +209,7 @@ func TestInFlight(t *testing.T) {
 		w := newWaiter()
 		second := gen.Pod("second", gen.UID("pod-2"))
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Cached, o.Live = []api.PreBinder{w}, holding(thePod, second, theNode), holding(thePod, second)
+			o.Settings.Plugins, o.Cached, o.Live = []framework.PreBinder{w}, holding(thePod, second, theNode), holding(thePod, second)
 		})
 		began := time.Now()
 		require.NotNil(t, e.Bind(t.Context(), theRequest()).Err)

@@ -14,35 +14,68 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// store is a Getter of pods and nodes that counts its reads.
+// store is a cache, or an API server, of pods and nodes that counts its reads.
 type store struct {
-	mu      sync.Mutex
-	objects []client.Object
+	*fakeapi.Connection
+	server *fakeapi.Server
+	reads  atomic.Int32
+
+	mu sync.Mutex
 	// err, when it is set, is the answer to every read.
-	err   error
-	reads atomic.Int32
+	err error
 }
 
-func holding(objects ...client.Object) *store { return &store{objects: objects} }
+func holding(objects ...client.Object) *store {
+	s := &store{server: fakeapi.New(objects...)}
+	s.Connection = s.server.Connect()
+	s.Before = func(call fakeapi.Call) error {
+		if call.Verb != "get" {
+			return fmt.Errorf("unexpected call: %s", call)
+		}
+		s.reads.Add(1)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.err
+	}
+	return s
+}
+
+// brokenStore is a store whose reads fail.
+func brokenStore(err error) *store {
+	s := holding()
+	s.fail(err)
+	return s
+}
 
 // set replaces what the store holds.
 func (s *store) set(objects ...client.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.objects = objects
+	kept := map[string]bool{}
+	for _, o := range objects {
+		s.server.Put(o)
+		kept[fakeapi.Kind(o)+client.ObjectKeyFromObject(o).String()] = true
+	}
+	remove := func(o client.Object) {
+		if !kept[fakeapi.Kind(o)+client.ObjectKeyFromObject(o).String()] {
+			s.server.Remove(o)
+		}
+	}
+	for _, pod := range fakeapi.All(s.server, &corev1.Pod{}) {
+		remove(pod)
+	}
+	for _, node := range fakeapi.All(s.server, &corev1.Node{}) {
+		remove(node)
+	}
 }
 
 // fail makes every read fail, until it is called with nil.
@@ -52,45 +85,18 @@ func (s *store) fail(err error) {
 	s.err = err
 }
 
-func (s *store) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	s.reads.Add(1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil {
-		return s.err
-	}
-	for _, o := range s.objects {
-		if client.ObjectKeyFromObject(o) != key {
-			continue
-		}
-		switch o := o.(type) {
-		case *corev1.Pod:
-			if into, ok := into.(*corev1.Pod); ok {
-				o.DeepCopyInto(into)
-				return nil
-			}
-		case *corev1.Node:
-			if into, ok := into.(*corev1.Node); ok {
-				o.DeepCopyInto(into)
-				return nil
-			}
-		}
-	}
-	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
-}
-
 // plugin is a PreBinder whose methods can be given, and are counted.
 type plugin struct {
 	name      string
-	preBind   func(ctx context.Context, bc *api.BindContext) error
-	rollBack  func(ctx context.Context, bc *api.BindContext) error
+	preBind   func(ctx context.Context, bc *framework.BindContext) error
+	rollBack  func(ctx context.Context, bc *framework.BindContext) error
 	preBinds  atomic.Int32
 	rollBacks atomic.Int32
 }
 
 func (p *plugin) Name() string { return p.name }
 
-func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	p.preBinds.Add(1)
 	if p.preBind == nil {
 		return nil
@@ -98,7 +104,7 @@ func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 	return p.preBind(ctx, bc)
 }
 
-func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	p.rollBacks.Add(1)
 	if p.rollBack == nil {
 		return nil
@@ -109,20 +115,20 @@ func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error
 // checker is a plugin with a PreFlight.
 type checker struct {
 	plugin
-	preFlight  func(ctx context.Context, bc *api.BindContext) (api.Next, error)
+	preFlight  func(bc *framework.BindContext) (framework.Next, error)
 	preFlights atomic.Int32
 }
 
-func (c *checker) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+func (c *checker) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	c.preFlights.Add(1)
 	if c.preFlight == nil {
-		return api.Run, nil
+		return framework.Run, nil
 	}
-	return c.preFlight(ctx, bc)
+	return c.preFlight(bc)
 }
 
 // claim is what the waiting plugins of these tests wait for.
-var claim = api.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
+var claim = framework.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
 
 // waiter is a plugin that waits until it is released, with the error it is
 // given then, or until its context ends.
@@ -133,8 +139,8 @@ type waiter struct {
 
 func newWaiter() *waiter {
 	w := &waiter{plugin: plugin{name: "waiter"}, release: make(chan error)}
-	w.preBind = func(ctx context.Context, bc *api.BindContext) error {
-		bc.Waiting(api.Waiting{Object: claim, For: "the volume of the test"})
+	w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
+		bc.Waiting(framework.Waiting{Object: claim, For: "the volume of the test"})
 		select {
 		case err := <-w.release:
 			return err
@@ -179,7 +185,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
 		Cached: holding(thePod, theNode),
-		Live:   holding(),
+		Live:   holding(thePod, theNode),
 		Settings: Settings{
 			Mode:              ModeEnforce,
 			Mutators:          chain(t),
@@ -190,7 +196,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 		},
 		Replica: "here",
 		Domain:  "prebind.dev",
-		Changes: notify.NewHub(),
+		Changes: framework.NewHub(),
 		Events:  &recorder{},
 		Clock:   clock.RealClock{},
 	}
@@ -204,7 +210,7 @@ func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 }
 
 // engineWith is newTestEngine with these plugins and no mutator.
-func engineWith(t *testing.T, plugins ...api.PreBinder) *Engine {
+func engineWith(t *testing.T, plugins ...framework.PreBinder) *Engine {
 	t.Helper()
 	return newTestEngine(t, func(o *Options) { o.Settings.Plugins = plugins })
 }

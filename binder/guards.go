@@ -12,7 +12,7 @@ import (
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // guardName is the plugin that the engine's own refusals name.
@@ -34,12 +34,12 @@ func namesPod(r Request) bool {
 
 // guardTarget checks that a node can have the target's name. The API server would bind
 // the pod to any name.
-func guardTarget(b *corev1.Binding) *api.Error {
+func guardTarget(b *corev1.Binding) *framework.Error {
 	problems := apivalidation.NameIsDNSSubdomain(b.Target.Name, false)
 	if len(problems) == 0 {
 		return nil
 	}
-	err := api.Refuse(api.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
+	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
 	err.Plugin = guardName
 	return err
 }
@@ -47,10 +47,10 @@ func guardTarget(b *corev1.Binding) *api.Error {
 // guardPod checks that the Binding is meant for this very pod, in this version where
 // the Binding names one, and that the pod can still be bound. All of it is checked by the API server as well, but only
 // after the plugins would have had their side effects.
-func guardPod(pod *corev1.Pod, b *corev1.Binding) *api.Error {
-	object := api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
-	stale := func(format string, args ...any) *api.Error {
-		err := api.Stale(object, format, args...)
+func guardPod(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
+	object := framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
+	stale := func(format string, args ...any) *framework.Error {
+		err := framework.Stale(object, format, args...)
 		err.Plugin = guardName
 		return err
 	}
@@ -80,7 +80,7 @@ var (
 // Binding into it. The API server does not: it stores what it is given, and then
 // refuses every later update of that pod, the kubelet's included. There must be room
 // for the annotations that may come, too.
-func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *api.Error {
+func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *framework.Error {
 	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(annotations)+len(mayCome))
 	maps.Copy(merged, pod.Annotations)
 	maps.Copy(merged, b.Annotations)
@@ -97,15 +97,15 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	if len(annotations)+len(mayCome) > 0 && apivalidation.ValidateAnnotationsSize(merged) != nil && guardMerged(pod, b, nil, nil, nil) == nil {
 		advice = "the annotations that Prebind adds do not fit any more; shorten those of the pod or the Binding, or let fewer mutators run"
 	}
-	err := &api.Error{
-		Kind:    api.KindInvalid,
+	err := &framework.Error{
+		Kind:    framework.KindInvalid,
 		Plugin:  guardName,
-		Object:  api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
+		Object:  framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
 		Advice:  advice,
 	}
 	for _, p := range problems {
-		err.Fields = append(err.Fields, api.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
+		err.Fields = append(err.Fields, framework.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
 	}
 	return err
 }

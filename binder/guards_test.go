@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -40,7 +40,7 @@ func TestGuardPod(t *testing.T) {
 		reason  string
 		pod     *corev1.Pod
 		binding []gen.BindingOption
-		want    api.Kind
+		want    framework.Kind
 		says    string
 	}{
 		"SameUID": {
@@ -56,21 +56,21 @@ func TestGuardPod(t *testing.T) {
 			reason:  "the pod was created anew under its name",
 			pod:     gen.Pod("web", gen.UID("2")),
 			binding: []gen.BindingOption{gen.UID("1")},
-			want:    api.KindStale,
+			want:    framework.KindStale,
 			says:    "schedule it again",
 		},
 		"Terminating": {
 			reason:  "a pod that is being deleted is not bound",
 			pod:     gen.Pod("web", gen.UID("1"), gen.Terminating()),
 			binding: []gen.BindingOption{gen.UID("1")},
-			want:    api.KindStale,
+			want:    framework.KindStale,
 			says:    "being deleted",
 		},
 		"Gated": {
 			reason:  "the API server refuses to bind a gated pod, but only after the plugins would have run",
 			pod:     gen.Pod("web", gen.UID("1"), gen.Gate("example.com/quota")),
 			binding: []gen.BindingOption{gen.UID("1")},
-			want:    api.KindStale,
+			want:    framework.KindStale,
 			says:    "example.com/quota",
 		},
 	}
@@ -84,7 +84,7 @@ func TestGuardPod(t *testing.T) {
 			require.NotNil(t, err, tc.reason)
 			assert.Equal(t, tc.want, err.Kind, tc.reason)
 			assert.Equal(t, "binder", err.Plugin)
-			assert.Equal(t, api.Object{Kind: "Pod", Namespace: "default", Name: "web"}, err.Object)
+			assert.Equal(t, framework.Object{Kind: "Pod", Namespace: "default", Name: "web"}, err.Object)
 			assert.Contains(t, err.Error(), tc.says)
 			assert.NotEmpty(t, err.Advice)
 		})
@@ -202,7 +202,7 @@ func TestGuardMerged(t *testing.T) {
 				return
 			}
 			require.NotNil(t, err, tc.reason)
-			assert.Equal(t, api.KindInvalid, err.Kind, tc.reason)
+			assert.Equal(t, framework.KindInvalid, err.Kind, tc.reason)
 			assert.Equal(t, "binder", err.Plugin)
 			assert.NotEmpty(t, err.Advice)
 			var paths []string

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -27,7 +27,7 @@ func TestSuccessAfterGivingUpIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
-		w.preBind = func(context.Context, *api.BindContext) error {
+		w.preBind = func(context.Context, *framework.BindContext) error {
 			calls.add("write begins")
 			pass(70 * time.Second) // an API write that is under way does not look at the context
 			calls.add("write done")
@@ -35,7 +35,7 @@ func TestSuccessAfterGivingUpIsUndone(t *testing.T) {
 		}
 		s := newScene(t, w)
 		d, _ := timed(t.Context(), s.Engine, theRequest())
-		require.Equal(t, api.KindWait, kindOf(d.Err))
+		require.Equal(t, framework.KindWait, kindOf(d.Err))
 		pass(10 * time.Minute) // nobody calls again; abandoned after 1 minute
 		synctest.Wait()
 		assert.Contains(t, calls.all(), "lock PreBindRollBack", "what was written must be undone: %v", calls.all())
@@ -48,7 +48,7 @@ func TestSuccessAfterTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
-		w.preBind = func(_ context.Context, bc *api.BindContext) error {
+		w.preBind = func(_ context.Context, bc *framework.BindContext) error {
 			calls.add("write " + bc.Attempt)
 			pass(2 * time.Second)
 			return nil
@@ -90,7 +90,7 @@ func TestAllowedWhileTheFollowerReads(t *testing.T) {
 		ch := &skipper{writer: newWriter("lock", calls)}
 		live := &slowLive{store: holding(thePod, theNode)}
 		e := newTestEngine(t, func(o *Options) {
-			o.Live, o.Settings.Plugins = live, []api.PreBinder{ch}
+			o.Live, o.Settings.Plugins = live, []framework.PreBinder{ch}
 		})
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
@@ -98,7 +98,7 @@ func TestAllowedWhileTheFollowerReads(t *testing.T) {
 		live.slow = 2 * time.Second // an API server that takes 2 s for a read
 		live.mu.Unlock()
 		ch.skip = true
-		pass(api.BindSettles + time.Second) // the follower reads the live pod now
+		pass(framework.BindSettles + time.Second) // the follower reads the live pod now
 		d, _ = timed(t.Context(), e, theRequest())
 		allowed := d.Err == nil
 		pass(10 * time.Second)
@@ -113,11 +113,11 @@ type skipper struct {
 	skip bool
 }
 
-func (s *skipper) PreFlight(context.Context, *api.BindContext) (api.Next, error) {
+func (s *skipper) PreFlight(*framework.BindContext) (framework.Next, error) {
 	if s.skip {
-		return api.Skip, nil
+		return framework.Skip, nil
 	}
-	return api.Run, nil
+	return framework.Run, nil
 }
 
 // A second round fails while the API server is still at the bind of the first.
@@ -126,9 +126,9 @@ func TestSecondRoundFailsWhileTheFirstIsInFlight(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
 		n := 0
-		w.preBind = func(context.Context, *api.BindContext) error {
+		w.preBind = func(context.Context, *framework.BindContext) error {
 			if n++; n == 2 {
-				return api.FromAPI(api.Object{Kind: "Node", Name: "node-a"}, "reading it", context.DeadlineExceeded)
+				return framework.FromAPI(framework.Object{Kind: "Node", Name: "node-a"}, "reading it", context.DeadlineExceeded)
 			}
 			return nil
 		}
@@ -137,7 +137,7 @@ func TestSecondRoundFailsWhileTheFirstIsInFlight(t *testing.T) {
 		require.Nil(t, first.Err)
 		pass(time.Second)
 		second, _ := timed(t.Context(), s.Engine, theRequest()) // the same bind again: client's timeout, or IfNeeded
-		require.Equal(t, api.KindWait, kindOf(second.Err))
+		require.Equal(t, framework.KindWait, kindOf(second.Err))
 		pass(time.Second)
 		s.bound("node-a", first.Annotations[attemptKeyOfTests]) // 2 s after "allowed", the first bind comes about
 		pass(time.Minute)
@@ -151,12 +151,12 @@ func TestSupersededSecondRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
-		w.rollBack = func(_ context.Context, bc *api.BindContext) error {
+		w.rollBack = func(_ context.Context, bc *framework.BindContext) error {
 			calls.add("rolled back on " + bc.Node.Name)
 			return nil
 		}
 		n := 0
-		w.preBind = func(ctx context.Context, _ *api.BindContext) error {
+		w.preBind = func(ctx context.Context, _ *framework.BindContext) error {
 			if n++; n == 2 {
 				<-ctx.Done()
 				return context.Cause(ctx)
@@ -201,7 +201,7 @@ func (l *switchable) Living(context.Context) (map[string]bool, error) {
 func TestGraceCountsFromTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		m := &marker{writer: newWriter("p", calls), marks: []api.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter("p", calls), marks: []framework.Mark{markOf("b-1")}}
 		living := &switchable{ids: map[string]bool{"b": true}}
 		s := newScene(t, m)
 		s.podIs(thePod)
@@ -228,8 +228,8 @@ func TestBoundByOtherIsCommitted(t *testing.T) {
 		d, _ := timed(t.Context(), s.Engine, theRequest())
 		require.Nil(t, d.Err)
 		mine := d.Annotations[attemptKeyOfTests]
-		m.marks = []api.Mark{markOf(mine)} // this attempt took the lock over from replica b's
-		s.bound("node-a", "b-1")           // whose Binding came first
+		m.marks = []framework.Mark{markOf(mine)} // this attempt took the lock over from replica b's
+		s.bound("node-a", "b-1")                 // whose Binding came first
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
 		NewSweeper(s.Engine, livingReplicas{}).Run(ctx)
@@ -240,7 +240,7 @@ func TestBoundByOtherIsCommitted(t *testing.T) {
 // A panic in Marks.
 type panicking struct{ *writer }
 
-func (panicking) Marks(context.Context) ([]api.Mark, error) { panic("a bug in Marks") }
+func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
 
 func TestMarksPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -271,9 +271,9 @@ type stream struct {
 	n int
 }
 
-func (m *stream) Marks(context.Context) ([]api.Mark, error) {
+func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
 	m.n++
-	return []api.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
+	return []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
 }
 
 func TestOrphansArePruned(t *testing.T) {
@@ -291,7 +291,7 @@ func TestOrphansArePruned(t *testing.T) {
 func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		p := &plugin{name: "slow", preBind: func(ctx context.Context, _ *api.BindContext) error {
+		p := &plugin{name: "slow", preBind: func(ctx context.Context, _ *framework.BindContext) error {
 			if n++; n > 1 {
 				return nil
 			}
@@ -303,21 +303,21 @@ func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
 		timed(t.Context(), e, theRequest())
 		pass(abandonAfter - testHold + time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
-		assert.NotEqual(t, api.KindStale, kindOf(d.Err), "somebody is asking right now")
+		assert.NotEqual(t, framework.KindStale, kindOf(d.Err), "somebody is asking right now")
 	})
 }
 
 // A wait that came between two calls costs the client one of its ten; RetryAfter never grows.
 func TestRetryAfterGrowsForEveryWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &checker{plugin: plugin{name: "p"}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
-			return api.Run, api.Wait(claim, "the API server is slow")
+		c := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
+			return framework.Run, framework.Wait(claim, "the API server is slow")
 		}}
 		e := engineWith(t, c)
 		var total time.Duration
 		for range 10 {
 			d, took := timed(t.Context(), e, theRequest())
-			require.Equal(t, api.KindWait, kindOf(d.Err))
+			require.Equal(t, framework.KindWait, kindOf(d.Err))
 			total += took + d.RetryAfter
 			pass(d.RetryAfter)
 		}
@@ -330,18 +330,18 @@ func TestEveryAttemptHasItsOwnID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ids []string
 		ch := &checker{plugin: plugin{name: "p"}}
-		ch.preBind = func(_ context.Context, bc *api.BindContext) error { ids = append(ids, bc.Attempt); return nil }
+		ch.preBind = func(_ context.Context, bc *framework.BindContext) error { ids = append(ids, bc.Attempt); return nil }
 		n := 0
-		ch.preFlight = func(context.Context, *api.BindContext) (api.Next, error) {
+		ch.preFlight = func(*framework.BindContext) (framework.Next, error) {
 			if n++; n == 2 {
 				pass(2 * time.Second) // reads
 			}
-			return api.Run, nil
+			return framework.Run, nil
 		}
 		live := holding(thePod, theNode)
-		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{ch} })
+		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []framework.PreBinder{ch} })
 		timed(t.Context(), e, theRequest())
-		pass(api.BindSettles - time.Second)
+		pass(framework.BindSettles - time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
 		require.Len(t, ids, 2)
@@ -355,13 +355,13 @@ func TestRoundWhileTheFollowerReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWriter("lock", &journal{})
 		live := &slowLive{store: holding(thePod, theNode)}
-		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{w} })
+		e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []framework.PreBinder{w} })
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
 		live.mu.Lock()
 		live.slow = 2 * time.Second
 		live.mu.Unlock()
-		pass(api.BindSettles + time.Second)
+		pass(framework.BindSettles + time.Second)
 		d, took := timed(t.Context(), e, theRequest())
 		assert.Nil(t, d.Err, "%s after %s: the round was accepted and nobody ran it", d.Kind(), took)
 	})
@@ -382,7 +382,7 @@ func TestStaleRefusalIsTold(t *testing.T) {
 func TestBudgetOfADeafPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
-		p := &plugin{name: "deaf", preBind: func(context.Context, *api.BindContext) error { <-stop; return nil }}
+		p := &plugin{name: "deaf", preBind: func(context.Context, *framework.BindContext) error { <-stop; return nil }}
 		e := engineWith(t, p)
 		defer close(stop)
 		var d Decision
@@ -390,7 +390,7 @@ func TestBudgetOfADeafPlugin(t *testing.T) {
 			d, _ = timed(t.Context(), e, theRequest())
 			pass(d.RetryAfter)
 		}
-		assert.NotEqual(t, api.KindWait, kindOf(d.Err), "20 minutes after the budget of 10: %v", d.Err)
+		assert.NotEqual(t, framework.KindWait, kindOf(d.Err), "20 minutes after the budget of 10: %v", d.Err)
 	})
 }
 
@@ -400,6 +400,6 @@ func TestOtherPodsRefusalIsNotTold(t *testing.T) {
 	s.podIs(thePod)
 	d := s.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-0"))))
 	require.NotNil(t, d.Err)
-	assert.Equal(t, api.KindStale, d.Err.Kind)
+	assert.Equal(t, framework.KindStale, d.Err.Kind)
 	assert.Empty(t, s.events.all())
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Roll-back that fails for longer than the persistence, or PostBind that fails: the mark of a
@@ -24,7 +24,7 @@ func TestOwnMarkOfAnEndedAttempt(t *testing.T) {
 		m := &marker{writer: newWriter("lock", calls)}
 		var outage atomic.Bool
 		outage.Store(true)
-		m.rollBack = func(context.Context, *api.BindContext) error {
+		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if outage.Load() {
 				return errScripted
 			}
@@ -35,7 +35,7 @@ func TestOwnMarkOfAnEndedAttempt(t *testing.T) {
 		s := newScene(t, m)
 		d, _ := timed(t.Context(), s.Engine, theRequest())
 		require.Nil(t, d.Err)
-		m.marks = []api.Mark{markOf(d.Annotations[attemptKeyOfTests])}
+		m.marks = []framework.Mark{markOf(d.Annotations[attemptKeyOfTests])}
 		s.podIs(nil)
 		pass(10 * time.Minute)
 		outage.Store(false)
@@ -51,17 +51,17 @@ func TestOneHoldPerCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		p := &plugin{name: "p"}
-		p.preBind = func(ctx context.Context, _ *api.BindContext) error {
+		p.preBind = func(ctx context.Context, _ *framework.BindContext) error {
 			if n++; n == 1 {
 				return nil
 			}
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}
-		p.rollBack = func(context.Context, *api.BindContext) error { pass(4 * time.Second); return nil }
+		p.rollBack = func(context.Context, *framework.BindContext) error { pass(4 * time.Second); return nil }
 		s := newScene(t, p)
 		timed(t.Context(), s.Engine, theRequest())
-		pass(api.BindSettles + 10*time.Millisecond)
+		pass(framework.BindSettles + 10*time.Millisecond)
 		d, took := timed(t.Context(), s.Engine, theRequest())
 		require.NotNil(t, d.Err)
 		assert.LessOrEqual(t, took, testHold, "at most --hold")
@@ -73,19 +73,19 @@ func TestOldFailureIsNotTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plugin{name: "p"}
 		n := 0
-		p.preBind = func(context.Context, *api.BindContext) error {
+		p.preBind = func(context.Context, *framework.BindContext) error {
 			if n++; n > 1 {
 				return nil
 			}
 			pass(10 * time.Second)
-			return api.Refuse(claim, "is lost")
+			return framework.Refuse(claim, "is lost")
 		}
-		p.rollBack = func(context.Context, *api.BindContext) error { return errScripted }
+		p.rollBack = func(context.Context, *framework.BindContext) error { return errScripted }
 		s := newScene(t, p)
 		timed(t.Context(), s.Engine, theRequest())
 		pass(7 * time.Minute)
 		d, _ := timed(t.Context(), s.Engine, theRequest())
-		assert.NotEqual(t, api.KindRefuse, kindOf(d.Err), "7 minutes old, keepFailure is one: %v", d.Err)
+		assert.NotEqual(t, framework.KindRefuse, kindOf(d.Err), "7 minutes old, keepFailure is one: %v", d.Err)
 	})
 }
 
@@ -93,12 +93,12 @@ func TestOldFailureIsNotTold(t *testing.T) {
 func TestWaitIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error {
+		p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error {
 			if n++; n > 1 {
 				return nil
 			}
 			pass(6 * time.Second)
-			return api.Wait(claim, "somebody else was faster")
+			return framework.Wait(claim, "somebody else was faster")
 		}}
 		e := engineWith(t, p)
 		timed(t.Context(), e, theRequest())
@@ -116,7 +116,7 @@ func TestPodGoesWhileACallWaits(t *testing.T) {
 		synctest.Wait()
 		s.podIs(nil)
 		close(release)
-		assert.Equal(t, api.KindWait, kindOf((<-waiting).Err), "the next call hears that the pod is gone")
+		assert.Equal(t, framework.KindWait, kindOf((<-waiting).Err), "the next call hears that the pod is gone")
 		pass(time.Minute)
 		assert.Equal(t, []string{"a PreBind", "a PreBindRollBack"}, calls.all())
 	})

@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // run is the life of an attempt.
@@ -63,29 +63,29 @@ func (s *attempts) present(a *attempt) *round {
 
 // prepare runs one round within the budget. A round that succeeds has succeeded,
 // even if it was given up meanwhile: it is followed like every other.
-func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *api.Error) {
+func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *framework.Error) {
 	stop := s.spend(ctx, a, r)
 	defer stop()
 	defer s.endWithPod(ctx, a, r)()
-	wait := s.past.Begin(waitKind(r), s.clock.Now())
+	wait := s.past.Begin(waitKind(r), waitBegan(r.bc, s.clock.Now(), a.budget))
 	defer func() { s.past.End(wait, s.clock.Now(), err == nil) }()
-	err = preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p api.PreBinder) { s.enter(a, r.bc, p) })
+	err = preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p framework.PreBinder) { s.enter(a, r.bc, p) })
 	if err == nil {
 		err = r.confirm(r.ctx)
 	}
 	if err == nil || !ended(err) {
 		return err
 	}
-	about := api.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+	about := framework.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
 	switch cause := context.Cause(r.ctx); {
 	case errors.Is(cause, errBudgetSpent):
 		err = a.tooLong(r)
 	case errors.Is(cause, errPodGone), errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
-		err = api.Stale(about, "the bind to %s was given up: %v", a.key.node, cause).Because(cause)
+		err = framework.Stale(about, "the bind to %s was given up: %v", a.key.node, cause).Because(cause)
 	case errors.Is(cause, errLeaseLost):
-		err = api.Wait(about, "the bind to %s begins again: %v", a.key.node, cause).Because(cause).Advise("repeat the Binding")
+		err = framework.Wait(about, "the bind to %s begins again: %v", a.key.node, cause).Because(cause).Advise("repeat the Binding")
 	}
-	return api.AsError(guardName, err)
+	return framework.AsError(guardName, err)
 }
 
 // endWithPod gives the round up when its pod can no longer be bound by it, whatever the
@@ -106,7 +106,7 @@ func (s *attempts) endWithPod(ctx context.Context, a *attempt, r *round) (stop f
 // whenUnbindable waits until the attempt's pod is gone, being deleted, or has a node, and
 // then calls end with mu held. It does not call end if the context ends first.
 func (s *attempts) whenUnbindable(ctx context.Context, a *attempt, name types.NamespacedName, end func()) {
-	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: name.Namespace, Name: name.Name})
+	changed := s.changes.Subscribe(framework.RefTo(&corev1.Pod{}, name.Namespace, name.Name))
 	defer changed.Close()
 	for s.canBeBound(ctx, a, name) {
 		select {
@@ -127,7 +127,7 @@ func (s *attempts) canBeBound(ctx context.Context, a *attempt, name types.Namesp
 		// The cache may be behind, so the API server has the last word.
 		live, err := s.read(ctx, name)
 		if err == nil {
-			return live != nil && live.UID == a.key.pod && live.DeletionTimestamp == nil && live.Spec.NodeName == ""
+			return framework.WhereaboutsOf(live, a.key.pod, a.key.node) == framework.Pending
 		}
 		timer := s.clock.NewTimer(readAgain)
 		select {
@@ -141,9 +141,9 @@ func (s *attempts) canBeBound(ctx context.Context, a *attempt, name types.Namesp
 }
 
 // stoppedAt is what calls are told that wait in a process that ends.
-func stoppedAt(r *round) *api.Error {
-	about := api.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
-	err := api.Wait(about, "%v", errStopped).Because(errStopped).Advise("repeat the Binding: another replica goes on with it")
+func stoppedAt(r *round) *framework.Error {
+	about := framework.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+	err := framework.Wait(about, "%v", errStopped).Because(errStopped).Advise("repeat the Binding: another replica goes on with it")
 	err.Plugin = guardName
 	return err
 }
@@ -172,12 +172,12 @@ func (s *attempts) prepared(a *attempt, r *round) {
 // earlier round has let a call go ahead, once it is known that no bind came of it.
 // An error that nobody was told is kept for a client that is between two calls, for as
 // long as the pod can be bound.
-func (s *attempts) fail(ctx context.Context, a *attempt, r *round, err *api.Error) {
+func (s *attempts) fail(ctx context.Context, a *attempt, r *round, err *framework.Error) {
 	s.mu.Lock()
 	a.idle.Stop()
 	told := a.told
 	a.phase, a.failedAt = failed, s.clock.Now()
-	if told || r.givenUp && !errors.Is(err, errBudgetSpent) || err.Kind == api.KindWait {
+	if told || r.givenUp && !errors.Is(err, errBudgetSpent) || err.Kind == framework.KindWait {
 		// Nobody will come to be told, or a call had better begin anew.
 		a.phase = undoing
 	}
@@ -217,7 +217,7 @@ func (s *attempts) forgotten(a *attempt) bool {
 }
 
 // end forgets the attempt; calls that still wait for a round get the error.
-func (s *attempts) end(a *attempt, err *api.Error) {
+func (s *attempts) end(a *attempt, err *framework.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.round.close(err)
@@ -227,7 +227,7 @@ func (s *attempts) end(a *attempt, err *api.Error) {
 // commit tells the plugins that the bind has come about.
 func (s *attempts) commit(ctx context.Context, a *attempt) {
 	for _, r := range a.ran {
-		post, ok := r.plugin.(api.PostBinder)
+		post, ok := r.plugin.(framework.PostBinder)
 		if !ok {
 			continue
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -41,12 +41,12 @@ func TestObserver(t *testing.T) {
 	}{
 		"Bound":    {reason: "the pod names another attempt, or none", becomes: bound, want: []string{"ended: bound by another attempt"}},
 		"NotBound": {reason: "every plugin is rolled back", becomes: terminatingCopy(), want: []string{"ended: not bound", "rolled back: p <nil>"}},
-		"Refused":  {reason: "nothing was prepared, but something may have been written", preBind: api.Refuse(claim, "no"), want: []string{"rolled back: p <nil>"}},
+		"Refused":  {reason: "nothing was prepared, but something may have been written", preBind: framework.Refuse(claim, "no"), want: []string{"rolled back: p <nil>"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { return tc.preBind }}
+				p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return tc.preBind }}
 				s := newScene(t, p)
 				w := &watcher{}
 				s.o.Observer, s.attempts.observer = w, w
@@ -63,9 +63,9 @@ func TestObserver(t *testing.T) {
 
 func TestObserverOfSweeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &marker{writer: newWriter("p", &journal{}), marks: []api.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter("p", &journal{}), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
-		m.rollBack = func(context.Context, *api.BindContext) error {
+		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if tries++; tries == 1 {
 				return errScripted
 			}
@@ -86,7 +86,7 @@ func TestStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.MaxHolds, o.Live = []api.PreBinder{w}, 7, holding(thePod)
+			o.Settings.Plugins, o.Settings.MaxHolds, o.Live = []framework.PreBinder{w}, 7, holding(thePod)
 		})
 		none := Stats{Attempts: map[string]int{"preparing": 0, "prepared": 0, "failed": 0, "undoing": 0}, MaxHolds: 7}
 		require.Equal(t, none, e.Stats(), "every phase is there, so that a graph of it is")

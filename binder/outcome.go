@@ -12,8 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -54,20 +53,19 @@ type bindOf struct {
 // judge decides on the outcome by the live pod, which is nil when it is gone. It
 // is pure. attemptKey is the annotation that holds the attempt.
 func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome {
-	switch {
-	case live == nil || live.UID != b.pod:
-		return outcomeNotBound
-	case live.Spec.NodeName == b.node && live.Annotations[attemptKey] == b.attempt:
-		return outcomeBound
-	case live.Spec.NodeName == b.node:
+	switch framework.WhereaboutsOf(live, b.pod, b.node) {
+	case framework.BoundHere:
+		if live.Annotations[attemptKey] == b.attempt {
+			return outcomeBound
+		}
 		return outcomeBoundByOther
-	case live.Spec.NodeName != "" || live.DeletionTimestamp != nil:
-		return outcomeNotBound
-	case now.Sub(b.since) > api.BindSettles:
-		return outcomeNotBound
-	default:
-		return outcomePending
+	case framework.Pending:
+		if now.Sub(b.since) <= framework.BindSettles {
+			return outcomePending
+		}
+	case framework.Gone, framework.Replaced, framework.BoundElsewhere:
 	}
+	return outcomeNotBound
 }
 
 // follow watches a bind that may be on its way until its outcome is known. It
@@ -76,7 +74,7 @@ func judge(b bindOf, live *corev1.Pod, attemptKey string, now time.Time) outcome
 // another round to run.
 func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 	pod := podOf(s.present(a))
-	changed := s.changes.Subscribe(notify.Key{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name})
+	changed := s.changes.Subscribe(framework.RefTo(&corev1.Pod{}, pod.Namespace, pod.Name))
 	defer changed.Close()
 	for {
 		bind, again := s.bindOf(a)
@@ -84,7 +82,7 @@ func (s *attempts) follow(ctx context.Context, a *attempt) outcome {
 			return outcomeAgain
 		}
 		now := s.clock.Now()
-		pause := bind.since.Add(api.BindSettles).Sub(now) + time.Millisecond
+		pause := bind.since.Add(framework.BindSettles).Sub(now) + time.Millisecond
 		if pause <= 0 || !s.stillPending(ctx, pod, bind.pod) {
 			live, err := s.read(ctx, pod)
 			if err != nil {
@@ -142,7 +140,7 @@ func (s *attempts) read(ctx context.Context, name types.NamespacedName) (*corev1
 	ctx, cancel := context.WithTimeout(ctx, readTakes)
 	defer cancel()
 	pod := &corev1.Pod{}
-	s.tracker.ReadLive("Pod", ReadOutcome)
+	s.tracker.ReadLive("", "Pod", ReadOutcome)
 	err := s.live.Get(ctx, name, pod)
 	if apierrors.IsNotFound(err) {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -23,10 +23,10 @@ import (
 // asked is a plugin that takes part when annotations ask for it.
 type asked struct {
 	checker
-	by api.Source
+	by framework.Source
 }
 
-func (a *asked) Asked() api.Source { return a.by }
+func (a *asked) Asked() framework.Source { return a.by }
 
 // annotated is theRequest with more annotations on the Binding.
 func annotated(pairs ...string) Request {
@@ -41,15 +41,15 @@ func annotated(pairs ...string) Request {
 func TestDispatch(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
-		by      api.Source
+		by      framework.Source
 		pod     []gen.PodOption
 		binding []string
 		runs    bool
 		refused string
 	}{
-		"NotAsked":        {reason: "no annotation, no part", by: api.ByBindingOrPod},
+		"NotAsked":        {reason: "no annotation, no part", by: framework.ByBindingOrPod},
 		"ByBinding":       {reason: "a scheduler's plugin asks", binding: []string{"p.prebind.dev/x", ""}, runs: true},
-		"ByPod":           {reason: "a user asks", by: api.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
+		"ByPod":           {reason: "a user asks", by: framework.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
 		"PodMayNot":       {reason: "where only schedulers may ask, a user does not", pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}},
 		"OtherPlugin":     {reason: "another's annotation does not ask", binding: []string{"q.prebind.dev/x", "", "pp.prebind.dev/x", "", "p.prebind.dev.x/y", ""}},
 		"OtherDomain":     {reason: "another domain does not ask", binding: []string{"p.example.com/x", ""}},
@@ -71,12 +71,12 @@ func TestDispatch(t *testing.T) {
 			p := &asked{checker: checker{plugin: plugin{name: "p"}, preFlight: skipping}, by: tc.by}
 			e := newTestEngine(t, func(o *Options) {
 				o.Cached = holding(pod, theNode)
-				o.Settings.Plugins = []api.PreBinder{always, p}
+				o.Settings.Plugins = []framework.PreBinder{always, p}
 				o.Settings.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, nil }))
 			})
 			d := e.Bind(t.Context(), annotated(tc.binding...))
 			if tc.refused != "" {
-				require.Equal(t, api.KindRefuse, kindOf(d.Err), tc.reason)
+				require.Equal(t, framework.KindRefuse, kindOf(d.Err), tc.reason)
 				assert.Contains(t, d.Err.Error(), tc.refused)
 				assert.Contains(t, d.Err.Error(), "always, p", "those that are on are listed")
 				assert.Equal(t, "binder", d.Err.Plugin)
@@ -92,68 +92,70 @@ func TestDispatch(t *testing.T) {
 
 var errUnread = errors.New("no")
 
-func skipping(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }
+func skipping(*framework.BindContext) (framework.Next, error) {
+	return framework.Skip, nil
+}
 
 // TestRequireWithAllOff: a Binding that relies on a plugin does not pass an engine
 // that has none.
 func TestRequireWithAllOff(t *testing.T) {
 	e := newTestEngine(t, nil)
 	d := e.Bind(t.Context(), annotated("binder.prebind.dev/require", "device"))
-	assert.Equal(t, api.KindRefuse, kindOf(d.Err))
+	assert.Equal(t, framework.KindRefuse, kindOf(d.Err))
 }
 
 func TestPluginAnnotates(t *testing.T) {
 	cases := map[string]struct {
 		reason    string
-		preFlight func(bc *api.BindContext)
-		preBind   func(bc *api.BindContext)
-		next      api.Next
+		preFlight func(bc *framework.BindContext)
+		preBind   func(bc *framework.BindContext)
+		next      framework.Next
 		want      map[string]string
-		kind      api.Kind
+		kind      framework.Kind
 	}{
 		"InPreFlight": {
-			reason: "one whose PreBind is skipped annotates before", next: api.Skip,
-			preFlight: func(bc *api.BindContext) { bc.Annotate("p", "seen", "1") },
+			reason: "one whose PreBind is skipped annotates before", next: framework.Skip,
+			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "seen", "1") },
 			want:      map[string]string{"p.prebind.dev/seen": "1"},
 		},
 		"InPreBind": {
 			reason:    "what is known only then reaches the pod as well, and replaces",
-			preFlight: func(bc *api.BindContext) { bc.Annotate("p", "a", "1"); bc.Annotate("p", "b", "1") },
-			preBind:   func(bc *api.BindContext) { bc.Annotate("p", "a", "2") },
+			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "a", "1"); bc.Annotate("p", "b", "1") },
+			preBind:   func(bc *framework.BindContext) { bc.Annotate("p", "a", "2") },
 			want:      map[string]string{"p.prebind.dev/a": "2", "p.prebind.dev/b": "1"},
 		},
 		"ForeignName": {
-			reason: "another's keys are not its to write", next: api.Skip,
-			preFlight: func(bc *api.BindContext) { bc.Annotate("q", "a", "1") },
-			kind:      api.KindInternal,
+			reason: "another's keys are not its to write", next: framework.Skip,
+			preFlight: func(bc *framework.BindContext) { bc.Annotate("q", "a", "1") },
+			kind:      framework.KindInternal,
 		},
 		"BadKey": {
-			reason: "a mistake of the plugin's is its failure", next: api.Skip,
-			preFlight: func(bc *api.BindContext) { bc.Annotate("p", "no good", "1") },
-			kind:      api.KindInternal,
+			reason: "a mistake of the plugin's is its failure", next: framework.Skip,
+			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "no good", "1") },
+			kind:      framework.KindInternal,
 		},
 		"BadKeyInPreBind": {
 			reason:  "and what was prepared is rolled back",
-			preBind: func(bc *api.BindContext) { bc.Annotate("p", "a/b", "1") },
-			kind:    api.KindInternal,
+			preBind: func(bc *framework.BindContext) { bc.Annotate("p", "a/b", "1") },
+			kind:    framework.KindInternal,
 		},
 		"TooMuch": {
 			reason:  "what the pod could not be updated with is not admitted",
-			preBind: func(bc *api.BindContext) { bc.Annotate("p", "a", strings.Repeat("x", 256<<10)) },
-			kind:    api.KindInvalid,
+			preBind: func(bc *framework.BindContext) { bc.Annotate("p", "a", strings.Repeat("x", 256<<10)) },
+			kind:    framework.KindInvalid,
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &checker{plugin: plugin{name: "p"}}
-				p.preFlight = func(_ context.Context, bc *api.BindContext) (api.Next, error) {
+				p.preFlight = func(bc *framework.BindContext) (framework.Next, error) {
 					if tc.preFlight != nil {
 						tc.preFlight(bc)
 					}
 					return tc.next, nil
 				}
-				p.preBind = func(_ context.Context, bc *api.BindContext) error {
+				p.preBind = func(_ context.Context, bc *framework.BindContext) error {
 					if tc.preBind != nil {
 						tc.preBind(bc)
 					}
@@ -179,23 +181,23 @@ func TestPluginAnnotates(t *testing.T) {
 func TestAnnotationsOfLaterRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, other := &plugin{name: "p"}, &checker{plugin: plugin{name: "other"}}
-		p.preBind = func(_ context.Context, bc *api.BindContext) error {
+		p.preBind = func(_ context.Context, bc *framework.BindContext) error {
 			if bc.Binding.Annotations["p.prebind.dev/pin"] == "" {
 				bc.Annotate("p", "pin", "pod")
 			}
 			return nil
 		}
-		other.preBind = func(_ context.Context, bc *api.BindContext) error {
+		other.preBind = func(_ context.Context, bc *framework.BindContext) error {
 			bc.Annotate("other", "round", "1")
 			return nil
 		}
-		other.preFlight = func(context.Context, *api.BindContext) (api.Next, error) {
+		other.preFlight = func(*framework.BindContext) (framework.Next, error) {
 			if other.preBinds.Load() > 0 {
-				return api.Skip, nil
+				return framework.Skip, nil
 			}
-			return api.Run, nil
+			return framework.Run, nil
 		}
-		e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []api.PreBinder{p, other}, holding(thePod) })
+		e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []framework.PreBinder{p, other}, holding(thePod) })
 		first := e.Bind(t.Context(), theRequest())
 		require.Nil(t, first.Err)
 		assert.Equal(t, "pod", first.Annotations["p.prebind.dev/pin"])
@@ -212,18 +214,18 @@ func TestMutatorsSeeTheBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen []mutators.Input
 		w := newWaiter()
-		p := &checker{plugin: plugin{name: "p"}, preFlight: func(_ context.Context, bc *api.BindContext) (api.Next, error) {
-			bc.Has(api.Device{Request: "gpu", Name: "GPU-1"})
-			return api.Skip, nil
+		p := &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
+			bc.Has(framework.Device{Request: "gpu", Name: "GPU-1"})
+			return framework.Skip, nil
 		}}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins = []api.PreBinder{p, w}
+			o.Settings.Plugins = []framework.PreBinder{p, w}
 			o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
 				seen = append(seen, in)
 				return mutators.Output{}, nil
 			}))
 		})
-		require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
+		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
 		begin := time.Now()
 		answer := later(t.Context(), e, theRequest())
 		synctest.Wait()
@@ -236,7 +238,7 @@ func TestMutatorsSeeTheBind(t *testing.T) {
 		assert.Empty(t, seen[0].Bind.Attempt)
 		assert.Equal(t, 1, seen[0].Bind.Calls)
 		last := seen[len(seen)-1]
-		assert.Equal(t, []api.Device{{Request: "gpu", Name: "GPU-1"}}, last.Devices)
+		assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}}, last.Devices)
 		assert.Equal(t, d.Annotations["binder.prebind.dev/attempt"], last.Bind.Attempt)
 		assert.Equal(t, 2, last.Bind.Calls)
 		assert.Equal(t, testHold+2*time.Second, last.Bind.Waited, "the time of the call that was told to wait counts")
@@ -253,8 +255,8 @@ func TestClaimedDevices(t *testing.T) {
 			var seen mutators.Input
 			e := newTestEngine(t, func(o *Options) {
 				o.Cached = holding(pod, theNode)
-				o.Settings.Claimed = func(_ context.Context, pod *corev1.Pod) ([]api.Device, error) {
-					return []api.Device{{Request: pod.Spec.ResourceClaims[0].Name, Driver: "d"}}, errUnread
+				o.Settings.Claimed = func(_ context.Context, pod *corev1.Pod) ([]framework.Device, error) {
+					return []framework.Device{{Request: pod.Spec.ResourceClaims[0].Name, Driver: "d"}}, errUnread
 				}
 				o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
 					seen = in
@@ -267,7 +269,7 @@ func TestClaimedDevices(t *testing.T) {
 				require.NoError(t, seen.DevicesErr)
 				return
 			}
-			assert.Equal(t, []api.Device{{Request: "gpu", Driver: "d"}}, seen.Devices)
+			assert.Equal(t, []framework.Device{{Request: "gpu", Driver: "d"}}, seen.Devices)
 			assert.Equal(t, errUnread, seen.DevicesErr)
 		})
 	}
@@ -280,7 +282,7 @@ type confirmer struct {
 	confirms int
 }
 
-func (c *confirmer) Confirm(context.Context, *api.BindContext) error {
+func (c *confirmer) Confirm(context.Context, framework.Reader, *framework.BindContext) error {
 	c.confirms++
 	if c.confirm == nil {
 		return nil
@@ -304,10 +306,10 @@ func TestConfirm(t *testing.T) {
 	})
 	t.Run("Holds no more", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { return api.Refuse(claim, "drained") }}
+			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { return framework.Refuse(claim, "drained") }}
 			p := &plugin{name: "p"}
 			d := engineWith(t, c, p).Bind(t.Context(), theRequest())
-			require.Equal(t, api.KindRefuse, kindOf(d.Err))
+			require.Equal(t, framework.KindRefuse, kindOf(d.Err))
 			assert.Equal(t, "c", d.Err.Plugin)
 			synctest.Wait()
 			assert.EqualValues(t, 1, p.rollBacks.Load(), "what was prepared is undone")
@@ -319,7 +321,7 @@ func TestConfirm(t *testing.T) {
 			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { panic("boom") }}
 			p := &plugin{name: "p"}
 			d := engineWith(t, c, p).Bind(quiet(t), theRequest())
-			require.Equal(t, api.KindInternal, kindOf(d.Err))
+			require.Equal(t, framework.KindInternal, kindOf(d.Err))
 			synctest.Wait()
 			assert.EqualValues(t, 1, p.rollBacks.Load())
 		})
@@ -335,7 +337,7 @@ func TestOtherParameters(t *testing.T) {
 			var prepared []string
 			w := newWaiter()
 			wait := w.preBind
-			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+			w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
 				prepared = append(prepared, bc.Binding.Annotations[key])
 				return wait(ctx, bc)
 			}
@@ -343,7 +345,7 @@ func TestOtherParameters(t *testing.T) {
 			first := later(t.Context(), e, annotated(key, "1"))
 			synctest.Wait()
 			second := later(t.Context(), e, annotated(key, "2"))
-			assert.Equal(t, api.KindStale, kindOf((<-first).Err), "its parameters are out of date")
+			assert.Equal(t, framework.KindStale, kindOf((<-first).Err), "its parameters are out of date")
 			w.release <- nil
 			require.Nil(t, (<-second).Err)
 			assert.Equal(t, []string{"1", "2"}, prepared)
@@ -354,7 +356,7 @@ func TestOtherParameters(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			wait := w.preBind
-			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+			w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
 				bc.Annotate("waiter", "device", "1")
 				return wait(ctx, bc)
 			}
@@ -362,7 +364,7 @@ func TestOtherParameters(t *testing.T) {
 			first := later(t.Context(), e, theRequest())
 			synctest.Wait()
 			second := later(t.Context(), e, annotated(key, "2"))
-			assert.Equal(t, api.KindStale, kindOf((<-first).Err))
+			assert.Equal(t, framework.KindStale, kindOf((<-first).Err))
 			w.release <- nil
 			require.Nil(t, (<-second).Err, "another value is not what came back")
 			assert.EqualValues(t, 2, w.preBinds.Load())
@@ -373,17 +375,17 @@ func TestOtherParameters(t *testing.T) {
 			edited := gen.Pod("web", gen.UID("pod-1"), gen.Annotation(key, "2"))
 			w := newWaiter()
 			wait := w.preBind
-			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+			w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
 				bc.Annotate("waiter", "device", "1")
 				return wait(ctx, bc)
 			}
 			pods := holding(thePod, theNode)
-			e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Cached = []api.PreBinder{w}, pods })
+			e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Cached = []framework.PreBinder{w}, pods })
 			first := later(t.Context(), e, theRequest())
 			synctest.Wait()
 			pods.set(edited, theNode)
 			second := later(t.Context(), e, theRequest())
-			assert.Equal(t, api.KindStale, kindOf((<-first).Err))
+			assert.Equal(t, framework.KindStale, kindOf((<-first).Err))
 			w.release <- nil
 			require.Nil(t, (<-second).Err)
 			assert.EqualValues(t, 2, w.preBinds.Load(), "a user may have edited the pod")
@@ -393,8 +395,8 @@ func TestOtherParameters(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			e := engineWith(t, w)
-			require.Equal(t, api.KindWait, kindOf(e.Bind(t.Context(), annotated(key, "1")).Err))
-			w.release <- api.Refuse(claim, "no")
+			require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), annotated(key, "1")).Err))
+			w.release <- framework.Refuse(claim, "no")
 			synctest.Wait()
 			second := later(t.Context(), e, annotated(key, "2"))
 			synctest.Wait()
@@ -420,7 +422,7 @@ func TestOtherParameters(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			wait := w.preBind
-			w.preBind = func(ctx context.Context, bc *api.BindContext) error {
+			w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
 				bc.Annotate("waiter", "found", "x")
 				return wait(ctx, bc)
 			}
@@ -452,10 +454,10 @@ func TestRequiredMutatorFailsLate(t *testing.T) {
 		require.NoError(t, err)
 		p := &plugin{name: "p"}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.Mutators, o.Live = []api.PreBinder{p}, c, holding(thePod)
+			o.Settings.Plugins, o.Settings.Mutators, o.Live = []framework.PreBinder{p}, c, holding(thePod)
 		})
 		d := e.Bind(t.Context(), theRequest())
-		require.Equal(t, api.KindRefuse, kindOf(d.Err))
+		require.Equal(t, framework.KindRefuse, kindOf(d.Err))
 		assert.Equal(t, "test", d.Err.Plugin)
 		assert.Contains(t, d.Err.Error(), "the node has no rack")
 		pass(time.Second)

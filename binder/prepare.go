@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 )
 
@@ -48,8 +48,8 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if a != nil {
 				id = a.id
 			}
-			bc := c.context(id)
-			run, err := preFlight(ctx, e.o.Tracker, c.plugins, bc)
+			bc := c.context(id, e.o.Clock.Now())
+			run, err := e.preFlight(ctx, c, bc)
 			if err != nil {
 				return e.later(c, err)
 			}
@@ -65,7 +65,7 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 			if err := e.withoutLease(c); err != nil {
 				return e.later(c, err)
 			}
-			r = newRound(c.settings, bc, run, func(ctx context.Context) *api.Error { return e.confirm(ctx, c, bc) })
+			r = newRound(c.settings, bc, run, func(ctx context.Context) *framework.Error { return e.confirm(ctx, c, bc) })
 			if a == nil {
 				a = e.attempts.start(ctx, c.key, r, c.budget)
 			} else if !e.attempts.again(ctx, a, r) {
@@ -83,13 +83,13 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 				if errors.Is(context.Cause(r.ctx), errBudgetSpent) {
 					return e.later(c, a.tooLong(r))
 				}
-				return e.later(c, api.Wait(api.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+				return e.later(c, framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
 			if !e.attempts.stillPending(ctx, podOf(r), c.key.pod) {
 				return e.later(c, changedMeanwhile(r))
 			}
 			// That took its time: PreFlight judges the node as it is now.
-			var err *api.Error
+			var err *framework.Error
 			if c.node, err = e.node(ctx, c.key.node); err != nil {
 				return e.later(c, err)
 			}
@@ -123,8 +123,8 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 }
 
 // confirm takes the last look at a round whose PreBinds have succeeded.
-func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api.Error {
-	if err := confirmAll(ctx, e.o.Tracker, c.plugins, bc); err != nil {
+func (e *Engine) confirm(ctx context.Context, c *call, bc *framework.BindContext) *framework.Error {
+	if err := confirmAll(ctx, &e.o, c.plugins, bc); err != nil {
 		return err
 	}
 	_, err := e.compose(ctx, c, additionsOf(bc.Attempt, bc))
@@ -133,12 +133,12 @@ func (e *Engine) confirm(ctx context.Context, c *call, bc *api.BindContext) *api
 
 // withoutLease returns why no bind may be allowed here that relies on what an attempt
 // wrote, or nil.
-func (e *Engine) withoutLease(c *call) *api.Error {
+func (e *Engine) withoutLease(c *call) *framework.Error {
 	if _, held := e.o.Term(); held {
 		return nil
 	}
-	about := api.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
-	err := api.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
+	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
+	err := framework.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
 		Advise("repeat the Binding: another replica may answer it")
 	err.Plugin = guardName
 	return err
@@ -146,15 +146,15 @@ func (e *Engine) withoutLease(c *call) *api.Error {
 
 // changedMeanwhile makes the client call again, to be judged by the pod as it is
 // then.
-func changedMeanwhile(r *round) *api.Error {
-	about := api.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
-	return api.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
+func changedMeanwhile(r *round) *framework.Error {
+	about := framework.Object{Kind: "Pod", Namespace: r.bc.Pod.Namespace, Name: r.bc.Pod.Name}
+	return framework.Wait(about, "the pod changed while its bind was prepared").Advise("repeat the Binding")
 }
 
 // later denies; a client that has to wait is told for how long.
-func (e *Engine) later(c *call, err *api.Error) Decision {
-	d := c.preview.deny(api.AsError(guardName, err))
-	if err.Kind == api.KindWait {
+func (e *Engine) later(c *call, err *framework.Error) Decision {
+	d := c.preview.deny(framework.AsError(guardName, err))
+	if err.Kind == framework.KindWait {
 		d.RetryAfter = e.retryAfter(c)
 		if c.joined != nil {
 			e.attempts.expect(c.joined, d.RetryAfter)
@@ -167,16 +167,21 @@ func (e *Engine) later(c *call, err *api.Error) Decision {
 // the call as one that had to wait.
 func (e *Engine) retryAfter(c *call) time.Duration {
 	before, now := e.waitedBefore(c), e.o.Clock.Now()
-	e.waits.Add(c.key, waited{calls: before.calls + 1, since: before.since}, forgetWaits)
-	if isClosed(e.draining) {
-		// Another replica may have a seat.
-		return time.Second
+	began := before.since
+	if !c.waitBegan.IsZero() {
+		began = c.waitBegan
 	}
-	return pacing.RetryAfter(pacing.Wait{
-		Elapsed: now.Sub(before.since), Left: c.budget - now.Sub(before.since), Calls: before.calls + 1, Past: e.attempts.past.Past(c.kind, now),
-	}, pacing.Pace{
-		Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace), Jitter: rand.Float64(),
-	})
+	missed := max(before.missed, c.missed)
+	after := time.Second // Where this replica is shutting down, another one may have a seat.
+	if !isClosed(e.draining) {
+		after = pacing.RetryAfter(pacing.Wait{
+			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: e.attempts.past.Past(c.kind, now),
+		}, pacing.Pace{
+			Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace), Jitter: rand.Float64(),
+		})
+	}
+	e.remember(c, func(w *waited) { w.calls, w.missed, w.next = w.calls+1, missed, now.Add(after) })
+	return after
 }
 
 // isClosed says whether a channel that carries no values is closed.
@@ -198,13 +203,27 @@ func waitKind(r *round) pacing.Kind {
 	return pacing.Kind{Namespace: r.bc.Pod.Namespace, Plugins: strings.Join(names, ",")}
 }
 
+// waitBegan returns when the wait for a bind began: at the first call that this replica
+// received, or earlier where a plugin saw it begin earlier. A wait that is older than the
+// budget belongs to another bind.
+func waitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
+	began := first
+	for _, w := range bc.WouldWaitFor() {
+		if !w.Since.IsZero() && w.Since.Before(began) && first.Sub(w.Since) < budget {
+			began = w.Since
+		}
+	}
+	return began
+}
+
 // seat is the time that one call is held, however often it waits.
 type seat struct {
 	engine *Engine
 	call   *call
 	timer  clock.Timer
-	// occupant is the call's seat, or nil.
+	// occupant is the call's seat among those of from, or nil.
 	occupant *occupant
+	from     *seats
 	// refused says that there was no seat, or that another call has got it.
 	refused bool
 }
@@ -246,12 +265,24 @@ func (h *seat) take(r *round) {
 	c.kind = waitKind(r)
 	now := e.o.Clock.Now()
 	before := e.waitedBefore(c)
-	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + 1}
-	elapsed := now.Sub(before.since)
-	if likely, ok := e.attempts.past.Past(c.kind, now).Quantile(0.5, elapsed); ok {
+	c.waitBegan = waitBegan(r.bc, before.since, c.budget)
+	elapsed, past := now.Sub(c.waitBegan), e.attempts.past.Past(c.kind, now)
+	var most int
+	h.from, most = e.seatsFor(c)
+	last := time.Duration(0)
+	if before.calls > 0 {
+		last = before.next.Sub(c.waitBegan)
+	}
+	c.missed = pacing.Missed(before.calls, before.missed, last, pacing.Wait{
+		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Past: past,
+	}, pacing.Pace{
+		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace),
+	})
+	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + c.missed + 1}
+	if likely, ok := past.Quantile(0.5, elapsed); ok {
 		wants.Due = now.Add(likely - elapsed)
 	}
-	if h.occupant = e.seats.take(wants, c.settings.MaxHolds, now); h.occupant == nil {
+	if h.occupant = h.from.take(wants, most, now); h.occupant == nil {
 		h.refused = true
 		e.o.Tracker.HoldRefused()
 		return
@@ -279,6 +310,6 @@ func (h *seat) over(ctx context.Context) bool {
 func (h *seat) release() {
 	if h.occupant != nil {
 		h.timer.Stop()
-		h.engine.seats.leave(h.occupant)
+		h.from.leave(h.occupant)
 	}
 }

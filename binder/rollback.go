@@ -8,10 +8,10 @@ package binder
 import (
 	"context"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // preBindRollBack has the plugin undo what it did.
-func preBindRollBack(ctx context.Context, p api.PreBinder, bc *api.BindContext) error {
+func preBindRollBack(ctx context.Context, p framework.RollBacker, bc *framework.BindContext) error {
 	return p.PreBindRollBack(ctx, bc)
 }

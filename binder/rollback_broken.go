@@ -8,9 +8,9 @@ package binder
 import (
 	"context"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // preBindRollBack forgets to roll back, and says that all is well: the checker of
 // test/faults has to see that. No release is built with this tag.
-func preBindRollBack(context.Context, api.PreBinder, *api.BindContext) error { return nil }
+func preBindRollBack(context.Context, framework.RollBacker, *framework.BindContext) error { return nil }

@@ -10,79 +10,41 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
-
-// preFlight fills the extensions, then runs the PreFlight of every plugin, in
-// order, and returns those whose PreBind has to run. The first error ends it.
-func preFlight(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext) ([]api.PreBinder, *api.Error) {
-	if err := extend(ctx, plugins, bc); err != nil {
-		return nil, err
-	}
-	var run []api.PreBinder
-	for _, p := range plugins {
-		next, err := check(ctx, t, p, bc)
-		if err != nil {
-			return nil, err
-		}
-		if next == api.Run {
-			run = append(run, p)
-		}
-	}
-	return run, nil
-}
-
-// extend fills the extensions, in order. The first error ends it.
-func extend(ctx context.Context, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
-	for _, p := range plugins {
-		if extender, ok := p.(api.BindContextExtender); ok {
-			err := contained(ctx, func() error { return extender.SetupBindContextExtension(ctx, bc) })
-			if err != nil {
-				return api.AsError(p.Name(), err)
-			}
-		}
-	}
-	return nil
-}
-
-// check runs the PreFlight of one plugin; one that has none always runs.
-func check(ctx context.Context, t Tracker, p api.PreBinder, bc *api.BindContext) (api.Next, *api.Error) {
-	checker, ok := p.(api.PreFlighter)
-	if !ok {
-		return api.Run, nil
-	}
-	next := api.Run
-	err := step(ctx, t, stepOf(StepPreFlight, p.Name(), bc), func(ctx context.Context) (err error) {
-		next, err = checker.PreFlight(ctx, bc)
-		return err
-	})
-	return next, api.AsError(p.Name(), err)
-}
 
 // preBind runs the PreBind of the plugins in order and returns the first error;
 // entering is told each plugin before.
-func preBind(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext, entering func(api.PreBinder)) *api.Error {
+func preBind(ctx context.Context, t Tracker, plugins []framework.PreBinder, bc *framework.BindContext, entering func(framework.PreBinder)) *framework.Error {
 	for _, p := range plugins {
 		entering(p)
 		err := step(ctx, t, stepOf(StepPreBind, p.Name(), bc), func(ctx context.Context) error { return p.PreBind(ctx, bc) })
 		if err != nil {
-			return api.AsError(p.Name(), err)
+			return framework.AsError(p.Name(), err)
 		}
-		bc.Waiting(api.Waiting{})
+		bc.Waiting(framework.Waiting{})
 	}
 	return nil
 }
 
-// confirmAll lets the plugins take a last look, in order. The first error ends it.
-func confirmAll(ctx context.Context, t Tracker, plugins []api.PreBinder, bc *api.BindContext) *api.Error {
+// confirmAll lets the plugins check once more, in order. The first error ends it. An
+// error that a plugin returns for the cached reader counts only if it returns one for the
+// live reader too.
+func confirmAll(ctx context.Context, o *Options, plugins []framework.PreBinder, bc *framework.BindContext) *framework.Error {
 	for _, p := range plugins {
-		confirmer, ok := p.(api.Confirmer)
+		confirmer, ok := p.(framework.Confirmer)
 		if !ok {
 			continue
 		}
-		err := step(ctx, t, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error { return confirmer.Confirm(ctx, bc) })
+		err := step(ctx, o.Tracker, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error {
+			err := confirmer.Confirm(ctx, o.Cached, bc)
+			if err != nil && ctx.Err() == nil {
+				err = confirmer.Confirm(ctx, o.liveFor(p.Name()), bc)
+			}
+			return err
+		})
 		if err != nil {
-			return api.AsError(p.Name(), err)
+			return framework.AsError(p.Name(), err)
 		}
 	}
 	return nil
@@ -97,7 +59,7 @@ func step(ctx context.Context, t Tracker, s Step, f func(ctx context.Context) er
 }
 
 // contained calls f and makes an error of its panic, so that a plugin's mistake
-// costs one bind and not the process. A nil *api.Error in an error is nil.
+// costs one bind and not the process. A nil *framework.Error in an error is nil.
 func contained(ctx context.Context, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -106,7 +68,7 @@ func contained(ctx context.Context, f func() error) (err error) {
 		}
 	}()
 	err = f()
-	if e, ok := err.(*api.Error); ok && e == nil { //nolint:errorlint // It is this very type, not one that wraps it.
+	if e, ok := err.(*framework.Error); ok && e == nil { //nolint:errorlint // It is this very type, not one that wraps it.
 		return nil
 	}
 	return err

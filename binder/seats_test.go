@@ -11,10 +11,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -51,7 +52,7 @@ func TestSeats_Namespaces(t *testing.T) {
 			}
 		}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = seats, []api.PreBinder{w}, holding(objects...)
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = seats, []framework.PreBinder{w}, holding(objects...)
 		})
 		var crowd []<-chan Decision
 		for i := range seats {
@@ -72,14 +73,59 @@ func TestSeats_Namespaces(t *testing.T) {
 		assert.Equal(t, 2, answered(), "and a second")
 		third := later(t.Context(), e, pods["other-2"])
 		assert.Equal(t, 2, answered(), "and no more than its share")
-		assert.Equal(t, api.KindWait, kindOf((<-third).Err))
+		assert.Equal(t, framework.KindWait, kindOf((<-third).Err))
 		for _, c := range crowd {
 			if len(c) > 0 {
-				assert.Equal(t, api.KindWait, kindOf((<-c).Err))
+				assert.Equal(t, framework.KindWait, kindOf((<-c).Err))
 			}
 		}
 		assert.Equal(t, seats, e.Stats().Holds)
 		pass(testHold)
+	})
+}
+
+// Calls of users whose Bindings take no seat of the API server have seats of their own.
+func TestSeats_Exempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		objects := []client.Object{theNode}
+		var calls []Request
+		for i := range exemptFactor + 3 {
+			pod := gen.Pod(fmt.Sprintf("pod-%d", i), gen.UID(types.UID(fmt.Sprintf("pod-%d", i))))
+			objects = append(objects, pod)
+			calls = append(calls, requestFor(gen.Binding(pod, "node-a")))
+		}
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []framework.PreBinder{w}, holding(objects...)
+		})
+		post := func(user string) <-chan Decision {
+			call := calls[0]
+			calls = calls[1:]
+			call.User.Username = user
+			answer := later(t.Context(), e, call)
+			synctest.Wait()
+			return answer
+		}
+		held := post("scheduler")
+		require.Empty(t, held)
+		assert.Len(t, post("scheduler"), 1, "nobody is exempt: there is one seat")
+		assert.Equal(t, 1, e.Stats().Holds)
+		assert.Equal(t, 1, e.Stats().MaxHolds)
+
+		e.Exempt(func(u authenticationv1.UserInfo) bool { return u.Username == "scheduler" })
+		for range exemptFactor {
+			assert.Empty(t, post("scheduler"), "an exempt call does not need the seat")
+		}
+		assert.Len(t, post("another"), 1, "the seat of the others is taken")
+		stats := e.Stats()
+		assert.Equal(t, 1+exemptFactor, stats.Holds)
+		assert.Equal(t, 1+exemptFactor, stats.MaxHolds)
+
+		e.Exempt(nil)
+		pass(testHold)
+		synctest.Wait()
+		assert.Zero(t, e.Stats().Holds, "each call gave its own seat back")
+		assert.Equal(t, 1, e.Stats().MaxHolds)
 	})
 }
 
@@ -93,19 +139,40 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 			objects = append(objects, gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd"), gen.UID(types.UID(fmt.Sprintf("crowd-%d", i)))))
 		}
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []api.PreBinder{w}, holding(objects...)
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []framework.PreBinder{w}, holding(objects...)
 		})
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		latest := time.Duration(0)
 		for i := range crowd {
 			d := e.Bind(t.Context(), requestFor(gen.Binding(gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd")), "node-a")))
-			require.Equal(t, api.KindWait, kindOf(d.Err))
+			require.Equal(t, framework.KindWait, kindOf(d.Err))
 			latest = max(latest, d.RetryAfter)
 		}
 		assert.Greater(t, latest, 5*time.Second, "the crowd itself comes back slowly")
 		pass(testHold)
 		assert.Equal(t, time.Second, (<-held).RetryAfter)
+	})
+}
+
+// An event is a write of the API server: a wait has one every two minutes, however often the
+// client calls, and not one of each replica.
+func TestTellsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEngine(t, nil)
+		c := &call{Request: theRequest(), began: time.Now(), key: attemptKey{pod: "pod-1", node: "node-a"}}
+		wait := framework.Wait(claim, "waiting for the volume of the test")
+		assert.True(t, e.tellsWait(c, wait), "users have to see it")
+		pass(time.Minute)
+		assert.False(t, e.tellsWait(c, wait), "it has just been reported")
+		assert.True(t, e.tellsWait(c, framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "it waits for something else")
+		pass(tellAgain)
+		assert.True(t, e.tellsWait(c, wait))
+
+		other := &call{Request: theRequest(), began: time.Now(), key: attemptKey{pod: "pod-2", node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
+		assert.False(t, e.tellsWait(other, wait), "another replica has reported it")
+		pass(tellAgain)
+		assert.True(t, e.tellsWait(other, wait), "that was a while ago")
 	})
 }
 
@@ -115,7 +182,7 @@ func TestHold_IsTold(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
 		require.NoError(t, s.Configure(Settings{
-			Mode: ModeEnforce, Mutators: chain(t), Plugins: []api.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
+			Mode: ModeEnforce, Mutators: chain(t), Plugins: []framework.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
 			PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		}))
 		answer := later(quiet(t), s.Engine, theRequest())

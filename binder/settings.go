@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -43,15 +43,16 @@ type Settings struct {
 	// Mutators run on every Binding.
 	Mutators *mutators.Chain
 	// Plugins are the PreBind plugins in the order in which they run.
-	Plugins []api.PreBinder
+	Plugins []framework.PreBinder
 	// Claimed returns the devices that ResourceClaims have allocated to the pod, for
 	// the mutators. It is nil where no mutator asks for them.
-	Claimed func(ctx context.Context, pod *corev1.Pod) ([]api.Device, error)
+	Claimed func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error)
 	// Hold is how long a call is kept waiting at most before the client is told
 	// to call again.
 	Hold time.Duration
-	// MaxHolds is how many calls are kept waiting at a time; a call over that is
-	// told at once to call again. Each one holds a seat of the API server.
+	// MaxHolds is how many calls are held at a time; a call over that is told at once to
+	// call again. Each one holds a seat of the API server. Calls of exempt users hold none,
+	// and do not count; see Engine.Exempt.
 	MaxHolds int
 	// PreBindTimeout bounds one attempt over all its calls. The annotation
 	// binder.<domain>/timeout of the Binding, or else of the pod, sets another.

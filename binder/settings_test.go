@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func TestPolicyFor(t *testing.T) {
@@ -48,7 +48,7 @@ func settingsOf(e *Engine) Settings { return *e.settings.Load() }
 
 // Other settings hold for the next call, and bad ones change nothing.
 func TestConfigure(t *testing.T) {
-	p := &plugin{name: "p", preBind: func(context.Context, *api.BindContext) error { return api.Refuse(claim, "no") }}
+	p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return framework.Refuse(claim, "no") }}
 	e := engineWith(t, p)
 	require.NotNil(t, e.Bind(t.Context(), theRequest()).Err)
 
@@ -58,12 +58,12 @@ func TestConfigure(t *testing.T) {
 	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "the plugin is off")
 
 	bad := off
-	bad.Plugins, bad.Hold = []api.PreBinder{p}, 0
+	bad.Plugins, bad.Hold = []framework.PreBinder{p}, 0
 	require.ErrorContains(t, e.Configure(bad), "Hold")
 	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "nothing of bad settings is in force")
 
 	exempt := settingsOf(e)
-	exempt.Plugins, exempt.Namespaces = []api.PreBinder{p}, []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
+	exempt.Plugins, exempt.Namespaces = []framework.PreBinder{p}, []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
 	require.NoError(t, e.Configure(exempt))
 	d := e.Bind(t.Context(), theRequest())
 	assert.True(t, d.PassThrough, "as if Prebind were not there")
@@ -75,19 +75,21 @@ func TestConfigure(t *testing.T) {
 func TestConfigureWhileABindWaits(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		then   func(w *waiter) []api.PreBinder
+		then   func(w *waiter) []framework.PreBinder
 		err    string
 	}{
-		"SwitchedOn":  {reason: "nothing is bound past a plugin that is on", err: "the late one", then: func(w *waiter) []api.PreBinder { return []api.PreBinder{w, refusing("late", "the late one")} }},
-		"SwitchedOff": {reason: "what is prepared lets the bind go ahead", then: func(*waiter) []api.PreBinder { return []api.PreBinder{nothingToDo("other")} }},
+		"SwitchedOn": {reason: "nothing is bound past a plugin that is on", err: "the late one", then: func(w *waiter) []framework.PreBinder {
+			return []framework.PreBinder{w, refusing("late", "the late one")}
+		}},
+		"SwitchedOff": {reason: "what is prepared lets the bind go ahead", then: func(*waiter) []framework.PreBinder { return []framework.PreBinder{nothingToDo("other")} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWaiter()
-				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []api.PreBinder{w}, holding(thePod) })
+				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []framework.PreBinder{w}, holding(thePod, theNode) })
 				first := e.Bind(t.Context(), theRequest())
-				require.True(t, api.IsKind(first.Err, api.KindWait))
+				require.True(t, framework.IsKind(first.Err, framework.KindWait))
 
 				s := settingsOf(e)
 				s.Plugins = tc.then(w)
@@ -111,7 +113,7 @@ func TestConfigureWhileABindWaits(t *testing.T) {
 
 // refusing is a plugin whose PreFlight refuses.
 func refusing(name, message string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(context.Context, *api.BindContext) (api.Next, error) {
-		return api.Run, api.Refuse(claim, "%s", message)
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) {
+		return framework.Run, framework.Refuse(claim, "%s", message)
 	}}
 }

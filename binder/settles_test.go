@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // TestBindSettles_Relations asserts that nothing is rolled back while a bind that was
@@ -21,8 +21,8 @@ func TestBindSettles_Relations(t *testing.T) {
 		apiServer = 34 * time.Second
 		etcd      = 5*time.Second + 2*time.Second
 	)
-	assert.Greater(t, api.BindSettles, apiServer+etcd+5*time.Second, "there is a margin")
-	assert.Greater(t, SweepGrace, api.BindSettles, "the sweep waits for longer than a bind may take")
+	assert.Greater(t, framework.BindSettles, apiServer+etcd+5*time.Second, "there is a margin")
+	assert.Greater(t, SweepGrace, framework.BindSettles, "the sweep waits for longer than a bind may take")
 }
 
 // TestLateCommit_IsNotRolledBack is a bind that etcd commits at the latest moment: its

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // TestStop: the attempts of a process that ends are left where they are, for the
@@ -20,7 +20,7 @@ import (
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cause error
-		p := &plugin{name: "slow", preBind: func(ctx context.Context, _ *api.BindContext) error {
+		p := &plugin{name: "slow", preBind: func(ctx context.Context, _ *framework.BindContext) error {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			pass(3 * time.Second)
@@ -34,7 +34,7 @@ func TestStop(t *testing.T) {
 		assert.Equal(t, 3*time.Second, time.Since(begin), "it waits for the attempts")
 		require.ErrorIs(t, cause, errStopped)
 		assert.Zero(t, p.rollBacks.Load(), "nothing is undone")
-		assert.Equal(t, api.KindWait, kindOf((<-held).Err), "a call that is held is told to call again")
+		assert.Equal(t, framework.KindWait, kindOf((<-held).Err), "a call that is held is told to call again")
 		require.NoError(t, e.Stop(t.Context()))
 	})
 }

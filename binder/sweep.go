@@ -14,11 +14,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // SweepGrace is how long the sweep leaves the mark of a pending pod alone after the
-// attempt's replica is gone. It exceeds api.BindSettles, so that no bind that was
+// attempt's replica is gone. It exceeds framework.BindSettles, so that no bind that was
 // allowed is still open, and the time that a client waits before it calls again.
 const SweepGrace = time.Minute
 
@@ -66,23 +66,22 @@ func Verdicts() []string { return []string{string(verdictCommit), string(verdict
 // decide is the whole of recovery in one pure table: what becomes of a mark, by
 // the live pod (nil when it is gone), whether somebody works on its attempt, and
 // for how long nobody has been known to.
-func decide(m api.Mark, pod *corev1.Pod, workedOn bool, orphaned time.Duration) verdict {
-	switch {
-	case workedOn:
+func decide(m framework.Mark, pod *corev1.Pod, workedOn bool, orphaned time.Duration) verdict {
+	if workedOn {
 		return verdictKeep
-	case pod == nil || pod.UID != m.PodUID:
-		return verdictRollBack
-	case pod.Spec.NodeName == m.Node:
+	}
+	switch framework.WhereaboutsOf(pod, m.PodUID, m.Node) {
+	case framework.BoundHere:
 		// Whichever attempt bound it: what was written is in use.
 		return verdictCommit
-	case pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil:
-		return verdictRollBack
-	case orphaned <= SweepGrace:
-		// The bind may be on its way, or be called for again on another replica.
-		return verdictKeep
-	default:
-		return verdictRollBack
+	case framework.Pending:
+		if orphaned <= SweepGrace {
+			// The bind can be in progress, or be requested again on another replica.
+			return verdictKeep
+		}
+	case framework.Gone, framework.Replaced, framework.BoundElsewhere:
 	}
+	return verdictRollBack
 }
 
 // Sweeper brings the writes of attempts to an end that nobody works on any more.
@@ -102,7 +101,7 @@ type Sweeper struct {
 
 type sweptMark struct {
 	plugin string
-	mark   api.Mark
+	mark   framework.Mark
 }
 
 // NewSweeper returns the sweeper for what other replicas left behind when they
@@ -182,7 +181,7 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 func (s *Sweeper) due(ctx context.Context, living map[string]bool) (due []orphaned, errs []error) {
 	orphans := map[sweptMark]*orphan{}
 	for _, p := range s.engine.settings.Load().Plugins {
-		recoverer, ok := p.(api.Recoverer)
+		recoverer, ok := p.(framework.Recoverer)
 		if !ok {
 			continue
 		}
@@ -224,7 +223,7 @@ func (s *Sweeper) tidy(ctx context.Context) error {
 	s.tidied = s.engine.o.Clock.Now()
 	var errs []error
 	for _, p := range s.engine.settings.Load().Plugins {
-		tidier, ok := p.(api.Tidier)
+		tidier, ok := p.(framework.Tidier)
 		if !ok {
 			continue
 		}
@@ -237,7 +236,7 @@ func (s *Sweeper) tidy(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func listMarks(ctx context.Context, r api.Recoverer) (marks []api.Mark, err error) {
+func listMarks(ctx context.Context, r framework.Recoverer) (marks []framework.Mark, err error) {
 	ctx, cancel := context.WithTimeout(ctx, marksTake)
 	defer cancel()
 	err = contained(ctx, func() (err error) {
@@ -249,7 +248,7 @@ func listMarks(ctx context.Context, r api.Recoverer) (marks []api.Mark, err erro
 
 // workedOn says whether somebody works on the mark's attempt, or will be asked by
 // another sweeper whether it does.
-func (s *Sweeper) workedOn(m api.Mark, living map[string]bool) bool {
+func (s *Sweeper) workedOn(m framework.Mark, living map[string]bool) bool {
 	replica, own := replicaOf(m.Attempt), s.engine.o.Replica
 	if s.replicas == nil {
 		return replica != own || s.engine.attempts.working(m.Attempt)
@@ -276,20 +275,24 @@ func (s *Sweeper) settle(ctx context.Context, o orphaned) error {
 }
 
 // carryOut commits the mark, or rolls it back.
-func (s *Sweeper) carryOut(ctx context.Context, v verdict, p api.PreBinder, m api.Mark, pod *corev1.Pod) error {
+func (s *Sweeper) carryOut(ctx context.Context, v verdict, p framework.PreBinder, m framework.Mark, pod *corev1.Pod) error {
 	bc := recovered(m)
 	if v == verdictRollBack {
+		undoer, ok := p.(framework.RollBacker)
+		if !ok {
+			return nil
+		}
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
 		err := step(ctx, s.engine.o.Tracker, stepOf(StepPreBindRollBack, p.Name(), bc), func(ctx context.Context) error {
-			return preBindRollBack(ctx, p, bc)
+			return preBindRollBack(ctx, undoer, bc)
 		})
 		if pod != nil && pod.UID == m.PodUID {
 			tellUndone(s.engine.o.Events, pod, m.Node, p.Name(), bc.Undone())
 		}
 		return err
 	}
-	post, ok := p.(api.PostBinder)
+	post, ok := p.(framework.PostBinder)
 	if !ok {
 		return nil
 	}
@@ -302,9 +305,9 @@ func (s *Sweeper) carryOut(ctx context.Context, v verdict, p api.PreBinder, m ap
 }
 
 // recovered is the context of a bind of which only the mark is left.
-func recovered(m api.Mark) *api.BindContext {
+func recovered(m framework.Mark) *framework.BindContext {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
-	return &api.BindContext{
+	return &framework.BindContext{
 		Pod:       pod,
 		Node:      &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.Node}},
 		Binding:   &corev1.Binding{ObjectMeta: pod.ObjectMeta, Target: corev1.ObjectReference{Kind: "Node", Name: m.Node}},

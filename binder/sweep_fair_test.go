@@ -14,16 +14,16 @@ import (
 	"github.com/stretchr/testify/assert"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // tenantMarks are so many marks of ended replicas for pods of the namespace that are
 // gone.
-func tenantMarks(namespace string, n int) []api.Mark {
-	marks := make([]api.Mark, n)
+func tenantMarks(namespace string, n int) []framework.Mark {
+	marks := make([]framework.Mark, n)
 	for i := range marks {
 		name := fmt.Sprintf("pod-%d", i)
-		marks[i] = api.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: name}, PodUID: types.UID(namespace + name), Node: "node-a", Attempt: "gone-" + name}
+		marks[i] = framework.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: name}, PodUID: types.UID(namespace + name), Node: "node-a", Attempt: "gone-" + name}
 	}
 	return marks
 }
@@ -38,7 +38,7 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 		m := &marker{writer: newWriter("p", &journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
 		began := time.Now()
 		var settled time.Duration
-		m.rollBack = func(_ context.Context, bc *api.BindContext) error {
+		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
 			pass(50 * time.Millisecond)
 			calls[bc.Pod.Namespace+"/"+bc.Pod.Name]++
 			if bc.Pod.Namespace == "victim" {
@@ -60,7 +60,7 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	of := func(namespace string, tried int, since time.Time) orphaned {
-		return orphaned{mark: api.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(tried)}}, orphan: &orphan{tried: tried, since: since}}
+		return orphaned{mark: framework.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(tried)}}, orphan: &orphan{tried: tried, since: since}}
 	}
 	early := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	later := early.Add(time.Minute)
@@ -90,9 +90,9 @@ func BenchmarkSweep(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("marks=%d", size), func(b *testing.B) {
 			m := &marker{writer: newWriter("p", &journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
-			m.rollBack = func(context.Context, *api.BindContext) error { return errScripted }
+			m.rollBack = func(context.Context, *framework.BindContext) error { return errScripted }
 			live := holding()
-			e := newTestEngine(b, func(o *Options) { o.Live, o.Settings.Plugins = live, []api.PreBinder{m} })
+			e := newTestEngine(b, func(o *Options) { o.Live, o.Settings.Plugins = live, []framework.PreBinder{m} })
 			s := NewSweeper(e, livingReplicas{})
 			ctx := quiet(b)
 			for b.Loop() {

@@ -15,13 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // markOf is a mark for thePod on node-a.
-func markOf(attempt string) api.Mark {
-	return api.Mark{
+func markOf(attempt string) framework.Mark {
+	return framework.Mark{
 		Pod:    types.NamespacedName{Namespace: thePod.Namespace, Name: thePod.Name},
 		PodUID: thePod.UID, Node: "node-a", Attempt: attempt,
 	}
@@ -59,11 +59,11 @@ func TestDecide(t *testing.T) {
 // marker is a plugin with marks.
 type marker struct {
 	*writer
-	marks []api.Mark
+	marks []framework.Mark
 	err   error
 }
 
-func (m *marker) Marks(context.Context) ([]api.Mark, error) { return m.marks, m.err }
+func (m *marker) Marks(context.Context) ([]framework.Mark, error) { return m.marks, m.err }
 
 // tidier is a marker that is asked to tidy.
 type tidier struct {
@@ -135,18 +135,18 @@ func TestSweep(t *testing.T) {
 		reason string
 		pod    *corev1.Pod
 		living livingReplicas
-		marks  []api.Mark
+		marks  []framework.Mark
 		err    error
 		took   time.Duration
 		want   string
 	}{
-		"OfALivingReplica": {reason: "its own business", living: livingReplicas{"b": true}, marks: []api.Mark{markOf("b-1")}, took: time.Hour},
-		"OfThisReplica":    {reason: "whether the lease was seen yet or not", marks: []api.Mark{markOf("here-1")}, took: time.Hour},
-		"Gone":             {reason: "the pod will never use it", marks: []api.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
-		"Bound":            {reason: "the write is in use", pod: bound, marks: []api.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
-		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []api.Mark{markOf("b-1")}, took: SweepGrace},
-		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []api.Mark{markOf("b-1")}, took: SweepGrace + sweepEvery + time.Second, want: "p PreBindRollBack"},
-		"OthersWithError":  {reason: "what could be listed is settled", marks: []api.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
+		"OfALivingReplica": {reason: "its own business", living: livingReplicas{"b": true}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
+		"OfThisReplica":    {reason: "whether the lease was seen yet or not", marks: []framework.Mark{markOf("here-1")}, took: time.Hour},
+		"Gone":             {reason: "the pod will never use it", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
+		"Bound":            {reason: "the write is in use", pod: bound, marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
+		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: SweepGrace},
+		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: SweepGrace + sweepEvery + time.Second, want: "p PreBindRollBack"},
+		"OthersWithError":  {reason: "what could be listed is settled", marks: []framework.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -167,9 +167,9 @@ func TestSweep(t *testing.T) {
 // A plugin learns from a recovered context all that the mark says, and no more.
 func TestSweepRecoversTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var got *api.BindContext
-		m := &marker{writer: newWriter("p", &journal{}), marks: []api.Mark{markOf("b-1")}}
-		m.rollBack = func(_ context.Context, bc *api.BindContext) error {
+		var got *framework.BindContext
+		m := &marker{writer: newWriter("p", &journal{}), marks: []framework.Mark{markOf("b-1")}}
+		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
 			got = bc
 			return nil
 		}
@@ -187,9 +187,9 @@ func TestSweepRecoversTheContext(t *testing.T) {
 func TestSweepRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		m := &marker{writer: newWriter("p", calls), marks: []api.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter("p", calls), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
-		m.rollBack = func(context.Context, *api.BindContext) error {
+		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if tries++; tries == 1 {
 				return errScripted
 			}

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Tracker follows the work on binds. Its methods are called concurrently, and must
@@ -20,8 +20,8 @@ type Tracker interface {
 	// when it ends; see Result.
 	Step(ctx context.Context, s Step) (context.Context, func(err error))
 	// ReadLive is called when an object of the kind is read from the API server, with
-	// one of the reasons below.
-	ReadLive(kind, reason string)
+	// one of the reasons below. The plugin is empty where the engine reads for itself.
+	ReadLive(plugin, kind, reason string)
 	// HoldRefused is called when a call that had to wait is answered at once, because
 	// as many are kept waiting as may be.
 	HoldRefused()
@@ -71,19 +71,19 @@ func Result(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	var own *api.Error
+	var own *framework.Error
 	switch {
-	case errors.As(err, &own) && own != nil && own.Kind != api.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
+	case errors.As(err, &own) && own != nil && own.Kind != framework.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
 		return string(own.Kind)
 	case ended(err) && !errors.Is(err, context.DeadlineExceeded):
 		return "ended"
 	default:
-		return string(api.KindInternal)
+		return string(framework.KindInternal)
 	}
 }
 
 // stepOf is the step of a plugin for a bind.
-func stepOf(name, plugin string, bc *api.BindContext) Step {
+func stepOf(name, plugin string, bc *framework.BindContext) Step {
 	s := Step{Name: name, Plugin: plugin, Attempt: bc.Attempt}
 	if bc.Pod != nil {
 		s.Pod = types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
@@ -103,7 +103,7 @@ func (untracked) Step(ctx context.Context, _ Step) (context.Context, func(error)
 }
 
 // ReadLive implements Tracker.
-func (untracked) ReadLive(string, string) {}
+func (untracked) ReadLive(string, string, string) {}
 
 // HoldRefused implements Tracker.
 func (untracked) HoldRefused() {}

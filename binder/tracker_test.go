@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -34,8 +34,8 @@ func (f *follower) Step(ctx context.Context, s Step) (context.Context, func(erro
 	}
 }
 
-func (f *follower) ReadLive(kind, reason string) { f.add("read " + kind + ": " + reason) }
-func (f *follower) HoldRefused()                 { f.add("hold refused") }
+func (f *follower) ReadLive(_, kind, reason string) { f.add("read " + kind + ": " + reason) }
+func (f *follower) HoldRefused()                    { f.add("hold refused") }
 
 // refusals is how often HoldRefused was called.
 func (f *follower) refusals() int {
@@ -61,24 +61,24 @@ func (p *everyPoint) in(ctx context.Context, name string) {
 	assert.Equal(p.t, name, s.Name, "a span of the plugin's own belongs under this step")
 }
 
-func (p *everyPoint) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+func (p *everyPoint) SetupBindContextExtension(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
 	p.in(ctx, StepPreFlight)
-	return p.checker.PreFlight(ctx, bc)
+	return nil
 }
 
-func (p *everyPoint) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *everyPoint) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	p.in(ctx, StepPreBind)
 	return p.checker.PreBind(ctx, bc)
 }
 
-func (p *everyPoint) Confirm(ctx context.Context, _ *api.BindContext) error {
+func (p *everyPoint) Confirm(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
 	p.in(ctx, StepConfirm)
 	return p.confirm
 }
 
-func (p *everyPoint) PostBind(ctx context.Context, _ *api.BindContext) { p.in(ctx, StepPostBind) }
+func (p *everyPoint) PostBind(ctx context.Context, _ *framework.BindContext) { p.in(ctx, StepPostBind) }
 
-func (p *everyPoint) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+func (p *everyPoint) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	p.in(ctx, StepPreBindRollBack)
 	return p.checker.PreBindRollBack(ctx, bc)
 }
@@ -107,9 +107,11 @@ func TestTracker(t *testing.T) {
 		"PreFlightRefuses": {
 			reason: "no attempt is begun",
 			change: func(p *everyPoint) {
-				p.preFlight = func(context.Context, *api.BindContext) (api.Next, error) { return api.Run, api.Refuse(claim, "no") }
+				p.preFlight = func(*framework.BindContext) (framework.Next, error) {
+					return framework.Run, framework.Refuse(claim, "no")
+				}
 			},
-			want: []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "refused"},
+			want: []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "refused", "read Pod: doubted", "read Node: doubted", "PreFlight p" + attempt + "refused"},
 		},
 		"ConfirmFails": {
 			reason: "the attempt has its error",
@@ -160,7 +162,7 @@ func TestTrackerOfReads(t *testing.T) {
 			f := &follower{}
 			e := newTestEngine(t, func(o *Options) {
 				o.Cached, o.Live, o.Tracker = tc.cached, tc.live, f
-				o.Settings.Plugins = []api.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: seesNothing}}
+				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: seesNothing}}
 			})
 			require.Nil(t, e.Bind(t.Context(), theRequest()).Err)
 			var reads []string
@@ -174,27 +176,29 @@ func TestTrackerOfReads(t *testing.T) {
 	}
 }
 
-func seesNothing(context.Context, *api.BindContext) (api.Next, error) { return api.Skip, nil }
+func seesNothing(*framework.BindContext) (framework.Next, error) {
+	return framework.Skip, nil
+}
 
 func TestHoldRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f := newWaiter(), &follower{}
 		other := gen.Pod("other", gen.UID("pod-2"))
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.MaxHolds, o.Tracker = []api.PreBinder{w}, 1, f
+			o.Settings.Plugins, o.Settings.MaxHolds, o.Tracker = []framework.PreBinder{w}, 1, f
 			o.Cached, o.Live = holding(thePod, other, theNode), holding(thePod, other, theNode)
 		})
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		assert.Zero(t, f.refusals())
 		d := e.Bind(t.Context(), requestFor(gen.Binding(other, "node-a", gen.UID("pod-2"))))
-		require.Equal(t, api.KindWait, kindOf(d.Err))
+		require.Equal(t, framework.KindWait, kindOf(d.Err))
 		assert.Equal(t, 1, f.refusals())
 
 		// A call that need not wait after all goes on, and may have to wait once more.
 		over := make(chan struct{})
 		close(over)
-		r := &round{bc: &api.BindContext{Pod: other}}
+		r := &round{bc: &framework.BindContext{Pod: other}}
 		h := seat{engine: e, call: &call{settings: e.settings.Load()}}
 		assert.True(t, h.until(t.Context(), r, over))
 		assert.Equal(t, 1, f.refusals(), "it needs no seat")
@@ -214,13 +218,13 @@ func TestResult(t *testing.T) {
 		want   string
 	}{
 		"None":        {reason: "all is well", want: "ok"},
-		"Kind":        {reason: "a wrapped answer keeps its kind", err: fmt.Errorf("wrapped: %w", api.Wait(claim, "later")), want: "waiting"},
+		"Kind":        {reason: "a wrapped answer keeps its kind", err: fmt.Errorf("wrapped: %w", framework.Wait(claim, "later")), want: "waiting"},
 		"Any":         {reason: "any other error is a failure", err: errors.New("boom"), want: "internal"},
 		"GivenUp":     {reason: "the scheduler chose another node: no failure of the plugin", err: errSuperseded, want: "ended"},
-		"Stopped":     {reason: "the replica ends", err: api.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
+		"Stopped":     {reason: "the replica ends", err: framework.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
 		"Slow":        {reason: "a roll-back that took too long is a failure", err: context.DeadlineExceeded, want: "internal"},
-		"NoAnswer":    {reason: "the API server was slow: the client calls again", err: api.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
-		"WithoutKind": {reason: "an error that names no kind is a failure", err: &api.Error{Message: "boom"}, want: "internal"},
+		"NoAnswer":    {reason: "the API server was slow: the client calls again", err: framework.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
+		"WithoutKind": {reason: "an error that names no kind is a failure", err: &framework.Error{Message: "boom"}, want: "internal"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, Result(tc.err), tc.reason) })
@@ -233,7 +237,7 @@ func TestCourse(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
 		first := s.Bind(quiet(t), theRequest())
-		require.Equal(t, api.KindWait, kindOf(first.Err))
+		require.Equal(t, framework.KindWait, kindOf(first.Err))
 		assert.NotEmpty(t, first.Attempt)
 		assert.Equal(t, 1, first.Calls)
 		assert.Equal(t, testHold, first.Waited)

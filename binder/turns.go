@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/fair"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // orphan is what a sweeper knows of a mark that nobody works on.
@@ -22,8 +22,8 @@ type orphan struct {
 
 // orphaned is a mark that nobody works on.
 type orphaned struct {
-	plugin api.PreBinder
-	mark   api.Mark
+	plugin framework.PreBinder
+	mark   framework.Mark
 	orphan *orphan
 }
 

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -45,9 +47,13 @@ func (s *attempts) undo(ctx context.Context, a *attempt) {
 		return
 	}
 	for _, r := range slices.Backward(a.ran) {
+		undoer, ok := r.plugin.(framework.RollBacker)
+		if !ok {
+			continue
+		}
 		// The plugins of a round share its context.
 		before := len(r.bc.Undone())
-		err := s.rollBack(ctx, r)
+		err := s.rollBack(ctx, r, undoer)
 		s.observer.RolledBack(r.plugin.Name(), err)
 		if err != nil {
 			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.plugin.Name())
@@ -70,12 +76,12 @@ func (s *attempts) readPersistently(ctx context.Context, a *attempt) (*corev1.Po
 }
 
 // rollBack undoes one plugin. It is repeated when it fails or panics.
-func (s *attempts) rollBack(ctx context.Context, r ran) error {
+func (s *attempts) rollBack(ctx context.Context, r ran, undoer framework.RollBacker) error {
 	return persistently(ctx, func() error {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
 		return step(ctx, s.tracker, stepOf(StepPreBindRollBack, r.plugin.Name(), r.bc), func(ctx context.Context) error {
-			return preBindRollBack(ctx, r.plugin, r.bc)
+			return preBindRollBack(ctx, undoer, r.bc)
 		})
 	})
 }

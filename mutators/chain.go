@@ -12,7 +12,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
@@ -96,7 +95,7 @@ type Result struct {
 	// Failures lists, in order, the mutators that gave no output.
 	Failures []Failure
 	// Refused is the first error of a required mutator, or nil.
-	Refused *api.Error
+	Refused *Refusal
 }
 
 // Where the other value of a Conflict stood.
@@ -144,7 +143,7 @@ func (c *Chain) Mutate(in Input) Result {
 			result.Failures = append(result.Failures, Failure{Mutator: l.name, Err: err, Stack: stack})
 		}
 		if l.required && result.Refused == nil {
-			result.Refused = l.refusal(in, out, err)
+			result.Refused = l.refusal(out, err)
 		}
 		for short, value := range out.Annotations {
 			key := l.prefix + short
@@ -175,21 +174,35 @@ func byFieldAndKey(a, b Conflict) int {
 	return cmp.Or(strings.Compare(a.Field, b.Field), strings.Compare(a.Key, b.Key))
 }
 
+// Refusal says why a required mutator ends a bind.
+type Refusal struct {
+	Mutator, Message, Advice string
+	// Cause is the mutator's error, if it failed.
+	Cause error
+}
+
+// Error implements error.
+func (r *Refusal) Error() string { return r.Mutator + ": " + r.Message + "; " + r.Advice }
+
+// Unwrap returns the cause, if there is one.
+func (r *Refusal) Unwrap() error { return r.Cause }
+
 // refusal is why a required mutator ends the bind, or nil.
-func (l link) refusal(in Input, out Output, err error) *api.Error {
-	var refused *api.Error
+func (l link) refusal(out Output, err error) *Refusal {
 	switch {
 	case err != nil:
-		refused = api.Refuse(api.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required and failed: %v", err).
-			Because(err).Advise("see Prebind's log, or take it out of --required-mutators")
+		return &Refusal{
+			Mutator: l.name, Message: fmt.Sprintf("this mutator is required and failed: %v", err),
+			Advice: "see Prebind's log, or take it out of --required-mutators", Cause: err,
+		}
 	case len(out.Missing) > 0:
-		refused = api.Refuse(api.Object{Kind: "Node", Name: in.Node.Name}, "this mutator is required, and %s", strings.Join(out.Missing, ", ")).
-			Advise("choose another node, or complete this one")
+		return &Refusal{
+			Mutator: l.name, Message: "this mutator is required, and " + strings.Join(out.Missing, ", "),
+			Advice: "choose another node, or complete this one",
+		}
 	default:
 		return nil
 	}
-	refused.Plugin = l.name
-	return refused
 }
 
 // held tells whether the Binding, or else the pod, holds another value of the

@@ -11,8 +11,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/prebind/prebind/binder/api"
 )
 
 // Mutator computes annotations and labels from a pod, its node and the Binding.
@@ -44,7 +42,7 @@ type Input struct {
 	Bind Bind
 	// Devices are those that are the pod's on this node: by the PreBind plugins
 	// and, for the mutator that asks for them, by its ResourceClaims.
-	Devices []api.Device
+	Devices []Device
 	// DevicesErr is why Devices may lack those of ResourceClaims, or nil.
 	DevicesErr error
 }
@@ -61,6 +59,18 @@ type Bind struct {
 	Waited time.Duration
 	// At is now.
 	At time.Time
+}
+
+// Device is one device, or a share of one, that a pod gets.
+type Device struct {
+	// Request is what the pod knows it by: the name that its requester gave.
+	Request string
+	// Driver and Pool are those of a ResourceClaim's allocation, else empty.
+	Driver, Pool string
+	// Name is the device's own.
+	Name string
+	// Share is the part of the device, such as 0.5; empty for all of it.
+	Share string
 }
 
 // Output is what a mutator adds.

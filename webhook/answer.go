@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -45,15 +45,15 @@ const reasonStale metav1.StatusReason = "PreconditionFailed"
 // kube-scheduler repeats a bind after an InternalError, a ServiceUnavailable and a
 // Conflict as well, so 500 and 503 do not stand for waiting, and a stale Binding is not
 // answered with 409 as the API server itself does.
-var codes = map[api.Kind]struct {
+var codes = map[framework.Kind]struct {
 	code   int32
 	reason metav1.StatusReason
 }{
-	api.KindWait:     {http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests},
-	api.KindRefuse:   {http.StatusForbidden, metav1.StatusReasonForbidden},
-	api.KindStale:    {http.StatusPreconditionFailed, reasonStale},
-	api.KindInvalid:  {http.StatusUnprocessableEntity, metav1.StatusReasonInvalid},
-	api.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
+	framework.KindWait:     {http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests},
+	framework.KindRefuse:   {http.StatusForbidden, metav1.StatusReasonForbidden},
+	framework.KindStale:    {http.StatusPreconditionFailed, reasonStale},
+	framework.KindInvalid:  {http.StatusUnprocessableEntity, metav1.StatusReasonInvalid},
+	framework.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
 
 // answer makes the response to a decision, with the explanation of it where the
@@ -115,10 +115,10 @@ func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 
 // deny makes the response to an error. Its message is one line for people, its
 // causes the same for programs.
-func deny(err *api.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
+func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
 	to, known := codes[err.Kind]
 	if !known {
-		to = codes[api.KindInternal]
+		to = codes[framework.KindInternal]
 	}
 	details := &metav1.StatusDetails{RetryAfterSeconds: int32(retryAfter / time.Second)}
 	if err.Plugin != "" {

@@ -13,27 +13,27 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // TestDeny_Repeats: clients repeat what has to be repeated, and nothing else.
 func TestDeny_Repeats(t *testing.T) {
-	cases := map[api.Kind]struct {
+	cases := map[framework.Kind]struct {
 		reason string
 		// client is client-go, and scheduler kube-scheduler from v1.37 on beside it
 		// (kubernetes/kubernetes#138855).
 		client, scheduler bool
 	}{
-		api.KindWait:     {reason: "the same Binding will do later", client: true},
-		api.KindRefuse:   {reason: "the scheduler has to choose another node"},
-		api.KindStale:    {reason: "the scheduler has to look at the pod again"},
-		api.KindInvalid:  {reason: "the same Binding will never do"},
-		api.KindInternal: {reason: "a failure may pass, and these repeats are few", scheduler: true},
+		framework.KindWait:     {reason: "the same Binding will do later", client: true},
+		framework.KindRefuse:   {reason: "the scheduler has to choose another node"},
+		framework.KindStale:    {reason: "the scheduler has to look at the pod again"},
+		framework.KindInvalid:  {reason: "the same Binding will never do"},
+		framework.KindInternal: {reason: "a failure may pass, and these repeats are few", scheduler: true},
 	}
 	assert.Len(t, cases, len(codes), "every kind has an answer")
 	for kind, tc := range cases {
 		t.Run(string(kind), func(t *testing.T) {
-			err := &apierrors.StatusError{ErrStatus: *deny(&api.Error{Kind: kind}, 0).Result}
+			err := &apierrors.StatusError{ErrStatus: *deny(&framework.Error{Kind: kind}, 0).Result}
 			assert.Equal(t, tc.client, apierrors.IsTooManyRequests(err), tc.reason)
 			assert.Equal(t, tc.scheduler, apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err), tc.reason)
 			assert.False(t, apierrors.IsNotFound(err))
@@ -44,9 +44,9 @@ func TestDeny_Repeats(t *testing.T) {
 // TestDeny_Bounded: also an error that the engine has not bounded makes a short answer.
 func TestDeny_Bounded(t *testing.T) {
 	huge := strings.Repeat("<\n", 1<<20)
-	err := &api.Error{Kind: api.KindInvalid, Plugin: huge, Object: api.Object{Kind: huge, Namespace: huge, Name: huge}, Message: huge, Advice: huge}
+	err := &framework.Error{Kind: framework.KindInvalid, Plugin: huge, Object: framework.Object{Kind: huge, Namespace: huge, Name: huge}, Message: huge, Advice: huge}
 	for range 1000 {
-		err.Fields = append(err.Fields, api.Field{Path: huge, Message: huge})
+		err.Fields = append(err.Fields, framework.Field{Path: huge, Message: huge})
 	}
 	response := deny(err, 0)
 	response.Warnings = warnings([]string{strings.Repeat("<", maxWarningRunes-len("prebind: ")), huge})

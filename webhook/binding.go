@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // bind is a Binding on its way through the engine.
@@ -45,7 +45,7 @@ func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
 // parse takes the Binding out of a review's request. It returns no bind, but the
 // reason, for a request that is none of Prebind's business. An object that calls
 // itself a Binding and cannot be read is an error.
-func parse(r *admissionv1.AdmissionRequest) (*bind, string, *api.Error) {
+func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 	reason := notBinding(r)
 	if reason != "" {
 		return nil, reason, nil
@@ -57,9 +57,9 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *api.Error) {
 		b.has, err = presenceIn(r.Object.Raw, binding)
 	}
 	if err != nil {
-		return nil, "", &api.Error{
-			Kind:    api.KindInvalid,
-			Object:  api.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
+		return nil, "", &framework.Error{
+			Kind:    framework.KindInvalid,
+			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
 			Message: fmt.Sprintf("the object of the review cannot be read: %v", err),
 			Advice:  "post a v1 Binding",
 		}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func explanation() binder.Explanation {
@@ -105,11 +105,11 @@ func TestExplanationInAnswer(t *testing.T) {
 		reason      string
 		annotations map[string]string
 		explanation *binder.Explanation
-		err         *api.Error
+		err         *framework.Error
 		explained   bool
 	}{
 		"Asked":    {reason: "it is wanted", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, explained: true},
-		"Denied":   {reason: "a denial as well", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, err: api.Refuse(api.Object{}, "no"), explained: true},
+		"Denied":   {reason: "a denial as well", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x, err: framework.Refuse(framework.Object{}, "no"), explained: true},
 		"NotAsked": {reason: "others get plain warnings", explanation: &x},
 		"Earnest":  {reason: "there is none", annotations: map[string]string{"binder.example.com/explain": ""}},
 		"Domain":   {reason: "that is another program's", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x},

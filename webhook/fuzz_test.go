@@ -16,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +24,8 @@ import (
 	apijson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 // goldenRequests are the bodies under testdata.
@@ -62,7 +62,7 @@ func FuzzHandler(f *testing.F) {
 				return binder.Decision{PassThrough: true}
 			}
 			if len(r.Binding.Annotations)%2 == 1 {
-				return binder.Decision{Err: api.Refuse(api.Object{Kind: "Pod", Name: r.Pod.Name}, "no")}
+				return binder.Decision{Err: framework.Refuse(framework.Object{Kind: "Pod", Name: r.Pod.Name}, "no")}
 			}
 			return binder.Decision{Annotations: map[string]string{"a.prebind.dev/b": r.Binding.Name}, UID: "1", Warnings: []string{r.Pod.Name}}
 		})
@@ -144,9 +144,7 @@ func FuzzPatch(f *testing.F) {
 		patched := raw
 		encoded := patchFor(b, d)
 		if encoded != nil {
-			patch, err := jsonpatch.DecodePatch(encoded)
-			require.NoError(t, err, "%s", encoded)
-			patched, err = patch.Apply(raw)
+			patched, err = jsonpatch.Apply(raw, types.JSONPatchType, encoded)
 			require.NoError(t, err, "%s of %s", encoded, raw)
 		}
 		got := &corev1.Binding{}

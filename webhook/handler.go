@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Engine decides on Bindings; *binder.Engine is one.
@@ -121,13 +121,13 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 	defer func() {
 		if r := recover(); r != nil {
 			h.o.Log.WithValues(about...).Error(nil, "Deciding on a Binding panicked", "panic", r, "stack", string(debug.Stack()))
-			err := api.Internal(api.Object{}, fmt.Errorf("it panicked (%v): this is a bug, Prebind's log has the stack", r))
-			response = deny(api.AsError("binder", err), 0)
+			err := framework.Internal(framework.Object{}, fmt.Errorf("it panicked (%v): this is a bug, Prebind's log has the stack", r))
+			response = deny(framework.AsError("binder", err), 0)
 		}
 	}()
 	bind, reason, err := parse(request)
 	if err != nil {
-		return deny(api.AsError("binder", err), 0)
+		return deny(framework.AsError("binder", err), 0)
 	}
 	if bind == nil {
 		h.o.Log.WithValues(about...).Info("Passed a request through that is no Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
@@ -146,7 +146,7 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	if d.Attempt != "" {
 		log = log.WithValues("attempt", d.Attempt)
 	}
-	if d.Err != nil && d.Err.Kind == api.KindInternal {
+	if d.Err != nil && d.Err.Kind == framework.KindInternal {
 		log.Error(d.Err, "Could not decide on a Binding", "plugin", d.Err.Plugin)
 		return
 	}

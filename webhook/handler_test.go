@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 var update = flag.Bool("update", false, "write the golden responses anew")
@@ -68,10 +68,10 @@ func read(t testing.TB, name string) []byte {
 // as scripted here, with NAME.response.json. In the latter the patch is not in
 // base64, so that people can read it.
 func TestGolden(t *testing.T) {
-	claim := api.Object{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data"}
+	claim := framework.Object{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data"}
 	pod := types.NamespacedName{Namespace: "shop", Name: "web"}
 	topology := map[string]string{"topology.prebind.dev/zone": "z1", "topology.prebind.dev/rack": "r7"}
-	by := func(err *api.Error, plugin string) *api.Error {
+	by := func(err *framework.Error, plugin string) *framework.Error {
 		err.Plugin = plugin
 		return err
 	}
@@ -103,25 +103,25 @@ func TestGolden(t *testing.T) {
 		"dry-run":         {reason: "it tells what it would have done", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
 		"passed-through":  {reason: "the API server gives its own answer", decision: binder.Decision{PassThrough: true}},
 		"waiting": {reason: "client-go repeats it by itself", decision: binder.Decision{
-			Err:        by(api.Wait(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
+			Err:        by(framework.Wait(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
 			RetryAfter: 4 * time.Second, Annotations: topology, UID: "0a1b2c3d", Warnings: []string{"topology: something is replaced"},
 		}},
 		"refused": {reason: "the scheduler tries elsewhere", decision: binder.Decision{
-			Err: by(api.Refuse(claim, "the claim does not exist").Advise("create it, or correct the pod"), "volumebinding"),
+			Err: by(framework.Refuse(claim, "the claim does not exist").Advise("create it, or correct the pod"), "volumebinding"),
 		}},
 		"stale": {reason: "the scheduler drops it", decision: binder.Decision{
-			Err: by(api.Stale(api.Object{Kind: "Pod", Namespace: "shop", Name: "web"}, "the pod is being deleted").Advise("forget this bind"), "binder"),
+			Err: by(framework.Stale(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web"}, "the pod is being deleted").Advise("forget this bind"), "binder"),
 		}},
-		"invalid": {reason: "the scheduler's author sees which keys", decision: binder.Decision{Err: &api.Error{
-			Kind: api.KindInvalid, Plugin: "binder", Object: api.Object{Kind: "Pod", Namespace: "shop", Name: "web"},
+		"invalid": {reason: "the scheduler's author sees which keys", decision: binder.Decision{Err: &framework.Error{
+			Kind: framework.KindInvalid, Plugin: "binder", Object: framework.Object{Kind: "Pod", Namespace: "shop", Name: "web"},
 			Message: "not valid", Advice: "correct the Binding",
-			Fields: []api.Field{{Path: "metadata.annotations", Message: `Invalid value: "no good"`}, {Path: "metadata.labels", Message: "bad"}},
+			Fields: []framework.Field{{Path: "metadata.annotations", Message: `Invalid value: "no good"`}, {Path: "metadata.labels", Message: "bad"}},
 		}}},
 		"internal": {reason: "Prebind's own failure, not to be repeated blindly", decision: binder.Decision{
-			Err: by(api.Internal(claim, errors.New("boom")), "volumebinding"),
+			Err: by(framework.Internal(claim, errors.New("boom")), "volumebinding"),
 		}},
 		"unknown-kind": {reason: "a kind that nobody knows is a failure, and never an admission", decision: binder.Decision{
-			Err: &api.Error{Kind: "new", Plugin: "volumebinding", Message: "boom"},
+			Err: &framework.Error{Kind: "new", Plugin: "volumebinding", Message: "boom"},
 		}},
 		"engine-panics":     {reason: "a mistake costs one bind and not the process", panics: true},
 		"invalid-object":    {reason: "a Binding that cannot be read is not admitted", passes: true},

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // logged returns the lines that a handler writes for one Binding at a verbosity.
@@ -49,9 +49,9 @@ func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 // TestDecisionLine: what an operator looks for is in one line for each decision, by
 // keys that never change.
 func TestDecisionLine(t *testing.T) {
-	refused := api.Refuse(api.Object{Kind: "Node", Name: "node-a"}, "no")
+	refused := framework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no")
 	refused.Plugin = "node-state"
-	failed := api.Internal(api.Object{}, errors.New("boom"))
+	failed := framework.Internal(framework.Object{}, errors.New("boom"))
 	failed.Plugin = "device"
 	always := map[string]any{"user": "system:kube-scheduler", "node": "node-a", "pod": map[string]any{"name": "web", "namespace": "shop"}}
 	with := func(more map[string]any) map[string]any {

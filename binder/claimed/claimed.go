@@ -15,7 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
 )
 
 // Getter reads one object by its key; client.Reader is one.
@@ -27,10 +27,11 @@ type Getter interface {
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
 
+// Kind is that of the claims. Not every cluster serves it.
+var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+
 // Watches are the kinds that the cached Getter has to hold.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{"ResourceClaim": &resourcev1.ResourceClaim{}}
-}
+func Watches() []client.Object { return []client.Object{&resourcev1.ResourceClaim{}} }
 
 // Reader finds the devices of pods. It is safe for concurrent use.
 type Reader struct {
@@ -47,8 +48,8 @@ func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: liv
 // name of the claim and the claim's of the request, as in gpus.large. Claims that
 // cannot be read, or have no allocation, are in the error; the devices of the
 // others are returned all the same.
-func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]api.Device, error) {
-	var devices []api.Device
+func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Device, error) {
+	var devices []mutators.Device
 	var errs []error
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
@@ -66,7 +67,7 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]api.Device, er
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			devices = append(devices, api.Device{
+			devices = append(devices, mutators.Device{
 				Request: ref.Name + "." + result.Request,
 				Driver:  result.Driver, Pool: result.Pool, Name: result.Device,
 			})

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -37,8 +37,8 @@ func result(request, device string) resourcev1.DeviceRequestAllocationResult {
 	return resourcev1.DeviceRequestAllocationResult{Request: request, Driver: "gpu.example.com", Pool: "node-a", Device: device}
 }
 
-func device(request, name string) api.Device {
-	return api.Device{Request: request, Driver: "gpu.example.com", Pool: "node-a", Name: name}
+func device(request, name string) mutators.Device {
+	return mutators.Device{Request: request, Driver: "gpu.example.com", Pool: "node-a", Name: name}
 }
 
 func TestDevices(t *testing.T) {
@@ -51,7 +51,7 @@ func TestDevices(t *testing.T) {
 		claims       []corev1.PodResourceClaim
 		statuses     []corev1.PodResourceClaimStatus
 		cached, live []client.Object
-		want         []api.Device
+		want         []mutators.Device
 		says         string
 	}{
 		"None": {reason: "a pod without claims has no devices"},
@@ -59,14 +59,14 @@ func TestDevices(t *testing.T) {
 			reason: "by the pod's name of the claim and the claim's of the request, in order",
 			claims: []corev1.PodResourceClaim{byName("b", "shared"), byName("a", "own")},
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"), result("gpu", "gpu-1")), claim("shared", result("nic/fast", "eth0"))},
-			want:   []api.Device{device("b.nic/fast", "eth0"), device("a.gpu", "gpu-0"), device("a.gpu", "gpu-1")},
+			want:   []mutators.Device{device("b.nic/fast", "eth0"), device("a.gpu", "gpu-0"), device("a.gpu", "gpu-1")},
 		},
 		"ByTemplate": {
 			reason:   "the claim that was made of a template stands in the pod's status",
 			claims:   []corev1.PodResourceClaim{byTemplate},
 			statuses: []corev1.PodResourceClaimStatus{{Name: "made", ResourceClaimName: new("made-x7")}},
 			cached:   []client.Object{claim("made-x7", result("gpu", "gpu-2"))},
-			want:     []api.Device{device("made.gpu", "gpu-2")},
+			want:     []mutators.Device{device("made.gpu", "gpu-2")},
 		},
 		"TemplateNeedsNone": {
 			reason:   "a template may need no claim",
@@ -78,21 +78,21 @@ func TestDevices(t *testing.T) {
 			claims: []corev1.PodResourceClaim{byName("a", "own"), byName("b", "new")},
 			cached: []client.Object{claim("own")},
 			live:   []client.Object{claim("own", result("gpu", "gpu-0")), claim("new", result("gpu", "gpu-1"))},
-			want:   []api.Device{device("a.gpu", "gpu-0"), device("b.gpu", "gpu-1")},
+			want:   []mutators.Device{device("a.gpu", "gpu-0"), device("b.gpu", "gpu-1")},
 		},
 		"AllocatedAnew": {
 			reason: "what is not reserved for the pod may be the allocation before",
 			claims: []corev1.PodResourceClaim{byName("a", "own")},
 			cached: []client.Object{stale(claim("own", result("gpu", "gpu-0")))},
 			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
-			want:   []api.Device{device("a.gpu", "gpu-1")},
+			want:   []mutators.Device{device("a.gpu", "gpu-1")},
 		},
 		"Unknown": {
 			reason: "what is not known is said, and the rest is told",
 			claims: []corev1.PodResourceClaim{byName("a", "missing"), byName("b", "bare"), byTemplate, byName("c", "own")},
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"))},
 			live:   []client.Object{claim("bare")},
-			want:   []api.Device{device("c.gpu", "gpu-0")},
+			want:   []mutators.Device{device("c.gpu", "gpu-0")},
 			says:   `the claim "a" of the pod: reading it`,
 		},
 	}

@@ -32,6 +32,10 @@ const (
 	// crowdUnit is the number of waiting binds that may call again each second when
 	// nothing is known about the end of their waits.
 	crowdUnit = 40
+	// lateness is how much later than it was asked to a client may call.
+	lateness = 1500 * time.Millisecond
+	// maxAhead is how many more calls for a bind other replicas are believed to have answered.
+	maxAhead = 3
 	// maxCrowdGap bounds what a crowd adds.
 	maxCrowdGap = 15 * time.Second
 )
@@ -43,6 +47,7 @@ type Wait struct {
 	// Left is what remains of the budget of the bind.
 	Left time.Duration
 	// Calls is the number of calls for this bind so far, this one included: at least 1.
+	// Those that other replicas answered are estimated; see Missed.
 	Calls int
 	// Past are the waits of the same kind that this replica has seen.
 	Past Past
@@ -111,19 +116,52 @@ func RetryAfter(w Wait, p Pace) time.Duration {
 	return min(gap.Truncate(time.Second), MaxGap)
 }
 
+// Missed estimates how many calls for a bind other replicas have answered so far, this call
+// not included. This replica has answered own calls, had estimated missed at the last of
+// them, and asked the client to call again at the time next since the wait began (zero for
+// the first call).
+//
+// From then on, others have answered as many calls as this replica would have in the same
+// state, with or without a free seat. Without the estimate, a client whose calls reach several
+// replicas would use up its retries before any of them expects it. The load balancing is
+// fair, so others have not answered many more calls than this replica.
+func Missed(own, missed int, next time.Duration, w Wait, p Pace) int {
+	for t := next; w.Elapsed-t > lateness && missed < own+maxAhead; missed++ {
+		at := Wait{Elapsed: t, Left: w.Left + w.Elapsed - t, Calls: own + missed + 1, Past: w.Past}
+		if p.Held {
+			at.Elapsed, at.Left = at.Elapsed+p.Hold, at.Left-p.Hold
+			t += p.Hold
+		}
+		// The crowd was smaller then. In simulations, a higher estimate makes binds that wait less
+		// than a minute sleep for two, and with a lower one more clients give up long waits.
+		t += RetryAfter(at, Pace{Held: p.Held, Hold: p.Hold, Crowd: p.Crowd / 2, Jitter: 0.25})
+	}
+	return missed
+}
+
 // unheld returns the gap after a call that was not held.
 func unheld(w Wait, p Pace) time.Duration {
 	soonest, ok := w.Past.Quantile(0.2, w.Elapsed)
 	if !ok {
-		crowd := min(time.Duration(p.Crowd)*time.Second/crowdUnit, maxCrowdGap)
-		return spread(max(w.Elapsed/2, crowd), p.Jitter)
+		return unknown(w, p)
 	}
 	gap := soonest - w.Elapsed - lead
 	if latest, ok := w.Past.Quantile(0.9, w.Elapsed); ok {
 		// The remaining retries have to reach to the end of nearly all such waits.
 		return max(gap, (latest-w.Elapsed)/time.Duration(max(Retries+2-2*w.Calls, 1)))
 	}
-	return max(gap, spread(w.Elapsed/2, p.Jitter))
+	return max(gap, unknown(w, p))
+}
+
+// unknown returns the gap where earlier waits do not tell when the event comes. If some of
+// them took less time than this one has, the events have begun, or this wait takes longer than
+// any before: then the wait is only as late as the time since the first of these events.
+func unknown(w Wait, p Pace) time.Duration {
+	gap, crowd := w.Elapsed/2, min(time.Duration(p.Crowd)*time.Second/crowdUnit, maxCrowdGap)
+	if n := len(w.Past.Ended); n > 0 && w.Past.Ended[n/10] <= w.Elapsed {
+		gap, crowd = min(gap, w.Elapsed-w.Past.Ended[n/10]), crowd/2
+	}
+	return spread(max(gap, crowd), p.Jitter)
 }
 
 // spread returns d, up to a quarter shorter or longer, so that clients that began

@@ -78,6 +78,10 @@ func TestDisplace(t *testing.T) {
 
 func TestRetryAfter(t *testing.T) {
 	forties := Past{Ended: []time.Duration{40 * sec, 40 * sec, 40 * sec, 41 * sec}}
+	begun := Past{Ended: []time.Duration{40 * sec}, Waiting: make([]time.Duration, 100)}
+	for i := range begun.Waiting {
+		begun.Waiting[i] = 41 * sec
+	}
 	mixed := Past{Ended: []time.Duration{2 * sec, 2 * sec, 60 * sec, 60 * sec}}
 	cases := map[string]struct {
 		reason string
@@ -97,7 +101,10 @@ func TestRetryAfter(t *testing.T) {
 		"Known":       {reason: "back before the event", wait: Wait{Elapsed: 10 * sec, Left: 590 * sec, Calls: 1, Past: forties}, want: 29 * sec},
 		"KnownCrowd":  {reason: "what is known counts more than the crowd", wait: Wait{Elapsed: 38 * sec, Left: 562 * sec, Calls: 1, Past: forties}, pace: Pace{Crowd: 1000}, want: sec},
 		"SecondMode":  {reason: "the short ones have passed", wait: Wait{Elapsed: 5 * sec, Left: 595 * sec, Calls: 2, Past: mixed}, want: 54 * sec},
-		"Outlasted":   {reason: "longer than all known", wait: Wait{Elapsed: 80 * sec, Left: 520 * sec, Calls: 2, Past: forties}, want: 40 * sec},
+		"Outlasted":   {reason: "longer than all known: as late as it is", wait: Wait{Elapsed: 45 * sec, Left: 555 * sec, Calls: 2, Past: forties}, want: 5 * sec},
+		"LongPast":    {reason: "much longer than all known: known waits do not matter", wait: Wait{Elapsed: 90 * sec, Left: 510 * sec, Calls: 2, Past: forties}, want: 45 * sec},
+		"Begun":       {reason: "the first events of a crowd have come: its rest is due soon", wait: Wait{Elapsed: 41 * sec, Left: 559 * sec, Calls: 2, Past: begun}, want: sec},
+		"BegunCrowd":  {reason: "but all of a crowd cannot call at once", wait: Wait{Elapsed: 41 * sec, Left: 559 * sec, Calls: 2, Past: begun}, pace: Pace{Crowd: 1000}, want: 7 * sec},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -124,6 +131,33 @@ func TestRetryAfter_ReachesTheBudget(t *testing.T) {
 				assert.GreaterOrEqual(t, short, 8, "waits of up to four minutes have gaps of a second")
 			}
 		}
+	}
+}
+
+func TestMissed(t *testing.T) {
+	forties := Past{Ended: []time.Duration{40 * sec, 40 * sec, 40 * sec, 41 * sec}}
+	cases := map[string]struct {
+		reason      string
+		own, missed int
+		next, now   time.Duration
+		past        Past
+		pace        Pace
+		want        int
+	}{
+		"None":    {reason: "the client called when it was asked to", own: 1, missed: 2, next: 29 * sec, now: 29*sec + 20*time.Millisecond, want: 2},
+		"Late":    {reason: "a slow client is no sign of another call", own: 1, next: 29 * sec, now: 30 * sec},
+		"Held":    {reason: "another replica has held the first two calls", now: 58 * sec, pace: Pace{Held: true}, want: 2},
+		"Between": {reason: "another replica has held the call that was due here", own: 1, next: 29 * sec, now: 58 * sec, pace: Pace{Held: true}, want: 1},
+		"Known":   {reason: "another replica knows as well when the event is due", now: 39 * sec, past: forties, want: 1},
+		"Unheld":  {reason: "there was no seat there either: gaps grow from ten seconds", own: 1, now: 40 * sec, pace: Pace{Crowd: 1000}, want: 4},
+		"Fair":    {reason: "not all calls reach other replicas", own: 2, now: time.Hour, want: 5},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			tc.pace.Hold = 28 * sec
+			w := Wait{Elapsed: tc.now, Left: 10*time.Minute - tc.now, Past: tc.past}
+			assert.Equal(t, tc.want, Missed(tc.own, tc.missed, tc.next, w, tc.pace), tc.reason)
+		})
 	}
 }
 

@@ -25,9 +25,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -69,16 +69,16 @@ type grantor struct {
 
 func (*grantor) Name() string { return "grantor" }
 
-func (g *grantor) PreFlight(_ context.Context, bc *api.BindContext) (api.Next, error) {
+func (g *grantor) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stale.Load() || g.byPod[bc.Pod.UID] == bc.Attempt {
-		return api.Skip, nil
+		return framework.Skip, nil
 	}
-	return api.Run, nil
+	return framework.Run, nil
 }
 
-func (g *grantor) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (g *grantor) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	g.mu.Lock()
 	g.byPod[bc.Pod.UID] = bc.Attempt
 	g.mu.Unlock()
@@ -90,7 +90,7 @@ func (g *grantor) PreBind(ctx context.Context, bc *api.BindContext) error {
 	}
 }
 
-func (g *grantor) PreBindRollBack(_ context.Context, bc *api.BindContext) error {
+func (g *grantor) PreBindRollBack(_ context.Context, bc *framework.BindContext) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.byPod[bc.Pod.UID] == bc.Attempt {
@@ -100,12 +100,12 @@ func (g *grantor) PreBindRollBack(_ context.Context, bc *api.BindContext) error 
 	return nil
 }
 
-func (g *grantor) Marks(context.Context) ([]api.Mark, error) {
+func (g *grantor) Marks(context.Context) ([]framework.Mark, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var marks []api.Mark
+	var marks []framework.Mark
 	for uid, attempt := range g.byPod {
-		marks = append(marks, api.Mark{Pod: client.ObjectKeyFromObject(thePod), PodUID: uid, Node: theNode.Name, Attempt: attempt})
+		marks = append(marks, framework.Mark{Pod: client.ObjectKeyFromObject(thePod), PodUID: uid, Node: theNode.Name, Attempt: attempt})
 	}
 	return marks, nil
 }
@@ -124,7 +124,7 @@ type party struct {
 	cut atomic.Bool
 }
 
-func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *party {
+func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants) *party {
 	t.Helper()
 	p := &party{grantor: &grantor{grants: shared, busy: make(chan struct{})}}
 	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
@@ -132,9 +132,9 @@ func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *
 	require.NoError(t, err)
 	p.engine, err = binder.New(binder.Options{
 		Cached: pendingPod{}, Live: pendingPod{}, Replica: id, Term: p.Term, Domain: "prebind.dev",
-		Changes: notify.NewHub(), Events: silent{}, Clock: clock.RealClock{},
+		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []api.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
 			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
 		},
 	})
@@ -146,7 +146,7 @@ func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *
 }
 
 // cuttable is a client whose writes fail while cut is set.
-func cuttable(stored *fake.Clientset, cut *atomic.Bool) kubernetes.Interface {
+func cuttable(stored *fakeapi.Clientset, cut *atomic.Bool) kubernetes.Interface {
 	c := &fake.Clientset{}
 	c.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if cut.Load() && a.GetVerb() != "list" {
@@ -158,7 +158,7 @@ func cuttable(stored *fake.Clientset, cut *atomic.Bool) kubernetes.Interface {
 	return c
 }
 
-func (p *party) bind(t *testing.T) *api.Error {
+func (p *party) bind(t *testing.T) *framework.Error {
 	t.Helper()
 	b := gen.Binding(thePod, theNode.Name, gen.UID(thePod.UID))
 	return p.engine.Bind(quiet(t), binder.Request{Pod: client.ObjectKeyFromObject(thePod), Binding: b}).Err
@@ -172,10 +172,10 @@ func pass(d time.Duration) { <-time.After(d) }
 func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
-		stored := storage()
+		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
 		go binder.NewSweeper(other.engine, other).Run(quiet(t))
-		require.Equal(t, api.KindWait, cut.bind(t).Kind, "the plugin is at work")
+		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the plugin is at work")
 
 		cut.cut.Store(true)
 		close(cut.busy)
@@ -184,14 +184,14 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 			if err := cut.bind(t); err == nil {
 				allowed = append(allowed, time.Now())
 			} else {
-				require.Equal(t, api.KindWait, err.Kind, "the client calls again: %v", err)
+				require.Equal(t, framework.KindWait, err.Kind, "the client calls again: %v", err)
 			}
 			pass(time.Second)
 		}
 		require.NotEmpty(t, allowed, "a short trouble does not matter")
 		require.NotEmpty(t, shared.rolledBack, "the other replica settles what is left")
 		last := allowed[len(allowed)-1]
-		assert.GreaterOrEqual(t, shared.rolledBack[0].Sub(last), api.BindSettles,
+		assert.GreaterOrEqual(t, shared.rolledBack[0].Sub(last), framework.BindSettles,
 			"a bind that was allowed %s before the roll-back may be committed after it", shared.rolledBack[0].Sub(last))
 
 		cut.cut.Store(false)
@@ -206,15 +206,15 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 func TestFence_WhatWasPreparedBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
-		p := newParty(t, "cut", storage(), shared)
-		require.Equal(t, api.KindWait, p.bind(t).Kind, "the plugin is at work")
+		p := newParty(t, "cut", fakeapi.NewClientset(), shared)
+		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
 		pass(trusted + time.Second)
 		shared.mu.Lock()
 		clear(shared.byPod) // Another replica has rolled it back.
 		shared.mu.Unlock()
 
-		waits := make(chan *api.Error, 1)
+		waits := make(chan *framework.Error, 1)
 		p.cut.Store(false)
 		pass(renewAgain + time.Second)
 		renewed := time.Now()
@@ -222,7 +222,7 @@ func TestFence_WhatWasPreparedBefore(t *testing.T) {
 		synctest.Wait()
 		close(p.busy)
 		if err := <-waits; err != nil {
-			require.Equal(t, api.KindWait, err.Kind)
+			require.Equal(t, framework.KindWait, err.Kind)
 			require.Eventually(t, func() bool { return p.bind(t) == nil }, 10*time.Minute, time.Second)
 		}
 		assert.NotEmpty(t, shared.byPod, "the bind was allowed with a grant")
@@ -234,36 +234,41 @@ func TestFence_WhatWasPreparedBefore(t *testing.T) {
 // and while the cache takes what is gone for there.
 func TestFence_CallThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParty(t, "cut", storage(), &grants{byPod: map[types.UID]string{}})
-		require.Equal(t, api.KindWait, p.bind(t).Kind, "the plugin is at work")
+		p := newParty(t, "cut", fakeapi.NewClientset(), &grants{byPod: map[types.UID]string{}})
+		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
 		pass(trusted - renewal)
 		for held := true; held; _, held = p.Term() {
-			answer := make(chan *api.Error, 1)
+			answer := make(chan *framework.Error, 1)
 			go func() { answer <- p.bind(t) }()
 			pass(time.Second)
 			if _, held := p.Term(); !held {
 				close(p.busy)
 				err := <-answer
 				require.NotNil(t, err, "the lease was lost before PreBind ended")
-				assert.Equal(t, api.KindWait, err.Kind)
+				assert.Equal(t, framework.KindWait, err.Kind)
 			} else {
-				assert.Equal(t, api.KindWait, (<-answer).Kind, "the plugin is at work")
+				assert.Equal(t, framework.KindWait, (<-answer).Kind, "the plugin is at work")
 			}
 		}
 		p.stale.Store(true)
 		err := p.bind(t)
 		require.NotNil(t, err, "the cache is behind")
-		assert.Equal(t, api.KindWait, err.Kind)
+		assert.Equal(t, framework.KindWait, err.Kind)
 		assert.ErrorContains(t, p.Held(), "prebind-replica-cut")
 	})
 }
 
 // TestTrusted_Relations asserts that the times of all replicas fit together.
 func TestTrusted_Relations(t *testing.T) {
-	assert.LessOrEqual(t, trusted+api.BindSettles, duration+binder.SweepGrace, "a bind is over before another replica rolls back")
+	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+binder.SweepGrace, "a bind is over before another replica rolls back")
 	const takes = 5 * time.Second // What the client gives a request.
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")
 	assert.Less(t, 2*observeEvery, blind)
+}
+
+// List implements client.Reader. The engine lists nothing.
+func (pendingPod) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected list")
 }

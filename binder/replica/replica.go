@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -34,7 +34,7 @@ const (
 	// trusted is how long after the start of its last renewal a replica may allow binds
 	// that rely on its writes. Another replica sees it dead after duration, and rolls
 	// its writes back after SweepGrace more. A bind that was allowed is over by then.
-	trusted = duration + binder.SweepGrace - api.BindSettles
+	trusted = duration + binder.SweepGrace - framework.BindSettles
 	// goodbyeTakes bounds the removal of the lease at the end.
 	goodbyeTakes = 10 * time.Second
 	// label marks the leases of replicas.

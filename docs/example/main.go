@@ -16,7 +16,7 @@ import (
 )
 
 func main() {
-	command := app.NewCommand(app.WithPlugin(nodelock.Plugin()), app.WithPlugin(after.Plugin()))
+	command := app.NewCommand(app.WithPlugin(nodelock.Registration()), app.WithPlugin(after.Registration()))
 	if err := command.ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
 		if text := err.Error(); text != "" {
 			fmt.Fprintln(os.Stderr, "error:", text)

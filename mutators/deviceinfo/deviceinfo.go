@@ -17,7 +17,6 @@ import (
 	"encoding/hex"
 	"strings"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
@@ -61,7 +60,7 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return mutators.Output{Annotations: annotations, Missing: missing}, nil
 }
 
-func text(d *api.Device) string {
+func text(d *mutators.Device) string {
 	name := d.Name
 	if d.Driver != "" {
 		name = d.Driver + "/" + d.Pool + "/" + d.Name

@@ -12,24 +12,23 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/mutators"
 )
 
 func TestMutate(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
-		devices []api.Device
+		devices []mutators.Device
 		want    map[string]string
 	}{
 		"None":      {reason: "most pods have none"},
-		"Named":     {reason: "a device plugin's has its name alone", devices: []api.Device{{Request: "gpu", Name: "GPU-1"}}, want: map[string]string{"gpu": "GPU-1"}},
-		"Allocated": {reason: "a driver's has a driver and a pool", devices: []api.Device{{Request: "gpu", Driver: "gpu.example.com", Pool: "node-a", Name: "gpu-0"}}, want: map[string]string{"gpu": "gpu.example.com/node-a/gpu-0"}},
-		"Share":     {reason: "a share is told", devices: []api.Device{{Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "nic", Driver: "d", Pool: "p", Name: "n", Share: "s1"}}, want: map[string]string{"gpu": "GPU-1:0.5", "nic": "d/p/n:s1"}},
-		"InOrder":   {reason: "in the order that they were given", devices: []api.Device{{Request: "gpu", Name: "b"}, {Request: "nic", Name: "n"}, {Request: "gpu", Name: "c"}, {Request: "gpu", Name: "a"}}, want: map[string]string{"gpu": "b,c,a", "nic": "n"}},
-		"OneKey":    {reason: "two requests that give one key are joined", devices: []api.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "a"}}, want: map[string]string{"gpu.large": "b,a"}},
-		"Duplicate": {reason: "without duplicates", devices: []api.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "b"}, {Request: "gpu.large", Name: "a"}, {Request: "gpu/large", Name: "b"}}, want: map[string]string{"gpu.large": "b,a"}},
-		"NearlySo":  {reason: "of whole names", devices: []api.Device{{Request: "gpu", Name: "gpu-10"}, {Request: "gpu", Name: "gpu-1"}, {Request: "gpu", Name: "gpu-1", Share: "0.5"}}, want: map[string]string{"gpu": "gpu-10,gpu-1,gpu-1:0.5"}},
+		"Named":     {reason: "a device plugin's has its name alone", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1"}}, want: map[string]string{"gpu": "GPU-1"}},
+		"Allocated": {reason: "a driver's has a driver and a pool", devices: []mutators.Device{{Request: "gpu", Driver: "gpu.example.com", Pool: "node-a", Name: "gpu-0"}}, want: map[string]string{"gpu": "gpu.example.com/node-a/gpu-0"}},
+		"Share":     {reason: "a share is told", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "nic", Driver: "d", Pool: "p", Name: "n", Share: "s1"}}, want: map[string]string{"gpu": "GPU-1:0.5", "nic": "d/p/n:s1"}},
+		"InOrder":   {reason: "in the order that they were given", devices: []mutators.Device{{Request: "gpu", Name: "b"}, {Request: "nic", Name: "n"}, {Request: "gpu", Name: "c"}, {Request: "gpu", Name: "a"}}, want: map[string]string{"gpu": "b,c,a", "nic": "n"}},
+		"OneKey":    {reason: "two requests that give one key are joined", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "a"}}, want: map[string]string{"gpu.large": "b,a"}},
+		"Duplicate": {reason: "without duplicates", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "b"}, {Request: "gpu.large", Name: "a"}, {Request: "gpu/large", Name: "b"}}, want: map[string]string{"gpu.large": "b,a"}},
+		"NearlySo":  {reason: "of whole names", devices: []mutators.Device{{Request: "gpu", Name: "gpu-10"}, {Request: "gpu", Name: "gpu-1"}, {Request: "gpu", Name: "gpu-1", Share: "0.5"}}, want: map[string]string{"gpu": "gpu-10,gpu-1,gpu-1:0.5"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

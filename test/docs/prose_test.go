@@ -19,12 +19,12 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
 
 // root is the checkout, as seen from this folder.
@@ -108,7 +108,7 @@ func TestIndex(t *testing.T) {
 
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
-	admission-control-config-file build-arg controllers create-namespace election-timeout field-selector help image name no-hooks output overrides prefix previous
+	admission-control-config-file build-arg controllers create-namespace election-timeout field-selector help image max-mutating-requests-inflight name no-hooks output overrides prefix previous
 	push set show-labels tail timeout type`)
 
 // A flag that the documentation names is there.
@@ -122,7 +122,7 @@ func TestFlags(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(app.NewCommand(app.WithPlugin(after.Plugin())))
+	visit(app.NewCommand(app.WithPlugin(after.Registration())))
 	for name, page := range pagesOfProse(t) {
 		for _, m := range flag.FindAllStringSubmatch(page, -1) {
 			assert.Contains(t, known, m[1], "%s names --%s", name, m[1])
@@ -174,7 +174,7 @@ func TestAnnotations(t *testing.T) {
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
 		binder.ReasonWaiting, binder.ReasonRefused, binder.ReasonAudited, binder.ReasonRolledBack,
-		api.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
+		framework.AttemptAnnotation("prebind.dev"), webhook.ExplainAnnotation("prebind.dev"), selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

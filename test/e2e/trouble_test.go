@@ -192,9 +192,7 @@ func TestLostPermission(t *testing.T) {
 // All replicas are gone, and so are their nodes: nothing that asks Prebind is bound,
 // but Prebind's own pods are, by the very scheduler, and when they run everything
 // else is.
-func TestAllReplicasDied(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 2)
+func testAllReplicasDied(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	own := w.client.CoreV1().Pods(install.Namespace)
 	bound := func(not ...corev1.Pod) []corev1.Pod {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -25,17 +25,17 @@ type denier struct{ inPreFlight bool }
 
 func (denier) Name() string { return "denier" }
 
-func (d denier) PreFlight(_ context.Context, bc *api.BindContext) (api.Next, error) {
-	return api.Run, d.deny(bc, d.inPreFlight)
+func (d denier) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	return framework.Run, d.deny(bc, d.inPreFlight)
 }
 
-func (d denier) PreBind(_ context.Context, bc *api.BindContext) error { return d.deny(bc, true) }
+func (d denier) PreBind(_ context.Context, bc *framework.BindContext) error { return d.deny(bc, true) }
 
-func (denier) PreBindRollBack(context.Context, *api.BindContext) error { return nil }
+func (denier) PreBindRollBack(context.Context, *framework.BindContext) error { return nil }
 
-func (denier) deny(bc *api.BindContext, now bool) error {
+func (denier) deny(bc *framework.BindContext, now bool) error {
 	if now && bc.Pod.Name == "first" {
-		return api.Refuse(api.Object{}, "it is the first")
+		return framework.Refuse(framework.Object{}, "it is the first")
 	}
 	return nil
 }
@@ -49,9 +49,7 @@ func TestDeniedBindKeepsNoClaim(t *testing.T) {
 				claim := gen.Claim("data", gen.UID("claim"), gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
 				objects := []client.Object{gen.Node("node-a"), claim, gen.Volume("pv", gen.ClaimRef(claim))}
 				pod := func(name string) *corev1.Pod { return gen.Pod(name, gen.UID(types.UID(name)), gen.UsesClaim("data")) }
-				p := newPrebind(t, setup{plugins: func(t *testing.T, w world) []api.PreBinder {
-					return append(withVolumes(t, w), denier{inPreFlight: inPreFlight})
-				}}, append(objects, pod("first"), pod("second")))
+				p := newPrebind(t, setup{plugins: []on{volumes}, added: []framework.PreBinder{denier{inPreFlight: inPreFlight}}}, append(objects, pod("first"), pod("second")))
 				defer p.stop(t)
 				bind := func(name string) *admissionv1.AdmissionResponse {
 					var review admissionv1.AdmissionReview

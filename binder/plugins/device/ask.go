@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -107,11 +107,11 @@ type ask struct {
 func (a ask) nothing() bool { return len(a.devices) == 0 && !a.lock }
 
 // list returns the devices for the mutators, in order.
-func (a ask) list() []api.Device {
-	var list []api.Device
+func (a ask) list() []framework.Device {
+	var list []framework.Device
 	for _, key := range slices.Sorted(maps.Keys(a.devices)) {
 		for _, id := range slices.Sorted(maps.Keys(a.devices[key])) {
-			d := api.Device{Request: key, Name: id}
+			d := framework.Device{Request: key, Name: id}
 			if s := a.devices[key][id]; s != whole {
 				d.Share = s.String()
 			}
@@ -122,7 +122,7 @@ func (a ask) list() []api.Device {
 }
 
 // parse reads the plugin's annotations. It names all that are wrong.
-func parse(parameters map[string]api.Parameter) (ask, error) {
+func parse(parameters map[string]framework.Parameter) (ask, error) {
 	a := ask{devices: devices{}}
 	var wrong problems
 	left := limits{text: maxText, devices: maxDevices}
@@ -168,17 +168,17 @@ func (a *ask) add(key, value string, left *limits) error {
 
 // problem is what is wrong with an annotation.
 type problem struct {
-	api.Parameter
+	framework.Parameter
 	err error
 }
 
 type problems []problem
 
 // asError names the first few of them, and more in its fields.
-func (ps problems) asError() *api.Error {
+func (ps problems) asError() *framework.Error {
 	const most, mostFields = 3, 16
 	var texts []string
-	var fields []api.Field
+	var fields []framework.Field
 	for i, p := range ps[:min(mostFields, len(ps))] {
 		fields = append(fields, p.Field(p.err.Error()))
 		if i < most {
@@ -188,7 +188,7 @@ func (ps problems) asError() *api.Error {
 	if more := len(ps) - len(texts); more > 0 {
 		texts = append(texts, fmt.Sprintf("and %d more are wrong", more))
 	}
-	return api.Invalid(ps[0].On, strings.Join(texts, "; "), fields...).
+	return framework.Invalid(ps[0].On, strings.Join(texts, "; "), fields...).
 		Advise("name devices as in GPU-1,GPU-2, and shares of them as in GPU-1:0.5")
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func TestParseShare(t *testing.T) {
@@ -124,10 +124,10 @@ func TestParseIDs(t *testing.T) {
 }
 
 // on makes parameters of a Binding's annotations.
-func on(kind string, values map[string]string) map[string]api.Parameter {
-	parameters := map[string]api.Parameter{}
+func on(kind string, values map[string]string) map[string]framework.Parameter {
+	parameters := map[string]framework.Parameter{}
 	for key, value := range values {
-		parameters[key] = api.Parameter{Annotation: "device." + domain + "/" + key, Value: value, On: api.Object{Kind: kind, Namespace: "default", Name: "web"}}
+		parameters[key] = framework.Parameter{Annotation: "device." + domain + "/" + key, Value: value, On: framework.Object{Kind: kind, Namespace: "default", Name: "web"}}
 	}
 	return parameters
 }
@@ -177,9 +177,9 @@ func TestParse(t *testing.T) {
 				assert.Equal(t, tc.want, got, tc.reason)
 				return
 			}
-			var invalid *api.Error
+			var invalid *framework.Error
 			require.ErrorAs(t, err, &invalid)
-			assert.Equal(t, api.KindInvalid, invalid.Kind)
+			assert.Equal(t, framework.KindInvalid, invalid.Kind)
 			assert.Equal(t, "Binding", invalid.Object.Kind)
 			assert.Contains(t, err.Error(), tc.says, tc.reason)
 			assert.Less(t, len(err.Error()), 3000)
@@ -212,7 +212,7 @@ func TestManyBadAnnotations(t *testing.T) {
 		values[fmt.Sprintf("key-%04d", i)] = "?:?"
 	}
 	_, err := parse(on("Pod", values))
-	var invalid *api.Error
+	var invalid *framework.Error
 	require.ErrorAs(t, err, &invalid)
 	assert.Contains(t, err.Error(), "and 2997 more are wrong")
 	assert.Less(t, len(err.Error()), 2000)
@@ -221,7 +221,7 @@ func TestManyBadAnnotations(t *testing.T) {
 
 func TestListAndString(t *testing.T) {
 	a := ask{devices: devices{"gpu": {"GPU-2": whole, "GPU-1": whole / 2}, "fpga": {"F": whole}}}
-	assert.Equal(t, []api.Device{{Request: "fpga", Name: "F"}, {Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "gpu", Name: "GPU-2"}}, a.list())
+	assert.Equal(t, []framework.Device{{Request: "fpga", Name: "F"}, {Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "gpu", Name: "GPU-2"}}, a.list())
 	assert.Equal(t, "F (fpga), 0.5 of GPU-1 (gpu), GPU-2 (gpu)", a.devices.String())
 	var ids []string
 	for i := range 256 {

@@ -19,8 +19,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -102,7 +101,7 @@ func newCrowd(tb testing.TB, nodes, marks int) *crowd {
 		}))
 	}
 	p, err := New(Options{
-		Cached: c, Live: c, Writer: c, Changes: notify.NewHub(), Clock: clock.RealClock{}, Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
+		Cached: c, Live: c, Writer: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
 	})
 	require.NoError(tb, err)
 	c.plugin = p
@@ -127,7 +126,7 @@ func (c *crowd) bind(tb testing.TB, node int, name string) {
 	before := &corev1.ConfigMap{}
 	require.NoError(tb, c.Get(ctx, c.plugin.records.key(nodeNamed(node)), before))
 	pod := podNamed(name)
-	bc := &api.BindContext{
+	bc := &framework.BindContext{
 		Pod: pod, Node: gen.Node(nodeNamed(node)), Binding: gen.Binding(pod, nodeNamed(node), gen.Annotation(gpu, "GPU-9")), Attempt: "attempt",
 	}
 	require.NoError(tb, prepare(ctx, c.plugin, bc))

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // decode reads a record. Something in it that cannot be read is an error: a grant
@@ -150,10 +150,10 @@ func noneTwice(decoder *json.Decoder, depth int) error {
 	return err
 }
 
-func unreadable(object *corev1.ConfigMap, key string, err error) *api.Error {
+func unreadable(object *corev1.ConfigMap, key string, err error) *framework.Error {
 	const most = 300 // The decoder shows what it does not understand in full.
-	about := api.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
-	return api.Internal(about, fmt.Errorf("its key %q, without which it is not known who holds what, cannot be read: %s", short(key), cut(err.Error(), most))).
+	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
+	return framework.Internal(about, fmt.Errorf("its key %q, without which it is not known who holds what, cannot be read: %s", short(key), cut(err.Error(), most))).
 		Advise("correct it, or delete the key when you know that the pod holds no devices of the node")
 }
 

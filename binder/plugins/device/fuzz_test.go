@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // FuzzParse: what annotations say is either read, and then the same when it is
@@ -36,9 +36,9 @@ func FuzzParse(f *testing.F) {
 		values := map[string]string{key1: value1, key2: value2, lockKey: locked}
 		a, err := parse(on("Pod", values))
 		if err != nil {
-			var invalid *api.Error
+			var invalid *framework.Error
 			require.ErrorAs(t, err, &invalid)
-			assert.Equal(t, api.KindInvalid, invalid.Kind)
+			assert.Equal(t, framework.KindInvalid, invalid.Kind)
 			assert.NotEmpty(t, invalid.Fields)
 			for _, field := range invalid.Fields {
 				key := strings.TrimSuffix(strings.TrimPrefix(field.Path, "metadata.annotations[device."+domain+"/"), "]")
@@ -107,7 +107,7 @@ func FuzzDecode(f *testing.F) {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: data}
 		rec, err := decode(object)
 		if err != nil {
-			assert.True(t, api.IsKind(err, api.KindInternal))
+			assert.True(t, framework.IsKind(err, framework.KindInternal))
 			assert.Less(t, len(err.Error()), 1500)
 			return
 		}

@@ -12,18 +12,18 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // PostBind makes the grant the pod's own, and releases the lock. Where that fails,
 // the sweep does it, for the mark stays.
-func (p *Plugin) PostBind(ctx context.Context, bc *api.BindContext) {
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	if err := p.confirmBound(ctx, bc); err != nil {
 		klog.FromContext(ctx).Error(err, "The grant of devices could not be confirmed, will be tried again", "node", bc.Node.Name)
 	}
 }
 
-func (p *Plugin) confirmBound(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) confirmBound(ctx context.Context, bc *framework.BindContext) error {
 	name := client.ObjectKeyFromObject(bc.Pod)
 	pod, err := p.pod(ctx, name)
 	if err != nil {
@@ -52,9 +52,9 @@ func (p *Plugin) confirmBound(ctx context.Context, bc *api.BindContext) error {
 
 // Marks lists what attempts were granted, and locked, that PostBind has not
 // confirmed.
-func (p *Plugin) Marks(ctx context.Context) ([]api.Mark, error) {
+func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	records, err := p.records.unconfirmed(ctx)
-	var marks []api.Mark
+	var marks []framework.Mark
 	for _, rec := range records {
 		marks = append(marks, rec.marks()...)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -24,7 +24,7 @@ type lockCase struct {
 	*testing.T
 	s        *server
 	one, two *Plugin
-	a, b     *api.BindContext
+	a, b     *framework.BindContext
 	// result is of two's PreBind.
 	result chan error
 }
@@ -41,13 +41,13 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
 		}
 		require.NoError(t, prepare(t.Context(), c.one, c.a))
-		next, err := c.two.PreFlight(t.Context(), c.b)
+		next, err := c.two.preFlight(t.Context(), c.b)
 		require.NoError(t, err)
-		assert.Equal(t, api.Run, next)
+		assert.Equal(t, framework.Run, next)
 		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait where another bind has locked it")
 		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
 		c.waits()
-		assert.Equal(t, api.Waiting{Object: api.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node"}, c.b.WaitingFor())
+		assert.Equal(t, framework.Waiting{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node"}, c.b.WaitingFor())
 		f(c)
 	})
 }
@@ -66,7 +66,7 @@ func (c *lockCase) goesOn() {
 	synctest.Wait()
 	require.Len(c, c.result, 1, "two goes on")
 	require.NoError(c, <-c.result)
-	require.NoError(c, c.two.Confirm(c.Context(), c.b))
+	require.NoError(c, c.two.Confirm(c.Context(), nil, c.b))
 	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 }
 
@@ -112,8 +112,8 @@ func TestLockExpires(t *testing.T) {
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 		assert.Contains(c, held(c.s), "one", "its devices are still its own")
 
-		err := c.one.Confirm(c.Context(), c.a)
-		assert.True(c, api.IsKind(err, api.KindWait), "%v", err)
+		err := c.one.Confirm(c.Context(), nil, c.a)
+		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		assert.ErrorContains(c, err, "has expired")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "who lost it cannot release it")
@@ -178,15 +178,15 @@ func TestSightsAreForgotten(t *testing.T) {
 // good as expired, and is renewed by the repeated call.
 func TestLockIsForTheWholeBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
-		pass(timeout - api.BindSettles - time.Second)
-		next, err := c.one.PreFlight(c.Context(), c.a)
+		pass(timeout - framework.BindSettles - time.Second)
+		next, err := c.one.preFlight(c.Context(), c.a)
 		require.NoError(c, err)
-		assert.Equal(c, api.Skip, next, "there is time enough")
-		require.NoError(c, c.one.Confirm(c.Context(), c.a))
+		assert.Equal(c, framework.Skip, next, "there is time enough")
+		require.NoError(c, c.one.Confirm(c.Context(), nil, c.a))
 
 		pass(3 * time.Second)
-		err = c.one.Confirm(c.Context(), c.a)
-		assert.True(c, api.IsKind(err, api.KindWait), "%v", err)
+		err = c.one.Confirm(c.Context(), nil, c.a)
+		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		require.NoError(c, prepare(c.Context(), c.one, c.a))
 		c.waits()
 		pass(timeout - 2*time.Second)
@@ -221,7 +221,7 @@ func TestLockOfAPodThatIsGone(t *testing.T) {
 					err := prepare(c.Context(), c.one, bc)
 					assert.Zero(c, time.Since(began), "nobody waits")
 					if name == "Bound" && device == "GPU-1" {
-						assert.True(c, api.IsKind(err, api.KindRefuse), "its devices are its own: %v", err)
+						assert.True(c, framework.IsKind(err, framework.KindRefuse), "its devices are its own: %v", err)
 					} else {
 						require.NoError(c, err, tc.reason)
 						require.NoError(c, c.one.PreBindRollBack(c.Context(), bc))
@@ -255,7 +255,7 @@ func TestConflictComesBeforeTheLock(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		third := podNamed("three")
 		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
-		assert.True(c, api.IsKind(err, api.KindRefuse), "%v", err)
+		assert.True(c, framework.IsKind(err, framework.KindRefuse), "%v", err)
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		c.goesOn()
 	})
@@ -289,9 +289,9 @@ func TestLockByOption(t *testing.T) {
 	p := replicaOf(s, withLocks)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
 	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
-	next, err := p.PreFlight(t.Context(), bindOf(podNamed("two"), "b"))
+	next, err := p.preFlight(t.Context(), bindOf(podNamed("two"), "b"))
 	require.NoError(t, err)
-	assert.Equal(t, api.Skip, next)
+	assert.Equal(t, framework.Skip, next)
 }
 
 // TestManyBindsOneLock: one after the other, across two replicas, and none is

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,38 +22,18 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // TestModel runs replicas, each with a cache that lags behind, over one API server,
 // and checks after every step that no device is given twice. A replica's step is cut
 // into at every call to the API server: by steps of the others, errors, lost answers,
-// writes that land later, and its own end. Each seed is a course of its own;
-// PREBIND_SEED repeats one, and PREBIND_MODEL=5m tries more of them.
+// writes that land later, and its own end. Each seed is a course of its own.
 func TestModel(t *testing.T) {
 	const steps = 250
-	span := 3 * time.Second
-	if text := os.Getenv("PREBIND_MODEL"); text != "" {
-		var err error
-		span, err = time.ParseDuration(text)
-		require.NoError(t, err)
-	}
-	var one *uint64
-	if text := os.Getenv("PREBIND_SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-		one = &seed
-	}
-	began := time.Now()
-	for n := uint64(0); time.Since(began) < span && (one == nil || n == 0); n++ {
-		seed := n
-		if one != nil {
-			seed = *one
-		} else if n > 4 {
-			seed = rand.Uint64()
-		}
+	for _, seed := range seeds.Of(t, 15) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			m := newModel(t, seed)
 			for range steps {
@@ -109,14 +88,14 @@ type attempt struct {
 	id   string
 	pod  *corev1.Pod
 	node string
-	bc   *api.BindContext
+	bc   *framework.BindContext
 	ran  bool
 	told bool
 }
 
 type flight struct {
 	attempt string
-	bc      *api.BindContext
+	bc      *framework.BindContext
 	ask     ask
 	since   time.Time
 }
@@ -153,7 +132,7 @@ func (m *model) newReplica() *replica {
 	l := &line{server: m.s}
 	l.before = func(verb string, o any) error { return m.cut(r, verb, o, false) }
 	l.after = func(verb string, o any) error { return m.cut(r, verb, o, true) }
-	r.plugin = pluginOn(m.s, r.cached, l, notify.NewHub(), func(o *Options) {
+	r.plugin = pluginOn(m.s, r.cached, l, framework.NewHub(), func(o *Options) {
 		o.Clock = impatient{FakeClock: m.clock, r: r}
 		o.NodeLockTimeout = 3 * flightTakes
 	})
@@ -363,7 +342,7 @@ func (m *model) call(r *replica) {
 }
 
 // choose does what a scheduler's plugin does.
-func (m *model) choose(bc *api.BindContext) {
+func (m *model) choose(bc *framework.BindContext) {
 	if m.chance(80) || bc.Pod.Annotations[gpu] == "" {
 		gen.Annotation(gpu, m.ids())(&bc.Binding.ObjectMeta)
 	}
@@ -373,21 +352,21 @@ func (m *model) choose(bc *api.BindContext) {
 }
 
 // round is what the engine does for one call.
-func (m *model) round(r *replica, a *attempt, bc *api.BindContext) {
+func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancelCause(m.t.Context())
 	defer r.cancel(nil)
-	next, err := r.plugin.PreFlight(ctx, bc)
-	if err == nil && next == api.Run {
+	next, err := r.plugin.preFlight(ctx, bc)
+	if err == nil && next == framework.Run {
 		a.ran, a.bc = true, bc
 		if err = r.plugin.PreBind(ctx, bc); err == nil {
 			m.meanwhile() // Other plugins take their time.
-			err = r.plugin.Confirm(ctx, bc)
+			err = r.plugin.Confirm(ctx, nil, bc)
 		}
 	}
 	if err != nil {
 		m.logf("%s: %s: %v", r.id, a.id, err)
-		if api.IsKind(err, api.KindInvalid) || api.IsKind(err, api.KindInternal) {
+		if framework.IsKind(err, framework.KindInvalid) || framework.IsKind(err, framework.KindInternal) {
 			m.failf("this was not to be expected: %v", err)
 		}
 		if !a.told {
@@ -485,7 +464,7 @@ func (m *model) sweep(r *replica) {
 			continue
 		}
 		pod := m.live(gen.Pod(mark.Pod.Name))
-		bc := recovered(&api.BindContext{Pod: gen.Pod(mark.Pod.Name, gen.UID(mark.PodUID)), Node: gen.Node(mark.Node), Attempt: mark.Attempt})
+		bc := recovered(&framework.BindContext{Pod: gen.Pod(mark.Pod.Name, gen.UID(mark.PodUID)), Node: gen.Node(mark.Node), Attempt: mark.Attempt})
 		switch {
 		case pod != nil && pod.UID == mark.PodUID && pod.Spec.NodeName == mark.Node:
 			m.logf("%s sweeps: %s is bound", r.id, mark.Attempt)

@@ -29,8 +29,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Name of the plugin.
@@ -50,7 +49,7 @@ type Options struct {
 	// Writer creates, updates and deletes the records.
 	Writer client.Writer
 	// Changes tells of changes of the records.
-	Changes *notify.Hub
+	Changes *framework.Hub
 	Clock   clock.WithDelayedExecution
 	// Domain of the annotations.
 	Domain string
@@ -74,13 +73,15 @@ type Plugin struct {
 }
 
 var (
-	_ api.PreBinder    = (*Plugin)(nil)
-	_ api.PreFlighter  = (*Plugin)(nil)
-	_ api.OnAnnotation = (*Plugin)(nil)
-	_ api.Confirmer    = (*Plugin)(nil)
-	_ api.PostBinder   = (*Plugin)(nil)
-	_ api.Recoverer    = (*Plugin)(nil)
-	_ api.Tidier       = (*Plugin)(nil)
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.RollBacker          = (*Plugin)(nil)
+	_ framework.OnAnnotation        = (*Plugin)(nil)
+	_ framework.Confirmer           = (*Plugin)(nil)
+	_ framework.PostBinder          = (*Plugin)(nil)
+	_ framework.Recoverer           = (*Plugin)(nil)
+	_ framework.Tidier              = (*Plugin)(nil)
 )
 
 // New checks the options and returns the plugin. It starts nothing.
@@ -98,38 +99,66 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// Name implements api.PreBinder.
+// Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// Asked implements api.OnAnnotation: a scheduler's plugin names the devices on the
+// Asked implements framework.OnAnnotation: a scheduler's plugin names the devices on the
 // Binding, a user on the pod.
-func (*Plugin) Asked() api.Source { return api.ByBindingOrPod }
+func (*Plugin) Asked() framework.Source { return framework.ByBindingOrPod }
 
-// PreFlight checks what is asked for, and refuses what another pod holds.
-func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+// decided is the decision that SetupBindContextExtension leaves for PreFlight.
+var decided = framework.NewExtensionKey[decision](Name + "/decision")
+
+type decision struct {
+	next framework.Next
+	err  error
+}
+
+// SetupBindContextExtension reads and decides. It asks the API server itself before it
+// rejects anything, so that a second look gives the same decision.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
+	if bc.Live {
+		return nil
+	}
+	next, err := p.preFlight(ctx, bc)
+	decided.Set(bc, decision{next: next, err: err})
+	return nil
+}
+
+// PreFlight returns the decision.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	d, err := decided.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	return d.next, d.err
+}
+
+// preFlight checks what is asked for, and refuses what another pod holds.
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	ask, err := p.ask(bc)
 	if err != nil {
-		return api.Run, err
+		return framework.Run, err
 	}
 	if ask.nothing() {
-		return api.Skip, nil
+		return framework.Skip, nil
 	}
 	bc.Has(ask.list()...)
 	p.pin(bc)
 	rec, err := p.records.known(ctx, bc.Node.Name)
 	if err != nil {
-		return api.Run, err
+		return framework.Run, err
 	}
 	if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) || len(rec.conflicts(bc.Pod.UID, ask.devices)) > 0 {
 		// The cache alone neither lets a bind go ahead nor refuses it.
 		if rec, err = p.records.read(ctx, bc.Node.Name); err != nil {
-			return api.Run, err
+			return framework.Run, err
 		}
 		if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) {
-			return api.Skip, nil
+			return framework.Skip, nil
 		}
 		if err := p.clear(ctx, rec, bc, ask); err != nil {
-			return api.Run, err
+			return framework.Run, err
 		}
 	}
 	if len(ask.devices) > 0 {
@@ -138,16 +167,16 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	if ask.lock {
 		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
 		if p.locked(rec, bc) > 0 {
-			bc.WouldWait(api.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", rec.Lock.Pod)})
+			bc.WouldWait(framework.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", rec.Lock.Pod)})
 		}
 	}
-	return api.Run, nil
+	return framework.Run, nil
 }
 
 // pin puts on the Binding what the pod itself asks for: so the pod carries, with its
 // node, what was granted, whatever its own annotations are edited to meanwhile.
-func (p *Plugin) pin(bc *api.BindContext) {
-	for key, parameter := range api.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod) {
+func (p *Plugin) pin(bc *framework.BindContext) {
+	for key, parameter := range framework.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
 			bc.Annotate(Name, key, parameter.Value)
 		}
@@ -156,12 +185,12 @@ func (p *Plugin) pin(bc *api.BindContext) {
 
 // PreBind grants the devices and takes the lock of the node, where it is asked
 // for, in one write.
-func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	ask, err := p.ask(bc)
 	if err != nil {
 		return err
 	}
-	changes := p.o.Changes.Subscribe(notify.Key{Kind: "ConfigMap", Namespace: p.o.Namespace, Name: recordName(bc.Node.Name)})
+	changes := p.o.Changes.Subscribe(framework.RefTo(&corev1.ConfigMap{}, p.o.Namespace, recordName(bc.Node.Name)))
 	defer changes.Close()
 	// looked is the holder of the lock whose pod was looked at already: once is
 	// enough, for its own attempts, or the sweep, tell by the record when it ends.
@@ -172,7 +201,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 			return err
 		}
 		looked = held.UID
-		bc.Waiting(api.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", held.Pod)})
+		bc.Waiting(framework.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", held.Pod)})
 		timer := p.o.Clock.NewTimer(left)
 		select {
 		case <-changes.C():
@@ -187,7 +216,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
 
 // grant writes the grant, or returns the lock that keeps it from doing so, and for how
 // long at most.
-func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked types.UID) (held *lock, left time.Duration, err error) {
+func (p *Plugin) grant(ctx context.Context, bc *framework.BindContext, ask ask, looked types.UID) (held *lock, left time.Duration, err error) {
 	err = p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		held = nil
 		if rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()) {
@@ -197,7 +226,7 @@ func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked
 			return false, errLookAgain
 		}
 		if rec.isBound(bc.Pod.UID) {
-			return false, api.Stale(podObject(bc), "it is bound to the node %s already", bc.Node.Name).Advise("forget this bind")
+			return false, framework.Stale(podObject(bc), "it is bound to the node %s already", bc.Node.Name).Advise("forget this bind")
 		}
 		if err := p.clear(ctx, rec, bc, ask); err != nil {
 			return false, err
@@ -217,7 +246,7 @@ func (p *Plugin) grant(ctx context.Context, bc *api.BindContext, ask ask, looked
 
 // locked is for how long another pod than the bind's has the lock of the node at most;
 // 0 if none has.
-func (p *Plugin) locked(rec *record, bc *api.BindContext) time.Duration {
+func (p *Plugin) locked(rec *record, bc *framework.BindContext) time.Duration {
 	now := p.o.Clock.Now()
 	since := p.sights.since(rec, now, 2*p.o.NodeLockTimeout)
 	if rec.Lock == nil || rec.Lock.UID == bc.Pod.UID {
@@ -228,14 +257,14 @@ func (p *Plugin) locked(rec *record, bc *api.BindContext) time.Duration {
 
 // free says whether the record lets the grant be written, or waited for, without a
 // look at it as the API server has it.
-func (p *Plugin) free(rec *record, bc *api.BindContext, ask ask, looked types.UID) bool {
+func (p *Plugin) free(rec *record, bc *framework.BindContext, ask ask, looked types.UID) bool {
 	busy := ask.lock && p.locked(rec, bc) > 0
 	return (!busy || rec.Lock.UID == looked) && !rec.isBound(bc.Pod.UID) && len(rec.conflicts(bc.Pod.UID, ask.devices)) == 0
 }
 
 // unlock takes the lock from a pod whose bind is over, for it is for the bind only.
 // It returns the lock of one that may still be bound, or that was looked at before.
-func (p *Plugin) unlock(ctx context.Context, rec *record, bc *api.BindContext, looked types.UID) (*lock, error) {
+func (p *Plugin) unlock(ctx context.Context, rec *record, bc *framework.BindContext, looked types.UID) (*lock, error) {
 	if p.locked(rec, bc) == 0 {
 		return nil, nil
 	}
@@ -255,13 +284,13 @@ func (p *Plugin) unlock(ctx context.Context, rec *record, bc *api.BindContext, l
 
 // lasting is until when a lock has to be good for a bind that is let go ahead now.
 func (p *Plugin) lasting() time.Time {
-	return p.o.Clock.Now().Add(min(api.BindSettles, p.o.NodeLockTimeout/2))
+	return p.o.Clock.Now().Add(min(framework.BindSettles, p.o.NodeLockTimeout/2))
 }
 
 // Confirm sees that nobody has taken the grant, or the lock, out of Prebind's hands
 // while the bind was prepared. It asks the API server: the cache may be behind, and
 // after this nobody looks again.
-func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) Confirm(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
 	ask, err := p.ask(bc)
 	if err != nil || ask.nothing() {
 		return err
@@ -274,16 +303,16 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 	case rec.prepared(bc.Pod.UID, bc.Attempt, ask, p.lasting()):
 		return nil
 	case rec.granted(bc.Pod.UID, bc.Attempt, ask):
-		return api.Wait(nodeObject(bc), "the lock of the node, which was taken for this bind, has expired").
+		return framework.Wait(nodeObject(bc), "the lock of the node, which was taken for this bind, has expired").
 			Advise("repeat the Binding; where other plugins take long, raise the timeout of the lock")
 	default:
-		return api.Wait(p.records.object(bc.Node.Name), "what was granted for this bind is not in it any more").
+		return framework.Wait(p.records.object(bc.Node.Name), "what was granted for this bind is not in it any more").
 			Advise("repeat the Binding")
 	}
 }
 
 // PreBindRollBack takes back what this attempt was granted, and its lock.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	var released, unlocked bool
 	err := p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		released, unlocked = rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
@@ -308,7 +337,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error
 
 // clear drops the holders of what is asked for that are gone, and refuses what is
 // still held then.
-func (p *Plugin) clear(ctx context.Context, rec *record, bc *api.BindContext, ask ask) error {
+func (p *Plugin) clear(ctx context.Context, rec *record, bc *framework.BindContext, ask ask) error {
 	for _, h := range rec.holders(rec.conflicts(bc.Pod.UID, ask.devices)) {
 		at, err := p.look(ctx, bc.Node.Name, h.pod, h.uid)
 		if err != nil {
@@ -322,7 +351,7 @@ func (p *Plugin) clear(ctx context.Context, rec *record, bc *api.BindContext, as
 	if len(left) == 0 {
 		return nil
 	}
-	return api.Refuse(nodeObject(bc), "%s", describe(left)).Advise("choose other devices, or another node")
+	return framework.Refuse(nodeObject(bc), "%s", describe(left)).Advise("choose other devices, or another node")
 }
 
 // look finds out where the pod of an entry is.
@@ -342,15 +371,15 @@ func (p *Plugin) pod(ctx context.Context, name types.NamespacedName) (*corev1.Po
 		return nil, nil
 	}
 	if err != nil {
-		return nil, api.FromAPI(api.Object{Kind: "Pod", Namespace: name.Namespace, Name: name.Name}, "looking whether it still holds its devices", err)
+		return nil, framework.FromAPI(framework.Object{Kind: "Pod", Namespace: name.Namespace, Name: name.Name}, "looking whether it still holds its devices", err)
 	}
 	return pod, nil
 }
 
 // grantOf is what a pod says itself that it was granted.
 func (p *Plugin) grantOf(pod *corev1.Pod) (grant, bool) {
-	a, err := parse(api.Parameters(p.o.Domain, Name, p.Asked(), &corev1.Binding{}, pod))
-	attempt := pod.Annotations[api.AttemptAnnotation(p.o.Domain)]
+	a, err := parse(framework.Parameters(p.o.Domain, Name, p.Asked(), &corev1.Binding{}, pod))
+	attempt := pod.Annotations[framework.AttemptAnnotation(p.o.Domain)]
 	if len(attempt) > maxAttempt {
 		attempt = ""
 	}
@@ -358,8 +387,8 @@ func (p *Plugin) grantOf(pod *corev1.Pod) (grant, bool) {
 }
 
 // ask reads what the bind asks for.
-func (p *Plugin) ask(bc *api.BindContext) (ask, error) {
-	a, err := parse(api.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod))
+func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
+	a, err := parse(framework.Parameters(p.o.Domain, Name, p.Asked(), bc.Binding, bc.Pod))
 	if err != nil {
 		return ask{}, err
 	}
@@ -367,8 +396,10 @@ func (p *Plugin) ask(bc *api.BindContext) (ask, error) {
 	return a, nil
 }
 
-func podObject(bc *api.BindContext) api.Object {
-	return api.Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
+func podObject(bc *framework.BindContext) framework.Object {
+	return framework.Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 }
 
-func nodeObject(bc *api.BindContext) api.Object { return api.Object{Kind: "Node", Name: bc.Node.Name} }
+func nodeObject(bc *framework.BindContext) framework.Object {
+	return framework.Object{Kind: "Node", Name: bc.Node.Name}
+}

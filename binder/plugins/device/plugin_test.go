@@ -17,21 +17,20 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
 	s := newServer(t)
 	complete := Options{
-		Cached: s, Live: s, Writer: s, Changes: notify.NewHub(), Clock: clock.RealClock{},
+		Cached: s, Live: s, Writer: s, Changes: framework.NewHub(), Clock: clock.RealClock{},
 		Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
 	}
 	p, err := New(complete)
 	require.NoError(t, err)
 	assert.Equal(t, "device", p.Name())
-	assert.Equal(t, api.ByBindingOrPod, p.Asked())
+	assert.Equal(t, framework.ByBindingOrPod, p.Asked())
 	cases := map[string]option{
 		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil },
 		"Writer": func(o *Options) { o.Writer = nil }, "Changes": func(o *Options) { o.Changes = nil },
@@ -44,7 +43,6 @@ func TestNew(t *testing.T) {
 		_, err := New(o)
 		assert.ErrorContains(t, err, name)
 	}
-	assert.Contains(t, Watches(), "ConfigMap")
 	for _, by := range Caches(namespace) {
 		assert.Equal(t, "app.kubernetes.io/component=prebind-device-record", by.Namespaces[namespace].LabelSelector.String())
 	}
@@ -57,27 +55,27 @@ func TestGrant(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
 
-	next, err := p.PreFlight(t.Context(), bc)
+	next, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next)
-	assert.Equal(t, []api.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}}, bc.Devices())
+	assert.Equal(t, framework.Run, next)
+	assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}}, bc.Devices())
 	assert.Equal(t, []string{"device would grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node node-a to the pod"}, bc.Intents())
 	assert.Zero(t, s.count(), "PreFlight writes nothing")
 
 	require.NoError(t, p.PreBind(t.Context(), bc))
 	require.NoError(t, p.PreBind(t.Context(), bc), "it is idempotent")
-	require.NoError(t, p.Confirm(t.Context(), bc))
+	require.NoError(t, p.Confirm(t.Context(), nil, bc))
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
 	object := s.object("node-a")
 	assert.Equal(t, map[string]string{recordLabel: recordValue, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
 	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, []api.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)
+	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)
 
-	next, err = p.PreFlight(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
+	next, err = p.preFlight(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
 	require.NoError(t, err)
-	assert.Equal(t, api.Skip, next, "the same bind again has nothing to do")
+	assert.Equal(t, framework.Skip, next, "the same bind again has nothing to do")
 
 	s.bind(bc)
 	p.PostBind(t.Context(), bc)
@@ -113,11 +111,11 @@ func TestNothingAsked(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s, withLocks)
 	bc := bindOf(web, "a")
-	next, err := p.PreFlight(t.Context(), bc)
+	next, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Skip, next)
+	assert.Equal(t, framework.Skip, next)
 	require.NoError(t, p.PreBind(t.Context(), bc))
-	require.NoError(t, p.Confirm(t.Context(), bc))
+	require.NoError(t, p.Confirm(t.Context(), nil, bc))
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
 	p.PostBind(t.Context(), bc)
 	require.NoError(t, p.Tidy(t.Context()))
@@ -129,9 +127,9 @@ func TestBadAnnotations(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
-	_, preFlight := p.PreFlight(t.Context(), bc)
-	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), bc)} {
-		assert.True(t, api.IsKind(err, api.KindInvalid), name)
+	_, preFlight := p.preFlight(t.Context(), bc)
+	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), nil, bc)} {
+		assert.True(t, framework.IsKind(err, framework.KindInvalid), name)
 		assert.ErrorContains(t, err, gpu)
 		assert.ErrorContains(t, err, fpga)
 	}
@@ -143,21 +141,21 @@ func TestHolders(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		// then is what becomes of the holder's bind.
-		then func(s *server, p *Plugin, holder *api.BindContext)
+		then func(s *server, p *Plugin, holder *framework.BindContext)
 		want string
 	}{
 		"UnderWay": {reason: "it is about to be bound", want: "the device GPU-1 (gpu) is held by pod default/holder, whose bind is under way"},
 		"BoundNotConfirmed": {
 			reason: "PostBind comes later, if at all", want: "is held by pod default/holder",
-			then: func(s *server, _ *Plugin, bc *api.BindContext) { s.bind(bc) },
+			then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.bind(bc) },
 		},
 		"Bound": {
 			reason: "it is there", want: "is held by pod default/holder",
-			then: func(s *server, p *Plugin, bc *api.BindContext) { s.bind(bc); p.PostBind(s.t.Context(), bc) },
+			then: func(s *server, p *Plugin, bc *framework.BindContext) { s.bind(bc); p.PostBind(s.t.Context(), bc) },
 		},
 		"Ending": {
 			reason: "its containers may still run", want: "is held by pod default/holder",
-			then: func(s *server, p *Plugin, bc *api.BindContext) {
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
 				s.bind(bc)
 				p.PostBind(s.t.Context(), bc)
@@ -166,29 +164,29 @@ func TestHolders(t *testing.T) {
 		},
 		"RolledBack": {
 			reason: "it gave them back",
-			then: func(s *server, p *Plugin, bc *api.BindContext) {
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				require.NoError(s.t, p.PreBindRollBack(s.t.Context(), bc))
 			},
 		},
 		"Finished": {
 			reason: "it never runs again",
-			then: func(s *server, p *Plugin, bc *api.BindContext) {
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.bind(bc)
 				p.PostBind(s.t.Context(), bc)
 				s.finish(bc.Pod)
 			},
 		},
-		"Deleted": {reason: "it is gone", then: func(s *server, _ *Plugin, bc *api.BindContext) { s.delete(bc.Pod) }},
-		"DeletedAfterBound": {reason: "it is gone", then: func(s *server, p *Plugin, bc *api.BindContext) {
+		"Deleted": {reason: "it is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
+		"DeletedAfterBound": {reason: "it is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
 			s.bind(bc)
 			p.PostBind(s.t.Context(), bc)
 			s.delete(bc.Pod)
 		}},
-		"BoundElsewhere": {reason: "it never comes here", then: func(s *server, _ *Plugin, bc *api.BindContext) {
+		"BoundElsewhere": {reason: "it never comes here", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
 			s.change(bc.Pod, func(pod *corev1.Pod) { pod.Spec.NodeName = "node-b" })
 		}},
 		"CreatedAnew":        {reason: "the new pod has nothing yet", then: recreate},
-		"CreatedAnewAndHere": {reason: "the new pod has nothing by its name", then: func(s *server, p *Plugin, bc *api.BindContext) { recreate(s, p, bc); s.bind(bc) }},
+		"CreatedAnewAndHere": {reason: "the new pod has nothing by its name", then: func(s *server, p *Plugin, bc *framework.BindContext) { recreate(s, p, bc); s.bind(bc) }},
 	}
 	for name, tc := range cases {
 		for _, behind := range []string{"", "Behind"} {
@@ -213,7 +211,7 @@ func TestHolders(t *testing.T) {
 					assert.Equal(t, map[string]string{"me": "[b: GPU-1 (gpu)]"}, held(s))
 					return
 				}
-				assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+				assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 				assert.ErrorContains(t, err, tc.want, tc.reason)
 				assert.ErrorContains(t, err, "Node node-a")
 				assert.Equal(t, writes, s.count(), "nothing is written")
@@ -222,7 +220,7 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-func recreate(s *server, _ *Plugin, bc *api.BindContext) {
+func recreate(s *server, _ *Plugin, bc *framework.BindContext) {
 	s.delete(bc.Pod)
 	require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
 }
@@ -254,33 +252,33 @@ func TestAllOrNothing(t *testing.T) {
 func TestTwoAttempts(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		then   func(t *testing.T, s *server, one, two *Plugin, a, b *api.BindContext)
+		then   func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext)
 		want   map[string]string
 	}{
 		"OneRolledBack": {
 			reason: "the other's grant stands", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
-			then: func(t *testing.T, _ *server, one, _ *Plugin, a, _ *api.BindContext) {
+			then: func(t *testing.T, _ *server, one, _ *Plugin, a, _ *framework.BindContext) {
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
 				assert.Equal(t, []string{"released its devices"}, a.Undone())
 			},
 		},
 		"RolledBackByOther": {
 			reason: "as the sweep does for a replica that is gone", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
-			then: func(t *testing.T, _ *server, _, two *Plugin, a, _ *api.BindContext) {
+			then: func(t *testing.T, _ *server, _, two *Plugin, a, _ *framework.BindContext) {
 				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)))
 				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)), "it is idempotent")
 			},
 		},
 		"BothRolledBack": {
 			reason: "nothing is left", want: map[string]string{},
-			then: func(t *testing.T, _ *server, one, two *Plugin, a, b *api.BindContext) {
+			then: func(t *testing.T, _ *server, one, two *Plugin, a, b *framework.BindContext) {
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
 				require.NoError(t, two.PreBindRollBack(t.Context(), b))
 			},
 		},
 		"BoundByOne": {
 			reason: "that one counts, whoever confirms", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
-			then: func(t *testing.T, s *server, one, two *Plugin, a, b *api.BindContext) {
+			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
 				s.bind(b)
 				one.PostBind(t.Context(), a)
 				two.PostBind(t.Context(), recovered(b))
@@ -288,7 +286,7 @@ func TestTwoAttempts(t *testing.T) {
 		},
 		"BoundAndLateRollBack": {
 			reason: "the sweep is not asked about it any more", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
-			then: func(t *testing.T, s *server, one, two *Plugin, a, b *api.BindContext) {
+			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
 				s.bind(b)
 				two.PostBind(t.Context(), b)
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
@@ -297,7 +295,7 @@ func TestTwoAttempts(t *testing.T) {
 		},
 		"Gone": {
 			reason: "whoever hears of it first takes all back", want: map[string]string{},
-			then: func(t *testing.T, s *server, one, _ *Plugin, a, _ *api.BindContext) {
+			then: func(t *testing.T, s *server, one, _ *Plugin, a, _ *framework.BindContext) {
 				s.bind(a)
 				s.delete(a.Pod)
 				one.PostBind(t.Context(), a)
@@ -319,9 +317,9 @@ func TestTwoAttempts(t *testing.T) {
 }
 
 // recovered is the context of a bind of which only the mark is left.
-func recovered(bc *api.BindContext) *api.BindContext {
+func recovered(bc *framework.BindContext) *framework.BindContext {
 	pod := gen.Pod(bc.Pod.Name, gen.UID(bc.Pod.UID))
-	return &api.BindContext{Pod: pod, Node: gen.Node(bc.Node.Name), Binding: gen.Binding(pod, bc.Node.Name), Attempt: bc.Attempt, Recovered: true}
+	return &framework.BindContext{Pod: pod, Node: gen.Node(bc.Node.Name), Binding: gen.Binding(pod, bc.Node.Name), Attempt: bc.Attempt, Recovered: true}
 }
 
 // TestOtherDevicesInALaterRound: the scheduler has changed its mind. Until the bind
@@ -335,7 +333,7 @@ func TestOtherDevicesInALaterRound(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, second))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)][a: GPU-2 (gpu)]"}, held(s))
 	err := prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1")))
-	assert.True(t, api.IsKind(err, api.KindRefuse))
+	assert.True(t, framework.IsKind(err, framework.KindRefuse))
 
 	s.bind(second)
 	p.PostBind(t.Context(), first)
@@ -356,7 +354,7 @@ func TestLateAttempt(t *testing.T) {
 	cached := newLagging(s)
 	late := pluginOn(s, cached, &line{server: s}, cached.hub)
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
-	assert.True(t, api.IsKind(err, api.KindStale), "%v", err)
+	assert.True(t, framework.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
 }
 
@@ -372,11 +370,11 @@ func TestPreFlightAsksTheServer(t *testing.T) {
 	require.NoError(t, swept.PreBindRollBack(t.Context(), recovered(bc)))
 	require.NoError(t, prepare(t.Context(), swept, bindOf(other, "b", gen.Annotation(gpu, "GPU-1"))))
 
-	err := cutOff.Confirm(t.Context(), bc)
-	assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
-	_, err = cutOff.PreFlight(t.Context(), bc)
-	assert.True(t, api.IsKind(err, api.KindRefuse), "a repeated call must not be let pass: %v", err)
-	_, err = cutOff.PreFlight(t.Context(), bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
+	err := cutOff.Confirm(t.Context(), nil, bc)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+	_, err = cutOff.preFlight(t.Context(), bc)
+	assert.True(t, framework.IsKind(err, framework.KindRefuse), "a repeated call must not be let pass: %v", err)
+	_, err = cutOff.preFlight(t.Context(), bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
 	assert.NoError(t, err)
 }
 
@@ -433,7 +431,7 @@ func TestServerFails(t *testing.T) {
 			bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
 			err := prepare(t.Context(), p, bc)
 			if err != nil {
-				assert.True(t, api.IsKind(err, api.KindWait), "call %d: %v", failing, err)
+				assert.True(t, framework.IsKind(err, framework.KindWait), "call %d: %v", failing, err)
 				assert.ErrorIs(t, err, errDown)
 			}
 			for range 2 {
@@ -484,7 +482,7 @@ func TestLostRecord(t *testing.T) {
 	}
 	s := newServer(t, objects...)
 	p := replicaOf(s)
-	_, err := p.PreFlight(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	_, err := p.preFlight(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	require.NoError(t, err, "PreFlight asks the cache first")
 	err = p.PreBind(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	assert.ErrorContains(t, err, "is held by pod default/running (0.7): 1 of it is asked for and 0.3 is free")
@@ -504,12 +502,12 @@ func TestRecordLostWhileBinding(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
-	err := p.Confirm(t.Context(), bc)
-	assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+	err := p.Confirm(t.Context(), nil, bc)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.ErrorContains(t, err, "ConfigMap prebind-system/prebind-devices-node-a")
-	next, err := p.PreFlight(t.Context(), bc)
+	next, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next, "the repeated call is granted them again")
+	assert.Equal(t, framework.Run, next, "the repeated call is granted them again")
 
 	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)
@@ -533,11 +531,11 @@ func TestUnreadableRecord(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, elsewhere))
 	writes := s.count()
 
-	_, preFlight := p.PreFlight(t.Context(), bc)
+	_, preFlight := p.preFlight(t.Context(), bc)
 	marks, marksErr := p.Marks(t.Context())
 	assert.Len(t, marks, 1, "the others are listed all the same")
 	for name, err := range map[string]error{
-		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), bc),
+		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), nil, bc),
 		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
 	} {
 		assert.ErrorContains(t, err, `"p"`, name)
@@ -595,7 +593,7 @@ func TestOwnWritesAreSeen(t *testing.T) {
 	}
 	assert.Equal(t, 1, reads, "before the first write only")
 	require.NoError(t, cached.sync(t.Context()))
-	_, err := p.PreFlight(t.Context(), bindOf(podNamed("a"), "x", gen.Annotation(gpu, "GPU-x")))
+	_, err := p.preFlight(t.Context(), bindOf(podNamed("a"), "x", gen.Annotation(gpu, "GPU-x")))
 	require.NoError(t, err)
 	assert.Empty(t, p.records.written, "the cache has caught up")
 }

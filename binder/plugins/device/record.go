@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // The keys of a record's ConfigMap that are no pod's UID.
@@ -293,10 +293,10 @@ func (r *record) unlock(uid types.UID, attempt string) bool {
 }
 
 // marks are the attempts whose grants and locks are not confirmed.
-func (r *record) marks() []api.Mark {
-	var marks []api.Mark
+func (r *record) marks() []framework.Mark {
+	var marks []framework.Mark
 	add := func(pod podName, uid types.UID, attempt string) {
-		m := api.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt}
+		m := framework.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt}
 		if !slices.Contains(marks, m) {
 			marks = append(marks, m)
 		}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -223,10 +223,10 @@ func TestMarks(t *testing.T) {
 	})
 	r.take(podNamed("q"), "b", noon)
 	r.take(podNamed("q"), "e", noon)
-	mark := func(pod, attempt string) api.Mark {
-		return api.Mark{Pod: types.NamespacedName{Namespace: "default", Name: pod}, PodUID: types.UID(pod), Node: "node-a", Attempt: attempt}
+	mark := func(pod, attempt string) framework.Mark {
+		return framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: pod}, PodUID: types.UID(pod), Node: "node-a", Attempt: attempt}
 	}
-	assert.Equal(t, []api.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "each once, in order, and none for what is the pod's own")
+	assert.Equal(t, []framework.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "each once, in order, and none for what is the pod's own")
 }
 
 func TestWhere(t *testing.T) {
@@ -337,7 +337,7 @@ func TestDecode(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, tc.want, tc.reason)
-			assert.True(t, api.IsKind(err, api.KindInternal))
+			assert.True(t, framework.IsKind(err, framework.KindInternal))
 			assert.Contains(t, err.Error(), namespace+"/"+object.Name)
 			assert.Contains(t, err.Error(), tc.key, "it says where")
 			assert.Less(t, len(err.Error()), 1000)

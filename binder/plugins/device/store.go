@@ -26,7 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // What the plugin may do, in Prebind's own namespace.
@@ -81,8 +81,8 @@ func (s *store) key(node string) client.ObjectKey {
 	return client.ObjectKey{Namespace: s.namespace, Name: recordName(node)}
 }
 
-func (s *store) object(node string) api.Object {
-	return api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: recordName(node)}
+func (s *store) object(node string) framework.Object {
+	return framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: recordName(node)}
 }
 
 // known returns the newest record of the node that this replica knows without
@@ -92,7 +92,7 @@ func (s *store) known(ctx context.Context, node string) (*record, error) {
 	if err := s.cached.Get(ctx, s.key(node), object); apierrors.IsNotFound(err) {
 		object = nil
 	} else if err != nil {
-		return nil, api.FromAPI(s.object(node), "reading it from the cache", err)
+		return nil, framework.FromAPI(s.object(node), "reading it from the cache", err)
 	}
 	s.mu.Lock()
 	if own := s.written[node]; own != nil {
@@ -126,7 +126,7 @@ func (s *store) read(ctx context.Context, node string) (*record, error) {
 	}
 	s.forget(node)
 	if !apierrors.IsNotFound(err) {
-		return nil, api.FromAPI(s.object(node), "reading it", err)
+		return nil, framework.FromAPI(s.object(node), "reading it", err)
 	}
 	return s.madeUp(ctx, node)
 }
@@ -136,7 +136,7 @@ func (s *store) madeUp(ctx context.Context, node string) (*record, error) {
 	rec := &record{Node: node, Entries: map[types.UID]*entry{}}
 	pods := &corev1.PodList{}
 	if err := s.live.List(ctx, pods, onNode(node)); err != nil {
-		return nil, api.FromAPI(api.Object{Kind: "Node", Name: node}, "listing its pods, to see which devices they hold", err)
+		return nil, framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods, to see which devices they hold", err)
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -233,7 +233,7 @@ func (s *store) write(ctx context.Context, rec *record) error {
 		return errLookAgain
 	default:
 		s.forget(rec.Node)
-		return api.FromAPI(s.object(rec.Node), "recording who holds the devices of the node", err)
+		return framework.FromAPI(s.object(rec.Node), "recording who holds the devices of the node", err)
 	}
 }
 

@@ -14,11 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Watches are the kinds that Options.Cached has to hold.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{"ConfigMap": &corev1.ConfigMap{}}
-}
-
 // Caches narrows the cache to the records in the namespace.
 func Caches(namespace string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{

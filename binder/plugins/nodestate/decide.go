@@ -55,9 +55,6 @@ func (f *findings) full() bool {
 
 func (f findings) none() bool { return len(f.list) == 0 }
 
-// is says whether this is all that was found.
-func (f findings) is(m mismatch) bool { return len(f.list) == 1 && f.list[0].found == m.found }
-
 // final returns the mismatch that no wait can end, if there is one.
 func (f findings) final() *mismatch {
 	for i := range f.list {

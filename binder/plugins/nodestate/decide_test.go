@@ -12,14 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // expecting parses what a scheduler believed.
 func expecting(t testing.TB, labels, conditions string) expectations {
 	t.Helper()
-	e, err := parse(map[string]api.Parameter{
+	e, err := parse(map[string]framework.Parameter{
 		keyExpect: {Annotation: keyExpect, Value: labels}, keyConditions: {Annotation: keyConditions, Value: conditions},
 	}, maxWait)
 	require.NoError(t, err)

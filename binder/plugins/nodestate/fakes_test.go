@@ -4,7 +4,6 @@
 package nodestate
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -12,13 +11,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -30,55 +27,67 @@ const (
 // all are all the checks.
 var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
 
-// world is an API server in memory that has one node at most, or a cache.
+// world is an API server, or a cache, that has thePod and one node at most. It counts the
+// reads of the node.
 type world struct {
+	*fakeapi.Connection
+	server *fakeapi.Server
+	hub    *framework.Hub
+
 	mu    sync.Mutex
-	node  *corev1.Node
 	reads int
-	// err, when it is set, is the answer to every read.
+	// err, when it is set, is the answer to every read of the node.
 	err error
 	// afterRead, when it is set, is called after every read.
 	afterRead func()
-	hub       *notify.Hub
 }
 
-func newWorld(node *corev1.Node) *world { return &world{node: node, hub: notify.NewHub()} }
+func newWorld(node *corev1.Node) *world {
+	w := &world{server: fakeapi.New(thePod()), hub: framework.NewHub()}
+	w.put(node)
+	w.Connection = w.server.Connect()
+	w.Before, w.After = w.before, w.after
+	return w
+}
 
-func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	if w.afterRead != nil {
-		defer w.afterRead()
-	}
+func (w *world) before(call fakeapi.Call) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reads++
-	node, ok := into.(*corev1.Node)
-	switch {
-	case w.err != nil:
+	switch call.String() {
+	case "get Pod web":
+		return nil
+	case "get Node " + call.Key.Name:
+		w.reads++
 		return w.err
-	case !ok:
-		return fmt.Errorf("a %T is read, only nodes should be", into)
-	case w.node == nil || w.node.Name != key.Name:
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, key.Name)
+	default:
+		return fmt.Errorf("unexpected call: %s", call)
 	}
-	*node = *w.node
+}
+
+func (w *world) after(fakeapi.Call) error {
+	if w.afterRead != nil {
+		w.afterRead()
+	}
 	return nil
 }
 
 // put stores the node, or removes it for nil, and tells nobody.
 func (w *world) put(node *corev1.Node) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.node = node
+	if node == nil {
+		w.server.Remove(theNode())
+		return
+	}
+	w.server.Put(node)
 }
 
-// fail makes every read fail.
+// fail makes every read of the node fail.
 func (w *world) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.err = err
 }
 
-func (w *world) tell() { w.hub.Changed(notify.Key{Kind: "Node", Name: "node-a"}) }
+func (w *world) tell() { w.hub.Changed(framework.RefTo(&corev1.Node{}, "", "node-a")) }
 
 func (w *world) count() int {
 	w.mu.Lock()
@@ -88,7 +97,8 @@ func (w *world) count() int {
 
 func pluginBetween(t testing.TB, cached, live *world) *Plugin {
 	t.Helper()
-	p, err := New(Options{Cached: cached, Live: live, Changes: cached.hub, Domain: domain, Checks: all, MaxWait: maxWait})
+	h := framework.Handle{Cached: cached, Live: live, Changes: cached.hub, Clock: clock.RealClock{}}
+	p, err := New(h, &Arguments{Checks: CheckNames(), MaxWait: maxWait})
 	require.NoError(t, err)
 	return p
 }
@@ -174,6 +184,7 @@ func named(names ...string) corev1.NodeSelectorTerm {
 // annotation is one of the plugin's own.
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
-func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...)}
+func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
+	now := time.Now()
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Now: now, Since: now}
 }

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // The keys of the annotations, behind node-state.<domain>/.
@@ -55,10 +55,10 @@ type condition struct {
 	status corev1.ConditionStatus
 }
 
-// parse reads the parameters. Every error is an api.KindInvalid that names the
+// parse reads the parameters. Every error is an framework.KindInvalid that names the
 // annotations; a key that is not known is one of them, for it may be a typing
 // error.
-func parse(parameters map[string]api.Parameter, maxWait time.Duration) (expectations, error) {
+func parse(parameters map[string]framework.Parameter, maxWait time.Duration) (expectations, error) {
 	var e expectations
 	if len(parameters) == 0 {
 		return e, nil
@@ -146,14 +146,14 @@ func parseCondition(item string) (condition, error) {
 
 // problem is a parameter and what is wrong with it.
 type problem struct {
-	api.Parameter
+	framework.Parameter
 	err error
 }
 
 // invalid makes one error of them.
-func invalid(wrong []problem) *api.Error {
+func invalid(wrong []problem) *framework.Error {
 	var messages []string
-	var fields []api.Field
+	var fields []framework.Field
 	for _, w := range wrong[:min(len(wrong), maxShown)] {
 		w.Annotation = clip(w.Annotation, maxKeyEcho)
 		messages = append(messages, "the annotation "+w.Annotation+" "+w.err.Error())
@@ -162,7 +162,7 @@ func invalid(wrong []problem) *api.Error {
 	if more := len(wrong) - len(messages); more > 0 {
 		messages = append(messages, fmt.Sprintf("and %d more", more))
 	}
-	return api.Invalid(wrong[0].On, strings.Join(messages, "; "), fields...).Advise("correct it")
+	return framework.Invalid(wrong[0].On, strings.Join(messages, "; "), fields...).Advise("correct it")
 }
 
 // clip makes text that others wrote fit for a message of one line: it has at most

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -164,12 +164,12 @@ func TestParse(t *testing.T) {
 }
 
 // requireInvalid checks what holds for every error of the parser.
-func requireInvalid(t *testing.T, err error) *api.Error {
+func requireInvalid(t *testing.T, err error) *framework.Error {
 	t.Helper()
 	require.Error(t, err)
-	var invalid *api.Error
+	var invalid *framework.Error
 	require.ErrorAs(t, err, &invalid)
-	require.Equal(t, api.KindInvalid, invalid.Kind)
+	require.Equal(t, framework.KindInvalid, invalid.Kind)
 	require.NotEmpty(t, invalid.Fields)
 	for _, f := range invalid.Fields {
 		require.Contains(t, f.Path, "metadata.annotations[node-state.prebind.dev/")
@@ -212,9 +212,9 @@ func FuzzParameters(f *testing.F) {
 	f.Add(strings.Repeat("(", 4096), strings.Repeat("A=True,", 500), strings.Repeat("9", 4096)+"s")
 	f.Fuzz(func(t *testing.T, expect, conditions, wait string) {
 		values := map[string]string{keyExpect: expect, keyConditions: conditions, keyWait: wait}
-		parameters := map[string]api.Parameter{}
+		parameters := map[string]framework.Parameter{}
 		for key, value := range values {
-			parameters[key] = api.Parameter{Annotation: Name + "." + domain + "/" + key, Value: value, On: api.Object{Kind: "Pod", Name: "web"}}
+			parameters[key] = framework.Parameter{Annotation: Name + "." + domain + "/" + key, Value: value, On: framework.Object{Kind: "Pod", Name: "web"}}
 		}
 		e, err := parse(parameters, maxWait)
 		if err != nil {
@@ -244,7 +244,7 @@ func TestParseIsCheap(t *testing.T) {
 	for _, unit := range []string{"a,", "(", "!", "A=True,", "x"} {
 		value := strings.Repeat(unit, 256<<10/len(unit))
 		for _, key := range []string{keyExpect, keyConditions, keyWait} {
-			parameters := map[string]api.Parameter{key: {Annotation: Name + "." + domain + "/" + key, Value: value}}
+			parameters := map[string]framework.Parameter{key: {Annotation: Name + "." + domain + "/" + key, Value: value}}
 			var err error
 			allocs := testing.AllocsPerRun(10, func() { _, err = parse(parameters, maxWait) })
 			_ = requireInvalid(t, err)
@@ -255,5 +255,5 @@ func TestParseIsCheap(t *testing.T) {
 
 func TestInvalidIsAnError(t *testing.T) {
 	err := fmt.Errorf("wrapped: %w", invalid([]problem{{err: errors.New("is wrong")}}))
-	assert.True(t, api.IsKind(err, api.KindInvalid))
+	assert.True(t, framework.IsKind(err, framework.KindInvalid))
 }

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -23,7 +23,7 @@ import (
 // driver to be 550.
 type waiting struct {
 	cached, live *world
-	bc           *api.BindContext
+	bc           *framework.BindContext
 	result       chan error
 }
 
@@ -64,8 +64,8 @@ func TestWait(t *testing.T) {
 		w := begin(t.Context(), t, theNode(label("driver", "535")), theNode(label("driver", "535")))
 		ended, err := w.ended()
 		require.False(t, ended, "%v", err)
-		assert.Equal(t, api.Waiting{
-			Object: api.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`,
+		assert.Equal(t, framework.Waiting{
+			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`, Until: w.bc.Now.Add(30 * time.Second),
 		}, w.bc.WaitingFor(), "it says what it waits for")
 
 		reads := w.cached.count()
@@ -127,24 +127,24 @@ func TestWaitIsOver(t *testing.T) {
 		err     error
 		options []gen.BindingOption
 		after   time.Duration
-		want    api.Kind
+		want    framework.Kind
 		message string
 	}{
 		"InVain": {
-			reason: "it says what it waited for, and how long", live: theNode(label("driver", "535")), after: 30 * time.Second, want: api.KindRefuse,
+			reason: "it says what it waited for, and how long", live: theNode(label("driver", "535")), after: 30 * time.Second, want: framework.KindRefuse,
 			message: `Node node-a: after a wait of 30s: expected the label driver to be "550", it is "535"; choose another node`,
 		},
 		"Capped": {
-			reason: "not longer than the operator allows", live: theNode(), options: []gen.BindingOption{annotation("wait", "5h")}, after: maxWait, want: api.KindRefuse,
+			reason: "not longer than the operator allows", live: theNode(), options: []gen.BindingOption{annotation("wait", "5h")}, after: maxWait, want: framework.KindRefuse,
 			message: `Node node-a: after a wait of 1m0s: expected the label driver to be "550", the node does not have it; choose another node`,
 		},
 		"CacheBehind": {reason: "the event is still on its way", live: theNode(label("driver", "550")), after: 30 * time.Second},
 		"Gone": {
-			reason: "the event is still on its way", after: 30 * time.Second, want: api.KindRefuse,
+			reason: "the event is still on its way", after: 30 * time.Second, want: framework.KindRefuse,
 			message: "Node node-a: the node is gone; choose another node",
 		},
-		"Fails":      {reason: "what cannot be read cannot be judged", err: errors.New("boom"), after: 30 * time.Second, want: api.KindInternal},
-		"Overloaded": {reason: "a matter of time: the repeated call waits anew", err: overloaded, after: 30 * time.Second, want: api.KindWait},
+		"Fails":      {reason: "what cannot be read cannot be judged", err: errors.New("boom"), after: 30 * time.Second, want: framework.KindInternal},
+		"Overloaded": {reason: "a matter of time: the repeated call waits anew", err: overloaded, after: 30 * time.Second, want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestWaitIsOver(t *testing.T) {
 					return
 				}
 				require.Error(t, err, tc.reason)
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				if tc.message != "" {
 					assert.EqualError(t, err, tc.message, tc.reason)
 				}
@@ -177,23 +177,23 @@ func TestWaitEnds(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		event   func(w *waiting)
-		want    api.Kind
+		want    framework.Kind
 		message string
 	}{
 		"Gone": {
 			reason: "there is nothing to bind to", event: func(w *waiting) { w.put(nil) },
-			want: api.KindRefuse, message: "Node node-a: the node is gone; choose another node",
+			want: framework.KindRefuse, message: "Node node-a: the node is gone; choose another node",
 		},
 		"Leaving": {
 			reason: "there will be nothing to bind to", event: func(w *waiting) { w.put(theNode(terminating)) },
-			want: api.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
+			want: framework.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
 		},
 		"Replaced": {
 			reason: "another node of the name, be it as expected, is another", event: func(w *waiting) { w.put(theNode(uid("node-2"), label("driver", "550"))) },
-			want: api.KindRefuse, message: "Node node-a: the node was deleted and created anew under its name; schedule the pod again",
+			want: framework.KindRefuse, message: "Node node-a: the node was deleted and created anew under its name; schedule the pod again",
 		},
 		"BothFail": {
-			reason: "what cannot be read cannot be judged", want: api.KindInternal,
+			reason: "what cannot be read cannot be judged", want: framework.KindInternal,
 			event: func(w *waiting) {
 				w.cached.fail(errors.New("boom"))
 				w.live.fail(errors.New("bang"))
@@ -202,7 +202,7 @@ func TestWaitEnds(t *testing.T) {
 			message: "Node node-a: reading it: bang",
 		},
 		"Overloaded": {
-			reason: "a matter of time: the next call goes on", want: api.KindWait,
+			reason: "a matter of time: the next call goes on", want: framework.KindWait,
 			event: func(w *waiting) {
 				w.live.fail(apierrors.NewServiceUnavailable("restarting"))
 				w.cached.put(nil)
@@ -222,7 +222,7 @@ func TestWaitEnds(t *testing.T) {
 				require.True(t, ended, tc.reason)
 				assert.Zero(t, time.Since(began), "at once")
 				require.Error(t, err, tc.reason)
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				if tc.message != "" {
 					assert.EqualError(t, err, tc.message, tc.reason)
 				}
@@ -277,7 +277,7 @@ func TestWaitEndsWithContext(t *testing.T) {
 func TestPreBindOfInvalidParameters(t *testing.T) {
 	world := newWorld(theNode())
 	err := pluginBetween(t, world, world).PreBind(t.Context(), contextFor(thePod(), theNode(), annotation("wait", "x")))
-	assert.True(t, api.IsKind(err, api.KindInvalid), "%v", err)
+	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
 }
 
 // TestPreFlightThenPreBind goes the whole way, twice, as after a crash.
@@ -288,9 +288,9 @@ func TestPreFlightThenPreBind(t *testing.T) {
 		results := make(chan error, 2)
 		for range 2 {
 			bc := contextFor(thePod(), theNode(), annotation("expect-conditions", "GPUReady"), annotation("wait", "30s"))
-			next, err := p.PreFlight(t.Context(), bc)
+			next, err := p.PreFlight(bc)
 			require.NoError(t, err)
-			require.Equal(t, api.Run, next)
+			require.Equal(t, framework.Verify, next)
 			go func() { results <- p.PreBind(t.Context(), bc) }()
 			synctest.Wait()
 		}
@@ -301,9 +301,9 @@ func TestPreFlightThenPreBind(t *testing.T) {
 		require.NoError(t, <-results)
 
 		bc := contextFor(thePod(), ready, annotation("expect-conditions", "GPUReady"), annotation("wait", "30s"))
-		require.NoError(t, p.Confirm(t.Context(), bc))
-		next, err := p.PreFlight(t.Context(), bc)
+		require.NoError(t, p.Confirm(t.Context(), world, bc))
+		next, err := p.PreFlight(bc)
 		require.NoError(t, err)
-		assert.Equal(t, api.Skip, next, "the repeated call finds nothing to do")
+		assert.Equal(t, framework.Skip, next, "the repeated call finds nothing to do")
 	})
 }

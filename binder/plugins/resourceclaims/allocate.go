@@ -19,7 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // celExpressions is how many compiled expressions of classes and claims are kept.
@@ -29,7 +29,7 @@ const celExpressions = 100
 type OwnedOptions struct {
 	// Classes are the DeviceClasses that Prebind alone allocates.
 	Classes []string
-	// Cached holds what OwnedWatches lists.
+	// Cached holds what the Registration watches.
 	Cached client.Reader
 	Live   client.Reader
 	Writer client.Writer
@@ -57,15 +57,6 @@ type OwnedClasses struct {
 }
 
 var _ Allocator = (*OwnedClasses)(nil)
-
-// OwnedWatches are the kinds that OwnedOptions.Cached has to hold.
-func OwnedWatches() map[string]client.Object {
-	return map[string]client.Object{
-		"ResourceClaim": &resourcev1.ResourceClaim{},
-		"ResourceSlice": &resourcev1.ResourceSlice{},
-		"DeviceClass":   &resourcev1.DeviceClass{},
-	}
-}
 
 // NewOwnedClasses checks the options and returns the allocator.
 func NewOwnedClasses(o OwnedOptions) (*OwnedClasses, error) {
@@ -124,7 +115,7 @@ const maxChanges = 20
 
 // Allocate implements Allocator. Nothing is refused by the cache alone: what stands in
 // the way is read from the API server, while other allocations have their turn.
-func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (a *OwnedClasses) Allocate(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	seen := sightings{}
 	changes := 0
 	for most := firstLook; ; {
@@ -137,7 +128,7 @@ func (a *OwnedClasses) Allocate(ctx context.Context, bc *api.BindContext, claim 
 				changes++
 			}
 			if changes > maxChanges {
-				return nil, api.Wait(claimObject(claim.Namespace, claim.Name), "it changed %d times while it was being allocated", changes).Advise("repeat the Binding")
+				return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "it changed %d times while it was being allocated", changes).Advise("repeat the Binding")
 			}
 			claim = t.claim
 		case len(t.suspects) > 0:
@@ -160,7 +151,7 @@ type trial struct {
 }
 
 // try chooses devices and gives them to the claim, one try in the replica at a time.
-func (a *OwnedClasses) try(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, seen sightings) (trial, error) {
+func (a *OwnedClasses) try(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, seen sightings) (trial, error) {
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
@@ -194,15 +185,15 @@ func (a *OwnedClasses) try(ctx context.Context, bc *api.BindContext, claim *reso
 			return trial{suspects: o.toLookAt(devicesOf(possible))}, nil
 		}
 	}
-	return trial{}, api.Refuse(about, "nothing that is free on the node %s fits its requests", bc.Node.Name).
+	return trial{}, framework.Refuse(about, "nothing that is free on the node %s fits its requests", bc.Node.Name).
 		Advise("choose another node, or wait until devices are given back")
 }
 
 // contested is a try for a claim that another attempt has taken devices for.
-func (a *OwnedClasses) contested(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
+func (a *OwnedClasses) contested(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
 	t, err := a.asItIs(ctx, bc, claim, s)
 	if err == nil && t.claim != nil && t.claim.ResourceVersion == claim.ResourceVersion {
-		return trial{}, api.Wait(claimObject(claim.Namespace, claim.Name), "another bind is allocating it").Advise("repeat the Binding")
+		return trial{}, framework.Wait(claimObject(claim.Namespace, claim.Name), "another bind is allocating it").Advise("repeat the Binding")
 	}
 	return t, err
 }
@@ -211,7 +202,7 @@ func (a *OwnedClasses) contested(ctx context.Context, bc *api.BindContext, claim
 // first, as upstream does, then the records, and then the claim, on the condition of
 // the version that the records name. Where the claim has changed, all of that begins
 // again: a record that another replica has dropped in the meantime does not count.
-func (a *OwnedClasses) give(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, s *scene, result *resourcev1.AllocationResult) (trial, error) {
+func (a *OwnedClasses) give(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene, result *resourcev1.AllocationResult) (trial, error) {
 	protected, err := a.protect(ctx, claim)
 	if err == nil {
 		e := entry{Claim: name(claim), UID: claim.UID, Attempt: bc.Attempt, Version: protected.ResourceVersion}
@@ -231,28 +222,28 @@ func (a *OwnedClasses) give(ctx context.Context, bc *api.BindContext, claim *res
 	}
 	about := claimObject(claim.Namespace, claim.Name)
 	if apierrors.IsNotFound(err) {
-		return trial{}, api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+		return trial{}, framework.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
 	}
-	return trial{}, api.FromAPI(about, "allocating it", err)
+	return trial{}, framework.FromAPI(about, "allocating it", err)
 }
 
 // asItIs returns the claim as it has become. When somebody else has allocated it, that
 // stands, and what was taken for it is given back.
-func (a *OwnedClasses) asItIs(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
+func (a *OwnedClasses) asItIs(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	fresh := &resourcev1.ResourceClaim{}
 	err := a.o.Live.Get(ctx, client.ObjectKeyFromObject(claim), fresh)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && fresh.UID != claim.UID:
-		return trial{}, api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+		return trial{}, framework.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
 	case err != nil:
-		return trial{}, api.FromAPI(about, "allocating it", err)
+		return trial{}, framework.FromAPI(about, "allocating it", err)
 	case fresh.Status.Allocation != nil:
 		return trial{allocated: fresh}, a.pools.giveBack(ctx, s.pools, claim.UID, bc.Attempt, devicesOf(fresh.Status.Allocation))
 	case fresh.DeletionTimestamp != nil:
-		return trial{}, api.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
+		return trial{}, framework.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
 	case !markedBy(fresh, string(bc.Pod.UID)+"."+bc.Attempt):
-		return trial{}, api.Wait(about, "this bind was rolled back by another replica").Advise("repeat the Binding")
+		return trial{}, framework.Wait(about, "this bind was rolled back by another replica").Advise("repeat the Binding")
 	default:
 		return trial{claim: fresh}, nil
 	}
@@ -269,7 +260,7 @@ func (a *OwnedClasses) protect(ctx context.Context, claim *resourcev1.ResourceCl
 }
 
 // tryWrite returns the claim as the API server has answered.
-func (a *OwnedClasses) tryWrite(ctx context.Context, bc *api.BindContext, before *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
+func (a *OwnedClasses) tryWrite(ctx context.Context, bc *framework.BindContext, before *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
 	claim := before.DeepCopy()
 	claim.Status.Allocation = result
 	if !reservedFor(claim, bc.Pod.UID) {
@@ -287,7 +278,7 @@ func whileAsIn(before *resourcev1.ResourceClaim) client.Patch {
 
 // Undo implements Allocator. The allocation goes only when the records say that this
 // attempt made it, and no other pod, or anything else, has reserved the claim.
-func (a *OwnedClasses) Undo(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (bool, error) {
+func (a *OwnedClasses) Undo(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (bool, error) {
 	if owned := a.Owns(ctx, claim) == nil; !owned || claim.Status.Allocation == nil {
 		// What is in the records for a claim without devices is stale once the claim changes.
 		return false, nil

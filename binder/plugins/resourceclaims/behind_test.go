@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	resourcev1 "k8s.io/api/resource/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -26,9 +26,9 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		r := newReplica(t, s)
 		r.cache.freeze()
 		s.change("c", "kube-scheduler", reserve)
-		next, err := r.PreFlight(t.Context(), bind(pod, "node-a", "here-1"))
+		next, err := r.preFlight(t.Context(), bind(pod, "node-a", "here-1"))
 		require.NoError(t, err)
-		assert.Equal(t, api.Skip, next, "it takes no attempt")
+		assert.Equal(t, framework.Skip, next, "it takes no attempt")
 	})
 
 	// Its first bind failed, and it has released and reserved the claim since.
@@ -41,6 +41,6 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		s.change("c", "kube-scheduler", release)
 		r.cache.freeze()
 		s.change("c", "kube-scheduler", reserve)
-		assert.NoError(t, r.Confirm(t.Context(), bc), "the call need not be repeated")
+		assert.NoError(t, r.Confirm(t.Context(), nil, bc), "the call need not be repeated")
 	})
 }

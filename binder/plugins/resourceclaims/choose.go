@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // features are what the allocator may use: those that are on by default in
@@ -37,14 +37,14 @@ func (a *OwnedClasses) fit(ctx context.Context, node *corev1.Node, claim *resour
 	}
 	allocator, err := structured.NewAllocator(ctx, features, state, classLister{ctx: ctx, cached: a.o.Cached, live: a.o.Live}, published, a.cel)
 	if err != nil {
-		return nil, api.Internal(about, err)
+		return nil, framework.Internal(about, err)
 	}
 	results, err := allocator.Allocate(ctx, node, []*resourcev1.ResourceClaim{claim})
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
-		return nil, api.Refuse(about, "its devices could not be allocated: %v", err).Because(err).Advise("correct the claim, its DeviceClass, or the ResourceSlices")
+		return nil, framework.Refuse(about, "its devices could not be allocated: %v", err).Because(err).Advise("correct the claim, its DeviceClass, or the ResourceSlices")
 	case len(results) != 1:
 		return nil, nil
 	}

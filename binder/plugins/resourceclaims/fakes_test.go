@@ -16,7 +16,8 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -168,13 +169,13 @@ type replica struct {
 	owned *OwnedClasses
 	api   *apiServer
 	cache *cached
-	conn  *connection
+	conn  *fakeapi.Connection
 }
 
 // newReplica is one without an allocator.
 func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
-	r := &replica{api: s, cache: s.cache(), conn: s.connect()}
+	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
 	p, err := New(Options{
 		Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{},
 		Domain: domain, BindingTimeout: timeout,
@@ -197,12 +198,12 @@ func newAllocating(t testing.TB, s *apiServer) *replica {
 }
 
 // bind is one attempt at binding the pod to the node.
-func bind(pod *corev1.Pod, node, attempt string) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
+func bind(pod *corev1.Pod, node, attempt string) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
 }
 
 // recovered is what is left of an attempt after a crash.
-func recovered(pod *corev1.Pod, node, attempt string) *api.BindContext {
+func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	bc := bind(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}, node, attempt)
 	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	bc.Recovered = true
@@ -228,9 +229,9 @@ func deviceClass() client.Object {
 }
 
 // run is PreFlight and PreBind, as the engine calls them.
-func (r *replica) run(ctx context.Context, bc *api.BindContext) (api.Next, error) {
-	next, err := r.PreFlight(ctx, bc)
-	if err != nil || next == api.Skip {
+func (r *replica) run(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+	next, err := r.preFlight(ctx, bc)
+	if err != nil || next == framework.Skip {
 		return next, err
 	}
 	return next, r.PreBind(ctx, bc)
@@ -266,7 +267,7 @@ func reservedToGroup(group string) claimOption {
 // records are the devices that the records of the pools have, with their claims.
 func records(t testing.TB, s *apiServer) map[string]string {
 	t.Helper()
-	all, err := (&pools{live: s.connect(), namespace: system}).list(t.Context())
+	all, err := (&pools{live: s.Connect(), namespace: system}).list(t.Context())
 	require.NoError(t, err)
 	devices := map[string]string{}
 	for _, r := range all {

@@ -15,7 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -60,7 +61,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			r := newAllocating(t, s)
 			bc := bind(pods[0], "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
-			s.put(bound(pods[0], "node-a"))
+			s.Put(bound(pods[0], "node-a"))
 			r.PostBind(t.Context(), bc)
 			s.change("c0", "kubectl", tc.forge)
 			sweepAll(t, r)
@@ -128,7 +129,7 @@ func TestForgedMark_GivesNoDeviceTwice(t *testing.T) {
 		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = had })
 	})
 	err := one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
 }
@@ -138,15 +139,15 @@ func TestClaimThatKeepsChanging(t *testing.T) {
 	s, pods := world(t, 1, 1)
 	r := newAllocating(t, s)
 	n := 0
-	r.conn.before = func(w write) error {
-		if w.verb == "patch status" {
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb == "patch status" {
 			n++
 			s.change("c0", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
 		}
 		return nil
 	}
 	err := r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindWait), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.LessOrEqual(t, n, maxChanges+1)
 }
 
@@ -156,8 +157,8 @@ func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	n := 0
-	r.conn.before = func(w write) error {
-		if w.verb != "get" {
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb != "get" {
 			n++
 			s.change("c", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
 		}
@@ -165,7 +166,7 @@ func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
 	}
 	require.Error(t, r.PreBindRollBack(t.Context(), bc))
 	assert.LessOrEqual(t, n, releaseConflicts+1)
-	r.conn.before = nil
+	r.conn.Before = nil
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 }
@@ -183,12 +184,12 @@ func TestCrowd(t *testing.T) {
 	t.Run("WithoutReservation", func(t *testing.T) {
 		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-		require.True(t, api.IsKind(err, api.KindWait), "no mark is added to so many: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindWait), "no mark is added to so many: %v", err)
 		assert.ErrorContains(t, err, "512 marks")
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, 1, "one stands for them all")
-		s.forgetWrites()
+		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes them")
 		assert.Empty(t, markKeys(s.claim("c"), domain))
@@ -196,12 +197,12 @@ func TestCrowd(t *testing.T) {
 	})
 	t.Run("OfABoundPod", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.put(bound(pod, "node-a"))
+		s.Put(bound(pod, "node-a"))
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, crowd)
 		assert.Equal(t, "web", marks[0].Pod.Name, "as the reservation says")
-		s.forgetWrites()
+		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
 		assert.Empty(t, markKeys(s.claim("c"), domain))
@@ -209,15 +210,15 @@ func TestCrowd(t *testing.T) {
 	})
 	t.Run("OfAPodThatIsGone", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.remove(pod)
-		s.forgetWrites()
+		s.Remove(pod)
+		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch status ResourceClaim c", "patch ResourceClaim c"}, s.written())
 		assert.Empty(t, users(s.claim("c")))
 	})
 	t.Run("Committed", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.put(bound(pod, "node-a"))
+		s.Put(bound(pod, "node-a"))
 		r.PostBind(t.Context(), recovered(pod, "x", "forged-0"))
 		assert.Empty(t, markKeys(s.claim("c"), domain))
 	})
@@ -225,7 +226,7 @@ func TestCrowd(t *testing.T) {
 
 func TestUnsettled(t *testing.T) {
 	few := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-x", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
-	want := []api.Mark{
+	want := []framework.Mark{
 		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
 	}
@@ -263,7 +264,7 @@ func TestPointless(t *testing.T) {
 func TestRoomForAMark(t *testing.T) {
 	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.ErrorContains(t, err, "leave no room")
 	assert.Empty(t, s.written())
 }

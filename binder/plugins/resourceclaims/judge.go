@@ -13,7 +13,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // state is how far a claim is on the way to the pod.
@@ -58,11 +58,11 @@ func judge(pod *corev1.Pod, node *corev1.Node, ref reference, claim *resourcev1.
 	about := claimObject(claim.Namespace, claim.Name)
 	j := judgement{ref: ref, claim: claim}
 	if claim.DeletionTimestamp != nil {
-		return j, api.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
+		return j, framework.Refuse(about, "the claim is being deleted").Advise("make it anew, or correct the pod")
 	}
 	if ref.generated {
 		if err := madeFor(pod, claim); err != nil {
-			return j, api.Refuse(about, "the claim was not made for this pod").Because(err).
+			return j, framework.Refuse(about, "the claim was not made for this pod").Because(err).
 				Advise("delete it: kube-controller-manager makes the pod's own")
 		}
 	}
@@ -71,9 +71,9 @@ func judge(pod *corev1.Pod, node *corev1.Node, ref reference, claim *resourcev1.
 		return j, nil
 	}
 	if fits, err := admits(claim.Status.Allocation.NodeSelector, node); err != nil {
-		return j, api.Refuse(about, "the nodes of its allocation cannot be read: %v", err).Because(err)
+		return j, framework.Refuse(about, "the nodes of its allocation cannot be read: %v", err).Because(err)
 	} else if !fits {
-		return j, api.Refuse(about, "its devices cannot be used on the node %s", node.Name).
+		return j, framework.Refuse(about, "its devices cannot be used on the node %s", node.Name).
 			Advise("bind the pod to a node that its allocation admits")
 	}
 	if !resourceclaim.IsReservedForPod(pod, claim, true) {
@@ -101,13 +101,13 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 	about := claimObject(claim.Namespace, claim.Name)
 	switch {
 	case ref.extended:
-		return api.Refuse(about, "the claim stands for extended resources and is not reserved for the pod, which only the scheduler does that made it").
+		return framework.Refuse(about, "the claim stands for extended resources and is not reserved for the pod, which only the scheduler does that made it").
 			Advise("see why the scheduler did not reserve it")
 	case ref.ofPodGroup(pod, claim):
-		return api.Refuse(about, "the claim is the PodGroup's and not reserved for it, which only a scheduler does that knows PodGroups").
+		return framework.Refuse(about, "the claim is the PodGroup's and not reserved for it, which only a scheduler does that knows PodGroups").
 			Advise("see why the scheduler did not reserve it")
 	case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
-		return api.Refuse(about, "the claim is reserved for %d pods already, and no more are possible", len(claim.Status.ReservedFor)).
+		return framework.Refuse(about, "the claim is reserved for %d pods already, and no more are possible", len(claim.Status.ReservedFor)).
 			Advise("use another claim")
 	default:
 		return nil
@@ -129,7 +129,7 @@ func conditions(j judgement, within period) (judgement, error) {
 		status := deviceStatus(j.claim, result)
 		for _, name := range result.BindingFailureConditions {
 			if failed := apimeta.FindStatusCondition(status.Conditions, name); failed != nil && failed.Status == "True" {
-				return j, api.Refuse(about, "the device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
+				return j, framework.Refuse(about, "the device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
 					Advise("see the driver %s; the claim has to be allocated anew", result.Driver)
 			}
 		}
@@ -149,7 +149,7 @@ func conditions(j judgement, within period) (judgement, error) {
 	}
 	j.until = since.Add(within.timeout)
 	if !within.now.Before(j.until) {
-		return j, api.Refuse(about, "its allocation is older than %s, and it is still waiting for %s", within.timeout, j.waits).
+		return j, framework.Refuse(about, "its allocation is older than %s, and it is still waiting for %s", within.timeout, j.waits).
 			Advise("see the driver; the claim has to be allocated anew")
 	}
 	return j, nil

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -101,7 +101,7 @@ func TestJudge(t *testing.T) {
 			}
 			j, err := judge(pod, inZone, tc.ref, theClaim("c", tc.claim...), period{timeout: timeout, began: now, now: now})
 			if tc.refuse != "" {
-				require.True(t, api.IsKind(err, api.KindRefuse), "%s: %v", tc.reason, err)
+				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
@@ -194,7 +194,7 @@ func TestConditions(t *testing.T) {
 			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
 			j, err := judge(thePod("web"), gen.Node("node-a"), reference{}, claim, period{timeout: timeout, began: now.Add(-tc.began), now: now})
 			if tc.refuse != "" {
-				require.True(t, api.IsKind(err, api.KindRefuse), "%s: %v", tc.reason, err)
+				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}

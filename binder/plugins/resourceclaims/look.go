@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // look reads the suspects from the API server. It deallocates those that Prebind has
@@ -21,7 +21,7 @@ func (a *OwnedClasses) look(ctx context.Context, suspects []suspect, seen sighti
 	for _, who := range suspects {
 		claim, err := a.sight(ctx, who)
 		if err != nil {
-			return api.FromAPI(claimObject(who.name.Namespace, who.name.Name), "looking whether it still holds its devices", err)
+			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "looking whether it still holds its devices", err)
 		}
 		seen[who.uid] = claim
 	}

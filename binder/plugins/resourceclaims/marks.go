@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // fieldOwner is the name under which the API server notes what this plugin wrote.
@@ -92,12 +92,12 @@ func markKeys(claim *resourcev1.ResourceClaim, domain string) []string {
 
 // marksOf returns the attempts that have marked the claim, in order. The pod's name is
 // the one in the mark.
-func marksOf(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
-	var marks []api.Mark
+func marksOf(claim *resourcev1.ResourceClaim, domain string) []framework.Mark {
+	var marks []framework.Mark
 	for _, key := range markKeys(claim, domain) {
 		if m, ok := decodeMark(claim.Annotations[key]); ok {
 			uid, attempt, _ := splitKey(domain, key)
-			marks = append(marks, api.Mark{
+			marks = append(marks, framework.Mark{
 				Pod: types.NamespacedName{Namespace: claim.Namespace, Name: m.Pod}, PodUID: uid, Node: m.Node, Attempt: attempt,
 			})
 		}
@@ -109,7 +109,7 @@ func marksOf(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
 // Where the claim is reserved for a mark's pod, the pod's name is the one in the
 // reservation, which only a writer of the status can set. Of a crowd it returns the
 // first marks: settling one that no reservation belongs to removes them all.
-func unsettled(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
+func unsettled(claim *resourcev1.ResourceClaim, domain string) []framework.Mark {
 	keys, users := markKeys(claim, domain), reservations(claim)
 	left := map[types.UID]int{}
 	idle := 0
@@ -125,7 +125,7 @@ func unsettled(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
 	if idle > crowd {
 		left[""] = 1
 	}
-	var marks []api.Mark
+	var marks []framework.Mark
 	for _, key := range keys {
 		uid, attempt, _ := splitKey(domain, key)
 		name, ok := users[uid]
@@ -144,7 +144,7 @@ func unsettled(claim *resourcev1.ResourceClaim, domain string) []api.Mark {
 			name = m.Pod
 		}
 		left[group]--
-		marks = append(marks, api.Mark{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: name}, PodUID: uid, Node: m.Node, Attempt: attempt})
+		marks = append(marks, framework.Mark{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: name}, PodUID: uid, Node: m.Node, Attempt: attempt})
 	}
 	return marks
 }
@@ -250,9 +250,9 @@ func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 }
 
 // unique drops marks that are there already: a pod may have several claims.
-func unique(marks []api.Mark) []api.Mark {
-	seen := map[api.Mark]bool{}
-	return slices.DeleteFunc(marks, func(m api.Mark) bool {
+func unique(marks []framework.Mark) []framework.Mark {
+	seen := map[framework.Mark]bool{}
+	return slices.DeleteFunc(marks, func(m framework.Mark) bool {
 		had := seen[m]
 		seen[m] = true
 		return had

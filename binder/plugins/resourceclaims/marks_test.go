@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -85,7 +85,7 @@ func TestDecodeMark(t *testing.T) {
 func TestMarksOf(t *testing.T) {
 	claim := theClaim("c", marked("b", "here-2"), marked("a", "here-1"),
 		meta1(gen.Annotation("resource-claims.prebind.dev/pod-x.here-3", "not ours")), meta1(gen.Annotation("note", "x")))
-	want := []api.Mark{
+	want := []framework.Mark{
 		{Pod: types.NamespacedName{Namespace: "default", Name: "a"}, PodUID: "pod-a", Node: "node-a", Attempt: "here-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "b"}, PodUID: "pod-b", Node: "node-a", Attempt: "here-2"},
 	}

@@ -34,8 +34,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Name of the plugin.
@@ -43,7 +42,7 @@ const Name = "resource-claims"
 
 // Options of the plugin. All fields but Allocator are required.
 type Options struct {
-	// Cached holds what Watches lists, besides pods that are not bound yet, and nodes.
+	// Cached holds what the Registration watches, pods without a node, and nodes.
 	Cached client.Reader
 	// Live reads from the API server, before anything is refused by what the cache
 	// says.
@@ -52,7 +51,7 @@ type Options struct {
 	Writer client.Writer
 	Status client.StatusClient
 	// Changes tells of changes of claims and pods.
-	Changes *notify.Hub
+	Changes *framework.Hub
 	Clock   clock.WithDelayedExecution
 	// Domain of the marks.
 	Domain string
@@ -73,11 +72,11 @@ type Allocator interface {
 	// pod. The claim has the attempt's mark, and no write may come about any more when
 	// that is taken off. When somebody else has allocated the claim meanwhile, it
 	// returns it so. It refuses when nothing on the node fits.
-	Allocate(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
+	Allocate(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 	// Undo takes back what this attempt allocated for the claim, as it stands in the
 	// API server, while only the bind's pod has reserved it. It says whether it did.
 	// It fails with a conflict when the claim has changed.
-	Undo(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (bool, error)
+	Undo(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (bool, error)
 	// Tidy gives up devices that no claim has any more.
 	Tidy(ctx context.Context) error
 }
@@ -86,18 +85,15 @@ type Allocator interface {
 type Plugin struct{ o Options }
 
 var (
-	_ api.PreBinder   = (*Plugin)(nil)
-	_ api.PreFlighter = (*Plugin)(nil)
-	_ api.Confirmer   = (*Plugin)(nil)
-	_ api.PostBinder  = (*Plugin)(nil)
-	_ api.Recoverer   = (*Plugin)(nil)
-	_ api.Tidier      = (*Plugin)(nil)
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.RollBacker          = (*Plugin)(nil)
+	_ framework.Confirmer           = (*Plugin)(nil)
+	_ framework.PostBinder          = (*Plugin)(nil)
+	_ framework.Recoverer           = (*Plugin)(nil)
+	_ framework.Tidier              = (*Plugin)(nil)
 )
-
-// Watches are the kinds that Options.Cached has to hold.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{"ResourceClaim": &resourcev1.ResourceClaim{}}
-}
 
 // New checks the options and returns the plugin. It starts nothing.
 func New(o Options) (*Plugin, error) {
@@ -110,21 +106,49 @@ func New(o Options) (*Plugin, error) {
 	return &Plugin{o: o}, nil
 }
 
-// Name implements api.PreBinder.
+// Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// PreFlight looks at the pod's claims. It refuses what kube-scheduler's
+// decided is the decision that SetupBindContextExtension leaves for PreFlight.
+var decided = framework.NewExtensionKey[decision](Name + "/decision")
+
+type decision struct {
+	next framework.Next
+	err  error
+}
+
+// SetupBindContextExtension reads and decides. It asks the API server itself before it
+// rejects anything, so that a second look gives the same decision.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
+	if bc.Live {
+		return nil
+	}
+	next, err := p.preFlight(ctx, bc)
+	decided.Set(bc, decision{next: next, err: err})
+	return nil
+}
+
+// PreFlight returns the decision.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	d, err := decided.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	return d.next, d.err
+}
+
+// preFlight looks at the pod's claims. It refuses what kube-scheduler's
 // DynamicResources refuses in its Filter.
-func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	if !hasClaims(bc.Pod) {
-		return api.Skip, nil
+		return framework.Skip, nil
 	}
 	s, err := p.surveySurely(ctx, bc, bc.Pod)
 	if err != nil {
-		return api.Run, err
+		return framework.Run, err
 	}
 	if s.done() {
-		return api.Skip, nil
+		return framework.Skip, nil
 	}
 	for _, intent := range s.intents(bc.Node.Name) {
 		bc.Intend("%s would %s", Name, intent)
@@ -132,16 +156,16 @@ func (p *Plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, 
 	for _, w := range s.waits() {
 		bc.WouldWait(w)
 	}
-	return api.Run, nil
+	return framework.Run, nil
 }
 
 // PreBind reserves the claims for the pod and waits for their binding conditions.
-func (p *Plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	return p.untilReady(ctx, bc)
 }
 
 // Confirm sees that the claims are still the pod's.
-func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) Confirm(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
 	if !hasClaims(bc.Pod) {
 		return nil
 	}
@@ -157,12 +181,12 @@ func (p *Plugin) Confirm(ctx context.Context, bc *api.BindContext) error {
 		return nil
 	}
 	about, _ := s.waitsFor()
-	return api.Wait(about, "it changed while the bind was prepared").Advise("repeat the Binding")
+	return framework.Wait(about, "it changed while the bind was prepared").Advise("repeat the Binding")
 }
 
 // PreBindRollBack takes back the reservations that this attempt made, and nothing
 // else. The allocation stays, unless it is this attempt's as well.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	keys, err := p.touched(ctx, bc)
 	errs := []error{err}
 	for _, key := range keys {
@@ -179,7 +203,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error
 
 // PostBind takes this attempt's marks off: the reservations are the pod's now.
 // Where that fails the sweep does it, for the marks stay.
-func (p *Plugin) PostBind(ctx context.Context, bc *api.BindContext) {
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	keys, err := p.touched(ctx, bc)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not list the marked claims, will try again")
@@ -194,12 +218,12 @@ func (p *Plugin) PostBind(ctx context.Context, bc *api.BindContext) {
 // Marks lists the attempts whose reservations are not confirmed, from the cache. The
 // pod of a mark is the one in the claim's reservation, where it has one; a mark
 // itself is a tenant's data. How many it lists of one claim is bounded.
-func (p *Plugin) Marks(ctx context.Context) ([]api.Mark, error) {
+func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var claims resourcev1.ResourceClaimList
 	if err := p.o.Cached.List(ctx, &claims, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	var marks []api.Mark
+	var marks []framework.Mark
 	for i := range claims.Items {
 		marks = append(marks, unsettled(&claims.Items[i], p.o.Domain)...)
 	}

@@ -18,20 +18,18 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
 	s := newAPI()
-	c := s.connect()
-	good := Options{Cached: s.cache(), Live: c, Writer: c, Status: c, Changes: notify.NewHub(), Clock: clock.RealClock{}, Domain: domain, BindingTimeout: timeout}
+	c := s.Connect()
+	good := Options{Cached: s.cache(), Live: c, Writer: c, Status: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Domain: domain, BindingTimeout: timeout}
 	p, err := New(good)
 	require.NoError(t, err)
 	assert.Equal(t, Name, p.Name())
-	assert.Contains(t, Watches(), "ResourceClaim")
-	assert.Contains(t, OwnedWatches(), "ResourceSlice")
 	for name, spoil := range map[string]func(o *Options){
 		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil }, "Writer": func(o *Options) { o.Writer = nil },
 		"Status": func(o *Options) { o.Status = nil }, "Changes": func(o *Options) { o.Changes = nil }, "Clock": func(o *Options) { o.Clock = nil },
@@ -48,8 +46,8 @@ func TestNew(t *testing.T) {
 
 // between calls f before the nth write of the kind, as somebody else who is faster.
 func between(r *replica, verb string, n int, f func()) {
-	r.conn.before = func(w write) error {
-		if w.verb == verb {
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb == verb {
 			n--
 			if n == 0 {
 				f()
@@ -73,13 +71,13 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 		cached func(c *cached)
 		pod    *corev1.Pod
 	}{
-		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { delete(c.frozen, claimKey("c")) }},
-		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c") }},
-		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", allocated("node-b", "gpu-1")) }},
-		"Deleted":     {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", meta1(gen.Terminating())) }},
-		"Full":        {reason: "there is room again", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", allocated("node-a"), full) }},
+		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { c.frozen.Remove(theClaim("c")) }},
+		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen.Put(theClaim("c")) }},
+		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-b", "gpu-1"))) }},
+		"Deleted":     {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
+		"Full":        {reason: "there is room again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
 		"Failed": {reason: "the failure was another allocation's", cached: func(c *cached) {
-			c.frozen[claimKey("c")] = theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes))
+			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes)))
 		}},
 		"OtherClaim": {reason: "the pod's status named another claim before", cached: func(c *cached) {
 			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gone"))}
@@ -90,7 +88,7 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 			s, pod, r, _ := setup(t, made("web"))
 			if tc.pod != nil {
 				pod = tc.pod
-				s.put(pod)
+				s.Put(pod)
 			}
 			r.cache.freeze()
 			tc.cached(r.cache)
@@ -119,31 +117,31 @@ func claimKey(name string) client.ObjectKey {
 func TestAPIServerDoesNotAnswer(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		fail   func(write) error
-		want   api.Kind
+		fail   func(fakeapi.Call) error
+		want   framework.Kind
 	}{
-		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: api.KindWait},
-		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: api.KindWait},
-		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: api.KindWait},
-		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: api.KindInternal},
-		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w write) error {
-			if w.verb == "patch status" {
-				return invalid("resourceclaims/binding")
+		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
+		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: framework.KindInternal},
+		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w fakeapi.Call) error {
+			if w.Verb == "patch status" {
+				return fakeapi.Invalid("resourceclaims/binding")
 			}
 			return nil
-		}, want: api.KindInternal},
-		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, notFound("ResourceClaim", "c")), want: api.KindRefuse},
-		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, invalid("metadata.uid: field is immutable")), want: api.KindWait},
+		}, want: framework.KindInternal},
+		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
+		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			r.conn.before = tc.fail
+			r.conn.Before = tc.fail
 			bc := bind(pod, "node-a", "here-1")
 			err := r.PreBind(t.Context(), bc)
 			require.Error(t, err)
-			assert.Equal(t, tc.want, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
-			r.conn.before = nil
+			assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+			r.conn.Before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, users(s.claim("c")))
 			assert.Empty(t, marksOf(s.claim("c"), domain))
@@ -156,9 +154,9 @@ func TestLostAnswer(t *testing.T) {
 	for _, verb := range []string{"patch", "patch status"} {
 		t.Run(verb, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			r.conn.after = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
+			r.conn.After = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
 			bc := bind(pod, "node-a", "here-1")
-			require.True(t, api.IsKind(r.PreBind(t.Context(), bc), api.KindWait))
+			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			again := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), again), "the next round goes on from there")
 			require.NoError(t, r.PreBindRollBack(t.Context(), again))
@@ -174,9 +172,9 @@ func TestLateWrite(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	var late *resourcev1.ResourceClaim
-	r.conn.before = nthWrite("patch status", 1, apierrors.NewTimeoutError("slow", 1))
+	r.conn.Before = nthWrite("patch status", 1, apierrors.NewTimeoutError("slow", 1))
 	require.Error(t, r.PreBind(t.Context(), bc))
-	r.conn.before = nil
+	r.conn.Before = nil
 	late = s.claim("c")
 	require.NotEmpty(t, r.markOn(bc, late))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
@@ -213,7 +211,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindWait), "the last look finds it")
+		require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindWait), "the last look finds it")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next round reserves it again")
 	})
@@ -221,16 +219,16 @@ func TestSomebodyIsFaster(t *testing.T) {
 
 // TestTwoAttempts are two replicas at the bind of one pod.
 func TestTwoAttempts(t *testing.T) {
-	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *api.BindContext, *api.BindContext) {
+	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *framework.BindContext, *framework.BindContext) {
 		t.Helper()
 		s, pod, one, two := setup(t)
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
 		next, err := one.run(t.Context(), a)
 		require.NoError(t, err)
-		require.Equal(t, api.Run, next)
+		require.Equal(t, framework.Run, next)
 		next, err = two.run(t.Context(), b)
 		require.NoError(t, err)
-		require.Equal(t, api.Run, next, "it relies on a reservation that may be taken back")
+		require.Equal(t, framework.Run, next, "it relies on a reservation that may be taken back")
 		require.Len(t, marksOf(s.claim("c"), domain), 2, "so it marks it, too")
 		return s, pod, one, two, a, b
 	}
@@ -238,7 +236,7 @@ func TestTwoAttempts(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second relies on it")
-		require.NoError(t, two.Confirm(t.Context(), b))
+		require.NoError(t, two.Confirm(t.Context(), nil, b))
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
 		assert.Empty(t, users(s.claim("c")), "now nobody does")
 	})
@@ -246,7 +244,7 @@ func TestTwoAttempts(t *testing.T) {
 		s, pod, one, two, a, b := begin(t)
 		pod = pod.DeepCopy()
 		pod.Spec.NodeName = "node-b"
-		s.put(pod)
+		s.Put(pod)
 		two.PostBind(t.Context(), b)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound, to another node, and uses it")
@@ -278,11 +276,11 @@ func TestTwoAttempts(t *testing.T) {
 	t.Run("Rounds", func(t *testing.T) {
 		s, pod, one, _ := setup(t)
 		require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "one-1")))
-		s.forgetWrites()
+		s.Forget()
 		again := bind(pod, "node-a", "one-1")
 		next, err := one.run(t.Context(), again)
 		require.NoError(t, err)
-		assert.Equal(t, api.Skip, next, "a round of the same attempt has its mark")
+		assert.Equal(t, framework.Skip, next, "a round of the same attempt has its mark")
 		assert.Empty(t, s.written())
 	})
 }
@@ -303,8 +301,8 @@ func TestPodIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
-	s.remove(pod)
-	require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindStale))
+	s.Remove(pod)
+	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindStale))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 	for name, change := range map[string]podChange{
@@ -313,9 +311,9 @@ func TestPodIsGone(t *testing.T) {
 	} {
 		other := pod.DeepCopy()
 		change(other)
-		s.put(other)
+		s.Put(other)
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-2"))
-		require.True(t, api.IsKind(err, api.KindStale), "%s: %v", name, err)
+		require.True(t, framework.IsKind(err, framework.KindStale), "%s: %v", name, err)
 	}
 }
 
@@ -323,11 +321,11 @@ func TestClaimIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
-	s.remove(theClaim("c"))
-	require.True(t, api.IsKind(r.Confirm(t.Context(), bc), api.KindRefuse), "what we wrote does not make it be there")
+	s.Remove(theClaim("c"))
+	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindRefuse), "what we wrote does not make it be there")
 	r.PostBind(t.Context(), bc)
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
-	s.put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
+	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Equal(t, []string{"web"}, users(s.claim("c")), "one of the same name is another")
 }
@@ -341,7 +339,7 @@ func TestMarks(t *testing.T) {
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, []api.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
+	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
 	two.PostBind(t.Context(), recovered(pod, "node-a", "here-1"))
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
@@ -355,13 +353,13 @@ func TestCrash(t *testing.T) {
 		for n := 1; n <= 5; n++ {
 			t.Run(fmt.Sprintf("%s/%d", start, n), func(t *testing.T) {
 				s, pod, r, two := setup(t)
-				s.put(pool("node-a", "gpu-0"))
+				s.Put(pool("node-a", "gpu-0"))
 				if start == "unallocated" {
-					s.put(theClaim("c"))
+					s.Put(theClaim("c"))
 				}
 				left := n
-				r.conn.before = func(w write) error {
-					if w.verb != "get" && w.verb != "list" {
+				r.conn.Before = func(w fakeapi.Call) error {
+					if w.Verb != "get" && w.Verb != "list" {
 						left--
 					}
 					if left < 0 {
@@ -393,7 +391,7 @@ func TestManyPods(t *testing.T) {
 	errs := make([]error, 60)
 	for i := range errs {
 		pod := thePod(fmt.Sprintf("web-%d", i), uses("c"))
-		s.put(pod)
+		s.Put(pod)
 		all.Go(func() {
 			errs[i] = []*replica{r, two}[i%2].PreBind(context.WithoutCancel(t.Context()), bind(pod, "node-a", fmt.Sprintf("here-%d", i)))
 		})
@@ -406,7 +404,7 @@ func TestManyPods(t *testing.T) {
 	s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
 	err := r.PreBind(t.Context(), bind(thePod("web-0", uses("c")), "node-a", "here-x"))
 	require.ErrorContains(t, err, "256 pods")
-	assert.Equal(t, api.KindRefuse, api.AsError(Name, err).Kind)
+	assert.Equal(t, framework.KindRefuse, framework.AsError(Name, err).Kind)
 }
 
 // TestLastPlace: two pods, and room for one.
@@ -414,7 +412,7 @@ func TestLastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
 	between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("db")) })
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Len(t, s.claim("c").Status.ReservedFor, 256)
 }
 
@@ -429,7 +427,7 @@ func BenchmarkPreFlight(b *testing.B) {
 	bc := bind(pod, "node-a", "here-1")
 	b.ReportAllocs()
 	for b.Loop() {
-		if next, err := r.PreFlight(b.Context(), bc); err != nil || next != api.Skip {
+		if next, err := r.preFlight(b.Context(), bc); err != nil || next != framework.Skip {
 			b.Fatal(next, err)
 		}
 	}

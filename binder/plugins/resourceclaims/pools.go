@@ -23,7 +23,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -123,9 +123,9 @@ func poolRecordName(driver, pool string) string {
 
 func decodePool(object *corev1.ConfigMap) (*poolRecord, error) {
 	r := &poolRecord{driver: object.Data[driverField], pool: object.Data[poolField], entries: map[string]entry{}, object: object}
-	about := api.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
+	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
 	if r.driver == "" || r.pool == "" {
-		return nil, api.Internal(about, fmt.Errorf("its keys %s and %s are missing", driverField, poolField)).Advise("delete it when no claim holds devices of the pool")
+		return nil, framework.Internal(about, fmt.Errorf("its keys %s and %s are missing", driverField, poolField)).Advise("delete it when no claim holds devices of the pool")
 	}
 	for key, text := range object.Data {
 		device, ok := strings.CutPrefix(key, devicePrefix)
@@ -134,7 +134,7 @@ func decodePool(object *corev1.ConfigMap) (*poolRecord, error) {
 		}
 		var e entry
 		if err := json.Unmarshal([]byte(text), &e); err != nil || e.UID == "" || e.Claim == (claimName{}) {
-			return nil, api.Internal(about, fmt.Errorf("its key %q, which says who holds the device, cannot be read", key)).
+			return nil, framework.Internal(about, fmt.Errorf("its key %q, which says who holds the device, cannot be read", key)).
 				Advise("correct it, or delete the key when you know that nobody holds the device")
 		}
 		r.entries[device] = e
@@ -167,7 +167,7 @@ type pools struct {
 func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
 	var objects corev1.ConfigMapList
 	if err := s.live.List(ctx, &objects, client.InNamespace(s.namespace), client.MatchingLabels{poolLabel: poolValue}); err != nil {
-		return nil, api.FromAPI(api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: "prebind-pool-*"}, "reading the records of the pools", err)
+		return nil, framework.FromAPI(framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: "prebind-pool-*"}, "reading the records of the pools", err)
 	}
 	records := make([]*poolRecord, 0, len(objects.Items))
 	var broken error
@@ -195,16 +195,16 @@ func (s *pools) read(ctx context.Context, ids []poolID) ([]*poolRecord, error) {
 		if apierrors.IsNotFound(err) {
 			continue
 		}
-		about := api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: name}
+		about := framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: name}
 		if err != nil {
-			return nil, api.FromAPI(about, "reading the record of a pool", err)
+			return nil, framework.FromAPI(about, "reading the record of a pool", err)
 		}
 		r, err := decodePool(object)
 		switch {
 		case err != nil:
 			broken = err
 		case r.driver != id.driver || r.pool != id.pool:
-			broken = api.Internal(about, fmt.Errorf("it is the record of the pool %s of %s, and stands under the name of the pool %s of %s", r.pool, r.driver, id.pool, id.driver)).
+			broken = framework.Internal(about, fmt.Errorf("it is the record of the pool %s of %s, and stands under the name of the pool %s of %s", r.pool, r.driver, id.pool, id.driver)).
 				Advise("correct it, or delete it when no claim holds devices of the pool")
 		default:
 			records = append(records, r)
@@ -274,7 +274,7 @@ func (s *pools) write(ctx context.Context, r *poolRecord) error {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && r.object != nil:
 		return errOthersWrote
 	default:
-		return api.FromAPI(api.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: object.Name}, "recording who holds the devices of the pool", err)
+		return framework.FromAPI(framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: object.Name}, "recording who holds the devices of the pool", err)
 	}
 }
 

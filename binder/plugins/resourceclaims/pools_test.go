@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func TestDecodePool(t *testing.T) {
@@ -38,7 +38,7 @@ func TestDecodePool(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, err := decodePool(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r"}, Data: tc.data})
 			if tc.broken {
-				require.True(t, api.IsKind(err, api.KindInternal), tc.reason)
+				require.True(t, framework.IsKind(err, framework.KindInternal), tc.reason)
 				return
 			}
 			require.NoError(t, err, tc.reason)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // survey is what is found of all claims of a pod.
@@ -40,7 +40,7 @@ type view struct {
 // since. Whatever would end the bind, and a claim that nobody has allocated, is
 // judged by the API server. The pod is the one of the cache, as is the bind's node;
 // began is when the bind began to wait.
-func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Pod, began time.Time) (survey, error) {
+func (p *Plugin) survey(ctx context.Context, bc *framework.BindContext, pod *corev1.Pod, began time.Time) (survey, error) {
 	own := writtenBy(bc)
 	v := view{pod: pod, node: bc.Node, within: period{timeout: p.o.BindingTimeout, began: began, now: p.o.Clock.Now()}}
 	v.claim = func(key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
@@ -61,7 +61,7 @@ func (p *Plugin) survey(ctx context.Context, bc *api.BindContext, pod *corev1.Po
 }
 
 // surveyLive judges the pod's claims by the API server alone.
-func (p *Plugin) surveyLive(ctx context.Context, bc *api.BindContext, within period) (survey, error) {
+func (p *Plugin) surveyLive(ctx context.Context, bc *framework.BindContext, within period) (survey, error) {
 	pod, err := p.livePod(ctx, bc)
 	if err != nil {
 		return survey{}, err
@@ -78,7 +78,7 @@ func (p *Plugin) surveyLive(ctx context.Context, bc *api.BindContext, within per
 // surveySurely is survey, but that the API server has the last word on whatever is
 // not done: the cache may be behind what a scheduler wrote just before it binds, and
 // the bind has nothing to wait for then.
-func (p *Plugin) surveySurely(ctx context.Context, bc *api.BindContext, pod *corev1.Pod) (survey, error) {
+func (p *Plugin) surveySurely(ctx context.Context, bc *framework.BindContext, pod *corev1.Pod) (survey, error) {
 	now := p.o.Clock.Now()
 	s, err := p.survey(ctx, bc, pod, now)
 	if err != nil || s.done() {
@@ -87,7 +87,7 @@ func (p *Plugin) surveySurely(ctx context.Context, bc *api.BindContext, pod *cor
 	return p.surveyLive(ctx, bc, period{timeout: p.o.BindingTimeout, began: now, now: now})
 }
 
-func (p *Plugin) surveyBy(ctx context.Context, bc *api.BindContext, v view) (survey, error) {
+func (p *Plugin) surveyBy(ctx context.Context, bc *framework.BindContext, v view) (survey, error) {
 	s := survey{pod: v.pod, node: v.node}
 	refs, err := references(v.pod)
 	if err != nil {
@@ -113,7 +113,7 @@ func (p *Plugin) surveyBy(ctx context.Context, bc *api.BindContext, v view) (sur
 
 // decide judges one claim, as judge does, and adds whether Prebind may allocate it,
 // and whose its reservation is.
-func (p *Plugin) decide(ctx context.Context, bc *api.BindContext, v view, ref reference, claim *resourcev1.ResourceClaim) (judgement, error) {
+func (p *Plugin) decide(ctx context.Context, bc *framework.BindContext, v view, ref reference, claim *resourcev1.ResourceClaim) (judgement, error) {
 	j, err := judge(v.pod, v.node, ref, claim, v.within)
 	if err != nil {
 		return j, err
@@ -135,17 +135,17 @@ func (p *Plugin) allocatable(ctx context.Context, pod *corev1.Pod, ref reference
 	about := claimObject(claim.Namespace, claim.Name)
 	switch {
 	case ref.extended:
-		return api.Refuse(about, "the claim stands for extended resources and has no devices, which only the scheduler allocates that made it").
+		return framework.Refuse(about, "the claim stands for extended resources and has no devices, which only the scheduler allocates that made it").
 			Advise("see why the scheduler did not allocate it")
 	case ref.ofPodGroup(pod, claim):
-		return api.Refuse(about, "the claim is the PodGroup's and has no devices, which only a scheduler allocates that knows PodGroups").
+		return framework.Refuse(about, "the claim is the PodGroup's and has no devices, which only a scheduler allocates that knows PodGroups").
 			Advise("see why the scheduler did not allocate it")
 	case p.o.Allocator == nil:
-		return api.Refuse(about, "the claim has no devices: the scheduler has not allocated it").
+		return framework.Refuse(about, "the claim has no devices: the scheduler has not allocated it").
 			Advise("use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate")
 	}
 	if err := p.o.Allocator.Owns(ctx, claim); err != nil {
-		return api.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).
+		return framework.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).
 			Advise("use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate")
 	}
 	return nil
@@ -157,9 +157,9 @@ func (p *Plugin) read(ctx context.Context, key client.ObjectKey) (*resourcev1.Re
 	err := p.o.Live.Get(ctx, key, claim)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, api.Refuse(claimObject(key.Namespace, key.Name), "the claim does not exist").Because(err).Advise("create it, or correct the pod")
+		return nil, framework.Refuse(claimObject(key.Namespace, key.Name), "the claim does not exist").Because(err).Advise("create it, or correct the pod")
 	case err != nil:
-		return nil, api.FromAPI(claimObject(key.Namespace, key.Name), "reading it", err)
+		return nil, framework.FromAPI(claimObject(key.Namespace, key.Name), "reading it", err)
 	}
 	return claim, nil
 }
@@ -171,7 +171,7 @@ func newer(a, b *resourcev1.ResourceClaim) bool {
 }
 
 // pendingPod is the pod as it is now: its claims may have been made meanwhile.
-func (p *Plugin) pendingPod(ctx context.Context, bc *api.BindContext) (*corev1.Pod, error) {
+func (p *Plugin) pendingPod(ctx context.Context, bc *framework.BindContext) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
 	err := p.o.Cached.Get(ctx, client.ObjectKeyFromObject(bc.Pod), pod)
 	if err == nil && pod.UID == bc.Pod.UID && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil {
@@ -181,43 +181,43 @@ func (p *Plugin) pendingPod(ctx context.Context, bc *api.BindContext) (*corev1.P
 }
 
 // podAsItIs is the pod as the API server has it, or nil when it is gone.
-func (p *Plugin) podAsItIs(ctx context.Context, bc *api.BindContext) (*corev1.Pod, error) {
+func (p *Plugin) podAsItIs(ctx context.Context, bc *framework.BindContext) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
 	err := p.o.Live.Get(ctx, client.ObjectKeyFromObject(bc.Pod), pod)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && pod.UID != bc.Pod.UID:
 		return nil, nil
 	case err != nil:
-		return nil, api.FromAPI(podObject(bc.Pod), "reading it", err)
+		return nil, framework.FromAPI(podObject(bc.Pod), "reading it", err)
 	}
 	return pod, nil
 }
 
 // livePod is the pod as the API server has it, while it can be bound.
-func (p *Plugin) livePod(ctx context.Context, bc *api.BindContext) (*corev1.Pod, error) {
+func (p *Plugin) livePod(ctx context.Context, bc *framework.BindContext) (*corev1.Pod, error) {
 	pod, err := p.podAsItIs(ctx, bc)
 	switch {
 	case err != nil:
 		return nil, err
 	case pod == nil:
-		return nil, api.Stale(podObject(bc.Pod), "the pod is gone").Advise("forget this bind")
+		return nil, framework.Stale(podObject(bc.Pod), "the pod is gone").Advise("forget this bind")
 	case pod.DeletionTimestamp != nil:
-		return nil, api.Stale(podObject(bc.Pod), "the pod is being deleted").Advise("forget this bind")
+		return nil, framework.Stale(podObject(bc.Pod), "the pod is being deleted").Advise("forget this bind")
 	case pod.Spec.NodeName != "":
-		return nil, api.Stale(podObject(bc.Pod), "the pod is bound to the node %s already", pod.Spec.NodeName).Advise("forget this bind")
+		return nil, framework.Stale(podObject(bc.Pod), "the pod is bound to the node %s already", pod.Spec.NodeName).Advise("forget this bind")
 	}
 	return pod, nil
 }
 
-func (p *Plugin) liveNode(ctx context.Context, bc *api.BindContext) (*corev1.Node, error) {
-	about := api.Object{Kind: "Node", Name: bc.Node.Name}
+func (p *Plugin) liveNode(ctx context.Context, bc *framework.BindContext) (*corev1.Node, error) {
+	about := framework.Object{Kind: "Node", Name: bc.Node.Name}
 	node := &corev1.Node{}
 	err := p.o.Live.Get(ctx, client.ObjectKey{Name: bc.Node.Name}, node)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, api.Refuse(about, "the node is gone").Because(err).Advise("choose another")
+		return nil, framework.Refuse(about, "the node is gone").Because(err).Advise("choose another")
 	case err != nil:
-		return nil, api.FromAPI(about, "reading it", err)
+		return nil, framework.FromAPI(about, "reading it", err)
 	}
 	return node, nil
 }
@@ -239,7 +239,7 @@ func (s survey) in(wanted ...state) []judgement {
 }
 
 // waitsFor is the first thing that is waited for, in plain words.
-func (s survey) waitsFor() (api.Object, string) {
+func (s survey) waitsFor() (framework.Object, string) {
 	for _, ref := range s.unmade {
 		return podObject(s.pod), ref.missing()
 	}
@@ -248,17 +248,17 @@ func (s survey) waitsFor() (api.Object, string) {
 			return claimObject(j.claim.Namespace, j.claim.Name), j.waits
 		}
 	}
-	return api.Object{}, ""
+	return framework.Object{}, ""
 }
 
 // waits are all that has to be waited for, reservations aside.
-func (s survey) waits() []api.Waiting {
-	var all []api.Waiting
+func (s survey) waits() []framework.Waiting {
+	var all []framework.Waiting
 	for _, ref := range s.unmade {
-		all = append(all, api.Waiting{Object: podObject(s.pod), For: ref.missing()})
+		all = append(all, framework.Waiting{Object: podObject(s.pod), For: ref.missing()})
 	}
 	for _, j := range s.in(unready) {
-		all = append(all, api.Waiting{Object: claimObject(j.claim.Namespace, j.claim.Name), For: j.waits})
+		all = append(all, framework.Waiting{Object: claimObject(j.claim.Namespace, j.claim.Name), For: j.waits})
 	}
 	return all
 }

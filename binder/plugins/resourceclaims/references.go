@@ -11,7 +11,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // reference is one claim that the pod needs.
@@ -42,7 +42,7 @@ func references(pod *corev1.Pod) ([]reference, error) {
 		case errors.Is(err, resourceclaim.ErrClaimNotFound):
 			refs = append(refs, reference{of: ref.Name, generated: true})
 		case err != nil:
-			return nil, api.Refuse(podObject(pod), "its resource claim %q names neither a claim nor a template that Prebind knows how to read", ref.Name).
+			return nil, framework.Refuse(podObject(pod), "its resource claim %q names neither a claim nor a template that Prebind knows how to read", ref.Name).
 				Because(err).Advise("correct the pod, or use a newer Prebind")
 		case name == nil:
 			// The template needs no claim.
@@ -69,12 +69,12 @@ func (r reference) ofPodGroup(pod *corev1.Pod, claim *resourcev1.ResourceClaim) 
 	return r.generated && resourceclaim.IsForPod(pod, claim, false) != nil
 }
 
-func podObject(pod *corev1.Pod) api.Object {
-	return api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
+func podObject(pod *corev1.Pod) framework.Object {
+	return framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 }
 
-func claimObject(namespace, name string) api.Object {
-	return api.Object{Kind: "ResourceClaim", Namespace: namespace, Name: name}
+func claimObject(namespace, name string) framework.Object {
+	return framework.Object{Kind: "ResourceClaim", Namespace: namespace, Name: name}
 }
 
 // missing says what is waited for while the claim of a template is not there.

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -54,7 +54,7 @@ func TestReferences(t *testing.T) {
 			assert.Equal(t, tc.has, hasClaims(tc.pod), tc.reason)
 			refs, err := references(tc.pod)
 			if tc.refuse {
-				require.True(t, api.IsKind(err, api.KindRefuse), "%s: %v", tc.reason, err)
+				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				return
 			}
 			require.NoError(t, err, tc.reason)

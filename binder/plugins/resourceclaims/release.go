@@ -14,13 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // touched returns the claims that may have the attempt's mark. An attempt knows the
 // claims of its pod and those that it has written. Of a recovered attempt only the mark
 // is left, so that all claims of the namespace that have marks are looked at.
-func (p *Plugin) touched(ctx context.Context, bc *api.BindContext) ([]client.ObjectKey, error) {
+func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]client.ObjectKey, error) {
 	var keys []client.ObjectKey
 	if bc.Recovered {
 		var claims resourcev1.ResourceClaimList
@@ -51,7 +51,7 @@ const releaseConflicts = 10
 
 // release takes the attempt's reservation, and its mark, off the claim, and says
 // what it undid.
-func (p *Plugin) release(ctx context.Context, bc *api.BindContext, key client.ObjectKey) (string, error) {
+func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, key client.ObjectKey) (string, error) {
 	undone := ""
 	for conflicts := 0; ; {
 		did, over, err := p.releaseStep(ctx, bc, key)
@@ -74,7 +74,7 @@ func (p *Plugin) release(ctx context.Context, bc *api.BindContext, key client.Ob
 // it names decide. The mark alone goes while another attempt at the pod's bind has
 // marked the claim, for the reservation is that one's as well, and when the pod is
 // bound, for it is in use.
-func (p *Plugin) releaseStep(ctx context.Context, bc *api.BindContext, key client.ObjectKey) (did string, over bool, err error) {
+func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, key client.ObjectKey) (did string, over bool, err error) {
 	claim := &resourcev1.ResourceClaim{}
 	if err := p.o.Live.Get(ctx, key, claim); err != nil {
 		return "", false, err
@@ -110,7 +110,7 @@ func (p *Plugin) fateOf(ctx context.Context, name client.ObjectKey, uid types.UI
 	case apierrors.IsNotFound(err), err == nil && pod.UID != uid:
 		return fateGone, nil
 	case err != nil:
-		return "", api.FromAPI(api.Object{Kind: "Pod", Namespace: name.Namespace, Name: name.Name}, "reading it", err)
+		return "", framework.FromAPI(framework.Object{Kind: "Pod", Namespace: name.Namespace, Name: name.Name}, "reading it", err)
 	case pod.Spec.NodeName != "":
 		return fateBound, nil
 	default:
@@ -121,7 +121,7 @@ func (p *Plugin) fateOf(ctx context.Context, name client.ObjectKey, uid types.UI
 // giveBack undoes one thing that the attempt wrote into the claim's status, and
 // says what; "" when nothing is left. Each write is on the condition that the claim
 // is as it was read: an attempt that marks it now may rely on the reservation.
-func (p *Plugin) giveBack(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, f fate) (string, error) {
+func (p *Plugin) giveBack(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, f fate) (string, error) {
 	if f != fateNone && reservedByOthers(claim, bc.Pod.UID) {
 		return "", nil // They take it back themselves, or use it.
 	}
@@ -149,7 +149,7 @@ func (p *Plugin) takeMarks(ctx context.Context, claim *resourcev1.ResourceClaim,
 
 // unmark removes all marks for the bound pod and leaves its reservation. Marks of
 // other attempts protect nothing any more.
-func (p *Plugin) unmark(ctx context.Context, bc *api.BindContext, key client.ObjectKey) error {
+func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, key client.ObjectKey) error {
 	claim := &resourcev1.ResourceClaim{}
 	// The cache may be behind: the attempt's own mark is among the keys in any case.
 	if err := p.o.Cached.Get(ctx, key, claim); client.IgnoreNotFound(err) != nil {

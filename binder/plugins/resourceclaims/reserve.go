@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // What the plugin may do. Since Kubernetes 1.36 a change of reservations or
@@ -32,10 +32,10 @@ const reserveTries = 5
 
 // written holds, in the bind context, the claims that this attempt writes, by
 // name: nil before the first answer of the API server.
-var written = api.NewExtensionKey[map[client.ObjectKey]*resourcev1.ResourceClaim](Name + "/written")
+var written = framework.NewExtensionKey[map[client.ObjectKey]*resourcev1.ResourceClaim](Name + "/written")
 
 // writtenBy returns what the attempt has written; the caller does not change it.
-func writtenBy(bc *api.BindContext) map[client.ObjectKey]*resourcev1.ResourceClaim {
+func writtenBy(bc *framework.BindContext) map[client.ObjectKey]*resourcev1.ResourceClaim {
 	had, err := written.Get(bc)
 	if err != nil {
 		return nil // Nothing yet.
@@ -45,7 +45,7 @@ func writtenBy(bc *api.BindContext) map[client.ObjectKey]*resourcev1.ResourceCla
 
 // remember notes that the attempt writes the claim, or what the API server
 // answered.
-func remember(bc *api.BindContext, key client.ObjectKey, claim *resourcev1.ResourceClaim) {
+func remember(bc *framework.BindContext, key client.ObjectKey, claim *resourcev1.ResourceClaim) {
 	all := maps.Clone(writtenBy(bc))
 	if all == nil {
 		all = map[client.ObjectKey]*resourcev1.ResourceClaim{}
@@ -55,14 +55,14 @@ func remember(bc *api.BindContext, key client.ObjectKey, claim *resourcev1.Resou
 }
 
 // markOn is the attempt's mark on the claim, or "".
-func (p *Plugin) markOn(bc *api.BindContext, claim *resourcev1.ResourceClaim) string {
+func (p *Plugin) markOn(bc *framework.BindContext, claim *resourcev1.ResourceClaim) string {
 	return claim.Annotations[markKey(p.o.Domain, bc.Pod.UID, bc.Attempt)]
 }
 
 // reserve adds the pod to the claim's reservations, unless it is there. The mark
 // comes first. Where the claim turns out to be something else than the survey saw,
 // the next one judges it.
-func (p *Plugin) reserve(ctx context.Context, bc *api.BindContext, v view, seen judgement) error {
+func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, v view, seen judgement) error {
 	key := client.ObjectKeyFromObject(seen.claim)
 	claim, err := p.read(ctx, key)
 	for left := reserveTries; err == nil; {
@@ -85,7 +85,7 @@ func (p *Plugin) reserve(ctx context.Context, bc *api.BindContext, v view, seen 
 }
 
 // putMark marks the claim with the attempt and returns it as it is then.
-func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (p *Plugin) putMark(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	markAs, value := markKey(p.o.Domain, bc.Pod.UID, bc.Attempt), mark{Pod: bc.Pod.Name, Node: bc.Node.Name}.encode()
 	if err := p.roomFor(claim, markAs, value); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resour
 	}}), fieldOwner)
 	if apierrors.IsInvalid(err) {
 		// It has another UID.
-		return nil, api.Wait(claimObject(claim.Namespace, claim.Name), "the claim was deleted and made anew meanwhile").Because(err).Advise("repeat the Binding")
+		return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "the claim was deleted and made anew meanwhile").Because(err).Advise("repeat the Binding")
 	}
 	if err != nil {
 		return nil, p.failed(claim, "marking it for this bind", err)
@@ -115,7 +115,7 @@ func (p *Plugin) putMark(ctx context.Context, bc *api.BindContext, claim *resour
 func (p *Plugin) roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if _, had := claim.Annotations[key]; !had && len(markKeys(claim, p.o.Domain)) >= maxMarks {
-		return api.Wait(about, "%d marks %s* are on the claim, and Prebind adds no more", maxMarks, markPrefix(p.o.Domain)).
+		return framework.Wait(about, "%d marks %s* are on the claim, and Prebind adds no more", maxMarks, markPrefix(p.o.Domain)).
 			Advise("repeat the Binding: Prebind removes marks that nothing belongs to")
 	}
 	size := len(key) + len(value)
@@ -123,7 +123,7 @@ func (p *Plugin) roomFor(claim *resourcev1.ResourceClaim, key, value string) err
 		size += len(k) + len(v)
 	}
 	if size > validation.TotalAnnotationSizeLimitB {
-		return api.Refuse(about, "its annotations leave no room for the mark of this bind: together they may have %d bytes", validation.TotalAnnotationSizeLimitB).
+		return framework.Refuse(about, "its annotations leave no room for the mark of this bind: together they may have %d bytes", validation.TotalAnnotationSizeLimitB).
 			Advise("remove annotations from the claim")
 	}
 	return nil
@@ -134,7 +134,7 @@ func (p *Plugin) roomFor(claim *resourcev1.ResourceClaim, key, value string) err
 // was taken off, must not leave a reservation behind. It names nothing else of the
 // claim, so that many pods reserve it at a time. When the claim has changed it
 // returns it as it is then.
-func (p *Plugin) addReservation(ctx context.Context, bc *api.BindContext, claim *resourcev1.ResourceClaim, again bool) (*resourcev1.ResourceClaim, error) {
+func (p *Plugin) addReservation(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, again bool) (*resourcev1.ResourceClaim, error) {
 	key := markKey(p.o.Domain, bc.Pod.UID, bc.Attempt)
 	consumer := resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: bc.Pod.Name, UID: bc.Pod.UID}
 	steps := []map[string]any{
@@ -164,9 +164,9 @@ func (p *Plugin) addReservation(ctx context.Context, bc *api.BindContext, claim 
 func (p *Plugin) failed(claim *resourcev1.ResourceClaim, doing string, err error) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if apierrors.IsNotFound(err) {
-		return api.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+		return framework.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
 	}
-	return api.FromAPI(about, doing, err).Advise("see whether Prebind has the permissions of config/webhook/plugins/resource-claims")
+	return framework.FromAPI(about, doing, err).Advise("see whether Prebind has the permissions of config/webhook/plugins/resource-claims")
 }
 
 // patch makes a patch of values that can always be encoded.

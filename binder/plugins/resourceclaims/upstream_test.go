@@ -15,7 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -34,9 +35,9 @@ func TestUpstream(t *testing.T) {
 		// prepare is what others do between PreFlight and PreBind.
 		prepare func(s *apiServer)
 		// fail is the answer to a write.
-		fail func(w write) error
+		fail func(w fakeapi.Call) error
 		// want is the answer of PreFlight or PreBind; empty for none.
-		want api.Kind
+		want framework.Kind
 		text string
 		// skip says that PreFlight finds nothing to do.
 		skip bool
@@ -51,11 +52,11 @@ func TestUpstream(t *testing.T) {
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"podgroup-claim-template": {
-			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped, template("c")), want: api.KindRefuse, text: "PodGroup's",
+			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "PodGroup's",
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"podgroup-with-resources": {
-			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped, template("c")), want: api.KindRefuse, text: "PodGroup's",
+			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "PodGroup's",
 			objects: []client.Object{theClaim("c", ofGroup("team")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"reserved-okay-podgroup": {
@@ -63,15 +64,15 @@ func TestUpstream(t *testing.T) {
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team"))}, users: []string{"team"}, devices: []string{"gpu-0"},
 		},
 		"deleted-claim": {
-			reason: "final", pod: thePod("web", template("c")), want: api.KindRefuse, text: "being deleted",
+			reason: "final", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "being deleted",
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), meta1(gen.Terminating()))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"wrong-claim": {
-			reason: "another pod's", pod: thePod("web", template("c")), want: api.KindRefuse, text: "not made for this pod",
+			reason: "another pod's", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "not made for this pod",
 			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"no-resources": {
-			reason: "nothing is free on the node", want: api.KindRefuse, text: "nothing that is free on the node node-a",
+			reason: "nothing is free on the node", want: framework.KindRefuse, text: "nothing that is free on the node node-a",
 			objects: []client.Object{theClaim("c")}, users: []string{},
 		},
 		"with-resources": {
@@ -95,23 +96,23 @@ func TestUpstream(t *testing.T) {
 			users:   []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"with-resources-add-finalizer-fails": {
-			reason: "nothing is allocated without the finalizer", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: api.KindInternal, text: "down",
+			reason: "nothing is allocated without the finalizer", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: framework.KindInternal, text: "down",
 			fail: nthWrite("patch", 2, errDown), users: []string{},
 		},
 		"with-resources-status-fails": {
-			reason: "the finalizer stays, as it does upstream", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: api.KindInternal, text: "down",
+			reason: "the finalizer stays, as it does upstream", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: framework.KindInternal, text: "down",
 			fail: nthWrite("patch status", 1, errDown), users: []string{},
 		},
 		"exhausted-resources-in-informer-cache": {
-			reason: "the device is another claim's", want: api.KindRefuse, text: "nothing that is free",
+			reason: "the device is another claim's", want: framework.KindRefuse, text: "nothing that is free",
 			objects: []client.Object{theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), reservedTo("db")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"tainted-device-enabled": {
-			reason: "a tainted device is not taken", want: api.KindRefuse, text: "nothing that is free",
+			reason: "a tainted device is not taken", want: framework.KindRefuse, text: "nothing that is free",
 			objects: []client.Object{theClaim("c"), tainted(pool("node-a", "gpu-0"))}, users: []string{},
 		},
 		"request-admin-access-with-DRAAdminAccess-featuregate": {
-			reason: "differs: upstream allocates it, here only a scheduler does", want: api.KindRefuse, text: "admin access",
+			reason: "differs: upstream allocates it, here only a scheduler does", want: framework.KindRefuse, text: "admin access",
 			objects: []client.Object{theClaim("c", admin), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"structured-ignore-allocated-admin-access": {
@@ -120,15 +121,15 @@ func TestUpstream(t *testing.T) {
 			}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"claim-parameters-CEL-runtime-error": {
-			reason: "the allocator's own words", want: api.KindRefuse, text: "no such key",
+			reason: "the allocator's own words", want: framework.KindRefuse, text: "no such key",
 			objects: []client.Object{theClaim("c", selector(`device.attributes["gpu.example.com"].nope == 1`)), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"missing-class": {
-			reason: "the allocator's own words", want: api.KindRefuse, text: "could not retrieve device class",
+			reason: "the allocator's own words", want: framework.KindRefuse, text: "could not retrieve device class",
 			objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0"), without(deviceClass())}, users: []string{},
 		},
 		"claim-with-request-with-unknown-device-class": {
-			reason: "a class that is not Prebind's", want: api.KindRefuse, text: `DeviceClass "tpu"`,
+			reason: "a class that is not Prebind's", want: framework.KindRefuse, text: `DeviceClass "tpu"`,
 			objects: []client.Object{theClaim("c", ofOtherClass), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"claim-with-prioritized-list": {
@@ -136,11 +137,11 @@ func TestUpstream(t *testing.T) {
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"claim-with-prioritized-list-unknown-device-class": {
-			reason: "all of them have to be Prebind's", want: api.KindRefuse, text: `"r/s1" is of the DeviceClass "tpu"`,
+			reason: "all of them have to be Prebind's", want: framework.KindRefuse, text: `"r/s1" is of the DeviceClass "tpu"`,
 			objects: []client.Object{theClaim("c", firstOf(1, 1), secondOf("tpu")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"wrong-topology": {
-			reason: "final on this node; upstream's PostFilter then takes the devices back", want: api.KindRefuse, text: "cannot be used on the node",
+			reason: "final on this node; upstream's PostFilter then takes the devices back", want: framework.KindRefuse, text: "cannot be used on the node",
 			objects: []client.Object{theClaim("c", allocated("node-b", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"good-topology": {reason: "the same, where they can be used", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
@@ -153,14 +154,14 @@ func TestUpstream(t *testing.T) {
 			prepare: func(s *apiServer) {
 				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
-			want: api.KindRefuse, text: "has no devices", users: []string{},
+			want: framework.KindRefuse, text: "has no devices", users: []string{},
 		},
 		"bound-claim-with-failed-binding": {
-			reason: "final, with the driver's reason", want: api.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
+			reason: "final, with the driver's reason", want: framework.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))},
 		},
 		"bound-claim-with-timed-out-binding": {
-			reason: "final", want: api.KindRefuse, text: "older than", users: []string{"web"}, devices: []string{"gpu-0"},
+			reason: "final", want: framework.KindRefuse, text: "older than", users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))},
 		},
 		"multi-claims-binding-conditions-all-success": {
@@ -170,7 +171,7 @@ func TestUpstream(t *testing.T) {
 			},
 		},
 		"multi-claims-binding-conditions-one-fail": {
-			reason: "nothing is reserved for a pod that cannot be bound", pod: thePod("web", uses("c", "d")), want: api.KindRefuse, text: "gpu-1", users: []string{}, devices: []string{"gpu-0"},
+			reason: "nothing is reserved for a pod that cannot be bound", pod: thePod("web", uses("c", "d")), want: framework.KindRefuse, text: "gpu-1", users: []string{}, devices: []string{"gpu-0"},
 			objects: []client.Object{
 				theClaim("c", allocated("node-a", "gpu-0")),
 				theClaim("d", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})),
@@ -181,10 +182,10 @@ func TestUpstream(t *testing.T) {
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), reservedTo("web"))}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"extended-resource-name-bind-failure": {
-			reason: "differs: upstream makes it anew; here it is refused", pod: thePod("web", extended("c")), want: api.KindRefuse, text: "extended resources",
+			reason: "differs: upstream makes it anew; here it is refused", pod: thePod("web", extended("c")), want: framework.KindRefuse, text: "extended resources",
 			objects: []client.Object{theClaim("c", made("web"))}, users: []string{},
 		},
-		"claim-not-found": {reason: "there is no such claim", want: api.KindRefuse, text: "does not exist"},
+		"claim-not-found": {reason: "there is no such claim", want: framework.KindRefuse, text: "does not exist"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -195,38 +196,38 @@ func TestUpstream(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), deviceClass(), pod)
 			for _, o := range tc.objects {
 				if o, gone := o.(goneObject); gone {
-					s.remove(o.Object)
+					s.Remove(o.Object)
 					continue
 				}
-				s.put(o)
+				s.Put(o)
 			}
 			r := newAllocating(t, s)
 			bc := bind(pod, "node-a", "here-1")
-			s.forgetWrites()
-			next, err := r.PreFlight(t.Context(), bc)
+			s.Forget()
+			next, err := r.preFlight(t.Context(), bc)
 			assert.Empty(t, s.written(), "PreFlight never writes")
 			if tc.prepare != nil {
 				tc.prepare(s)
 			}
-			r.conn.before = tc.fail
-			if err == nil && next == api.Run {
+			r.conn.Before = tc.fail
+			if err == nil && next == framework.Run {
 				assert.NotEmpty(t, bc.Intents(), "a dry run tells")
 				err = r.PreBind(t.Context(), bc)
 			}
-			r.conn.before = nil
-			assert.Equal(t, tc.skip, next == api.Skip, tc.reason)
+			r.conn.Before = nil
+			assert.Equal(t, tc.skip, next == framework.Skip, tc.reason)
 			if tc.skip {
 				assert.Empty(t, s.written(), "where all is in place nothing is written")
-				assert.Zero(t, s.reads, "nor is the API server asked")
+				assert.Zero(t, s.Reads(), "nor is the API server asked")
 			}
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
 			} else {
 				require.Error(t, err, tc.reason)
-				assert.Equal(t, tc.want, api.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+				assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.text, tc.reason)
 			}
-			if tc.want != "" && next == api.Run {
+			if tc.want != "" && next == framework.Run {
 				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			}
 			if claim := s.claim("c"); tc.users != nil {
@@ -274,7 +275,7 @@ func TestUpstreamBindFailure(t *testing.T) {
 			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
 			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
 			assert.Empty(t, marksOf(s.claim("c"), domain), "no mark is left")
-			s.forgetWrites()
+			s.Forget()
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, s.written(), "once more does nothing")
 		})
@@ -287,9 +288,9 @@ type goneObject struct{ client.Object }
 func without(o client.Object) client.Object { return goneObject{o} }
 
 // nthWrite makes the nth write with the verb fail.
-func nthWrite(verb string, n int, err error) func(write) error {
-	return func(w write) error {
-		if w.verb == verb {
+func nthWrite(verb string, n int, err error) func(fakeapi.Call) error {
+	return func(w fakeapi.Call) error {
+		if w.Verb == verb {
 			n--
 			if n == 0 {
 				return err

@@ -7,16 +7,17 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // untilReady does for the pod's claims what can be done, and waits for the rest.
-func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
+func (p *Plugin) untilReady(ctx context.Context, bc *framework.BindContext) error {
 	began := p.o.Clock.Now()
-	changes := p.o.Changes.Subscribe(notify.Key{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name})
+	changes := p.o.Changes.Subscribe(framework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name))
 	defer changes.Close()
 	for {
 		pod, err := p.pendingPod(ctx, bc)
@@ -30,7 +31,7 @@ func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
 		// Subscribed to first, looked at then: no change falls in between.
 		for _, ref := range refs {
 			if ref.claim != "" {
-				changes.Add(notify.Key{Kind: "ResourceClaim", Namespace: pod.Namespace, Name: ref.claim})
+				changes.Add(framework.RefTo(&resourcev1.ResourceClaim{}, pod.Namespace, ref.claim))
 			}
 		}
 		s, err := p.survey(ctx, bc, pod, began)
@@ -46,7 +47,7 @@ func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
 			return nil
 		}
 		about, what := s.waitsFor()
-		bc.Waiting(api.Waiting{Object: about, For: what})
+		bc.Waiting(framework.Waiting{Object: about, For: what})
 		if err := p.sleep(ctx, changes, s.until()); err != nil {
 			return err
 		}
@@ -56,7 +57,7 @@ func (p *Plugin) untilReady(ctx context.Context, bc *api.BindContext) error {
 // advance allocates and reserves what can be, once all claims have been made:
 // nothing is taken for a pod that may have to wait for long. It says whether there
 // was anything, so that another look is due.
-func (p *Plugin) advance(ctx context.Context, bc *api.BindContext, s survey, began time.Time) (bool, error) {
+func (p *Plugin) advance(ctx context.Context, bc *framework.BindContext, s survey, began time.Time) (bool, error) {
 	if len(s.unmade) > 0 {
 		return false, nil
 	}
@@ -77,7 +78,7 @@ func (p *Plugin) advance(ctx context.Context, bc *api.BindContext, s survey, beg
 
 // allocate has the claim allocated and reserved. Where it turns out to be something
 // else than the survey saw, the next one judges it.
-func (p *Plugin) allocate(ctx context.Context, bc *api.BindContext, v view, seen judgement) error {
+func (p *Plugin) allocate(ctx context.Context, bc *framework.BindContext, v view, seen judgement) error {
 	marked, err := p.putMark(ctx, bc, seen.claim)
 	if err != nil {
 		return err
@@ -94,7 +95,7 @@ func (p *Plugin) allocate(ctx context.Context, bc *api.BindContext, v view, seen
 }
 
 // sleep waits for a change, or until the time, if there is one.
-func (p *Plugin) sleep(ctx context.Context, changes *notify.Subscription, until time.Time) error {
+func (p *Plugin) sleep(ctx context.Context, changes *framework.Subscription, until time.Time) error {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		timer := p.o.Clock.NewTimer(until.Sub(p.o.Clock.Now()))

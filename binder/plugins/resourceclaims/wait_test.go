@@ -17,14 +17,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // waiting is a PreBind in a bubble.
 type waiting struct {
 	*replica
-	bc     *api.BindContext
+	bc     *framework.BindContext
 	result chan error
 	began  time.Time
 }
@@ -71,31 +71,31 @@ func TestWaitForConditions(t *testing.T) {
 		reason string
 		then   func(w *waiting)
 		refuse string
-		kind   api.Kind
+		kind   framework.Kind
 	}{
 		"True": {reason: "upstream bind-claim-with-binding-conditions, with a driver", then: func(w *waiting) { w.api.change("c", "driver", set(yes)) }},
 		"Failed": {
-			reason: "final, and it says why", refuse: "broken (Why) because", kind: api.KindRefuse,
+			reason: "final, and it says why", refuse: "broken (Why) because", kind: framework.KindRefuse,
 			then: func(w *waiting) {
 				w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"broken": "True"}))
 			},
 		},
 		"Deallocated": {
-			reason: "the scheduler took the devices away, and Prebind allocates it", refuse: "nothing that is free", kind: api.KindRefuse,
+			reason: "the scheduler took the devices away, and Prebind allocates it", refuse: "nothing that is free", kind: framework.KindRefuse,
 			then: func(w *waiting) {
 				w.api.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
 		},
-		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: api.KindRefuse, then: func(w *waiting) { w.api.remove(theClaim("c")) }},
-		"Ends":     {reason: "the claim is being deleted", refuse: "being deleted", kind: api.KindRefuse, then: func(w *waiting) { w.api.change("c", "", meta1(gen.Terminating())) }},
-		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: api.KindStale, then: func(w *waiting) { w.api.remove(w.bc.Pod) }},
-		"PodBound": {reason: "it is bound elsewhere", refuse: "bound to the node node-b", kind: api.KindStale, then: func(w *waiting) { w.api.put(bound(w.bc.Pod, "node-b")) }},
+		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: framework.KindRefuse, then: func(w *waiting) { w.api.Remove(theClaim("c")) }},
+		"Ends":     {reason: "the claim is being deleted", refuse: "being deleted", kind: framework.KindRefuse, then: func(w *waiting) { w.api.change("c", "", meta1(gen.Terminating())) }},
+		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: framework.KindStale, then: func(w *waiting) { w.api.Remove(w.bc.Pod) }},
+		"PodBound": {reason: "it is bound elsewhere", refuse: "bound to the node node-b", kind: framework.KindStale, then: func(w *waiting) { w.api.Put(bound(w.bc.Pod, "node-b")) }},
 		"Unreserved": {reason: "the scheduler took the reservation back: it is reserved again", then: func(w *waiting) {
 			w.api.change("c", "kube-scheduler", unreserve)
 			w.api.change("c", "driver", set(yes))
 		}},
 		"TimeOut": {
-			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "older than 10m0s", kind: api.KindRefuse,
+			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "older than 10m0s", kind: framework.KindRefuse,
 			then: func(*waiting) { time.Sleep(timeout) }, //nolint:forbidigo // The time of the bubble.
 		},
 	}
@@ -113,11 +113,11 @@ func TestWaitForConditions(t *testing.T) {
 				if tc.refuse == "" {
 					require.NoError(t, err, tc.reason)
 					assert.Equal(t, []string{"web"}, users(w.api.claim("c")))
-					require.NoError(t, w.Confirm(t.Context(), w.bc))
+					require.NoError(t, w.Confirm(t.Context(), nil, w.bc))
 					return
 				}
 				require.ErrorContains(t, err, tc.refuse, tc.reason)
-				assert.Equal(t, tc.kind, api.AsError(Name, err).Kind, tc.reason)
+				assert.Equal(t, tc.kind, framework.AsError(Name, err).Kind, tc.reason)
 			})
 		})
 	}
@@ -169,9 +169,9 @@ func TestWaitForTheClaim(t *testing.T) {
 		w.waits(t, "upstream missing-claim: kube-controller-manager makes it")
 		assert.Contains(t, w.bc.WaitingFor().For, `the claim of its template for "gpu"`)
 		assert.Empty(t, w.api.written(), "nothing is taken for a pod that may have to wait for long")
-		w.api.put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
+		w.api.Put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
 		w.waits(t, "the pod does not name it yet")
-		w.api.put(thePod("web", template("web-gpu"), uses("c")))
+		w.api.Put(thePod("web", template("web-gpu"), uses("c")))
 		over, err := w.ended()
 		require.True(t, over)
 		require.NoError(t, err)

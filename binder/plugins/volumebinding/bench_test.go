@@ -22,8 +22,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -117,12 +116,12 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	for _, o := range objects {
 		free.OnAdd(o, true)
 	}
-	p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: notify.NewHub(), Free: free})
+	p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: framework.NewHub(), Free: free})
 	require.NoError(tb, err)
 	return func() {
-		next, err := p.PreFlight(tb.Context(), &api.BindContext{Pod: thePod(), Node: node})
+		next, err := p.preFlight(tb.Context(), &framework.BindContext{Pod: thePod(), Node: node})
 		require.NoError(tb, err)
-		require.Equal(tb, api.Run, next)
+		require.Equal(tb, framework.Run, next)
 	}
 }
 

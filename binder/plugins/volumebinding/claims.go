@@ -12,7 +12,7 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // claimRef is a volume of the pod that stands for a PersistentVolumeClaim.
@@ -47,19 +47,19 @@ func claimRefs(pod *corev1.Pod) []claimRef {
 
 // usable returns the claim if a pod may use it at all.
 func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
-	about := api.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.name}
+	about := framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.name}
 	claim, ok := s.claims[ref.name]
 	switch {
 	case !ok && ref.ephemeral != nil:
-		return nil, api.Wait(about, "waiting for the ephemeral volume controller to make the claim of the volume %q", ref.ephemeral.Name).
+		return nil, framework.Wait(about, "waiting for the ephemeral volume controller to make the claim of the volume %q", ref.ephemeral.Name).
 			Advise("repeat the Binding")
 	case !ok:
-		return nil, api.Refuse(about, "the claim does not exist").Advise("create it, or correct the pod")
+		return nil, framework.Refuse(about, "the claim does not exist").Advise("create it, or correct the pod")
 	case ref.ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return nil, api.Refuse(about, "the claim has the name of the pod's ephemeral volume %q but was not made for this pod", ref.ephemeral.Name).
+		return nil, framework.Refuse(about, "the claim has the name of the pod's ephemeral volume %q but was not made for this pod", ref.ephemeral.Name).
 			Advise("delete or rename whichever is wrong")
 	case claim.DeletionTimestamp != nil:
-		return nil, api.Refuse(about, "the claim is being deleted").Advise("create it anew once it is gone")
+		return nil, framework.Refuse(about, "the claim is being deleted").Advise("create it anew once it is gone")
 	case claim.Status.Phase == corev1.ClaimLost:
 		return nil, lost(claim)
 	}
@@ -67,7 +67,7 @@ func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
 }
 
 func lost(claim *corev1.PersistentVolumeClaim) error {
-	return api.Refuse(object(claim), "the claim has lost its PersistentVolume %q", claim.Spec.VolumeName).
+	return framework.Refuse(object(claim), "the claim has lost its PersistentVolume %q", claim.Spec.VolumeName).
 		Advise("restore the volume, or delete the claim")
 }
 
@@ -76,11 +76,11 @@ func lost(claim *corev1.PersistentVolumeClaim) error {
 func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
 	pv, ok := s.volumes[claim.Spec.VolumeName]
 	if !ok {
-		return api.Refuse(object(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
+		return framework.Refuse(object(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
 			Advise("restore the volume, or delete the claim")
 	}
 	if !volume.IsVolumeBoundToClaim(pv, claim) {
-		return api.Refuse(object(claim), "the claimRef of its PersistentVolume %s is not for it", pv.Name).
+		return framework.Refuse(object(claim), "the claimRef of its PersistentVolume %s is not for it", pv.Name).
 			Advise("correct the claimRef of the volume, or delete the claim")
 	}
 	return s.checkAffinity(pv)
@@ -93,17 +93,17 @@ func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
 	class := s.classes[name]
 	switch {
 	case claim.Spec.VolumeName != "":
-		return api.Refuse(object(claim), "the claim asks for PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
+		return framework.Refuse(object(claim), "the claim asks for PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
 			Advise("bind the pod when the claim is bound; the claim's events say what is in the way")
 	case name != "" && class == nil:
-		return api.Refuse(object(claim), "the claim is not bound, and its StorageClass %s does not exist", name).
+		return framework.Refuse(object(claim), "the claim is not bound, and its StorageClass %s does not exist", name).
 			Advise("create the class, or correct the claim")
 	case class == nil || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer:
-		return api.Refuse(object(claim), "the claim is not bound yet, and its binding does not depend on a node").
+		return framework.Refuse(object(claim), "the claim is not bound yet, and its binding does not depend on a node").
 			Advise("bind the pod when the claim is bound; the claim's events say what is in the way")
 	}
 	if chosen, ok := claim.Annotations[volume.AnnSelectedNode]; ok && chosen != s.node.Name {
-		return api.Refuse(object(claim), "its volume is being made for the node %s", chosen).
+		return framework.Refuse(object(claim), "its volume is being made for the node %s", chosen).
 			Advise("bind the pod to %s, or delete the claim to begin anew", chosen)
 	}
 	return nil
@@ -115,12 +115,12 @@ func isBound(claim *corev1.PersistentVolumeClaim) bool {
 }
 
 // object names a claim or a volume in errors.
-func object(o metav1.Object) api.Object {
+func object(o metav1.Object) framework.Object {
 	kind := "PersistentVolume"
 	if _, ok := o.(*corev1.PersistentVolumeClaim); ok {
 		kind = "PersistentVolumeClaim"
 	}
-	return api.Object{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
+	return framework.Object{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // describe is for messages that name a claim in the middle of a sentence.

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -22,16 +22,16 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{gen.Pod("web", gen.EmptyDir("tmp"))},
 		},
 		"Missing": {
-			reason: "a claim that does not exist is refused", want: api.KindRefuse,
+			reason: "a claim that does not exist is refused", want: framework.KindRefuse,
 			about: "PersistentVolumeClaim default/data", says: "does not exist",
 		},
 		"Terminating": {
-			reason: "the kubelet would not start the pod", want: api.KindRefuse,
+			reason: "the kubelet would not start the pod", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.Terminating()), volumeNamed("pv", gen.ClaimRef(theClaim()))},
 			about:   "PersistentVolumeClaim default/data", says: "being deleted",
 		},
 		"Lost": {
-			reason: "its volume is gone", want: api.KindRefuse,
+			reason: "its volume is gone", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost))},
 			about:   "PersistentVolumeClaim default/data", says: `lost its PersistentVolume "pv"`,
 		},
@@ -41,17 +41,17 @@ func TestDecideOnClaims(t *testing.T) {
 			dynamic: []string{"web-tmp"},
 		},
 		"EphemeralOfAnother": {
-			reason: "a claim that only has the name is somebody else's", want: api.KindRefuse,
+			reason: "a claim that only has the name is somebody else's", want: framework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp"), local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: "not made for this pod",
 		},
 		"EphemeralOfEarlierPod": {
-			reason: "the owner is compared by UID", want: api.KindRefuse,
+			reason: "the owner is compared by UID", want: framework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0")), local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: "not made for this pod",
 		},
 		"EphemeralNotYet": {
-			reason: "the controller will make it soon", want: api.KindWait,
+			reason: "the controller will make it soon", want: framework.KindWait,
 			objects: []client.Object{ephemeralPod, local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: `"tmp"`,
 		},
@@ -64,47 +64,47 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimPending)), volumeNamed("pv", gen.ClaimRef(theClaim()))},
 		},
 		"BoundElsewhere": {
-			reason: "the volume cannot be reached from the node", want: api.KindRefuse,
+			reason: "the volume cannot be reached from the node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
 			about:   "PersistentVolume pv", says: "excludes the node node-a",
 		},
 		"BoundVolumeMissing": {
-			reason: "the claim is as good as lost", want: api.KindRefuse,
+			reason: "the claim is as good as lost", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"))},
 			about:   "PersistentVolumeClaim default/data", says: "pv does not exist",
 		},
 		"BoundVolumeOfAnother": {
-			reason: "the volume is for another claim", want: api.KindRefuse,
+			reason: "the volume is for another claim", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},
 			about:   "PersistentVolumeClaim default/data", says: "not for it",
 		},
 		"BoundVolumeOfEarlierClaim": {
-			reason: "the claimRef is compared by UID", want: api.KindRefuse,
+			reason: "the claimRef is compared by UID", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
 			about:   "PersistentVolumeClaim default/data", says: "not for it",
 		},
 		"BoundVolumeUnclaimed": {
-			reason: "somebody cleared the claimRef", want: api.KindRefuse,
+			reason: "somebody cleared the claimRef", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "not for it",
 		},
 		"ClassMissing": {
-			reason: "nobody will bind the claim until there is one", want: api.KindRefuse,
+			reason: "nobody will bind the claim until there is one", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "StorageClass local does not exist",
 		},
 		"Immediate": {
-			reason: "it is bound without a pod, so the scheduler should have waited for it", want: api.KindRefuse,
+			reason: "it is bound without a pod, so the scheduler should have waited for it", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.OfClass("eager")), eager, volumeNamed("pv", gen.VolumeOfClass("eager"))},
 			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
 		},
 		"NoClass": {
-			reason: "no class means Immediate", want: api.KindRefuse,
+			reason: "no class means Immediate", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.OfClass("")), volumeNamed("pv", gen.VolumeOfClass(""))},
 			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
 		},
 		"PreBoundClaim": {
-			reason: "a claim that names its volume waits for nobody's node", want: api.KindRefuse,
+			reason: "a claim that names its volume waits for nobody's node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.NamesVolume("pv")), local, volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "asks for PersistentVolume pv",
 		},

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // A ReadWriteOncePod claim is used by one pod at a time. Which pods use it is not
@@ -53,7 +53,7 @@ func (p *Plugin) checkExclusive(ctx context.Context, pod *corev1.Pod, claims []*
 		var page corev1.PodList
 		err := p.live.List(ctx, &page, client.InNamespace(pod.Namespace), usingPods(), client.Limit(podPage), client.Continue(next))
 		if err != nil {
-			return api.FromAPI(object(claims[0]), "listing the pods that may use it", err)
+			return framework.FromAPI(object(claims[0]), "listing the pods that may use it", err)
 		}
 		for i := range page.Items {
 			if err := checkUser(&page.Items[i], pod, claims); err != nil {
@@ -73,7 +73,7 @@ func checkUser(other, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) e
 	}
 	for _, claim := range claims {
 		if uses(other, claim.Name) {
-			return api.Refuse(object(claim), "the pod %s on the node %s uses the claim, and only one pod may at a time (ReadWriteOncePod)", other.Name, other.Spec.NodeName).
+			return framework.Refuse(object(claim), "the pod %s on the node %s uses the claim, and only one pod may at a time (ReadWriteOncePod)", other.Name, other.Spec.NodeName).
 				Advise("bind this pod when the other has ended")
 		}
 	}
@@ -84,9 +84,9 @@ func checkUser(other, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) e
 // for the pod, so that no other bind in this replica can come in between, and then
 // checks that no other pod uses them. PostBind and PreBindRollBack release them,
 // one of which the engine calls in any case.
-func (p *Plugin) reserveExclusive(ctx context.Context, bc *api.BindContext, claims []*corev1.PersistentVolumeClaim) error {
+func (p *Plugin) reserveExclusive(ctx context.Context, bc *framework.BindContext, claims []*corev1.PersistentVolumeClaim) error {
 	if claim, by, ok := p.reservations.reserve(claims, holderOf(bc)); !ok {
-		return api.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", by.name).
+		return framework.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", by.name).
 			Advise("repeat the Binding; it is refused if the other pod has got the claim")
 	}
 	return p.checkExclusive(ctx, bc.Pod, claims)
@@ -106,7 +106,7 @@ type holder struct {
 	node string
 }
 
-func holderOf(bc *api.BindContext) holder {
+func holderOf(bc *framework.BindContext) holder {
 	return holder{pod: bc.Pod.UID, name: bc.Pod.Name, node: bc.Node.Name}
 }
 

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -37,7 +37,7 @@ func TestExclusive(t *testing.T) {
 		reason string
 		claim  *corev1.PersistentVolumeClaim
 		others []client.Object
-		want   api.Kind
+		want   framework.Kind
 		says   string
 		// free says that no pods are listed.
 		free bool
@@ -46,17 +46,17 @@ func TestExclusive(t *testing.T) {
 		"Unused":       {reason: "nobody else has it", claim: forOnePod()},
 		"Used": {
 			reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{another("a")},
-			want: api.KindRefuse, says: "the pod a on the node node-b",
+			want: framework.KindRefuse, says: "the pod a on the node node-b",
 		},
 		"UsedOnManyPages": {
-			reason: "every pod is looked at", claim: forOnePod(), want: api.KindRefuse, says: "the pod e on",
+			reason: "every pod is looked at", claim: forOnePod(), want: framework.KindRefuse, says: "the pod e on",
 			others: []client.Object{
 				gen.Pod("a", gen.BoundTo("n")), gen.Pod("b", gen.BoundTo("n")), gen.Pod("c", gen.BoundTo("n")), gen.Pod("d", gen.BoundTo("n")), another("e"),
 			},
 		},
 		"UsedByTerminating": {
 			reason: "it has not ended yet", claim: forOnePod(), others: []client.Object{another("a", gen.Terminating())},
-			want: api.KindRefuse, says: "the pod a",
+			want: framework.KindRefuse, says: "the pod a",
 		},
 		"Succeeded":      {reason: "it has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodSucceeded)}},
 		"Failed":         {reason: "it has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodFailed)}},
@@ -68,16 +68,16 @@ func TestExclusive(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(append(tc.others, theNode(), pv, tc.claim, local)...)
-			next, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
+			next, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
 			assert.Equal(t, tc.free, w.podLists == 0, "%s: %d lists", tc.reason, w.podLists)
 			if tc.want != "" {
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-				assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 				assert.ErrorContains(t, err, tc.says)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.free, next == api.Skip, "only PreBind reserves")
+			assert.Equal(t, tc.free, next == framework.Skip, "only PreBind reserves")
 		})
 	}
 }
@@ -88,7 +88,7 @@ func TestExclusiveEphemeral(t *testing.T) {
 	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
 	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
 	w := newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))
-	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(pod))
+	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(pod))
 	require.NoError(t, err)
 	assert.Zero(t, w.podLists)
 }
@@ -96,8 +96,8 @@ func TestExclusiveEphemeral(t *testing.T) {
 // TestExclusiveBeforeWriting: nothing is written for a claim that is in use.
 func TestExclusiveBeforeWriting(t *testing.T) {
 	w := newWorld(theNode(), local, theClaim(gen.AccessModes(corev1.ReadWriteOncePod)), another("a"))
-	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
-	assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
+	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 }
 
 // TestExclusiveAfterWaiting: another pod got the claim while this one waited.
@@ -106,26 +106,26 @@ func TestExclusiveAfterWaiting(t *testing.T) {
 	w := newWorld(thePod(), theNode(), local, unbound)
 	p := pluginIn(t, w)
 	bc := contextFor(thePod())
-	_, err := p.PreFlight(t.Context(), bc)
+	_, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 
 	w.put(volumeNamed("pv", gen.ClaimRef(theClaim())))
 	w.put(forOnePod(gen.SelectedNode("node-a"), gen.Version("11")))
 	w.put(another("a"))
 	err = p.PreBind(t.Context(), bc)
-	assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.ErrorContains(t, err, "the pod a")
 }
 
 // onePod is a world with a bound claim for one pod at a time, and a bind of a pod
 // that uses it, up to the end of PreBind.
-func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*api.BindContext, error)) {
+func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*framework.BindContext, error)) {
 	t.Helper()
 	w = newWorld(theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))
 	p = pluginIn(t, w)
-	return w, p, func(name string) (*api.BindContext, error) {
+	return w, p, func(name string) (*framework.BindContext, error) {
 		bc := contextFor(sharer(name))
-		if _, err := p.PreFlight(t.Context(), bc); err != nil {
+		if _, err := p.preFlight(t.Context(), bc); err != nil {
 			return bc, err
 		}
 		return bc, p.PreBind(t.Context(), bc)
@@ -142,17 +142,17 @@ func TestPreFlightReservesNothing(t *testing.T) {
 	w, p, preBind := onePod(t)
 	w.put(sharer("first"))
 	w.put(sharer("second"))
-	next, err := p.PreFlight(t.Context(), contextFor(sharer("first")))
+	next, err := p.preFlight(t.Context(), contextFor(sharer("first")))
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next, "PreBind reserves the claim")
+	assert.Equal(t, framework.Run, next, "PreBind reserves the claim")
 	_, err = preBind("second")
 	require.NoError(t, err, "the first was denied after its PreFlight")
 
 	dry := contextFor(sharer("first"))
 	dry.DryRun = true
-	next, err = p.PreFlight(t.Context(), dry)
+	next, err = p.preFlight(t.Context(), dry)
 	require.NoError(t, err)
-	assert.Equal(t, api.Skip, next, "there is nothing to write or to wait for")
+	assert.Equal(t, framework.Skip, next, "there is nothing to write or to wait for")
 	assert.Empty(t, dry.Intents())
 }
 
@@ -165,24 +165,24 @@ func TestExclusiveRace(t *testing.T) {
 	first, err := preBind("first")
 	require.NoError(t, err)
 	second, err := preBind("second")
-	assert.True(t, api.IsKind(err, api.KindWait), "the first may be bound at any moment: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "the first may be bound at any moment: %v", err)
 	assert.ErrorContains(t, err, "the pod first")
 	_, err = preBind("first")
 	require.NoError(t, err, "a repeated call has the claim already")
 
 	require.NoError(t, p.PreBindRollBack(t.Context(), second))
 	_, err = preBind("second")
-	assert.True(t, api.IsKind(err, api.KindWait), "it had nothing to release: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "it had nothing to release: %v", err)
 	elsewhere := contextFor(sharer("first"))
 	elsewhere.Node = gen.Node("node-b")
 	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
 	_, err = preBind("second")
-	assert.True(t, api.IsKind(err, api.KindWait), "an earlier bind of the pod is not this one: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "an earlier bind of the pod is not this one: %v", err)
 
 	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "the pod's later bind takes over")
 	require.NoError(t, p.PreBindRollBack(t.Context(), first))
 	_, err = preBind("second")
-	assert.True(t, api.IsKind(err, api.KindWait), "what the later bind has is not the earlier bind's to release: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "what the later bind has is not the earlier bind's to release: %v", err)
 	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
 	second, err = preBind("second")
 	require.NoError(t, err, "a bind that is rolled back needs no claim")
@@ -191,7 +191,7 @@ func TestExclusiveRace(t *testing.T) {
 	p.PostBind(t.Context(), second)
 	assert.Empty(t, p.reservations.byClaim, "a bind that is over needs no reservation")
 	_, err = preBind("first")
-	assert.True(t, api.IsKind(err, api.KindRefuse), "the list of pods shows who has it: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindRefuse), "the list of pods shows who has it: %v", err)
 	w.remove(sharer("second"))
 	_, err = preBind("first")
 	require.NoError(t, err)
@@ -208,8 +208,8 @@ func TestExclusiveFailure(t *testing.T) {
 	require.NoError(t, err)
 	both := contextFor(sharer("second"))
 	err = p.reserveExclusive(t.Context(), both, []*corev1.PersistentVolumeClaim{logs, forOnePod()})
-	assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
-	assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 	assert.Len(t, p.reservations.byClaim, 1, "all or none")
 
 	w.err = errors.New("boom")

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // FreeVolumes holds the PersistentVolumes that a claim can be matched with, in the
@@ -25,7 +25,7 @@ import (
 // concurrent use.
 type FreeVolumes struct {
 	mu      sync.Mutex
-	changes *notify.Hub
+	changes *framework.Hub
 	byName  map[string]placed
 	// shelves are by class, node and likeness. A shelf is never empty.
 	shelves map[string]map[string]map[string]*shelf
@@ -98,7 +98,7 @@ func (f *FreeVolumes) follows(pv *corev1.PersistentVolume) bool {
 }
 
 // wake makes every change of the index wake the subscriptions to the volume.
-func (f *FreeVolumes) wake(changes *notify.Hub) {
+func (f *FreeVolumes) wake(changes *framework.Hub) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.changes = changes

@@ -19,8 +19,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // A claim is refused because no object fits it only when the cache holds every
@@ -73,19 +72,19 @@ const (
 
 // newSurveys returns those of the plugin, by kind.
 func (p *Plugin) newSurveys(c clock.PassiveClock) map[string]*survey {
-	of := func(gv schema.GroupVersion, kind string, holds holds) *survey {
+	of := func(gv schema.GroupVersion, kind string, example client.Object, holds holds) *survey {
 		return &survey{
-			kind: gv.WithKind(kind), live: p.live, changes: p.changes, clock: c, holds: holds,
+			kind: gv.WithKind(kind), example: example, live: p.live, changes: p.changes, clock: c, holds: holds,
 			asked: utilcache.NewLRUExpireCacheWithClock(askedMost, c),
 		}
 	}
 	return map[string]*survey{
-		volumeKind: of(corev1.SchemeGroupVersion, volumeKind, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
+		volumeKind: of(corev1.SchemeGroupVersion, volumeKind, &corev1.PersistentVolume{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
 			pv := &corev1.PersistentVolume{}
 			found, err := get(ctx, p.cached, volumeKind, "", o.Name, pv)
 			return found && err == nil && !older(pv, o) && p.free.follows(pv)
 		}),
-		capacityKind: of(storagev1.SchemeGroupVersion, capacityKind, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
+		capacityKind: of(storagev1.SchemeGroupVersion, capacityKind, &storagev1.CSIStorageCapacity{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
 			c := &storagev1.CSIStorageCapacity{}
 			found, err := get(ctx, p.cached, capacityKind, o.Namespace, o.Name, c)
 			return found && err == nil && !older(c, o)
@@ -96,10 +95,10 @@ func (p *Plugin) newSurveys(c clock.PassiveClock) map[string]*survey {
 // caughtUp returns nil when the cache holds all objects of the kinds that the API
 // server held when this bind was first refused for the lack of one. Otherwise the
 // client is to call again.
-func (p *Plugin) caughtUp(ctx context.Context, bc *api.BindContext, refusal error) error {
+func (p *Plugin) caughtUp(ctx context.Context, bc *framework.BindContext, refusal error) error {
 	ctx, cancel := context.WithTimeout(ctx, surveyPatience)
 	defer cancel()
-	about := api.AsError(Name, refusal).Object
+	about := framework.AsError(Name, refusal).Object
 	for _, kind := range lacks(refusal) {
 		if err := p.surveys[kind].prove(ctx, askerOf(bc), about); err != nil {
 			return err
@@ -110,7 +109,7 @@ func (p *Plugin) caughtUp(ctx context.Context, bc *api.BindContext, refusal erro
 }
 
 // forget makes the next refusal of this bind one that needs a survey of its own.
-func (p *Plugin) forget(bc *api.BindContext) {
+func (p *Plugin) forget(bc *framework.BindContext) {
 	for _, s := range p.surveys {
 		s.asked.Remove(askerOf(bc))
 	}
@@ -125,13 +124,15 @@ type asker struct {
 	node string
 }
 
-func askerOf(bc *api.BindContext) asker { return asker{pod: bc.Pod.UID, node: bc.Node.Name} }
+func askerOf(bc *framework.BindContext) asker { return asker{pod: bc.Pod.UID, node: bc.Node.Name} }
 
 // survey is the surveys of one kind, one at a time. It is safe for concurrent use.
 type survey struct {
-	kind    schema.GroupVersionKind
+	kind schema.GroupVersionKind
+	// example is an object of the kind.
+	example client.Object
 	live    client.Reader
-	changes *notify.Hub
+	changes *framework.Hub
 	clock   clock.PassiveClock
 	holds   holds
 	// asked holds, by asker, the number of the first survey that answers it: one that
@@ -157,9 +158,9 @@ type run struct {
 // prove returns nil when a survey that began after the asker came for the first
 // time has shown that the cache is not behind. The object is the one that errors
 // are about.
-func (s *survey) prove(ctx context.Context, by asker, about api.Object) error {
+func (s *survey) prove(ctx context.Context, by asker, about framework.Object) error {
 	again := func(doing string) error {
-		return api.Wait(about, "no %s that Prebind knows fits, and %s", s.kind.Kind, doing).
+		return framework.Wait(about, "no %s that Prebind knows fits, and %s", s.kind.Kind, doing).
 			Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
 	}
 	current, proven := s.ask(ctx, by)
@@ -178,7 +179,7 @@ func (s *survey) prove(ctx context.Context, by asker, about api.Object) error {
 	case errors.Is(current.err, errBehind):
 		return again("the API server has newer ones")
 	case current.err != nil:
-		return api.FromAPI(about, "listing all "+s.kind.Kind+" objects", current.err)
+		return framework.FromAPI(about, "listing all "+s.kind.Kind+" objects", current.err)
 	}
 	return nil
 }
@@ -258,7 +259,7 @@ func (s *survey) await(ctx context.Context, missing []*metav1.PartialObjectMetad
 	changes := s.changes.Subscribe()
 	defer changes.Close()
 	for _, o := range missing {
-		changes.Add(notify.Key{Kind: s.kind.Kind, Namespace: o.Namespace, Name: o.Name})
+		changes.Add(framework.RefTo(s.example, o.Namespace, o.Name))
 	}
 	held := func(o *metav1.PartialObjectMetadata) bool { return s.holds(ctx, o) }
 	waiting, cancel := context.WithTimeout(ctx, catchUp)

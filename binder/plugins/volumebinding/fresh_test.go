@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -43,7 +43,7 @@ func newLacking(t *testing.T, more ...client.Object) *lacking {
 // bind is the PreFlight of the pod of this UID.
 func (l *lacking) bind(t *testing.T, uid types.UID) error {
 	t.Helper()
-	_, err := l.p.PreFlight(t.Context(), contextFor(thePod(gen.UID(uid))))
+	_, err := l.p.preFlight(t.Context(), contextFor(thePod(gen.UID(uid))))
 	return err
 }
 
@@ -92,7 +92,7 @@ func TestLackIsNotRefusedWhileTheCacheIsBehind(t *testing.T) {
 				l.cached.put(volumeNamed("pv", gen.VolumeOfClass("static"), gen.ClaimRef(claimNamed("logs")), gen.Version("31")))
 				l.pass(surveyEvery)
 				err := l.bind(t, "one")
-				assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+				assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 				assert.Equal(t, 2, l.live.metadataLists, "what was proven for the first bind does not count for the second")
 			})
 		})
@@ -120,8 +120,8 @@ func TestCacheThatStaysBehind(t *testing.T) {
 		l.live.put(newVolume)
 		begin := time.Now()
 		err := l.bind(t, "one")
-		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
-		assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+		assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+		assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 		assert.Equal(t, catchUp, time.Since(begin))
 	})
 }
@@ -134,7 +134,7 @@ func TestVolumesDeletedDuringASurvey(t *testing.T) {
 		result := l.start(t)
 		l.live.remove(volumeNamed("short-lived"))
 		err := <-result
-		assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+		assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 
 		for i := range surveyReads + 1 {
 			l.live.put(volumeNamed(fmt.Sprintf("short-lived-%d", i)))
@@ -146,7 +146,7 @@ func TestVolumesDeletedDuringASurvey(t *testing.T) {
 		}
 		reads := l.live.count()
 		err = <-result
-		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+		assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 		assert.Less(t, l.live.count()-reads, 20, "many volumes are not read one by one")
 	})
 }
@@ -164,9 +164,9 @@ func TestSurveysAreFew(t *testing.T) {
 			var again []types.UID
 			for _, uid := range waiting {
 				switch err := l.bind(t, uid); {
-				case api.IsKind(err, api.KindRefuse):
+				case framework.IsKind(err, framework.KindRefuse):
 					refused++
-				case api.IsKind(err, api.KindWait):
+				case framework.IsKind(err, framework.KindWait):
 					again = append(again, uid)
 				default:
 					t.Fatalf("neither refused nor waiting: %v", err)
@@ -197,10 +197,10 @@ func TestSurveyInProgressIsTooEarly(t *testing.T) {
 		first := l.start(t)
 		begin := time.Now()
 		err := l.bind(t, "two")
-		assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+		assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 		assert.Zero(t, time.Since(begin), "it does not wait for a survey that cannot answer it")
 		l.pass(surveyPatience)
-		assert.True(t, api.IsKind(<-first, api.KindWait), "a call waits for so long only")
+		assert.True(t, framework.IsKind(<-first, framework.KindWait), "a call waits for so long only")
 		l.live.put(newVolume)
 		close(gate)
 		l.pass(time.Minute)
@@ -215,10 +215,10 @@ func TestSlowSurvey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.listing = func() { <-time.After(2 * time.Second) }
-		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindWait), "the pages take longer than a call waits")
+		assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindWait), "the pages take longer than a call waits")
 		l.pass(10 * time.Second)
-		assert.True(t, api.IsKind(l.bind(t, "two"), api.KindWait), "surveys rest after a long one")
-		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse))
+		assert.True(t, framework.IsKind(l.bind(t, "two"), framework.KindWait), "surveys rest after a long one")
+		assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindRefuse))
 		assert.Equal(t, 1, l.live.metadataLists)
 	})
 }
@@ -229,13 +229,13 @@ func TestAnsweredBindAsksAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.listing = func() { <-time.After(2 * time.Second) }
-		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindWait))
+		assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindWait))
 		l.pass(30 * time.Second)
 		l.live.listing = nil
 		l.cached.put(newVolume)
 		require.NoError(t, l.bind(t, "one"))
 		l.cached.remove(newVolume)
-		assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse))
+		assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindRefuse))
 		assert.Equal(t, 2, l.live.metadataLists)
 	})
 }
@@ -244,10 +244,10 @@ func TestSurveyFails(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		err    error
-		want   api.Kind
+		want   framework.Kind
 	}{
-		"Passing":   {reason: "the API server may answer the next time", err: apierrors.NewServiceUnavailable("restarting"), want: api.KindWait},
-		"Permanent": {reason: "nothing is refused on a guess", err: errors.New("boom"), want: api.KindInternal},
+		"Passing":   {reason: "the API server may answer the next time", err: apierrors.NewServiceUnavailable("restarting"), want: framework.KindWait},
+		"Permanent": {reason: "nothing is refused on a guess", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -259,11 +259,11 @@ func TestSurveyFails(t *testing.T) {
 					l.live.err = tc.err
 				}
 				err := l.bind(t, "one")
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-				assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 				l.live.listing, l.live.err = nil, nil
 				l.pass(surveyEvery)
-				assert.True(t, api.IsKind(l.bind(t, "one"), api.KindRefuse), "the next one succeeds")
+				assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindRefuse), "the next one succeeds")
 			})
 		})
 	}
@@ -295,7 +295,7 @@ func TestLackOfNothing(t *testing.T) {
 		l.cached.put(claim)
 		l.live.put(claim)
 		err := l.bind(t, types.UID(name))
-		assert.True(t, api.IsKind(err, api.KindRefuse), "%v", err)
+		assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	}
 	assert.Zero(t, l.live.metadataLists)
 }

@@ -15,8 +15,8 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -123,9 +123,9 @@ func TestVolumeIsBoundBeforeItsClaim(t *testing.T) {
 		volumeNamed("its-own", gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound), gen.Capacity("5Gi")),
 		volumeNamed("free", gen.VolumePhase(corev1.VolumeAvailable), gen.Capacity("1Gi")))
 	bc := contextFor(thePod())
-	next, err := pluginIn(t, w).PreFlight(t.Context(), bc)
+	next, err := pluginIn(t, w).preFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next)
+	assert.Equal(t, framework.Run, next)
 	pl, err := planned.Get(bc)
 	require.NoError(t, err)
 	require.Len(t, pl.static, 1)
@@ -138,9 +138,9 @@ func TestClaimIsTooLargeForTheCache(t *testing.T) {
 	claim := theClaim(gen.Annotation(volume.AnnStorageProvisioner, strings.Repeat("x", maxClaim)))
 	w := newWorld(thePod(), theNode(), claim, gen.StorageClass("local", "csi.example.com"))
 	bc := contextFor(thePod())
-	next, err := pluginIn(t, w).PreFlight(t.Context(), bc)
+	next, err := pluginIn(t, w).preFlight(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, api.Run, next)
+	assert.Equal(t, framework.Run, next)
 	pl, err := planned.Get(bc)
 	require.NoError(t, err)
 	assert.Len(t, pl.dynamic, 1)

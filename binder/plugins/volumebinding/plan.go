@@ -11,7 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // snapshot is all that a decision looks at, as it was read. Objects that do not
@@ -72,9 +72,9 @@ type match struct {
 func (p plan) done() bool { return len(p.static) == 0 && len(p.dynamic) == 0 }
 
 // tell records the intended writes for a dry run.
-func (p plan) tell(bc *api.BindContext) {
+func (p plan) tell(bc *framework.BindContext, seen *Selections) {
 	for _, m := range p.static {
-		bc.WouldWait(api.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
+		bc.WouldWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err == nil && changed {
 			bc.Intend("%s would set the claimRef of PersistentVolume %s to %s and wait for it to be bound", Name, m.volume.Name, describe(m.claim))
 			continue
@@ -82,7 +82,9 @@ func (p plan) tell(bc *api.BindContext) {
 		bc.Intend("%s would wait for %s to be bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
 	}
 	for _, claim := range p.dynamic {
-		bc.WouldWait(api.Waiting{Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim)})
+		bc.WouldWait(framework.Waiting{
+			Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim), Since: seen.since(claim, bc.Node.Name),
+		})
 		if claim.Annotations[volume.AnnSelectedNode] == "" {
 			bc.Intend("%s would set selected-node of %s to %s and wait for its volume", Name, describe(claim), bc.Node.Name)
 			continue
@@ -166,7 +168,7 @@ func bySize(a, b *corev1.PersistentVolumeClaim) int {
 // it in any case.
 func (s snapshot) find(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	unreadable := func(err error) error {
-		return api.Refuse(object(claim), "no volume can be matched with it: %v", err).Because(err).Advise("correct the claim")
+		return framework.Refuse(object(claim), "no volume can be matched with it: %v", err).Because(err).Advise("correct the claim")
 	}
 	reserved, err := volume.FindMatchingVolume(claim, s.reserved[claim.Name], nil, taken, true, true)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -66,7 +66,7 @@ type decideCase struct {
 	objects []client.Object
 	// static is claim=volume, in order; dynamic is claims, in order.
 	static, dynamic []string
-	want            api.Kind
+	want            framework.Kind
 	about           string
 	says            string
 }
@@ -76,11 +76,11 @@ func (tc decideCase) check(t *testing.T) {
 	pl, err := decide(snap(tc.objects...))
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
-		assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-		told := api.AsError(Name, err)
+		assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+		told := framework.AsError(Name, err)
 		assert.Equal(t, tc.about, told.Object.String())
 		assert.Contains(t, told.Error(), tc.says)
-		if tc.want == api.KindRefuse {
+		if tc.want == framework.KindRefuse {
 			assert.NotEmpty(t, told.Advice, "a refusal says what to do")
 		}
 		return
@@ -116,7 +116,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=own"},
 		},
 		"StaticReservedElsewhere": {
-			reason: "the claim will get the volume that names it, so another volume, or a new one, is for nothing", want: api.KindRefuse,
+			reason: "the claim will get the volume that names it, so another volume, or a new one, is for nothing", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), local, volumeNamed("own", gen.ClaimRef(theClaim()), gen.OnNode("node-b")), volumeNamed("free")},
 			about:   "PersistentVolume own", says: "excludes the node node-a",
 		},
@@ -180,7 +180,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=fits"},
 		},
 		"StaticUnusable": {
-			reason: "volumes that are taken, elsewhere, not available, going or of another class do not fit", want: api.KindRefuse,
+			reason: "volumes that are taken, elsewhere, not available, going or of another class do not fit", want: framework.KindRefuse,
 			objects: []client.Object{
 				theClaim(ofStatic), static,
 				volumeNamed("taken", inStatic, gen.ClaimRef(claimNamed("logs"))),
@@ -192,12 +192,12 @@ func TestDecideOnVolumes(t *testing.T) {
 			about: "PersistentVolumeClaim default/data", says: "static",
 		},
 		"StaticPending": {
-			reason: "the volume was made a moment ago", want: api.KindWait,
+			reason: "the volume was made a moment ago", want: framework.KindWait,
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
 			about:   "PersistentVolume pv", says: "make it available",
 		},
 		"StaticPendingElsewhere": {
-			reason: "it will not fit either", want: api.KindRefuse,
+			reason: "it will not fit either", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
 			about:   "PersistentVolumeClaim default/data", says: "static",
 		},
@@ -227,14 +227,14 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=pv"}, dynamic: []string{"logs"},
 		},
 		"StaticOneTooFew": {
-			reason: "one volume for two claims of a class that makes none", want: api.KindRefuse,
+			reason: "one volume for two claims of a class that makes none", want: framework.KindRefuse,
 			objects: []client.Object{
 				twoClaims, static, theClaim(ofStatic), claimNamed("logs", ofStatic), volumeNamed("pv", inStatic),
 			},
 			about: "PersistentVolumeClaim default/logs", says: "node-a",
 		},
 		"BadSelector": {
-			reason: "a selector that cannot be read is the claim's fault", want: api.KindRefuse,
+			reason: "a selector that cannot be read is the claim's fault", want: framework.KindRefuse,
 			objects: []client.Object{local, volumeNamed("pv"), func() *corev1.PersistentVolumeClaim {
 				claim := theClaim()
 				claim.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "?"}}}
@@ -247,12 +247,12 @@ func TestDecideOnVolumes(t *testing.T) {
 			objects: []client.Object{theClaim(), local}, dynamic: []string{"data"},
 		},
 		"DynamicNoProvisioner": {
-			reason: "the class makes no volumes", want: api.KindRefuse,
+			reason: "the class makes no volumes", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(ofStatic), static},
 			about:   "PersistentVolumeClaim default/data", says: "node-a",
 		},
 		"DynamicEmptyProvisioner": {
-			reason: "the class makes no volumes", want: api.KindRefuse,
+			reason: "the class makes no volumes", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), gen.StorageClass("local", "")},
 			about:   "PersistentVolumeClaim default/data", says: "makes none",
 		},
@@ -262,7 +262,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			dynamic: []string{"data"},
 		},
 		"TopologyExcluded": {
-			reason: "the provisioner would not make it here", want: api.KindRefuse,
+			reason: "the provisioner would not make it here", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi", gen.AllowedTopology(corev1.LabelTopologyZone, "z2"))},
 			about:   "PersistentVolumeClaim default/data", says: "allowedTopologies",
 		},
@@ -272,7 +272,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			dynamic: []string{"data"},
 		},
 		"SelectedOtherNode": {
-			reason: "its volume is being made elsewhere", want: api.KindRefuse,
+			reason: "its volume is being made elsewhere", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.SelectedNode("node-b")), local, volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "node-b",
 		},
@@ -282,7 +282,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=pv"},
 		},
 		"FirstProblemWins": {
-			reason: "the claims are looked at in the pod's order", want: api.KindRefuse,
+			reason: "the claims are looked at in the pod's order", want: framework.KindRefuse,
 			objects: []client.Object{twoClaims, claimNamed("logs", gen.Terminating()), local},
 			about:   "PersistentVolumeClaim default/data", says: "does not exist",
 		},

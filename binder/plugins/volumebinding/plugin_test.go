@@ -13,14 +13,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
 	w := newWorld()
-	valid := Options{Cached: w, Live: w, Writer: w, Changes: notify.NewHub(), Free: NewFreeVolumes()}
+	valid := Options{Cached: w, Live: w, Writer: w, Changes: framework.NewHub(), Free: NewFreeVolumes()}
 	cases := map[string]func(o *Options){
 		"Cached": func(o *Options) { o.Cached = nil },
 		"Live":   func(o *Options) { o.Live = nil },
@@ -50,23 +49,23 @@ func TestPreFlight(t *testing.T) {
 		reason       string
 		pod          *corev1.Pod
 		cached, live []client.Object
-		next         api.Next
-		want         api.Kind
+		next         framework.Next
+		want         framework.Kind
 		intents      []string
 		// reads of the cache and of the API server: that they are none.
 		noReads, noLiveReads bool
 	}{
 		"NoClaims": {
 			reason: "a pod without claims costs nothing", pod: gen.Pod("web", gen.EmptyDir("tmp")),
-			next: api.Skip, noReads: true, noLiveReads: true,
+			next: framework.Skip, noReads: true, noLiveReads: true,
 		},
 		"Bound": {
 			reason: "all claims are bound: there is nothing to do",
-			cached: bound, next: api.Skip, noLiveReads: true,
+			cached: bound, next: framework.Skip, noLiveReads: true,
 		},
 		"BoundNotCached": {
 			reason: "the cache is behind: before it refuses, the API server is asked",
-			cached: []client.Object{theNode()}, live: append([]client.Object{theNode()}, bound...), next: api.Skip,
+			cached: []client.Object{theNode()}, live: append([]client.Object{theNode()}, bound...), next: framework.Skip,
 		},
 		"NodeNotCachedAsItIs": {
 			reason: "the node's labels are read again before they refuse the bind",
@@ -74,16 +73,16 @@ func TestPreFlight(t *testing.T) {
 			live: []client.Object{
 				theNode(gen.Label("rack", "r1")), theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1")),
 			},
-			next: api.Skip,
+			next: framework.Skip,
 		},
 		"Refused": {
 			reason: "the API server says the same",
-			cached: []client.Object{theNode()}, live: []client.Object{theNode()}, want: api.KindRefuse,
+			cached: []client.Object{theNode()}, live: []client.Object{theNode()}, want: framework.KindRefuse,
 		},
 		"NodeGone": {
 			reason: "a node that is gone is judged by what is known of it",
 			cached: []client.Object{theClaim(gen.SelectedNode("node-b")), local},
-			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: api.KindRefuse,
+			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: framework.KindRefuse,
 		},
 		"EphemeralNotCached": {
 			reason: "the claim was made a moment ago", pod: ephemeralPod,
@@ -99,7 +98,7 @@ func TestPreFlight(t *testing.T) {
 			},
 		},
 		"CapacityGone": {
-			reason: "it was read again, and there is none", want: api.KindRefuse,
+			reason: "it was read again, and there is none", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
 			live:   []client.Object{theNode(), theClaim(), local, driver},
 		},
@@ -112,17 +111,17 @@ func TestPreFlight(t *testing.T) {
 			},
 		},
 		"ProvisionerIsNoDriver": {
-			reason: "its name is none that a driver can have", want: api.KindRefuse,
+			reason: "its name is none that a driver can have", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(gen.OfClass("static")), static},
 			live:   []client.Object{theNode(), theClaim(gen.OfClass("static")), static},
 		},
 		"NoProvisioner": {
-			reason: "there is no driver without a name", want: api.KindRefuse,
+			reason: "there is no driver without a name", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
 			live:   []client.Object{theNode(), theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
 		},
 		"ImpossibleClass": {
-			reason: "nobody checks the class of the old annotation", want: api.KindRefuse,
+			reason: "nobody checks the class of the old annotation", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
 			live:   []client.Object{theNode(), theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
 		},
@@ -158,12 +157,12 @@ func TestPreFlight(t *testing.T) {
 			}
 			cached, live := newWorld(tc.cached...), newWorld(tc.live...)
 			bc := contextFor(pod)
-			next, err := pluginBetween(t, cached, live).PreFlight(t.Context(), bc)
+			next, err := pluginBetween(t, cached, live).preFlight(t.Context(), bc)
 			assert.Empty(t, live.patches, "PreFlight never writes")
 			assert.Equal(t, tc.noReads, cached.count() == 0, "reads of the cache")
 			assert.Equal(t, tc.noLiveReads, live.count() == 0, "reads of the API server")
 			if tc.want != "" {
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				return
 			}
 			require.NoError(t, err, tc.reason)
@@ -176,9 +175,9 @@ func TestPreFlight(t *testing.T) {
 func TestPreFlightFails(t *testing.T) {
 	w := newWorld()
 	w.err = errors.New("boom")
-	_, err := pluginIn(t, w).PreFlight(t.Context(), contextFor(thePod()))
-	assert.True(t, api.IsKind(err, api.KindInternal), "%v", err)
-	assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
+	assert.True(t, framework.IsKind(err, framework.KindInternal), "%v", err)
+	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 }
 
 // TestPreBind goes the whole way: check, write, wait, and once more after a
@@ -189,9 +188,9 @@ func TestPreBind(t *testing.T) {
 		p := pluginIn(t, w)
 		start := func() <-chan error {
 			bc := contextFor(thePod())
-			next, err := p.PreFlight(t.Context(), bc)
+			next, err := p.preFlight(t.Context(), bc)
 			require.NoError(t, err)
-			require.Equal(t, api.Run, next)
+			require.Equal(t, framework.Run, next)
 			result := make(chan error, 1)
 			go func() { result <- p.PreBind(t.Context(), bc) }()
 			synctest.Wait()
@@ -206,9 +205,9 @@ func TestPreBind(t *testing.T) {
 		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("200")))
 		require.NoError(t, <-first)
 		require.NoError(t, <-second)
-		next, err := p.PreFlight(t.Context(), contextFor(thePod()))
+		next, err := p.preFlight(t.Context(), contextFor(thePod()))
 		require.NoError(t, err)
-		assert.Equal(t, api.Skip, next, "the repeated call finds nothing to do")
+		assert.Equal(t, framework.Skip, next, "the repeated call finds nothing to do")
 	})
 }
 
@@ -221,7 +220,7 @@ func TestPreBindStops(t *testing.T) {
 	boom := errors.New("boom")
 	w.fail = func(string) error { return boom }
 	bc := contextFor(thePod())
-	_, err := p.PreFlight(t.Context(), bc)
+	_, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	require.ErrorIs(t, p.PreBind(t.Context(), bc), boom, "it does not wait for what it could not write")
 

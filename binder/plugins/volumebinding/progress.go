@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // observed is a claim of the plan as the cache holds it now.
@@ -24,8 +24,8 @@ type observed struct {
 // judge judges what was seen of the plan's claims, first the static ones and then
 // the dynamic ones, on the target. It returns what to wait for, or nil when all
 // are bound. An error ends the wait.
-func (p plan) judge(seen []observed, at target) (*api.Waiting, error) {
-	var first *api.Waiting
+func (p plan) judge(seen []observed, at target) (*framework.Waiting, error) {
+	var first *framework.Waiting
 	for i, now := range seen {
 		var got step
 		var err error
@@ -48,7 +48,7 @@ func (p plan) judge(seen []observed, at target) (*api.Waiting, error) {
 type step struct {
 	bound bool
 	// waiting is what is missing while the claim is not bound.
-	waiting api.Waiting
+	waiting framework.Waiting
 }
 
 // staticStep judges a claim that was matched with a volume. An error is final.
@@ -58,14 +58,14 @@ func staticStep(m match, now observed, at target) (step, error) {
 		return step{}, err
 	}
 	if isBound(now.claim) && now.claim.Spec.VolumeName != m.volume.Name {
-		return step{}, api.Wait(object(m.claim), "the claim was bound to PersistentVolume %s meanwhile, not to %s", now.claim.Spec.VolumeName, m.volume.Name).
+		return step{}, framework.Wait(object(m.claim), "the claim was bound to PersistentVolume %s meanwhile, not to %s", now.claim.Spec.VolumeName, m.volume.Name).
 			Advise("repeat the Binding: it is decided anew")
 	}
 	if now.volume == nil {
-		return step{}, api.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim)).
+		return step{}, framework.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim)).
 			Advise("schedule the pod again")
 	}
-	waiting := step{waiting: api.Waiting{
+	waiting := step{waiting: framework.Waiting{
 		Object: object(m.claim),
 		For:    "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name,
 	}}
@@ -73,7 +73,7 @@ func staticStep(m match, now observed, at target) (step, error) {
 		return waiting, nil
 	}
 	if ref := now.volume.Spec.ClaimRef; ref == nil || ref.UID != m.claim.UID {
-		return step{}, api.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
+		return step{}, framework.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
 			Advise("schedule the pod again")
 	}
 	if err := at.checkAffinity(now.volume); err != nil {
@@ -87,7 +87,7 @@ func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, at target)
 	if err := now.claimUsable(planned); err != nil {
 		return step{}, err
 	}
-	waiting := step{waiting: api.Waiting{
+	waiting := step{waiting: framework.Waiting{
 		Object: object(planned),
 		For:    "a volume to be made on the node " + at.node.Name + by(now.claim),
 	}}
@@ -97,10 +97,10 @@ func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, at target)
 	switch chosen := now.claim.Annotations[volume.AnnSelectedNode]; chosen {
 	case at.node.Name:
 	case "":
-		return step{}, api.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", at.node.Name).
+		return step{}, framework.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", at.node.Name).
 			Advise("schedule the pod again; the claim's events say what was wrong")
 	default:
-		return step{}, api.Refuse(object(planned), "its selected-node was changed to %s", chosen).
+		return step{}, framework.Refuse(object(planned), "its selected-node was changed to %s", chosen).
 			Advise("bind the pod to %s", chosen)
 	}
 	if now.volume != nil {
@@ -115,10 +115,10 @@ func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, at target)
 func (o observed) claimUsable(planned *corev1.PersistentVolumeClaim) error {
 	switch {
 	case o.claim == nil:
-		return api.Refuse(object(planned), "the claim was deleted while its volume was being bound").
+		return framework.Refuse(object(planned), "the claim was deleted while its volume was being bound").
 			Advise("create it, or correct the pod")
 	case o.claim.DeletionTimestamp != nil:
-		return api.Refuse(object(planned), "the claim is being deleted").Advise("create it anew once it is gone")
+		return framework.Refuse(object(planned), "the claim is being deleted").Advise("create it anew once it is gone")
 	case o.claim.Status.Phase == corev1.ClaimLost:
 		return lost(o.claim)
 	}

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -22,7 +22,7 @@ type stepCase struct {
 	volume *corev1.PersistentVolume
 	// bound or want; without either it waits.
 	bound bool
-	want  api.Kind
+	want  framework.Kind
 	about string
 	says  string
 }
@@ -31,15 +31,15 @@ func (tc stepCase) check(t *testing.T, got step, err error) {
 	t.Helper()
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
-		assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-		assert.Equal(t, tc.about, api.AsError(Name, err).Object.String())
+		assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+		assert.Equal(t, tc.about, framework.AsError(Name, err).Object.String())
 		assert.Contains(t, err.Error(), tc.says)
 		return
 	}
 	require.NoError(t, err, tc.reason)
 	assert.Equal(t, tc.bound, got.bound, tc.reason)
 	if !tc.bound {
-		assert.Equal(t, api.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}, got.waiting.Object)
+		assert.Equal(t, framework.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}, got.waiting.Object)
 		assert.Contains(t, got.waiting.For, tc.says)
 	}
 }
@@ -49,11 +49,11 @@ func TestStaticStep(t *testing.T) {
 	written := match{claim: theClaim(), volume: volumeNamed("pv", ours, gen.Version("20"))}
 	cases := map[string]stepCase{
 		"ClaimGone": {
-			reason: "final: there is nothing to bind", want: api.KindRefuse,
+			reason: "final: there is nothing to bind", want: framework.KindRefuse,
 			volume: volumeNamed("pv", ours), about: "PersistentVolumeClaim default/data", says: "deleted",
 		},
 		"VolumeGone": {
-			reason: "final: there is nothing to bind to", want: api.KindRefuse,
+			reason: "final: there is nothing to bind to", want: framework.KindRefuse,
 			claim: theClaim(), about: "PersistentVolume pv", says: "deleted",
 		},
 		"NotYet": {
@@ -69,15 +69,15 @@ func TestStaticStep(t *testing.T) {
 			claim:  theClaim(), volume: volumeNamed("pv", gen.Version("9"), gen.OnNode("node-b")), says: "PersistentVolume pv",
 		},
 		"ClaimRefReset": {
-			reason: "final: the controller or a user took it back", want: api.KindRefuse,
+			reason: "final: the controller or a user took it back", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21")), about: "PersistentVolume pv", says: "taken away",
 		},
 		"ClaimRefResetAtIncomparableVersion": {
-			reason: "what cannot be compared counts as newer", want: api.KindRefuse,
+			reason: "what cannot be compared counts as newer", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("x")), about: "PersistentVolume pv", says: "taken away",
 		},
 		"ClaimRefOfOtherUID": {
-			reason: "final: the volume went to another claim of the name", want: api.KindRefuse,
+			reason: "final: the volume went to another claim of the name", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("claim-0")))),
 			about: "PersistentVolume pv", says: "taken away",
 		},
@@ -90,34 +90,34 @@ func TestStaticStep(t *testing.T) {
 			claim:  theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
 		},
 		"BoundToAnother": {
-			reason: "another pod with the claim chose another volume: the next call looks at that one", want: api.KindWait,
+			reason: "another pod with the claim chose another volume: the next call looks at that one", want: framework.KindWait,
 			claim: theClaim(gen.BoundToVolume("other")), volume: volumeNamed("pv", ours),
 			about: "PersistentVolumeClaim default/data", says: "PersistentVolume other",
 		},
 		"BoundToAnotherVolumeGone": {
-			reason: "the volume of the plan does not matter any more", want: api.KindWait,
+			reason: "the volume of the plan does not matter any more", want: framework.KindWait,
 			claim: theClaim(gen.BoundToVolume("other")), about: "PersistentVolumeClaim default/data", says: "PersistentVolume other",
 		},
 		"ClaimTerminating": {
-			reason: "final: the kubelet would not start the pod", want: api.KindRefuse,
+			reason: "final: the kubelet would not start the pod", want: framework.KindRefuse,
 			claim: theClaim(gen.Terminating()), volume: volumeNamed("pv", ours), about: "PersistentVolumeClaim default/data", says: "being deleted",
 		},
 		"ClaimLost": {
-			reason: "final: the volume vanished after it was bound", want: api.KindRefuse,
+			reason: "final: the volume vanished after it was bound", want: framework.KindRefuse,
 			claim: theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost)), about: "PersistentVolumeClaim default/data", says: "lost",
 			volume: volumeNamed("pv", ours),
 		},
 		"ClaimRefWithoutUID": {
-			reason: "final: the controller took back what was written", want: api.KindRefuse,
+			reason: "final: the controller took back what was written", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("")))), about: "PersistentVolume pv", says: "taken away",
 		},
 		"AffinityChangedBeforeTheClaimNamesIt": {
-			reason: "final: whatever the claim does, the volume is of no use here", want: api.KindRefuse,
+			reason: "final: whatever the claim does, the volume is of no use here", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
 			about: "PersistentVolume pv", says: "excludes the node",
 		},
 		"AffinityChanged": {
-			reason: "final: the volume cannot be used on the node any more", want: api.KindRefuse,
+			reason: "final: the volume cannot be used on the node any more", want: framework.KindRefuse,
 			claim: theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
 			about: "PersistentVolume pv", says: "excludes the node",
 		},
@@ -138,7 +138,7 @@ func TestDynamicStep(t *testing.T) {
 	here := gen.SelectedNode("node-a")
 	cases := map[string]stepCase{
 		"ClaimGone": {
-			reason: "final: nobody will make its volume", want: api.KindRefuse,
+			reason: "final: nobody will make its volume", want: framework.KindRefuse,
 			about: "PersistentVolumeClaim default/data", says: "deleted",
 		},
 		"NotYet": {
@@ -154,23 +154,23 @@ func TestDynamicStep(t *testing.T) {
 			claim:  at("99"), says: "node-a",
 		},
 		"ClaimTerminating": {
-			reason: "final: the kubelet would not start the pod", want: api.KindRefuse,
+			reason: "final: the kubelet would not start the pod", want: framework.KindRefuse,
 			claim: at("111", here, gen.Terminating()), about: "PersistentVolumeClaim default/data", says: "being deleted",
 		},
 		"ClaimLost": {
-			reason: "final: the volume that was made is gone", want: api.KindRefuse,
+			reason: "final: the volume that was made is gone", want: framework.KindRefuse,
 			claim: at("111", here, gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost)), about: "PersistentVolumeClaim default/data", says: "lost",
 		},
 		"SelectedNodeRemoved": {
-			reason: "final: the provisioner asks for another node", want: api.KindRefuse,
+			reason: "final: the provisioner asks for another node", want: framework.KindRefuse,
 			claim: at("111"), about: "PersistentVolumeClaim default/data", says: "another node",
 		},
 		"SelectedNodeRemovedAtIncomparableVersion": {
-			reason: "what cannot be compared counts as newer", want: api.KindRefuse,
+			reason: "what cannot be compared counts as newer", want: framework.KindRefuse,
 			claim: at("x"), about: "PersistentVolumeClaim default/data", says: "another node",
 		},
 		"SelectedNodeChanged": {
-			reason: "final: somebody moved it", want: api.KindRefuse,
+			reason: "final: somebody moved it", want: framework.KindRefuse,
 			claim: at("111", gen.SelectedNode("node-b")), about: "PersistentVolumeClaim default/data", says: "node-b",
 		},
 		"Bound": {
@@ -190,7 +190,7 @@ func TestDynamicStep(t *testing.T) {
 			claim:  at("112", here, gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0")))), says: "node-a",
 		},
 		"Elsewhere": {
-			reason: "final: the provisioner made it where the node cannot reach it", want: api.KindRefuse,
+			reason: "final: the provisioner made it where the node cannot reach it", want: framework.KindRefuse,
 			claim: at("112", here, gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b")),
 			about: "PersistentVolume pv", says: "excludes the node",
 		},

@@ -13,19 +13,19 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // checkProvision checks that a volume can be made for the claim on the node. It
 // follows checkVolumeProvisions of kube-scheduler's VolumeBinding.
-func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *api.Error {
+func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *framework.Error {
 	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
 	switch {
 	case class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner:
-		return api.Refuse(object(claim), "no volume of its class %s can be used on the node %s, and the class makes none", class.Name, s.node.Name).
+		return framework.Refuse(object(claim), "no volume of its class %s can be used on the node %s, and the class makes none", class.Name, s.node.Name).
 			Advise("choose a node with a free volume that fits, or add one")
 	case !admitsTopology(class.AllowedTopologies, s.node.Labels):
-		return api.Refuse(object(claim), "the allowedTopologies of its class %s exclude the node %s", class.Name, s.node.Name).
+		return framework.Refuse(object(claim), "the allowedTopologies of its class %s exclude the node %s", class.Name, s.node.Name).
 			Advise("choose a node that they admit")
 	}
 	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {
@@ -40,7 +40,7 @@ func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *api.Error
 // for the claim where the node can reach it. It follows hasEnoughCapacity of
 // kube-scheduler's VolumeBinding. Like there, claims are looked at one by one,
 // since one pool may stand behind several objects.
-func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) *api.Error {
+func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) *framework.Error {
 	size, ok := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	if !ok || !publishesCapacity(s.drivers[class.Provisioner]) {
 		return nil
@@ -56,10 +56,10 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 		}
 	}
 	if !reachable {
-		return api.Refuse(object(claim), "the driver %s has no storage of its class %s that the node %s can reach", class.Provisioner, class.Name, s.node.Name).
+		return framework.Refuse(object(claim), "the driver %s has no storage of its class %s that the node %s can reach", class.Provisioner, class.Name, s.node.Name).
 			Advise("choose a node where the driver runs and has storage (CSIStorageCapacity objects say where)")
 	}
-	return api.Refuse(object(claim), "the driver %s has less than %s left in its class %s for the node %s", class.Provisioner, &size, class.Name, s.node.Name).
+	return framework.Refuse(object(claim), "the driver %s has less than %s left in its class %s for the node %s", class.Provisioner, &size, class.Name, s.node.Name).
 		Advise("choose a node with more free storage (CSIStorageCapacity objects say where)")
 }
 
@@ -67,12 +67,12 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 // made for. It is a wait where a volume only has to become available. Otherwise its
 // cause tells the kinds of which an object that is not in the snapshot could serve
 // the claim. A claim that has selected-node is not matched with volumes any more.
-func (s snapshot) unserved(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, refusal *api.Error) error {
+func (s snapshot) unserved(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, refusal *framework.Error) error {
 	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {
 		return refusal
 	}
 	if pv, err := s.smallest(claim, taken, true); err == nil && pv != nil {
-		return api.Wait(object(pv), "waiting for the PersistentVolume controller to make it available; no other volume fits %s", describe(claim)).
+		return framework.Wait(object(pv), "waiting for the PersistentVolume controller to make it available; no other volume fits %s", describe(claim)).
 			Advise("repeat the Binding")
 	}
 	kinds := []string{volumeKind}

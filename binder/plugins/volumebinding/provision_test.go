@@ -12,7 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -23,7 +23,7 @@ func TestCheckCapacity(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		objects []client.Object
-		want    api.Kind
+		want    framework.Kind
 		says    string
 	}{
 		"NotADriver":    {reason: "the provisioner publishes nothing", objects: []client.Object{theClaim()}},
@@ -45,7 +45,7 @@ func TestCheckCapacity(t *testing.T) {
 			},
 		},
 		"NotInOneVolume": {
-			reason: "the largest volume counts before the amount", want: api.KindRefuse, says: "less than 1Gi",
+			reason: "the largest volume counts before the amount", want: framework.KindRefuse, says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("9Gi"), gen.LargestVolume("1023Mi"))},
 		},
 		"LargestVolumeAlone": {
@@ -53,25 +53,25 @@ func TestCheckCapacity(t *testing.T) {
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.LargestVolume("1Gi"))},
 		},
 		"TwoHalves": {
-			reason: "a volume is in one pool", want: api.KindRefuse, says: "less than 1Gi",
+			reason: "a volume is in one pool", want: framework.KindRefuse, says: "less than 1Gi",
 			objects: []client.Object{
 				theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("512Mi")), gen.CSIStorageCapacity("d", "local", here, gen.Amount("512Mi")),
 			},
 		},
 		"Elsewhere": {
-			reason: "what the node cannot reach does not count", want: api.KindRefuse, says: "no storage of its class local that the node node-a can reach",
+			reason: "what the node cannot reach does not count", want: framework.KindRefuse, says: "no storage of its class local that the node node-a can reach",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", elsewhere, gen.Amount("9Gi"))},
 		},
 		"NoTopology": {
-			reason: "no node can reach it", want: api.KindRefuse, says: "can reach",
+			reason: "no node can reach it", want: framework.KindRefuse, says: "can reach",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.Unreachable(), gen.Amount("9Gi"))},
 		},
 		"OtherClass": {
-			reason: "another class may be another pool", want: api.KindRefuse, says: "can reach",
+			reason: "another class may be another pool", want: framework.KindRefuse, says: "can reach",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "other", here, gen.Amount("9Gi"))},
 		},
 		"Unknown": {
-			reason: "no amount is none", want: api.KindRefuse, says: "less than 1Gi",
+			reason: "no amount is none", want: framework.KindRefuse, says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here)},
 		},
 		"Begun": {
@@ -90,8 +90,8 @@ func TestCheckCapacity(t *testing.T) {
 				require.NoError(t, err, tc.reason)
 				return
 			}
-			assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			assert.Equal(t, "PersistentVolumeClaim default/data", api.AsError(Name, err).Object.String())
+			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 			assert.ErrorContains(t, err, tc.says)
 		})
 	}

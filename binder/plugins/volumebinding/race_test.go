@@ -13,21 +13,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // bind is a bind of a pod on its way through a plugin.
 type bind struct {
 	*Plugin
-	bc *api.BindContext
+	bc *framework.BindContext
 }
 
 // prepared is the bind after its PreFlight.
 func prepared(t *testing.T, p *Plugin, pod *corev1.Pod) bind {
 	t.Helper()
 	b := bind{Plugin: p, bc: contextFor(pod)}
-	_, err := p.PreFlight(t.Context(), b.bc)
+	_, err := p.preFlight(t.Context(), b.bc)
 	require.NoError(t, err)
 	return b
 }
@@ -46,11 +46,11 @@ func TestTwoPodsOneVolume(t *testing.T) {
 		go func() { result <- first.PreBind(t.Context(), first.bc) }()
 		synctest.Wait()
 		err := second.PreBind(t.Context(), second.bc)
-		assert.True(t, api.IsKind(err, api.KindWait), "the call is to be repeated: %v", err)
+		assert.True(t, framework.IsKind(err, framework.KindWait), "the call is to be repeated: %v", err)
 		assert.Equal(t, 1, w.applied, "one write had an effect")
 
-		_, err = second.PreFlight(t.Context(), contextFor(two))
-		assert.True(t, api.IsKind(err, api.KindRefuse), "there is no volume left: %v", err)
+		_, err = second.preFlight(t.Context(), contextFor(two))
+		assert.True(t, framework.IsKind(err, framework.KindRefuse), "there is no volume left: %v", err)
 		w.put(volumeNamed("pv2"))
 		again := prepared(t, second.Plugin, two)
 		pl, err := planned.Get(again.bc)
@@ -126,7 +126,7 @@ func TestClaimIsReadBeforeItsVolumeIsWritten(t *testing.T) {
 			}
 			pl := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
 			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
-			assert.True(t, api.IsKind(err, api.KindWait), "the next call decides anew: %v", err)
+			assert.True(t, framework.IsKind(err, framework.KindWait), "the next call decides anew: %v", err)
 			assert.Empty(t, w.patches)
 		})
 	}
@@ -163,7 +163,7 @@ func TestConflictWithAnother(t *testing.T) {
 			pl := plan{static: append([]match(nil), tc.plan.static...), dynamic: append([]*corev1.PersistentVolumeClaim(nil), tc.plan.dynamic...)}
 			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
 			if !tc.same {
-				assert.True(t, api.IsKind(err, api.KindWait), "%v", err)
+				assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 				return
 			}
 			require.NoError(t, err)

@@ -15,13 +15,13 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // snapshot reads what the decision needs: from the cache, or, when live is set,
 // from the API server. What there is to choose from is listed from the cache in
 // any case; of that, live reads anew what the decision can depend on.
-func (p *Plugin) snapshot(ctx context.Context, bc *api.BindContext, live bool) (snapshot, error) {
+func (p *Plugin) snapshot(ctx context.Context, bc *framework.BindContext, live bool) (snapshot, error) {
 	s := newSnapshot(bc.Pod, bc.Node)
 	var from Getter = p.cached
 	if live {
@@ -110,7 +110,7 @@ func (p *Plugin) readBehind(ctx context.Context, claim *corev1.PersistentVolumeC
 func (p *Plugin) listVolumes(ctx context.Context, claim string) ([]*corev1.PersistentVolume, error) {
 	var list corev1.PersistentVolumeList
 	if err := p.cached.List(ctx, &list, client.MatchingFields{claimRefIndex: claim}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, api.FromAPI(api.Object{Kind: "PersistentVolume"}, "listing volumes", err)
+		return nil, framework.FromAPI(framework.Object{Kind: "PersistentVolume"}, "listing volumes", err)
 	}
 	var volumes []*corev1.PersistentVolume
 	for i := range list.Items {
@@ -162,7 +162,7 @@ func (p *Plugin) readCapacity(ctx context.Context, class *storagev1.StorageClass
 	}
 	var list storagev1.CSIStorageCapacityList
 	if err := p.cached.List(ctx, &list, client.MatchingFields{capacityIndex: class.Name}, client.UnsafeDisableDeepCopy); err != nil {
-		return api.FromAPI(api.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
+		return framework.FromAPI(framework.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
 	}
 	for i := range list.Items {
 		c := &list.Items[i]
@@ -210,7 +210,7 @@ func get(ctx context.Context, from Getter, kind, namespace, name string, into cl
 	case apierrors.IsNotFound(err):
 		return false, nil
 	case err != nil:
-		return false, api.FromAPI(api.Object{Kind: kind, Namespace: namespace, Name: name}, "reading it", err)
+		return false, framework.FromAPI(framework.Object{Kind: kind, Namespace: namespace, Name: name}, "reading it", err)
 	}
 	return true, nil
 }

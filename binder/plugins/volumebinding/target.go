@@ -14,7 +14,7 @@ import (
 	"k8s.io/csi-translation-lib/plugins"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // target is the node that volumes have to be usable on.
@@ -32,7 +32,7 @@ func (t target) checkAffinity(pv *corev1.PersistentVolume) error {
 		return err
 	}
 	if err := volume.CheckNodeAffinity(here, t.node.Labels); err != nil {
-		return api.Refuse(object(pv), "its node affinity excludes the node %s", t.node.Name).Because(err).
+		return framework.Refuse(object(pv), "its node affinity excludes the node %s", t.node.Name).Because(err).
 			Advise("choose a node that the volume's nodeAffinity admits")
 	}
 	return nil
@@ -53,7 +53,7 @@ func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, e
 	}
 	translated, err := translator.TranslateInTreePVToCSI(klog.Logger{}, pv)
 	if err != nil {
-		return nil, api.Refuse(object(pv), "it is of the in-tree plugin %s, which the node %s leaves to a CSI driver, and cannot be translated: %v",
+		return nil, framework.Refuse(object(pv), "it is of the in-tree plugin %s, which the node %s leaves to a CSI driver, and cannot be translated: %v",
 			plugin, t.node.Name, err).Because(err).Advise("correct the volume")
 	}
 	here := *pv

@@ -12,7 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -38,22 +38,22 @@ func TestCheckAffinity(t *testing.T) {
 		volume  *corev1.PersistentVolume
 		node    *corev1.Node
 		csiNode *storagev1.CSINode
-		want    api.Kind
+		want    framework.Kind
 		says    string
 	}{
 		"NoAffinity": {reason: "every node will do", volume: volumeNamed("pv"), node: theNode()},
 		"Admitted":   {reason: "the node has the label", volume: volumeNamed("pv", gen.OnNode("node-a")), node: theNode()},
 		"Excluded": {
-			reason: "the node does not have the label", want: api.KindRefuse, says: "node-a",
+			reason: "the node does not have the label", want: framework.KindRefuse, says: "node-a",
 			volume: volumeNamed("pv", gen.OnNode("node-b")), node: theNode(),
 		},
 		"MigratedSameZone": {reason: "the affinity comes from the translation", volume: gceDisk("z1"), node: inZone("z1"), csiNode: migrated},
 		"MigratedOtherZone": {
-			reason: "the affinity comes from the translation", want: api.KindRefuse, says: "excludes",
+			reason: "the affinity comes from the translation", want: framework.KindRefuse, says: "excludes",
 			volume: gceDisk("z1"), node: inZone("z2"), csiNode: migrated,
 		},
 		"MigratedNodeWithoutLabel": {
-			reason: "the driver does not run on the node", want: api.KindRefuse, says: "excludes",
+			reason: "the driver does not run on the node", want: framework.KindRefuse, says: "excludes",
 			volume: gceDisk("z1"), node: theNode(), csiNode: migrated,
 		},
 		"MigratedOldAffinity": {
@@ -67,7 +67,7 @@ func TestCheckAffinity(t *testing.T) {
 		"CSIIsAsItIs":     {reason: "there is nothing to translate", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
 		"NeverTranslated": {reason: "kube-scheduler does not translate this plugin", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{AzureFile: &corev1.AzureFilePersistentVolumeSource{}})), node: theNode(), csiNode: gen.CSINode("node-a", "kubernetes.io/azure-file")},
 		"Untranslatable": {
-			reason: "two zones of two regions make no sense to the driver", want: api.KindRefuse, says: "cannot be translated",
+			reason: "two zones of two regions make no sense to the driver", want: framework.KindRefuse, says: "cannot be translated",
 			volume: gceDisk("us-east1-a__europe-west1-b"), node: inZone("z1"), csiNode: migrated,
 		},
 	}
@@ -80,8 +80,8 @@ func TestCheckAffinity(t *testing.T) {
 				require.NoError(t, err, tc.reason)
 				return
 			}
-			assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			assert.Equal(t, "PersistentVolume "+tc.volume.Name, api.AsError(Name, err).Object.String())
+			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, "PersistentVolume "+tc.volume.Name, framework.AsError(Name, err).Object.String())
 			assert.ErrorContains(t, err, tc.says)
 		})
 	}
@@ -113,13 +113,13 @@ func TestCSINodeIsReadWhereItCounts(t *testing.T) {
 		reason string
 		volume *corev1.PersistentVolume
 		live   []client.Object
-		want   api.Kind
+		want   framework.Kind
 		reads  bool
 	}{
 		"Other":      {reason: "no live read at all", volume: volumeNamed("disk", gen.ClaimRef(theClaim()))},
-		"InTree":     {reason: "read live, and it says that the disk is elsewhere", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: api.KindRefuse, reads: true},
+		"InTree":     {reason: "read live, and it says that the disk is elsewhere", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
 		"NoCSINode":  {reason: "a node without CSINode has migrated nothing", volume: gceDisk("z1", gen.ClaimRef(theClaim())), reads: true},
-		"SameInWait": {reason: "read in the wait as well", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: api.KindRefuse, reads: true},
+		"SameInWait": {reason: "read in the wait as well", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -132,10 +132,10 @@ func TestCSINodeIsReadWhereItCounts(t *testing.T) {
 			if name == "SameInWait" {
 				err = pluginBetween(t, w, live).wait(t.Context(), bc, plan{static: []match{{claim: theClaim(), volume: tc.volume}}})
 			} else {
-				_, err = pluginBetween(t, w, live).PreFlight(t.Context(), bc)
+				_, err = pluginBetween(t, w, live).preFlight(t.Context(), bc)
 			}
 			if tc.want != "" {
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			} else {
 				require.NoError(t, err, tc.reason)
 			}

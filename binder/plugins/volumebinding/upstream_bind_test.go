@@ -14,7 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -45,16 +46,14 @@ func (tc updateCase) run(t *testing.T) {
 	tc.check(t, err)
 	assert.Len(t, w.patches, tc.patches)
 	claimed, chosen := map[string]string{}, map[string]string{}
-	for _, o := range w.objects {
-		switch o := o.(type) {
-		case *corev1.PersistentVolume:
-			if ref := o.Spec.ClaimRef; ref != nil {
-				claimed[o.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
-			}
-		case *corev1.PersistentVolumeClaim:
-			if node := o.Annotations[volume.AnnSelectedNode]; node != "" {
-				chosen[o.Name] = node
-			}
+	for _, pv := range fakeapi.All(w.server, &corev1.PersistentVolume{}) {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			claimed[pv.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
+		}
+	}
+	for _, claim := range fakeapi.All(w.server, &corev1.PersistentVolumeClaim{}) {
+		if node := claim.Annotations[volume.AnnSelectedNode]; node != "" {
+			chosen[claim.Name] = node
 		}
 	}
 	if tc.claimed == nil {
@@ -72,7 +71,7 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 	b := match{claim: unboundPVC2, volume: pvNode1b}
 	const forA, forB = "default/unbound-pvc uid-unbound-pvc", "default/unbound-pvc2 uid-unbound-pvc2"
 	newer2 := upClaim("provisioned-pvc2", "1Gi", provisionerClass, at("2"))
-	conflict := upstream{want: api.KindWait, says: "somebody else changed it"}
+	conflict := upstream{want: framework.KindWait, says: "somebody else changed it"}
 	cases := map[string]updateCase{
 		"nothing-to-bind-empty": {},
 		"one-binding":           {static: []match{a}, volumes: volumeList{pvNode1a}, claimed: map[string]string{"pv-node1a": forA}, patches: 1},
@@ -168,9 +167,9 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 	after := func(u upstream, later func(w *world)) bindPodCase {
 		return bindPodCase{static: []match{a}, volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}, upstream: u, later: later}
 	}
-	overtime := upstream{want: api.KindInternal, says: context.DeadlineExceeded.Error()}
+	overtime := upstream{want: framework.KindInternal, says: context.DeadlineExceeded.Error()}
 	cases := map[string]bindPodCase{
-		"nothing-to-bind-nil":   {noPlan: true, upstream: upstream{want: api.KindInternal, says: "volumebinding/plan"}},
+		"nothing-to-bind-nil":   {noPlan: true, upstream: upstream{want: framework.KindInternal, says: "volumebinding/plan"}},
 		"nothing-to-bind-empty": {},
 		"already-bound":         {static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}},
 		"binding-static-pv-succeeds-after-time": after(upstream{}, func(w *world) {
@@ -186,9 +185,9 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 		"bound-by-pv-controller-before-bind": {
 			static: []match{a}, claims: claimList{upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("2"))},
 			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(unboundPVC))},
-			upstream: upstream{want: api.KindWait, says: "the claim changed"},
+			upstream: upstream{want: framework.KindWait, says: "the claim changed"},
 		},
-		"pod-deleted-after-time": after(upstream{want: api.KindStale, says: "the pod was deleted"}, func(w *world) { w.remove(testPod()) }),
+		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "the pod was deleted"}, func(w *world) { w.remove(testPod()) }),
 		"binding-times-out":      after(overtime, nil),
 		"binding-fails": {
 			static: []match{{claim: unboundPVC2, volume: pvNode1b}}, volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime,

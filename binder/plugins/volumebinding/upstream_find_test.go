@@ -12,7 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -58,7 +58,7 @@ func (tc findCase) run(t *testing.T, driver *storagev1.CSIDriver, more ...client
 		w.put(driver)
 	}
 	if tc.capacity && publishesCapacity(driver) {
-		tc.upstream = upstream{want: api.KindRefuse, says: "has no storage"}
+		tc.upstream = upstream{want: framework.KindRefuse, says: "has no storage"}
 	}
 	// By the cache and by the API server alike, which here are the same.
 	for _, live := range []bool{false, true} {
@@ -85,7 +85,7 @@ type (
 	volumeList = []*corev1.PersistentVolume
 )
 
-func refused(says string) upstream { return upstream{want: api.KindRefuse, says: says} }
+func refused(says string) upstream { return upstream{want: framework.KindRefuse, says: says} }
 
 func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 	ephemeral := gen.Pod("test-pod", gen.UID("test-pod"), gen.EphemeralVolume("test-volume", gen.OfClass(immediateClass)))
@@ -134,7 +134,7 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 			claims: claimList{immediateUnbound, unboundPVC}, upstream: refused("immediate-unbound-pvc: the claim is not bound yet"),
 		},
 		"generic-ephemeral,no-pvc": {pod: ephemeral, upstream: upstream{
-			want: api.KindWait, says: "test-pod-test-volume",
+			want: framework.KindWait, says: "test-pod-test-volume",
 			differs: "kube-scheduler puts the pod back into its queue until the claim is there; the client is told to repeat the call instead",
 		}},
 		"generic-ephemeral,with-pvc":  {pod: ephemeral, claims: claimList{owned}, volumes: volumeList{pvGeneric}},

@@ -17,7 +17,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -30,7 +30,7 @@ import (
 // upstream is what every case has.
 type upstream struct {
 	// want is the kind of the error; none means that all is well, or that it waits.
-	want api.Kind
+	want framework.Kind
 	// says is a part of the error.
 	says string
 	// differs says why this is not what kube-scheduler does.
@@ -46,7 +46,7 @@ func (u upstream) check(t *testing.T, err error) {
 		return
 	}
 	require.Error(t, err, u.differs)
-	assert.Equal(t, u.want, api.AsError(Name, err).Kind, "%v", err)
+	assert.Equal(t, u.want, framework.AsError(Name, err).Kind, "%v", err)
 	assert.ErrorContains(t, err, u.says)
 }
 
@@ -187,8 +187,8 @@ func list[T client.Object](some ...T) []client.Object {
 }
 
 // onNode is the bind of the pod to the node.
-func onNode(pod *corev1.Pod, node *corev1.Node) *api.BindContext {
-	return &api.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name)}
+func onNode(pod *corev1.Pod, node *corev1.Node) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name)}
 }
 
 // drivers are the three that upstream's tables are run with.

@@ -9,16 +9,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // wait returns when every claim of the plan is bound, or with the error that
 // makes it impossible. It looks when something changed, and only then.
-func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, pl plan) error {
+func (p *Plugin) wait(ctx context.Context, bc *framework.BindContext, pl plan) error {
 	changes := p.changes.Subscribe(
-		notify.Key{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
-		notify.Key{Kind: "Node", Name: bc.Node.Name},
+		framework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name),
+		framework.RefTo(&corev1.Node{}, "", bc.Node.Name),
 	)
 	defer changes.Close()
 	for _, m := range pl.static {
@@ -44,9 +43,9 @@ func (p *Plugin) wait(ctx context.Context, bc *api.BindContext, pl plan) error {
 // look judges the present state once: it returns what to wait for, nil when
 // nothing, or the error that ends the wait. The cache alone ends nothing, for it
 // may be behind: the API server is asked then.
-func (p *Plugin) look(ctx context.Context, bc *api.BindContext, pl plan, changes *notify.Subscription) (*api.Waiting, error) {
+func (p *Plugin) look(ctx context.Context, bc *framework.BindContext, pl plan, changes *framework.Subscription) (*framework.Waiting, error) {
 	waiting, err := p.lookBy(ctx, bc, pl, changes, p.read)
-	if api.IsKind(err, api.KindRefuse) || api.IsKind(err, api.KindStale) || api.IsKind(err, api.KindWait) {
+	if framework.IsKind(err, framework.KindRefuse) || framework.IsKind(err, framework.KindStale) || framework.IsKind(err, framework.KindWait) {
 		return p.lookBy(ctx, bc, pl, changes, p.readLive)
 	}
 	return waiting, err
@@ -54,7 +53,7 @@ func (p *Plugin) look(ctx context.Context, bc *api.BindContext, pl plan, changes
 
 // lookBy reads everything by the given reader and judges it. All claims are
 // looked at, so that what is final for one of them ends the wait for the others.
-func (p *Plugin) lookBy(ctx context.Context, bc *api.BindContext, pl plan, changes *notify.Subscription, read reader) (*api.Waiting, error) {
+func (p *Plugin) lookBy(ctx context.Context, bc *framework.BindContext, pl plan, changes *framework.Subscription, read reader) (*framework.Waiting, error) {
 	if err := podStillPending(ctx, bc.Pod, read); err != nil {
 		return nil, err
 	}
@@ -91,7 +90,7 @@ func (p *Plugin) lookBy(ctx context.Context, bc *api.BindContext, pl plan, chang
 
 // observe reads a claim, and the volume of this name or else the one that the
 // claim names.
-func observe(ctx context.Context, claim *corev1.PersistentVolumeClaim, name string, changes *notify.Subscription, read reader) (observed, error) {
+func observe(ctx context.Context, claim *corev1.PersistentVolumeClaim, name string, changes *framework.Subscription, read reader) (observed, error) {
 	now := observed{claim: &corev1.PersistentVolumeClaim{}}
 	found, err := read(ctx, "PersistentVolumeClaim", claim.Namespace, claim.Name, now.claim)
 	if err != nil {
@@ -117,18 +116,18 @@ func observe(ctx context.Context, claim *corev1.PersistentVolumeClaim, name stri
 
 // podStillPending ends the wait when the pod is gone, replaced or bound.
 func podStillPending(ctx context.Context, pod *corev1.Pod, read reader) error {
-	about := api.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
+	about := framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 	now := &corev1.Pod{}
 	found, err := read(ctx, "Pod", pod.Namespace, pod.Name, now)
 	switch {
 	case err != nil:
 		return err
 	case !found || now.UID != pod.UID:
-		return api.Stale(about, "the pod was deleted while its volumes were being bound")
+		return framework.Stale(about, "the pod was deleted while its volumes were being bound")
 	case now.DeletionTimestamp != nil:
-		return api.Stale(about, "the pod is being deleted")
+		return framework.Stale(about, "the pod is being deleted")
 	case now.Spec.NodeName != "":
-		return api.Stale(about, "the pod was bound to %s meanwhile", now.Spec.NodeName)
+		return framework.Stale(about, "the pod was bound to %s meanwhile", now.Spec.NodeName)
 	}
 	return nil
 }
@@ -138,7 +137,7 @@ func nodeNow(ctx context.Context, name string, read reader) (*corev1.Node, error
 	node := &corev1.Node{}
 	found, err := read(ctx, "Node", "", name, node)
 	if err == nil && !found {
-		err = api.Refuse(api.Object{Kind: "Node", Name: name}, "the node was deleted while volumes were being bound for it").
+		err = framework.Refuse(framework.Object{Kind: "Node", Name: name}, "the node was deleted while volumes were being bound for it").
 			Advise("choose another")
 	}
 	return node, err

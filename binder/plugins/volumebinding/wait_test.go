@@ -15,14 +15,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // waiting is a wait in a bubble.
 type waiting struct {
 	*world
-	bc     *api.BindContext
+	bc     *framework.BindContext
 	result chan error
 }
 
@@ -134,60 +134,60 @@ func TestWaitEnds(t *testing.T) {
 		reason string
 		plan   func() plan
 		event  func(w *waiting)
-		want   api.Kind
+		want   framework.Kind
 		about  string
 	}{
 		"PodDeleted": {
 			reason: "there is nobody to bind for", plan: writtenStatic,
 			event: func(w *waiting) { w.remove(thePod()) },
-			want:  api.KindStale, about: "Pod default/web",
+			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"PodReplaced": {
 			reason: "another pod of the name is another bind", plan: writtenStatic,
 			event: func(w *waiting) { w.put(thePod(gen.UID("pod-2"))) },
-			want:  api.KindStale, about: "Pod default/web",
+			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"PodTerminating": {
 			reason: "there will be nobody to bind for", plan: writtenStatic,
 			event: func(w *waiting) { w.put(thePod(gen.Terminating())) },
-			want:  api.KindStale, about: "Pod default/web",
+			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"PodBound": {
 			reason: "somebody else bound it", plan: writtenStatic,
 			event: func(w *waiting) { w.put(thePod(gen.BoundTo("node-b"))) },
-			want:  api.KindStale, about: "Pod default/web",
+			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"NodeDeleted": {
 			reason: "there is nothing to bind to", plan: writtenDynamic,
 			event: func(w *waiting) { w.remove(theNode()) },
-			want:  api.KindRefuse, about: "Node node-a",
+			want:  framework.KindRefuse, about: "Node node-a",
 		},
 		"ClaimDeleted": {
 			reason: "the claim is gone", plan: writtenDynamic,
 			event: func(w *waiting) { w.remove(theClaim()) },
-			want:  api.KindRefuse, about: "PersistentVolumeClaim default/data",
+			want:  framework.KindRefuse, about: "PersistentVolumeClaim default/data",
 		},
 		"ClaimReplaced": {
 			reason: "another claim of the name is not ours", plan: writtenDynamic,
 			event: func(w *waiting) {
 				w.put(theClaim(gen.UID("claim-2"), gen.SelectedNode("node-a"), gen.Version("50")))
 			},
-			want: api.KindRefuse, about: "PersistentVolumeClaim default/data",
+			want: framework.KindRefuse, about: "PersistentVolumeClaim default/data",
 		},
 		"SelectedNodeRemoved": {
 			reason: "the provisioner asks for another node", plan: writtenDynamic,
 			event: func(w *waiting) { w.put(theClaim(gen.Version("50"))) },
-			want:  api.KindRefuse, about: "PersistentVolumeClaim default/data",
+			want:  framework.KindRefuse, about: "PersistentVolumeClaim default/data",
 		},
 		"VolumeDeleted": {
 			reason: "the volume is gone", plan: writtenStatic,
 			event: func(w *waiting) { w.remove(volumeNamed("pv")) },
-			want:  api.KindRefuse, about: "PersistentVolume pv",
+			want:  framework.KindRefuse, about: "PersistentVolume pv",
 		},
 		"ClaimRefReset": {
 			reason: "the volume was taken away", plan: writtenStatic,
 			event: func(w *waiting) { w.put(volumeNamed("pv", gen.Version("50"))) },
-			want:  api.KindRefuse, about: "PersistentVolume pv",
+			want:  framework.KindRefuse, about: "PersistentVolume pv",
 		},
 		"NodeLabelsChanged": {
 			reason: "the node is judged as it is now",
@@ -198,7 +198,7 @@ func TestWaitEnds(t *testing.T) {
 				}}}
 			},
 			event: func(w *waiting) { w.put(theNode(gen.Zone("z2"))) },
-			want:  api.KindRefuse, about: "PersistentVolume pv",
+			want:  framework.KindRefuse, about: "PersistentVolume pv",
 		},
 		"SecondClaimIsFinal": {
 			reason: "what is final for one claim ends the wait, although another still waits",
@@ -208,7 +208,7 @@ func TestWaitEnds(t *testing.T) {
 				return pl
 			},
 			event: func(w *waiting) { w.put(claimNamed("logs", gen.Version("50"))) },
-			want:  api.KindRefuse, about: "PersistentVolumeClaim default/logs",
+			want:  framework.KindRefuse, about: "PersistentVolumeClaim default/logs",
 		},
 		"APIServerFails": {
 			reason: "what cannot be read cannot be judged", plan: writtenStatic,
@@ -216,7 +216,7 @@ func TestWaitEnds(t *testing.T) {
 				w.err = errors.New("boom")
 				w.put(theClaim())
 			},
-			want: api.KindInternal, about: "Pod default/web",
+			want: framework.KindInternal, about: "Pod default/web",
 		},
 		"APIServerOverloaded": {
 			reason: "a matter of time: the next call goes on", plan: writtenStatic,
@@ -224,7 +224,7 @@ func TestWaitEnds(t *testing.T) {
 				w.err = apierrors.NewServiceUnavailable("restarting")
 				w.put(theClaim())
 			},
-			want: api.KindWait, about: "Pod default/web",
+			want: framework.KindWait, about: "Pod default/web",
 		},
 	}
 	for name, tc := range cases {
@@ -237,8 +237,8 @@ func TestWaitEnds(t *testing.T) {
 				ended, err = w.ended()
 				require.True(t, ended, tc.reason)
 				require.Error(t, err, tc.reason)
-				assert.True(t, api.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-				assert.Equal(t, tc.about, api.AsError(Name, err).Object.String())
+				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.Equal(t, tc.about, framework.AsError(Name, err).Object.String())
 				assert.Empty(t, w.patches, "nothing is ever undone")
 			})
 		})

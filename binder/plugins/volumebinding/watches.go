@@ -13,19 +13,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
-
-// Watches are the kinds that Options.Cached has to hold for this plugin.
-func Watches() map[string]client.Object {
-	return map[string]client.Object{
-		"PersistentVolumeClaim": &corev1.PersistentVolumeClaim{},
-		"PersistentVolume":      &corev1.PersistentVolume{},
-		"StorageClass":          &storagev1.StorageClass{},
-		"CSIDriver":             &storagev1.CSIDriver{},
-		"CSIStorageCapacity":    &storagev1.CSIStorageCapacity{},
-	}
-}
 
 // The indexes of the cache. A list by one of them finds few objects, however
 // many volumes there are.
@@ -85,8 +74,10 @@ func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	return nil
 }
 
-func claimKey(namespace, name string) notify.Key {
-	return notify.Key{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name}
+func claimKey(namespace, name string) framework.Ref {
+	return framework.RefTo(&corev1.PersistentVolumeClaim{}, namespace, name)
 }
 
-func volumeKey(name string) notify.Key { return notify.Key{Kind: "PersistentVolume", Name: name} }
+func volumeKey(name string) framework.Ref {
+	return framework.RefTo(&corev1.PersistentVolume{}, "", name)
+}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // write makes the API changes of bindAPIUpdate of kube-scheduler's
@@ -28,7 +28,7 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 	for i, m := range pl.static {
 		bound, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim)
 		if err != nil {
-			return api.Internal(object(m.volume), err)
+			return framework.Internal(object(m.volume), err)
 		}
 		if !changed {
 			continue
@@ -74,7 +74,7 @@ func (p *Plugin) stillUnbound(ctx context.Context, claim *corev1.PersistentVolum
 	}
 	_, selected := now.Annotations[volume.AnnSelectedNode]
 	if !found || now.UID != claim.UID || now.DeletionTimestamp != nil || now.Spec.VolumeName != "" || selected {
-		return api.Wait(object(claim), "the claim changed while a volume was being chosen for it").
+		return framework.Wait(object(claim), "the claim changed while a volume was being chosen for it").
 			Advise("repeat the Binding: it is decided anew")
 	}
 	return nil
@@ -105,12 +105,12 @@ func (p *Plugin) patch(ctx context.Context, changed, old client.Object, doing st
 	case err == nil:
 		return nil
 	case apierrors.IsConflict(err):
-		return api.Wait(object(old), "%s: somebody else changed it at the same time", doing).Because(err).
+		return framework.Wait(object(old), "%s: somebody else changed it at the same time", doing).Because(err).
 			Advise("repeat the Binding: it is decided anew")
 	case apierrors.IsNotFound(err):
-		return api.Refuse(object(old), "%s: it was deleted", doing).Because(err).
+		return framework.Refuse(object(old), "%s: it was deleted", doing).Because(err).
 			Advise("schedule the pod again")
 	default:
-		return api.FromAPI(object(old), doing, err)
+		return framework.FromAPI(object(old), doing, err)
 	}
 }

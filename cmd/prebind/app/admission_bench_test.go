@@ -36,8 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
@@ -146,7 +145,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	engine := benchEngine(tb, untimed, nil)
 	handlerOf := func(e prebindwebhook.Engine) http.Handler {
 		h, err := prebindwebhook.NewHandler(prebindwebhook.Options{
-			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}, Domain: defaultDomain,
+			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
 		})
 		require.NoError(tb, err)
 		return h
@@ -159,32 +158,32 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 // benchEngine has all that is on by default.
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker binder.Tracker) *binder.Engine {
 	tb.Helper()
-	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
-	world, changes := benchWorld(), notify.NewHub()
+	s := defaultSettings(&registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()})
+	world, changes := benchWorld(), framework.NewHub()
 	selectedMutators, err := s.selectedMutators()
 	require.NoError(tb, err)
 	var chain []mutators.Mutator
 	for _, m := range selectedMutators {
-		built, err := m.Build(s.argumentsOf(m.Name))
+		built, err := m.New(s.argumentsOf(m.Name))
 		require.NoError(tb, err)
 		chain = append(chain, timed(built))
 	}
 	selectedPlugins, err := s.selectedPlugins()
 	require.NoError(tb, err)
 	require.Len(tb, selectedPlugins, 4, "all that are on")
-	var plugins []api.PreBinder
+	var plugins []framework.PreBinder
 	for _, p := range selectedPlugins {
-		built, err := p.Build(Deps{
+		built, err := p.New(framework.Handle{
 			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},
-			Arguments: s.argumentsOf(p.Name), Domain: defaultDomain, Namespace: "prebind-system",
-		})
+			Namespace: "prebind-system",
+		}, s.argumentsOf(p.Name))
 		require.NoError(tb, err)
 		plugins = append(plugins, built)
 	}
-	mutate, err := mutators.NewChain(mutators.Options{Domain: defaultDomain, Mutators: chain})
+	mutate, err := mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: chain})
 	require.NoError(tb, err)
 	e, err := binder.New(binder.Options{
-		Cached: world, Live: world, Replica: "replica", Domain: defaultDomain, Changes: changes,
+		Cached: world, Live: world, Replica: "replica", Domain: framework.Domain, Changes: changes,
 		Events: events.NewFakeRecorder(1), Tracker: tracker, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,

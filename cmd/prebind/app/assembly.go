@@ -20,9 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
 	"github.com/prebind/prebind/binder/claimed"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -34,11 +33,11 @@ const cacheTakes = time.Minute
 type assembly struct {
 	mgr     manager.Manager
 	ready   *readiness
-	changes *notify.Hub
+	changes *framework.Hub
 	grants  grants
 	steps   *stepMetrics
-	// domain and namespace are those of the options.
-	domain, namespace string
+	// namespace is that of the options.
+	namespace string
 
 	// watched are the kinds that the cache holds, indexed the names of its indexes, and
 	// handled the plugins whose handlers get its events.
@@ -50,12 +49,12 @@ type assembly struct {
 
 type builtPlugin struct {
 	arguments Arguments
-	plugin    api.PreBinder
+	plugin    framework.PreBinder
 }
 
 func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
 	return &assembly{
-		mgr: mgr, ready: ready, changes: notify.NewHub(), grants: g, steps: steps, domain: o.domain, namespace: o.namespace,
+		mgr: mgr, ready: ready, changes: framework.NewHub(), grants: g, steps: steps, namespace: o.namespace,
 		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
@@ -76,7 +75,7 @@ func (a *assembly) settings(ctx context.Context, s *settings) (binder.Settings, 
 		Mode: s.Mode, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
 		PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout, Namespaces: s.namespaceRules(),
 	}
-	if err := a.watch(ctx, map[string]client.Object{"Pod": &corev1.Pod{}, "Node": &corev1.Node{}}); err != nil {
+	if err := a.watch(ctx, &corev1.Pod{}, &corev1.Node{}); err != nil {
 		return out, err
 	}
 	if out.Mutators, err = a.mutators(s); err != nil {
@@ -90,16 +89,17 @@ func (a *assembly) settings(ctx context.Context, s *settings) (binder.Settings, 
 }
 
 // watch makes the cache hold the kinds, and the hub hear of their changes.
-func (a *assembly) watch(ctx context.Context, kinds map[string]client.Object) error {
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+func (a *assembly) watch(ctx context.Context, examples ...client.Object) error {
+	for _, example := range examples {
+		kind := framework.KindOf(example)
 		if a.watched[kind] {
 			continue
 		}
-		informer, err := a.mgr.GetCache().GetInformer(ctx, kinds[kind])
+		informer, err := a.mgr.GetCache().GetInformer(ctx, example)
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
-		if err := a.changes.Attach(kind, informer); err != nil {
+		if err := a.changes.Attach(example, informer); err != nil {
 			return err
 		}
 		a.ready.waitFor(kind, informer.HasSynced)
@@ -115,23 +115,23 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 	}
 	var list []mutators.Mutator
 	for _, e := range entries {
-		m, err := e.Build(s.argumentsOf(e.Name))
+		m, err := e.New(s.argumentsOf(e.Name))
 		if err != nil {
 			return nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
 		list = append(list, a.steps.timed(m))
 	}
-	return mutators.NewChain(mutators.Options{Domain: a.domain, Mutators: list, Required: s.RequiredMutators})
+	return mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: list, Required: s.RequiredMutators})
 }
 
 // plugins builds those that are on and were not on before, or with other arguments.
-func (a *assembly) plugins(ctx context.Context, s *settings) ([]api.PreBinder, error) {
+func (a *assembly) plugins(ctx context.Context, s *settings) ([]framework.PreBinder, error) {
 	entries, err := s.selectedPlugins()
 	if err != nil {
 		return nil, err
 	}
 	built := map[string]builtPlugin{}
-	var list []api.PreBinder
+	var list []framework.PreBinder
 	for _, e := range entries {
 		lacking, err := a.missingKind(e.Requires)
 		if err != nil {
@@ -155,25 +155,25 @@ func (a *assembly) plugins(ctx context.Context, s *settings) ([]api.PreBinder, e
 }
 
 // plugin makes the cache hold what the plugin needs, and builds it.
-func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (builtPlugin, error) {
+func (a *assembly) plugin(ctx context.Context, e framework.Registration, arguments Arguments) (builtPlugin, error) {
 	if e.Index != nil {
 		if err := e.Index(ctx, onceIndexer{indexer: a.mgr.GetFieldIndexer(), indexed: a.indexed}, arguments); err != nil {
 			return builtPlugin{}, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
 	if e.Watches != nil {
-		kinds := e.Watches(arguments)
-		if err := a.watch(ctx, kinds); err != nil {
+		examples := e.Watches(arguments)
+		if err := a.watch(ctx, examples...); err != nil {
 			return builtPlugin{}, err
 		}
-		if err := a.handle(ctx, e, kinds); err != nil {
+		if err := a.handle(ctx, e, examples); err != nil {
 			return builtPlugin{}, err
 		}
 	}
-	p, err := e.Build(Deps{
+	p, err := e.New(framework.Handle{
 		Cached: a.mgr.GetCache(), Live: a.steps.counted(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
-		Changes: a.changes, Clock: clock.RealClock{}, Arguments: arguments, Domain: a.domain, Namespace: a.namespace,
-	})
+		Changes: a.changes, Clock: clock.RealClock{}, Namespace: a.namespace,
+	}, arguments)
 	if err == nil && p.Name() != e.Name {
 		err = fmt.Errorf("it is registered as %q and calls itself %q", e.Name, p.Name())
 	}
@@ -182,15 +182,16 @@ func (a *assembly) plugin(ctx context.Context, e Plugin, arguments Arguments) (b
 
 // handle gives the events of the kinds to the plugin's handlers. After the start it
 // does not wait until they have seen all objects.
-func (a *assembly) handle(ctx context.Context, e Plugin, kinds map[string]client.Object) error {
+func (a *assembly) handle(ctx context.Context, e framework.Registration, examples []client.Object) error {
 	if a.handled[e.Name] {
 		return nil
 	}
 	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
-		if kinds[kind] == nil {
+		i := slices.IndexFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind })
+		if i < 0 {
 			return fmt.Errorf("it handles events of %s objects and does not watch them", kind)
 		}
-		informer, err := a.mgr.GetCache().GetInformer(ctx, kinds[kind])
+		informer, err := a.mgr.GetCache().GetInformer(ctx, examples[i])
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
@@ -237,18 +238,18 @@ func (a *assembly) missingKind(kinds []schema.GroupVersionKind) (string, error) 
 
 // claimedDevices finds the devices of a pod's ResourceClaims, where a mutator asks
 // for them and the cluster has such claims.
-func (a *assembly) claimedDevices(ctx context.Context, s *settings) (func(context.Context, *corev1.Pod) ([]api.Device, error), error) {
+func (a *assembly) claimedDevices(ctx context.Context, s *settings) (func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := s.selectedMutators()
-	if err != nil || !slices.ContainsFunc(entries, func(m Mutator) bool { return m.Claims }) {
+	if err != nil || !slices.ContainsFunc(entries, func(m mutators.Registration) bool { return m.Claims }) {
 		return nil, err
 	}
-	if lacking, err := a.missingKind([]schema.GroupVersionKind{resourceClaimKind}); err != nil {
+	if lacking, err := a.missingKind([]schema.GroupVersionKind{claimed.Kind}); err != nil {
 		return nil, err
 	} else if lacking != "" {
 		klog.InfoS("The API server does not know ResourceClaims: mutators are told of none", "kind", lacking)
 		return nil, nil
 	}
-	if err := a.watch(ctx, claimed.Watches()); err != nil {
+	if err := a.watch(ctx, claimed.Watches()...); err != nil {
 		return nil, err
 	}
 	return claimed.New(a.mgr.GetCache(), a.mgr.GetAPIReader()).Devices, nil

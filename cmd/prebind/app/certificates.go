@@ -3,7 +3,10 @@
 
 package app
 
-import "github.com/prebind/prebind/webhook/certificates"
+import (
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/webhook/certificates"
+)
 
 // needsOfCertificates returns the permissions for self-managed certificates: those of the shipped role, with
 // the name of the webhook configuration that the flag gives.
@@ -11,7 +14,8 @@ func needsOfCertificates(o certificates.Options, namespace string) ([]needs, err
 	if !o.SelfManaged {
 		return nil, nil
 	}
-	all, err := shipped("certificates/self-managed")(nil, namespace)
+	shipped, err := framework.Shipped("certificates/self-managed")
+	all := allOf(shipped, namespace)
 	for i := range all {
 		if all[i].Resource == "mutatingwebhookconfigurations" {
 			all[i].Name = o.WebhookConfiguration

@@ -17,6 +17,9 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/mutators/nodeinfo"
+	"github.com/prebind/prebind/mutators/topology"
 )
 
 const fileHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
@@ -57,9 +60,9 @@ namespaces:
 		Budgets:    budgets{Hold: 2 * time.Second, MaxHolds: 9, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute},
 		Namespaces: []namespaceRule{{Names: []string{"batch-*"}, Mode: binder.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: 20 * time.Minute}},
 	}, c.general)
-	assert.Equal(t, &topologyArguments{Labels: []string{"a", "b"}}, c.argumentsOf("topology"), "a flag wins, and is not added to")
-	assert.Equal(t, &deviceArguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
-	assert.Equal(t, &nodeInfoArguments{}, c.argumentsOf("node-info"), "nothing is the default")
+	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.argumentsOf("topology"), "a flag wins, and is not added to")
+	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
+	assert.Equal(t, &nodeinfo.Arguments{}, c.argumentsOf("node-info"), "nothing is the default")
 
 	same, err := completed(t, "--config="+fileWith(t, fileHead))
 	require.NoError(t, err)

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -42,7 +42,6 @@ const webhookName = "pods-binding.prebind.dev"
 type explainOptions struct {
 	user        userClient
 	node        string
-	domain      string
 	annotations map[string]string
 	output      format
 }
@@ -77,7 +76,6 @@ cannot reach Prebind.`,
 	fs := cmd.Flags()
 	fs.StringVar(&o.node, "node", "", "Node that the pod would be bound to.")
 	fs.StringToStringVar(&o.annotations, "annotation", nil, "Annotations that the scheduler would put on the Binding, as key=value.")
-	fs.StringVar(&o.domain, "annotation-domain", defaultDomain, "Domain of all annotations, as given to 'prebind serve'.")
 	o.output.addFlag(fs)
 	o.user.addFlags(fs)
 	return cmd
@@ -138,7 +136,7 @@ func (o *explainOptions) binding(pod *corev1.Pod) *corev1.Binding {
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[webhook.ExplainAnnotation(o.domain)] = "true"
+	annotations[webhook.ExplainAnnotation(framework.Domain)] = "true"
 	return &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: annotations},
 		Target:     corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.node},
@@ -213,7 +211,7 @@ func undecided(answer error) error {
 func (r *report) foresee(x *binder.Explanation) {
 	r.Verdict = x.Verdict
 	if x.Refusal != nil {
-		r.Reason = (&api.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
+		r.Reason = (&framework.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func denial(code int32, reason metav1.StatusReason, message string) error {
@@ -31,7 +31,7 @@ func denial(code int32, reason metav1.StatusReason, message string) error {
 
 // The API server has the last word, and Prebind what it would only do in earnest.
 func TestJudge(t *testing.T) {
-	refusal := &binder.Refusal{Kind: api.KindRefuse, Plugin: "p", Object: "Node a", Message: "no", Advice: "do"}
+	refusal := &binder.Refusal{Kind: framework.KindRefuse, Plugin: "p", Object: "Node a", Message: "no", Advice: "do"}
 	cases := map[string]struct {
 		reason  string
 		answer  error

@@ -235,8 +235,8 @@ func newUnderWay(stats func() binder.Stats, registry prometheus.Registerer) erro
 	return register(registry, &underWay{
 		stats:    stats,
 		attempts: prometheus.NewDesc("prebind_attempts", "Attempts under way, by phase.", []string{"phase"}, nil),
-		holds:    prometheus.NewDesc("prebind_holds", "Calls that are kept waiting. Each holds a concurrency seat of the API server.", nil, nil),
-		maxHolds: prometheus.NewDesc("prebind_max_holds", "The most calls that are kept waiting at a time (--max-holds).", nil, nil),
+		holds:    prometheus.NewDesc("prebind_holds", "Calls that are held. Each takes a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil, nil),
+		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, and 32 times as many that the FlowSchema prebind exempts.", nil, nil),
 	})
 }
 

@@ -17,7 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -38,7 +38,7 @@ func (s *steps) Bind(context.Context, binder.Request) binder.Decision {
 func TestMeasured(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	registry := prometheus.NewRegistry()
-	refusal := api.Refuse(api.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
+	refusal := framework.Refuse(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
 	refusal.Plugin = "volumebinding"
 	decisions := []binder.Decision{
 		{
@@ -127,7 +127,7 @@ func TestObserver(t *testing.T) {
 // What is only reported is counted apart; readiness is shown as it is.
 func TestAuditAndReadyMetrics(t *testing.T) {
 	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
-	refusal := api.Refuse(api.Object{}, "no")
+	refusal := framework.Refuse(framework.Object{}, "no")
 	refusal.Plugin = "device"
 	m, err := newMeasured(&steps{clock: clock, decisions: []binder.Decision{
 		{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {},

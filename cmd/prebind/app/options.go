@@ -21,7 +21,6 @@ import (
 )
 
 const (
-	defaultDomain    = "prebind.dev"
 	defaultNamespace = "prebind-system"
 )
 
@@ -40,7 +39,6 @@ type serveOptions struct {
 	certificates    certificates.Options
 	metricsAddress  string
 	healthAddress   string
-	domain          string
 	namespace       string
 	podName         string
 	leaderElect     bool
@@ -59,7 +57,6 @@ func defaultServeOptions(options ...Option) *serveOptions {
 		certificates:    certificates.DefaultOptions(),
 		metricsAddress:  ":8080",
 		healthAddress:   ":8081",
-		domain:          defaultDomain,
 		namespace:       defaultNamespace,
 		leaderElect:     true,
 		shutdownDelay:   5 * time.Second,
@@ -72,7 +69,7 @@ func defaultServeOptions(options ...Option) *serveOptions {
 
 // register makes the registry: what Prebind brings, then what the options add.
 func (o *serveOptions) register(options ...Option) {
-	o.registry = &registry{mutators: registeredMutators(), plugins: registeredPlugins()}
+	o.registry = &registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()}
 	for _, option := range options {
 		option(o.registry)
 	}
@@ -102,7 +99,6 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	fs = sets.FlagSet("Configuration")
 	fs.StringVar(&o.configFile, "config", o.configFile, "File with a PrebindConfiguration; 'prebind config defaults' prints one. It is read again when it changes: what is wrong with it then is told, and what was in force stays. The flags of the following sections may be given in it as well; a flag wins.")
-	fs.StringVar(&o.domain, "annotation-domain", o.domain, "Domain of all annotations: they are <plugin>.<domain>/<key>.")
 
 	o.settings.addFlags(&sets)
 
@@ -149,9 +145,6 @@ func (o *serveOptions) problems() []error {
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
 	if wrong := validation.IsDNS1123Label(o.namespace); len(wrong) > 0 {
 		check(false, "--namespace: %q is no namespace: %s", o.namespace, strings.Join(wrong, "; "))
-	}
-	if wrong := validation.IsDNS1123Subdomain(o.domain); len(wrong) > 0 {
-		check(false, "--annotation-domain: %q is no domain: %s", o.domain, strings.Join(wrong, "; "))
 	}
 	return slices.Concat(problems, o.debug.problems(), o.tracing.problems())
 }

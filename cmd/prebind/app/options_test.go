@@ -14,8 +14,6 @@ import (
 // feature is an entry of a list of mutators or plugins.
 type feature entry
 
-func (f feature) entry() entry { return entry(f) }
-
 func TestSelected(t *testing.T) {
 	list := []feature{{name: "a", on: true}, {name: "b", on: true}, {name: "c"}}
 	cases := map[string]struct {
@@ -45,7 +43,7 @@ func TestSelected(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := selected(list, "thing", tc.flag)
+			got, err := selected(list, func(f feature) entry { return entry(f) }, "thing", tc.flag)
 			if tc.says != "" {
 				require.ErrorContains(t, err, tc.says, tc.reason)
 				return
@@ -100,7 +98,6 @@ func TestComplete(t *testing.T) {
 		"Timeout":          {reason: "must be positive", args: []string{"--prebind-timeout=-1s"}, says: []string{"--prebind-timeout"}},
 		"MaxTimeout":       {reason: "the default must be within the limit", args: []string{"--max-prebind-timeout=1m"}, says: []string{"--max-prebind-timeout"}},
 		"ShutdownTimeout":  {reason: "must be positive", args: []string{"--shutdown-timeout=0s"}, says: []string{"--shutdown-timeout"}},
-		"Domain":           {reason: "a DNS subdomain", args: []string{"--annotation-domain=Not a\ndomain"}, says: []string{"--annotation-domain"}},
 		"UnknownMutator":   {reason: "the known ones are listed", args: []string{"--mutators=*,topologie"}, says: []string{"--mutators", "topology"}},
 		"UnknownPlugin":    {reason: "the known ones are listed", args: []string{"--prebind-plugins=volumes"}, says: []string{"--prebind-plugins", "volumebinding"}},
 		"Contradiction":    {reason: "on and off at once", args: []string{"--mutators=topology,-topology"}, says: []string{"--mutators", "both on and off"}},
@@ -149,7 +146,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 	}
 	for _, name := range []string{
 		"kubeconfig", "webhook-bind-address", "cert-dir", "metrics-bind-address", "health-probe-bind-address",
-		"mutators", "prebind-plugins", "annotation-domain", "config", "mode", "hold", "max-holds", "prebind-timeout",
+		"mutators", "prebind-plugins", "config", "mode", "hold", "max-holds", "prebind-timeout",
 	} {
 		assert.True(t, known[name], "--%s", name)
 	}

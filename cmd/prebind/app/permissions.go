@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	manifests "github.com/prebind/prebind/config"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Permission is one verb on one resource, in one namespace or in all.
@@ -45,21 +45,9 @@ func (p Permission) object() string {
 	return text
 }
 
-// shipped returns the permissions that the roles of these folders of config/webhook
-// grant; it is for Plugin.Permissions.
-func shipped(folders ...string) func(Arguments, string) ([]Permission, error) {
-	return func(_ Arguments, namespace string) ([]Permission, error) {
-		var all []Permission
-		for _, folder := range folders {
-			cluster, own, err := manifests.Roles(folder)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, permissionsOf(cluster, "")...)
-			all = append(all, permissionsOf(own, namespace)...)
-		}
-		return all, nil
-	}
+// allOf lists permissions one by one.
+func allOf(p framework.Permissions, namespace string) []Permission {
+	return append(permissionsOf(p.Cluster, ""), permissionsOf(p.Own, namespace)...)
 }
 
 // permissionsOf takes rules apart.
@@ -141,20 +129,20 @@ func (g grants) checkAll(ctx context.Context, parts []needs) error {
 
 // needsOf are the parts of the program that the settings switch on, the core first.
 func needsOf(s *settings, namespace string) ([]needs, error) {
-	core, err := shipped("base")(nil, namespace)
+	core, err := framework.Shipped("base")
 	if err != nil {
 		return nil, err
 	}
-	all := []needs{{permissions: core}}
-	add := func(what, name, flag string, permissions func(Arguments, string) ([]Permission, error)) error {
+	all := []needs{{permissions: allOf(core, namespace)}}
+	add := func(what, name, flag string, permissions func(Arguments) (framework.Permissions, error)) error {
 		if permissions == nil {
 			return nil
 		}
-		list, err := permissions(s.argumentsOf(name), namespace)
+		p, err := permissions(s.argumentsOf(name))
 		all = append(all, needs{
 			of:          fmt.Sprintf("the %s %s", what, name),
 			advice:      fmt.Sprintf("apply its role, or switch it off by --%s=…,-%s", flag, name),
-			permissions: list,
+			permissions: allOf(p, namespace),
 		})
 		return err
 	}

@@ -14,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 )
 
 // granting answers every review by allowed.
@@ -91,7 +94,7 @@ func TestNeeds(t *testing.T) {
 	require.NoError(t, err)
 	slices := Permission{Group: "resource.k8s.io", Resource: "resourceslices", Verb: "list"}
 	assert.NotContains(t, parts[1].permissions, slices)
-	args, err := argumentsAs[*resourceClaimsArguments](s.argumentsOf("resource-claims"))
+	args, err := framework.ArgumentsAs[*resourceclaims.Arguments](s.argumentsOf("resource-claims"))
 	require.NoError(t, err)
 	args.Allocate = []string{"gpu"}
 	parts, err = needsOf(s, "own")
@@ -107,16 +110,17 @@ func TestShippedRoles(t *testing.T) {
 		"CSIDriver": "csidrivers", "CSIStorageCapacity": "csistoragecapacities", "ConfigMap": "configmaps", "ResourceClaim": "resourceclaims",
 		"ResourceSlice": "resourceslices", "DeviceClass": "deviceclasses",
 	}
-	core, err := shipped("base")(nil, "own")
+	core, err := framework.Shipped("base")
 	require.NoError(t, err)
 	for _, p := range s.registry.plugins {
 		if p.Watches == nil {
 			continue
 		}
-		permissions, err := p.Permissions(s.argumentsOf(p.Name), "own")
+		own, err := p.Permissions(s.argumentsOf(p.Name))
 		require.NoError(t, err)
-		permissions = append(permissions, core...)
-		for kind := range p.Watches(s.argumentsOf(p.Name)) {
+		permissions := append(allOf(own, "own"), allOf(core, "own")...)
+		for _, example := range p.Watches(s.argumentsOf(p.Name)) {
+			kind := framework.KindOf(example)
 			for _, verb := range []string{"list", "watch"} {
 				assert.True(t, slices.ContainsFunc(permissions, func(p Permission) bool {
 					return p.Resource == resources[kind] && p.Verb == verb

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/prebind/app/configfile"
 )
 
@@ -23,12 +24,12 @@ func newPluginsCommand(r *registry) *cobra.Command {
 			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tARGUMENTS\tDESCRIPTION")
 			s := defaultSettings(r)
 			for _, m := range r.mutators {
-				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, defaultDomain, s.argumentNames(m.Name), m.Description)
+				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, framework.Domain, s.argumentNames(m.Name), m.Description)
 			}
 			for _, p := range r.plugins {
 				reads := "-"
 				if p.Annotations != "" {
-					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, defaultDomain, p.Annotations)
+					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.Annotations)
 				}
 				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, s.argumentNames(p.Name), p.Description)
 			}

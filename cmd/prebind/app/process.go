@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
@@ -83,7 +84,7 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
-		Domain:   p.o.domain,
+		Domain:   framework.Domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
 		Observer: observed,
@@ -104,7 +105,7 @@ func (p *process) buildWatches(_ context.Context, c *configuration) error {
 	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
 		return err
 	}
-	return p.add(watching, p.reloads, p.replicas,
+	return p.add(watching, p.reloads, p.replicas, newExemption(p.client, p.engine),
 		elected(p.o, p.leases, p.id, binder.NewSweeper(p.engine, p.replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
 }
 
@@ -142,7 +143,7 @@ func (p *process) buildServers(ctx context.Context, _ *configuration) error {
 		return err
 	}
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: p.o.domain,
+		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
 	})
 	if err != nil {
 		return err

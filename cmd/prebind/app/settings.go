@@ -15,6 +15,9 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/mutators"
 )
 
 // settings are those options that the configuration file may give as well, and that
@@ -119,7 +122,7 @@ func (s *settings) addFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&s.Budgets.Hold, "hold", s.Budgets.Hold,
 		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
 	fs.IntVar(&s.Budgets.MaxHolds, "max-holds", s.Budgets.MaxHolds,
-		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once.")
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once. Bindings that the FlowSchema prebind exempts occupy none: 32 times as many of them are held.")
 	fs.DurationVar(&s.Budgets.PreBindTimeout, "prebind-timeout", s.Budgets.PreBindTimeout,
 		"How long the PreBind of one pod on one node may take, over all its calls. The annotation binder.<domain>/timeout of the Binding or the pod sets another.")
 	fs.DurationVar(&s.Budgets.MaxPreBindTimeout, "max-prebind-timeout", s.Budgets.MaxPreBindTimeout,
@@ -158,11 +161,11 @@ func (s *settings) problems() []Problem {
 	check(b.MaxHolds > 0, "budgets.maxHolds", "%d is not positive", b.MaxHolds)
 	check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "%s is not positive", b.PreBindTimeout)
 	check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "%s is less than --prebind-timeout, %s", b.MaxPreBindTimeout, b.PreBindTimeout)
-	mutators, err := s.selectedMutators()
+	chosen, err := s.selectedMutators()
 	check(err == nil, "mutators", "%w", err)
 	if err == nil {
 		for i, name := range s.RequiredMutators {
-			isOn := slices.ContainsFunc(mutators, func(m Mutator) bool { return m.Name == name })
+			isOn := slices.ContainsFunc(chosen, func(m mutators.Registration) bool { return m.Name == name })
 			check(isOn, fmt.Sprintf("requiredMutators[%d]", i), "%q is no mutator that is switched on", name)
 		}
 	}
@@ -175,7 +178,7 @@ func (s *settings) problems() []Problem {
 		for _, p := range a.Validate() {
 			all = append(all, Problem{Field: "arguments." + a.name + "." + p.Field, Err: p.Err})
 		}
-		if n, ok := a.Arguments.(*nodeStateArguments); ok {
+		if n, ok := a.Arguments.(*nodestate.Arguments); ok {
 			check(n.MaxWait <= b.MaxPreBindTimeout, "arguments.node-state.maxWait", "%s is more than --max-prebind-timeout, %s", n.MaxWait, b.MaxPreBindTimeout)
 		}
 	}
@@ -213,12 +216,12 @@ func modeNames() string {
 	return "the known ones are " + strings.Join(names, ", ")
 }
 
-func (s *settings) selectedMutators() ([]Mutator, error) {
-	return selected(s.registry.mutators, "mutator", s.Mutators)
+func (s *settings) selectedMutators() ([]mutators.Registration, error) {
+	return selected(s.registry.mutators, mutatorEntry, "mutator", s.Mutators)
 }
 
-func (s *settings) selectedPlugins() ([]Plugin, error) {
-	return selected(s.registry.plugins, "PreBind plugin", s.PreBindPlugins)
+func (s *settings) selectedPlugins() ([]framework.Registration, error) {
+	return selected(s.registry.plugins, pluginEntry, "PreBind plugin", s.PreBindPlugins)
 }
 
 // namespaceRules are those of the engine.

@@ -75,8 +75,11 @@ func (s *stepMetrics) Step(ctx context.Context, step binder.Step) (context.Conte
 }
 
 // ReadLive implements binder.Tracker.
-func (s *stepMetrics) ReadLive(kind, reason string) {
-	s.reads.WithLabelValues(ownPlugin, kind, reason).Inc()
+func (s *stepMetrics) ReadLive(plugin, kind, reason string) {
+	if plugin == "" {
+		plugin = ownPlugin
+	}
+	s.reads.WithLabelValues(plugin, kind, reason).Inc()
 }
 
 // HoldRefused implements binder.Tracker.

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/topology"
 	"github.com/prebind/prebind/test/gen"
@@ -71,10 +71,10 @@ func TestSteps(t *testing.T) {
 		return binder.Step{Name: name, Plugin: plugin, Node: "node-a", Attempt: "a-1"}
 	}
 	after(of(binder.StepPreFlight, "device"), 1, nil)
-	after(of(binder.StepPreBind, "device"), 2, api.Refuse(api.Object{}, "no"))
-	after(of(binder.StepPreBind, "device"), 3, api.Refuse(api.Object{}, "no"))
+	after(of(binder.StepPreBind, "device"), 2, framework.Refuse(framework.Object{}, "no"))
+	after(of(binder.StepPreBind, "device"), 3, framework.Refuse(framework.Object{}, "no"))
 	after(of(binder.StepHold, ""), 100, nil)
-	s.ReadLive("Pod", binder.ReadMissing)
+	s.ReadLive("", "Pod", binder.ReadMissing)
 	s.HoldRefused()
 	_, err = s.timed(slow{now}).Mutate(mutators.Input{})
 	require.Error(t, err, "what a mutator says passes unchanged")

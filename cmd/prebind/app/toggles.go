@@ -19,10 +19,10 @@ type entry struct {
 // order. The flag has the form of --controllers of kube-controller-manager: '*'
 // stands for all that are on by default, 'x' switches x on, '-x' off, and what
 // names x outweighs '*'. An unknown name is an error that lists the known ones.
-func selected[T interface{ entry() entry }](list []T, what string, flag []string) ([]T, error) {
+func selected[T any](list []T, entryOf func(T) entry, what string, flag []string) ([]T, error) {
 	var known []string
 	for _, s := range list {
-		known = append(known, s.entry().name)
+		known = append(known, entryOf(s).name)
 	}
 	for _, f := range flag {
 		if name := strings.TrimPrefix(f, "-"); f != "*" && !slices.Contains(known, name) {
@@ -31,7 +31,7 @@ func selected[T interface{ entry() entry }](list []T, what string, flag []string
 	}
 	var on []T
 	for _, s := range list {
-		e := s.entry()
+		e := entryOf(s)
 		named, off := slices.Contains(flag, e.name), slices.Contains(flag, "-"+e.name)
 		switch {
 		case named && off:

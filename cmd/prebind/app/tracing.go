@@ -23,7 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -191,7 +191,7 @@ func (t *tracedSteps) Step(ctx context.Context, s binder.Step) (context.Context,
 		span.SetAttributes(resultAttribute.String(result))
 		switch {
 		case err == nil:
-		case result == string(api.KindInternal):
+		case result == string(framework.KindInternal):
 			span.SetStatus(codes.Error, err.Error())
 		default:
 			// To wait or to refuse is no failure.

@@ -5,7 +5,6 @@ package app
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -14,12 +13,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/api"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/otlp"
 )
@@ -71,15 +69,15 @@ func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
 		<-b.release
 		_, end := step(attempt, binder.StepPreBind, "device", "a-1")
 		end(errors.New("boom"))
-		ended(api.Refuse(api.Object{}, "no"))
+		ended(framework.Refuse(framework.Object{}, "no"))
 	}()
-	err := api.Wait(api.Object{}, "waiting for the device")
+	err := framework.Wait(framework.Object{}, "waiting for the device")
 	err.Plugin = "device"
 	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
 }
 
 // traced returns what a collector gets of one bind under a traceparent.
-func traced(t *testing.T, rate int32, traceparent string) map[string]*tracev1.Span {
+func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span {
 	t.Helper()
 	receiver := otlp.Receive(t)
 	tr, err := (&tracingOptions{endpoint: receiver.Address(), rate: rate}).start(t.Context(), "replica-1")
@@ -103,10 +101,10 @@ func traced(t *testing.T, rate int32, traceparent string) map[string]*tracev1.Sp
 	close(b.release)
 	<-b.over
 	tr.flush(ctx)
-	spans := map[string]*tracev1.Span{}
+	spans := map[string]*otlp.Span{}
 	for _, s := range receiver.Spans("", "") {
-		assert.NotContains(t, spans, s.GetName())
-		spans[s.GetName()] = s
+		assert.NotContains(t, spans, s.Name)
+		spans[s.Name] = s
 	}
 	if len(spans) > 0 {
 		assert.Equal(t, []string{"prebind"}, receiver.Services())
@@ -122,25 +120,25 @@ func TestTracing(t *testing.T) {
 	for name, above := range under {
 		s := spans[name]
 		require.NotNil(t, s, name)
-		assert.Equal(t, trace, hex.EncodeToString(s.GetTraceId()), "%s: all in the API server's trace", name)
+		assert.Equal(t, trace, s.TraceID, "%s: all in the API server's trace", name)
 		if above == "" {
-			assert.Equal(t, parent, hex.EncodeToString(s.GetParentSpanId()), "under the API server's span")
-			assert.Equal(t, tracev1.Span_SPAN_KIND_SERVER, s.GetKind())
+			assert.Equal(t, parent, s.ParentID, "under the API server's span")
+			assert.True(t, s.Server, "the span of a request")
 			continue
 		}
-		assert.Equal(t, spans[above].GetSpanId(), s.GetParentSpanId(), "%s is part of %s", name, above)
-		assert.Equal(t, "shop", otlp.Attribute(s, "k8s.namespace.name"), name)
-		assert.Equal(t, "web", otlp.Attribute(s, "k8s.pod.name"), name)
-		assert.Equal(t, "node-a", otlp.Attribute(s, "k8s.node.name"), name)
-		assert.Equal(t, "a-1", otlp.Attribute(s, "prebind.attempt"), name)
+		assert.Equal(t, spans[above].ID, s.ParentID, "%s is part of %s", name, above)
+		assert.Equal(t, "shop", s.Attributes["k8s.namespace.name"], name)
+		assert.Equal(t, "web", s.Attributes["k8s.pod.name"], name)
+		assert.Equal(t, "node-a", s.Attributes["k8s.node.name"], name)
+		assert.Equal(t, "a-1", s.Attributes["prebind.attempt"], name)
 	}
-	assert.Equal(t, "device", otlp.Attribute(spans["PreBind device"], "prebind.plugin"))
-	assert.Equal(t, tracev1.Status_STATUS_CODE_ERROR, spans["PreBind device"].GetStatus().GetCode(), "a failure is one")
-	assert.Equal(t, "ok", otlp.Attribute(spans["PreFlight device"], "prebind.result"))
-	assert.Equal(t, "refused", otlp.Attribute(spans["Attempt"], "prebind.result"))
-	assert.Equal(t, tracev1.Status_STATUS_CODE_UNSET, spans["Attempt"].GetStatus().GetCode(), "to refuse is no failure")
-	assert.Equal(t, "waiting", otlp.Attribute(spans["Bind"], "prebind.decision"))
-	assert.Equal(t, "device: waiting for the device", otlp.Attribute(spans["Bind"], "prebind.reason"))
+	assert.Equal(t, "device", spans["PreBind device"].Attributes["prebind.plugin"])
+	assert.True(t, spans["PreBind device"].Failed, "a failure is one")
+	assert.Equal(t, "ok", spans["PreFlight device"].Attributes["prebind.result"])
+	assert.Equal(t, "refused", spans["Attempt"].Attributes["prebind.result"])
+	assert.False(t, spans["Attempt"].Failed, "a rejection is not a failure")
+	assert.Equal(t, "waiting", spans["Bind"].Attributes["prebind.decision"])
+	assert.Equal(t, "device: waiting for the device", spans["Bind"].Attributes["prebind.reason"])
 }
 
 func TestTracingSamples(t *testing.T) {
@@ -182,7 +180,7 @@ func TestTracingWithoutCollector(t *testing.T) {
 	require.NoError(t, err)
 	b := &bindOnce{tracker: tr.steps(steps), release: make(chan struct{}), over: make(chan struct{})}
 	d := tr.engine(b).Bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
-	assert.Equal(t, api.KindWait, d.Err.Kind)
+	assert.Equal(t, framework.KindWait, d.Err.Kind)
 	close(b.release)
 	<-b.over
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,14 +1,13 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package after is an example of a PreBind plugin that only waits: a pod that names
-// Jobs is bound when they have completed. docs/writing-a-plugin.md builds it, step by
-// step.
+// Package after is an example of a PreBind plugin that only waits: a pod that names Jobs
+// is bound when they have completed. docs/writing-a-plugin.md explains it.
 package after
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,190 +16,130 @@ import (
 	"github.com/spf13/pflag"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/binder/framework"
 )
 
-// Name of the plugin.
+// Name of the plugin. A pod names its Jobs in the annotation after.prebind.dev/jobs.
 const Name = "after"
 
-// jobsKey is the annotation after.<domain>/jobs: names of Jobs in the pod's
-// namespace, separated by commas.
-const jobsKey = "jobs"
+// Registration is the entry for app.WithPlugin.
+func Registration() framework.Registration {
+	jobs := rbacv1.PolicyRule{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"get", "list", "watch"}}
+	return framework.Registration{
+		Name: Name, Description: "lets a pod wait for the Jobs that it names", Annotations: "jobs",
+		Arguments: func() framework.Arguments { return &arguments{} },
+		Watches:   framework.Always(&batchv1.Job{}),
+		Permissions: func(framework.Arguments) (framework.Permissions, error) {
+			return framework.Permissions{Cluster: []rbacv1.PolicyRule{jobs}}, nil
+		},
+		New: func(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+			args, err := framework.ArgumentsAs[*arguments](a)
+			return &plugin{h: h, arguments: args}, err
+		},
+	}
+}
 
 // arguments are arguments.after in the configuration file, and flags.
 type arguments struct {
 	MaxAge time.Duration `yaml:"maxAge"`
 }
 
-// AddFlags implements app.Arguments.
+// AddFlags implements framework.Arguments.
 func (a *arguments) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&a.MaxAge, "after-max-age", a.MaxAge, "How long ago a Job may have completed that the plugin after still takes. 0 is however long.")
+	fs.DurationVar(&a.MaxAge, "after-max-age", a.MaxAge, "Maximum time since a Job completed. 0 is no limit.")
 }
 
-// Validate implements app.Arguments.
-func (a *arguments) Validate() []app.Problem {
+// Validate implements framework.Arguments.
+func (a *arguments) Validate() []framework.Problem {
 	if a.MaxAge < 0 {
-		return []app.Problem{{Field: "maxAge", Err: fmt.Errorf("%s is negative", a.MaxAge)}}
+		return framework.InvalidField("maxAge", fmt.Errorf("must not be negative, got %s", a.MaxAge))
 	}
 	return nil
 }
 
-// Plugin is the entry for app.WithPlugin.
-func Plugin() app.Plugin {
-	return app.Plugin{
-		Name:        Name,
-		Description: "lets a pod wait for the Jobs that it names",
-		Annotations: jobsKey,
-		Arguments:   func() app.Arguments { return &arguments{} },
-		Watches: func(app.Arguments) map[string]client.Object {
-			return map[string]client.Object{"Job": &batchv1.Job{}}
-		},
-		Permissions: func(app.Arguments, string) ([]app.Permission, error) {
-			return []app.Permission{
-				{Group: "batch", Resource: "jobs", Verb: "get"},
-				{Group: "batch", Resource: "jobs", Verb: "list"},
-				{Group: "batch", Resource: "jobs", Verb: "watch"},
-			}, nil
-		},
-		Build: func(d app.Deps) (api.PreBinder, error) {
-			a, ok := d.Arguments.(*arguments)
-			if !ok {
-				return nil, errors.New("the arguments are not those of this plugin")
-			}
-			return &plugin{live: d.Live, cached: d.Cached, changes: d.Changes, clock: d.Clock, domain: d.Domain, maxAge: a.MaxAge}, nil
-		},
-	}
-}
-
 type plugin struct {
-	cached, live client.Reader
-	changes      *notify.Hub
-	clock        clock.PassiveClock
-	domain       string
-	maxAge       time.Duration
+	h framework.Handle
+	*arguments
 }
 
-var (
-	_ api.PreBinder    = (*plugin)(nil)
-	_ api.PreFlighter  = (*plugin)(nil)
-	_ api.OnAnnotation = (*plugin)(nil)
-)
-
-// Name implements api.PreBinder.
+// Name implements framework.PreBinder.
 func (*plugin) Name() string { return Name }
 
-// Asked lets pods ask for it, and not only schedulers.
-func (*plugin) Asked() api.Source { return api.ByBindingOrPod }
+// Asked implements framework.OnAnnotation: the plugin takes part if the annotation is there.
+func (*plugin) Asked() framework.Source { return framework.ByBindingOrPod }
 
-// PreFlight looks for what the bind would wait for, or refuses it.
-func (p *plugin) PreFlight(ctx context.Context, bc *api.BindContext) (api.Next, error) {
-	waiting, err := p.first(ctx, bc)
-	if err != nil || waiting == (api.Waiting{}) {
-		return api.Skip, err
-	}
-	bc.WouldWait(waiting)
-	return api.Run, nil
-}
+// found are the Jobs, in the order of the annotation; nil for one that does not exist.
+var found = framework.NewExtensionKey[[]*batchv1.Job](Name)
 
-// PreBind waits. It subscribes before it looks, so that no change is missed.
-func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
-	jobs, err := p.jobs(bc)
-	if err != nil {
-		return err
-	}
-	changes := p.changes.Subscribe()
-	defer changes.Close()
-	for _, name := range jobs {
-		changes.Add(notify.Key{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name})
-	}
-	for {
-		waiting, err := p.first(ctx, bc)
-		if err != nil || waiting == (api.Waiting{}) {
+// SetupBindContextExtension reads the Jobs.
+func (p *plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+	names, _ := jobNames(bc) // PreFlight rejects invalid names.
+	jobs := make([]*batchv1.Job, len(names))
+	for i, name := range names {
+		var err error
+		if jobs[i], err = framework.Get(ctx, reader, &batchv1.Job{}, bc.Pod.Namespace, name); err != nil {
 			return err
 		}
-		bc.Waiting(waiting)
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-changes.C():
-		}
 	}
+	found.Set(bc, jobs)
+	return nil
 }
 
-// PreBindRollBack has nothing to undo: nothing was written.
-func (*plugin) PreBindRollBack(context.Context, *api.BindContext) error { return nil }
-
-// jobs are the names that the Binding, or else the pod, gives.
-func (p *plugin) jobs(bc *api.BindContext) ([]string, error) {
-	parameter, ok := api.Parameters(p.domain, Name, p.Asked(), bc.Binding, bc.Pod)[jobsKey]
-	if !ok {
-		return nil, nil
+// PreFlight decides: bind, wait for the first Job that has not completed, or reject.
+func (p *plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	names, invalid := jobNames(bc)
+	jobs, err := found.Get(bc)
+	if err := cmp.Or(invalid, err); err != nil {
+		return framework.Run, err
 	}
-	names := strings.Split(parameter.Value, ",")
-	if slices.Contains(names, "") {
-		return nil, api.Invalid(parameter.On, "its annotation "+parameter.Annotation+" names no Job", parameter.Field("must be names separated by commas")).
-			Advise("correct the annotation")
-	}
-	return names, nil
-}
-
-// first returns what has to be waited for first, the zero Waiting if nothing, or why
-// the pod cannot be bound.
-func (p *plugin) first(ctx context.Context, bc *api.BindContext) (api.Waiting, error) {
-	names, err := p.jobs(bc)
-	if err != nil {
-		return api.Waiting{}, err
-	}
-	for _, name := range names {
-		about := api.Object{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name}
-		job, err := p.job(ctx, types.NamespacedName{Namespace: bc.Pod.Namespace, Name: name})
+	for i, name := range names {
+		about := framework.RefTo(&batchv1.Job{}, bc.Pod.Namespace, name).Object()
+		waits, err := p.decide(about, jobs[i], bc.Now)
 		if err != nil {
-			return api.Waiting{}, api.FromAPI(about, "reading it", err)
+			return framework.Run, err
 		}
-		if what, err := p.decide(about, job); err != nil || what != "" {
-			return api.Waiting{Object: about, For: what}, err
+		if waits != "" {
+			bc.WouldWait(framework.Waiting{Object: about, For: waits})
+			return framework.Run, nil
 		}
 	}
-	return api.Waiting{}, nil
+	return framework.Skip, nil
 }
 
-// decide is the whole of the plugin: what to wait for, or why never. The Job is nil
-// if there is none.
-func (p *plugin) decide(about api.Object, job *batchv1.Job) (string, error) {
+// decide returns what to wait for, nothing if the Job has completed, or why the pod can
+// never be bound.
+func (p *plugin) decide(about framework.Object, job *batchv1.Job, now time.Time) (string, error) {
 	switch {
 	case job == nil:
-		return "the Job to be made", nil
+		return "the Job to be created", nil
 	case is(job, batchv1.JobFailed):
-		return "", api.Refuse(about, "the Job has failed").Advise("make it succeed, or take it out of the pod's annotation")
+		return "", framework.Refuse(about, "the Job has failed").Advise("make it succeed, or remove it from the pod's annotation")
 	case !is(job, batchv1.JobComplete):
 		return "the Job to complete", nil
-	case p.maxAge > 0 && job.Status.CompletionTime != nil && p.clock.Since(job.Status.CompletionTime.Time) > p.maxAge:
-		return "", api.Refuse(about, "the Job has completed more than %s ago", p.maxAge).Advise("run it again")
+	case p.MaxAge > 0 && job.Status.CompletionTime != nil && now.Sub(job.Status.CompletionTime.Time) > p.MaxAge:
+		return "", framework.Refuse(about, "the Job completed more than %s ago", p.MaxAge).Advise("run it again")
 	default:
 		return "", nil
 	}
 }
 
-// job returns the Job, or nil. The cache alone refuses nothing: whatever in it would
-// end the bind is read live.
-func (p *plugin) job(ctx context.Context, key types.NamespacedName) (*batchv1.Job, error) {
-	job := &batchv1.Job{}
-	if err := p.cached.Get(ctx, key, job); err == nil && !is(job, batchv1.JobFailed) {
-		return job, nil
+// PreBind waits until PreFlight has nothing to wait for.
+func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	return framework.AwaitReady(ctx, p.h, bc, p)
+}
+
+// jobNames returns the names that the Binding, or else the pod, gives.
+func jobNames(bc *framework.BindContext) ([]string, error) {
+	parameter := framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, bc.Binding, bc.Pod)["jobs"]
+	names := strings.Split(parameter.Value, ",")
+	if len(names) > 10 || slices.ContainsFunc(names, func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 }) {
+		return nil, framework.Invalid(parameter.On, "its annotation "+parameter.Annotation+" does not name Jobs",
+			parameter.Field("must be at most ten names separated by commas")).Advise("correct the annotation")
 	}
-	job = &batchv1.Job{}
-	err := p.live.Get(ctx, key, job)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return job, err
+	return names, nil
 }
 
 func is(job *batchv1.Job, condition batchv1.JobConditionType) bool {

@@ -18,8 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 var now = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -36,15 +35,18 @@ func job(ended batchv1.JobConditionType, ago time.Duration) *batchv1.Job {
 // newPlugin returns one whose cache and API server are the same.
 func newPlugin(objects ...client.Object) (*plugin, client.Client) {
 	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
-	return &plugin{cached: c, live: c, changes: notify.NewHub(), clock: clocktesting.NewFakePassiveClock(now), domain: "prebind.dev", maxAge: time.Hour}, c
+	h := framework.Handle{Cached: c, Live: c, Changes: framework.NewHub(), Clock: clocktesting.NewFakeClock(now)}
+	return &plugin{h: h, arguments: &arguments{MaxAge: time.Hour}}, c
 }
 
-func bindContext(jobs string) *api.BindContext {
-	return &api.BindContext{
+func bindContext(jobs string) *framework.BindContext {
+	return &framework.BindContext{
 		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "web", Annotations: map[string]string{"after.prebind.dev/jobs": jobs},
 		}},
+		Node:    &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}},
 		Binding: &corev1.Binding{},
+		Now:     now,
 	}
 }
 
@@ -54,24 +56,25 @@ func TestPreFlight(t *testing.T) {
 		reason string
 		jobs   string
 		has    []client.Object
-		want   api.Next
+		want   framework.Next
 		waits  string
-		kind   api.Kind
+		kind   framework.Kind
 	}{
-		"Completed": {reason: "no call is spent on what is done", jobs: "migrate", has: []client.Object{job(batchv1.JobComplete, 0)}, want: api.Skip},
-		"Running":   {reason: "a pod must not start before its Job is done", jobs: "migrate", has: []client.Object{job("", 0)}, want: api.Run, waits: "the Job to complete"},
-		"Missing":   {reason: "who makes pod and Job together may make the pod first", jobs: "migrate", want: api.Run, waits: "the Job to be made"},
-		"Failed":    {reason: "a pod that waited for it would wait for ever", jobs: "migrate", has: []client.Object{job(batchv1.JobFailed, 0)}, kind: api.KindRefuse},
-		"TooOld":    {reason: "the operator's limit holds", jobs: "migrate", has: []client.Object{job(batchv1.JobComplete, 2*time.Hour)}, kind: api.KindRefuse},
-		"NoName":    {reason: "a typing error is told, not ignored", jobs: "migrate,", kind: api.KindInvalid},
+		"Completed": {reason: "no call is spent on what is done", jobs: "migrate", has: []client.Object{job(batchv1.JobComplete, 0)}, want: framework.Skip},
+		"Running":   {reason: "a pod must not start before its Job is done", jobs: "migrate", has: []client.Object{job("", 0)}, want: framework.Run, waits: "the Job to complete"},
+		"Missing":   {reason: "who makes pod and Job together may make the pod first", jobs: "migrate", want: framework.Run, waits: "the Job to be created"},
+		"Failed":    {reason: "a pod that waited for it would wait for ever", jobs: "migrate", has: []client.Object{job(batchv1.JobFailed, 0)}, kind: framework.KindRefuse},
+		"TooOld":    {reason: "the operator's limit holds", jobs: "migrate", has: []client.Object{job(batchv1.JobComplete, 2*time.Hour)}, kind: framework.KindRefuse},
+		"NoName":    {reason: "a typing error is told, not ignored", jobs: "migrate,", kind: framework.KindInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, _ := newPlugin(tc.has...)
 			bc := bindContext(tc.jobs)
-			next, err := p.PreFlight(t.Context(), bc)
+			require.NoError(t, p.SetupBindContextExtension(t.Context(), p.h.Live, bc))
+			next, err := p.PreFlight(bc)
 			if tc.kind != "" {
-				assert.True(t, api.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
+				assert.True(t, framework.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
 				return
 			}
 			require.NoError(t, err)
@@ -86,8 +89,8 @@ func TestPreFlight(t *testing.T) {
 
 func TestPreBindGoesOnWhenTheJobCompletes(t *testing.T) {
 	t.Parallel()
-	p, c := newPlugin(job("", 0))
 	bc := bindContext("migrate")
+	p, c := newPlugin(job("", 0), bc.Pod, bc.Node)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	done := make(chan error, 1)
@@ -95,6 +98,6 @@ func TestPreBindGoesOnWhenTheJobCompletes(t *testing.T) {
 	require.Eventually(t, func() bool { return bc.WaitingFor().For == "the Job to complete" }, 10*time.Second, time.Millisecond)
 
 	require.NoError(t, c.Status().Update(ctx, job(batchv1.JobComplete, 0)))
-	p.changes.Changed(notify.Key{Kind: "Job", Namespace: "shop", Name: "migrate"})
+	p.h.Changes.Changed(framework.RefTo(&batchv1.Job{}, "shop", "migrate"))
 	assert.NoError(t, <-done)
 }

@@ -21,9 +21,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/api"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Name of the plugin.
@@ -32,29 +30,26 @@ const Name = "nodelock"
 // Annotation on a Node that is locked.
 const Annotation = "nodelock.example.com/held-by"
 
-// Plugin is the entry for app.WithPlugin. Prebind needs the permission to patch
+// Registration is the entry for app.WithPlugin. Prebind needs the permission to patch
 // nodes for it.
-func Plugin() app.Plugin {
-	return app.Plugin{
+func Registration() framework.Registration {
+	return framework.Registration{
 		Name:        Name,
 		Description: "lets one pod at a time be bound to a node",
 		On:          true,
-		Build: func(d app.Deps) (api.PreBinder, error) {
-			return &plugin{cached: d.Cached, live: d.Live, writer: d.Writer, changes: d.Changes}, nil
+		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+			return &plugin{h}, nil
 		},
 	}
 }
 
-type plugin struct {
-	cached, live client.Reader
-	writer       client.Writer
-	changes      *notify.Hub
-}
+type plugin struct{ h framework.Handle }
 
 var (
-	_ api.PreBinder  = (*plugin)(nil)
-	_ api.PostBinder = (*plugin)(nil)
-	_ api.Recoverer  = (*plugin)(nil)
+	_ framework.PreBinder  = (*plugin)(nil)
+	_ framework.RollBacker = (*plugin)(nil)
+	_ framework.PostBinder = (*plugin)(nil)
+	_ framework.Recoverer  = (*plugin)(nil)
 )
 
 // holder is the annotation's value.
@@ -65,50 +60,40 @@ type holder struct {
 	Attempt   string `json:"attempt"`
 }
 
-func holderFor(bc *api.BindContext) holder {
+func holderFor(bc *framework.BindContext) holder {
 	return holder{Namespace: bc.Pod.Namespace, Pod: bc.Pod.Name, UID: string(bc.Pod.UID), Attempt: bc.Attempt}
 }
 
-// Name implements api.PreBinder.
+// Name implements framework.PreBinder.
 func (*plugin) Name() string { return Name }
 
 // PreBind takes the lock, when it is free. A lock that an earlier attempt of the
 // same pod holds is taken over: that attempt was another replica's, which is gone
 // or will find that the lock is not its own any more.
-func (p *plugin) PreBind(ctx context.Context, bc *api.BindContext) error {
-	changes := p.changes.Subscribe(notify.Key{Kind: "Node", Name: bc.Node.Name})
-	defer changes.Close()
+func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	mine := holderFor(bc)
-	for {
+	take := func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
 		node, held, err := p.read(ctx, bc.Node.Name)
 		switch {
 		case apierrors.IsNotFound(err):
-			return api.Refuse(object(bc.Node.Name), "the node is gone").Because(err).Advise("choose another")
+			return framework.Waiting{}, framework.Refuse(object(bc.Node.Name), "the node is gone").Because(err).Advise("choose another")
 		case err != nil:
-			return api.FromAPI(object(bc.Node.Name), "reading it", err)
+			return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "reading it", err)
 		case held == mine:
-			return nil
+			return framework.Waiting{}, nil
 		case held == holder{} || held.UID == mine.UID:
-			err := p.write(ctx, node, mine)
-			switch {
-			case apierrors.IsConflict(err):
-				continue
-			case err != nil:
-				return api.FromAPI(object(bc.Node.Name), "locking it", err)
+			if err := p.write(ctx, node, mine); err != nil {
+				return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "locking it", err)
 			}
-			return nil
+			return framework.Waiting{}, nil
 		}
-		bc.Waiting(api.Waiting{Object: object(node.Name), For: fmt.Sprintf("the lock that pod %s/%s holds on it", held.Namespace, held.Pod)})
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-changes.C():
-		}
+		return framework.Waiting{Object: object(node.Name), For: fmt.Sprintf("the lock that pod %s/%s holds on it", held.Namespace, held.Pod)}, nil
 	}
+	return framework.Await(ctx, p.h, bc, take, framework.RefTo(&corev1.Node{}, "", bc.Node.Name))
 }
 
 // PreBindRollBack releases the lock if it is this attempt's.
-func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error {
+func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	released, err := p.release(ctx, bc)
 	if released {
 		bc.Undid("released the lock of the node")
@@ -118,23 +103,23 @@ func (p *plugin) PreBindRollBack(ctx context.Context, bc *api.BindContext) error
 
 // PostBind releases the lock: the pod is bound. Where that fails, the sweep does
 // it, for the mark stays.
-func (p *plugin) PostBind(ctx context.Context, bc *api.BindContext) {
+func (p *plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	if _, err := p.release(ctx, bc); err != nil {
 		klog.FromContext(ctx).Error(err, "The node stays locked", "node", bc.Node.Name)
 	}
 }
 
 // Marks lists the locks.
-func (p *plugin) Marks(ctx context.Context) ([]api.Mark, error) {
+func (p *plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var nodes corev1.NodeList
-	if err := p.cached.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.h.Cached.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	var marks []api.Mark
+	var marks []framework.Mark
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		if held := heldBy(node); held.Namespace != "" && held.Pod != "" && held.UID != "" {
-			marks = append(marks, api.Mark{
+			marks = append(marks, framework.Mark{
 				Pod:    client.ObjectKey{Namespace: held.Namespace, Name: held.Pod},
 				PodUID: types.UID(held.UID), Node: node.Name, Attempt: held.Attempt,
 			})
@@ -144,7 +129,7 @@ func (p *plugin) Marks(ctx context.Context) ([]api.Mark, error) {
 }
 
 // release says whether there was something to release.
-func (p *plugin) release(ctx context.Context, bc *api.BindContext) (bool, error) {
+func (p *plugin) release(ctx context.Context, bc *framework.BindContext) (bool, error) {
 	for {
 		node, held, err := p.read(ctx, bc.Node.Name)
 		if apierrors.IsNotFound(err) || err == nil && held != holderFor(bc) {
@@ -162,7 +147,7 @@ func (p *plugin) release(ctx context.Context, bc *api.BindContext) (bool, error)
 // read asks the API server: a lock is no matter for a cache.
 func (p *plugin) read(ctx context.Context, name string) (*corev1.Node, holder, error) {
 	node := &corev1.Node{}
-	if err := p.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+	if err := p.h.Live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return nil, holder{}, err
 	}
 	return node, heldBy(node), nil
@@ -181,7 +166,7 @@ func (p *plugin) write(ctx context.Context, node *corev1.Node, h holder) error {
 		}
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, Annotation, string(value))
 	}
-	return p.writer.Patch(ctx, changed, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{}))
+	return p.h.Writer.Patch(ctx, changed, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{}))
 }
 
 // heldBy returns the zero holder for a lock that is free, or that somebody wrote
@@ -194,4 +179,4 @@ func heldBy(node *corev1.Node) holder {
 	return h
 }
 
-func object(node string) api.Object { return api.Object{Kind: "Node", Name: node} }
+func object(node string) framework.Object { return framework.Object{Kind: "Node", Name: node} }

@@ -73,7 +73,8 @@ func TestWithoutConfiguration(t *testing.T) {
 		require.ErrorContains(t, r.Ready(), "no MutatingWebhookConfiguration prebind")
 		_, err := r.GetCertificate(nil)
 		require.ErrorContains(t, err, "no certificate yet")
-		w.add(webhooks(nil))
+		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
+		require.NoError(t, err)
 		synctest.Wait()
 		require.NoError(t, r.Ready(), "at once")
 		served, err := r.GetCertificate(nil)
@@ -94,19 +95,17 @@ func TestWithoutConfiguration(t *testing.T) {
 func TestWithoutPermission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
-		w.before = func(action clienttesting.Action) error {
+		w.client.Before(func(action clienttesting.Action) error {
 			if action.GetVerb() == "patch" {
 				return apierrors.NewForbidden(action.GetResource().GroupResource(), config, fmt.Errorf("no"))
 			}
 			return nil
-		}
+		})
 		r := w.start(times)
 		pass(time.Minute)
 		require.ErrorContains(t, r.Ready(), "forbidden")
 		assert.NotContains(t, r.Ready().Error(), "\n")
-		w.mu.Lock()
-		w.before = nil
-		w.mu.Unlock()
+		w.client.Before(nil)
 		pass(2 * time.Second)
 		require.NoError(t, r.Ready(), "it is tried again")
 		r.stop()

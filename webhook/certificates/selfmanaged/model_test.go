@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // model runs replicas while anything happens to them and to the Secret. What any
@@ -39,8 +41,8 @@ type bundleAt struct {
 	bundle []byte
 }
 
-func TestNeverServesWhatIsNotTrusted(t *testing.T) {
-	for seed := range uint64(3) {
+func TestModel_NeverServesWhatIsNotTrusted(t *testing.T) {
+	for _, seed := range seeds.Of(t, 3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &model{

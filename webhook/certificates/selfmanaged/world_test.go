@@ -7,9 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -17,17 +15,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 const (
@@ -36,98 +32,15 @@ const (
 	config    = "prebind"
 )
 
-// world is an API server with versions of objects, as far as these tests need it.
+// world is an API server with what these tests look at.
 type world struct {
 	t      *testing.T
-	client *fake.Clientset
-
-	mu      sync.Mutex
-	version int
-	// before is called ahead of a write, if it is set.
-	before func(action clienttesting.Action) error
+	client *fakeapi.Clientset
 }
 
 func newWorld(t *testing.T, objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{t: t, client: fake.NewClientset()}
-	w.client.PrependReactor("create", "*", w.write)
-	w.client.PrependReactor("update", "*", w.write)
-	w.client.PrependReactor("patch", "*", w.patch)
-	for _, o := range objects {
-		w.add(o)
-	}
-	return w
-}
-
-func (w *world) add(o runtime.Object) {
-	w.t.Helper()
-	require.NoError(w.t, w.client.Tracker().Add(w.stamp(o)))
-}
-
-// stamp gives the object the next version.
-func (w *world) stamp(o runtime.Object) runtime.Object {
-	w.version++
-	object, err := meta.Accessor(o)
-	require.NoError(w.t, err)
-	object.SetResourceVersion(strconv.Itoa(w.version))
-	object.SetUID("uid")
-	return o
-}
-
-func (w *world) write(action clienttesting.Action) (bool, runtime.Object, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.before != nil {
-		if err := w.before(action); err != nil {
-			return true, nil, err
-		}
-	}
-	tracker, gvr := w.client.Tracker(), action.GetResource()
-	if create, ok := action.(clienttesting.CreateAction); ok && action.GetVerb() == "create" {
-		o := w.stamp(create.GetObject().DeepCopyObject())
-		return true, o, tracker.Create(gvr, o, action.GetNamespace())
-	}
-	update, ok := action.(clienttesting.UpdateAction)
-	require.True(w.t, ok)
-	o := update.GetObject().DeepCopyObject()
-	sent, err := meta.Accessor(o)
-	require.NoError(w.t, err)
-	stored, err := tracker.Get(gvr, action.GetNamespace(), sent.GetName())
-	if err != nil {
-		return true, nil, err
-	}
-	if have, _ := meta.Accessor(stored); have.GetResourceVersion() != sent.GetResourceVersion() {
-		return true, nil, apierrors.NewConflict(gvr.GroupResource(), sent.GetName(), fmt.Errorf("it has changed"))
-	}
-	return true, o, tracker.Update(gvr, w.stamp(o), action.GetNamespace())
-}
-
-func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.before != nil {
-		if err := w.before(action); err != nil {
-			return true, nil, err
-		}
-	}
-	p, ok := action.(clienttesting.PatchAction)
-	require.True(w.t, ok)
-	stored, err := w.client.Tracker().Get(action.GetResource(), "", p.GetName())
-	if err != nil {
-		return true, nil, err
-	}
-	was, err := json.Marshal(stored)
-	require.NoError(w.t, err)
-	patch, err := jsonpatch.DecodePatch(p.GetPatch())
-	require.NoError(w.t, err)
-	is, err := patch.Apply(was)
-	require.NoError(w.t, err)
-	var o admissionregistrationv1.MutatingWebhookConfiguration
-	require.NoError(w.t, json.Unmarshal(is, &o))
-	if have, _ := meta.Accessor(stored); have.GetResourceVersion() != o.ResourceVersion {
-		return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), o.Name, fmt.Errorf("it has changed"))
-	}
-	return true, &o, w.client.Tracker().Update(action.GetResource(), w.stamp(&o), "")
+	return &world{t: t, client: fakeapi.NewClientset(objects...)}
 }
 
 func (w *world) secret() *corev1.Secret {

@@ -1,0 +1,167 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Look judges the present state, which it reads through the reader. It returns what to
+// wait for, the zero Waiting if nothing, or an error that ends the wait.
+type Look func(ctx context.Context, reader Reader) (Waiting, error)
+
+// Await calls look until there is nothing to wait for, and returns nil then.
+//
+// It looks again when one of the objects changes that the last looks read through the
+// reader, or one of the given objects, and at Waiting.Until. Between looks it costs
+// nothing. It subscribes to an object before look reads it, so no change is missed. It
+// looks at the cache first. An error counts only when the API server confirms it: then
+// Await looks again through the live reader, as it does at Waiting.Until. It reports
+// what it waits for with BindContext.Waiting.
+//
+// When the context ends, Await returns the context's cause.
+func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
+	changes := h.Changes.Subscribe(objects...)
+	defer changes.Close()
+	cached := subscribing{Reader: h.Cached, to: changes}
+	live := subscribing{Reader: h.Live, to: changes}
+	due := false
+	for {
+		waiting, err := Waiting{}, error(nil)
+		if !due {
+			waiting, err = look(ctx, cached)
+		}
+		if due || err != nil && ctx.Err() == nil {
+			waiting, err = look(ctx, live)
+		}
+		if err != nil || waiting == (Waiting{}) {
+			return err
+		}
+		bc.Waiting(waiting)
+		if due, err = sleep(ctx, h, changes, waiting.Until); err != nil {
+			return err
+		}
+	}
+}
+
+// sleep returns at the next change, or with due at the time, if there is one.
+func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time) (due bool, err error) {
+	var over <-chan time.Time
+	if !until.IsZero() {
+		timer := h.Clock.NewTimer(until.Sub(h.Clock.Now()))
+		defer timer.Stop()
+		over = timer.C()
+	}
+	select {
+	case <-changes.C():
+		return false, nil
+	case <-over:
+		return true, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+// AwaitReady is the PreBind of a plugin that only waits: it repeats
+// SetupBindContextExtension and PreFlight, as Await does with a Look, until PreFlight
+// skips. What it waits for is the first that PreFlight records with
+// BindContext.WouldWait. Each repetition gets a context of its own, with the pod and the
+// node as they are then; the last one's extensions and annotations go into bc.
+func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
+	since := h.Clock.Now()
+	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
+		pod, node, err := presentOf(ctx, reader, bc)
+		if err != nil {
+			return Waiting{}, err
+		}
+		now := bc.again(pod, node, h.Clock.Now(), since, isLive(reader, h))
+		if extender, ok := p.(BindContextExtender); ok {
+			if err := extender.SetupBindContextExtension(ctx, reader, now); err != nil {
+				return Waiting{}, err
+			}
+		}
+		next, err := p.PreFlight(now)
+		switch waits := now.WouldWaitFor(); {
+		case err != nil:
+			return Waiting{}, err
+		case next != Skip && len(waits) > 0:
+			return waits[0], nil
+		}
+		bc.adopt(now)
+		return Waiting{}, nil
+	})
+}
+
+// isLive says whether Await gave the look the live reader.
+func isLive(reader Reader, h Handle) bool {
+	s, ok := reader.(subscribing)
+	return ok && s.Reader == h.Live && h.Live != h.Cached
+}
+
+// presentOf reads the pod and the node of the bind.
+func presentOf(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, *corev1.Node, error) {
+	about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
+	pod, err := Get(ctx, reader, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if at := WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name); at != Pending {
+		return nil, nil, Stale(about, "the pod is %s", at).Advise("forget this bind")
+	}
+	about = Object{Kind: "Node", Name: bc.Node.Name}
+	node, err := Get(ctx, reader, &corev1.Node{}, "", bc.Node.Name)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case node == nil:
+		return nil, nil, Refuse(about, "the node is gone").Advise("choose another node")
+	case node.UID != bc.Node.UID:
+		return nil, nil, Refuse(about, "the node was deleted and created anew under its name").Advise("schedule the pod again")
+	}
+	return pod, node, nil
+}
+
+// Get reads an object into the given one and returns it, or nil if there is none. An
+// error is one of this package, about the object. Objects from the cache are shared and
+// must not be changed.
+func Get[T interface {
+	client.Object
+	comparable
+}](ctx context.Context, reader Reader, into T, namespace, name string) (T, error) {
+	var none T
+	err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into, client.UnsafeDisableDeepCopy)
+	switch {
+	case apierrors.IsNotFound(err):
+		return none, nil
+	case err != nil:
+		return none, FromAPI(Object{Kind: KindOf(into), Namespace: namespace, Name: name}, "reading it", err)
+	}
+	return into, nil
+}
+
+// subscribing subscribes to every object before it reads it.
+type subscribing struct {
+	Reader
+	to *Subscription
+}
+
+// Get implements client.Reader.
+func (s subscribing) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	s.to.Add(Ref{kind: KindOf(into), namespace: key.Namespace, name: key.Name})
+	return s.Reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader. It subscribes to all objects of the kind, in the
+// namespace if the options name one.
+func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	options := client.ListOptions{}
+	options.ApplyOptions(opts)
+	s.to.Add(Ref{kind: KindOf(into), namespace: options.Namespace})
+	return s.Reader.List(ctx, into, opts...)
+}

@@ -1,0 +1,87 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/registration"
+)
+
+// Domain is that of all annotations: their keys are <plugin>.prebind.dev/<key>.
+const Domain = registration.Domain
+
+// Registration describes a PreBind plugin, whether it is part of Prebind or not. Name,
+// Description and New are required.
+type Registration struct {
+	// Name in kebab-case: that of the plugin that New returns.
+	Name string
+	// Description is a line for 'prebind plugins'.
+	Description string
+	// On says that '*' of --prebind-plugins includes the plugin.
+	On bool
+	// Annotations are the keys behind <name>.prebind.dev/ that the plugin reads, for
+	// 'prebind plugins'.
+	Annotations string
+	// Arguments returns new ones with their defaults; nil if there are none.
+	Arguments func() Arguments
+	// Watches returns an example of each kind that the cache holds, and whose changes wake
+	// waits, while the plugin is on. Pods without a node and nodes are always there.
+	Watches func(a Arguments) []client.Object
+	// Requires lists the kinds without which the plugin has nothing to do. If the API
+	// server does not serve one of them, the plugin is left out, and the log says so.
+	Requires []schema.GroupVersionKind
+	// Caches narrows what the cache holds of the watched kinds; namespace is Prebind's
+	// own. Two plugins cannot narrow one kind.
+	Caches func(namespace string) map[client.Object]cache.ByObject
+	// Index adds the indexes to the cache that the plugin needs with the arguments. It is
+	// called again when they change; the indexer skips indexes that it has.
+	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
+	// Handlers get the events of kinds that Watches returns, by kind. They are added once
+	// in the life of the process. A process that starts with the plugin switched on is not
+	// ready before they have seen all objects.
+	Handlers map[string]toolscache.ResourceEventHandler
+	// Permissions returns all that Prebind needs while the plugin is on, those for Watches
+	// included. If one is missing, Prebind does not start, or keeps its old configuration.
+	// Nil checks nothing.
+	Permissions func(a Arguments) (Permissions, error)
+	// New builds the plugin. It is called when the plugin is switched on, and when its
+	// arguments change. The arguments are valid, and never changed. What an earlier
+	// instance has in progress, that instance completes: the two share nothing, like two
+	// replicas.
+	New func(h Handle, a Arguments) (PreBinder, error)
+}
+
+// Arguments are those of one plugin; see registration.Arguments.
+type Arguments = registration.Arguments
+
+// Problem says why one field of the arguments is invalid.
+type Problem = registration.Problem
+
+// Permissions are what Prebind needs while a plugin is on.
+type Permissions = registration.Permissions
+
+// ArgumentsAs returns the arguments in their own type.
+func ArgumentsAs[T Arguments](a Arguments) (T, error) { return registration.ArgumentsAs[T](a) }
+
+// InvalidField returns the problem of a field, or none if the error is nil.
+func InvalidField(field string, err error) []Problem { return registration.Invalid(field, err) }
+
+// Positive returns the problem of a duration that is not positive.
+func Positive(field string, d time.Duration) []Problem { return registration.Positive(field, d) }
+
+// Shipped returns the permissions that the roles of these folders of config/webhook
+// grant, such as plugins/device.
+func Shipped(folders ...string) (Permissions, error) { return registration.Shipped(folders...) }
+
+// Always makes a Registration.Watches of kinds that do not depend on the arguments.
+func Always(examples ...client.Object) func(Arguments) []client.Object {
+	return func(Arguments) []client.Object { return examples }
+}

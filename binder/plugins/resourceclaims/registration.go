@@ -1,0 +1,110 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Registration returns the plugin's entry in the registry. Not every cluster serves
+// ResourceClaims.
+func Registration() framework.Registration {
+	return framework.Registration{
+		Name:        Name,
+		On:          true,
+		Description: "reserves the pod's ResourceClaims and waits for their devices",
+		Arguments:   func() framework.Arguments { return &Arguments{BindingTimeout: 10 * time.Minute} },
+		Requires:    []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")},
+		Watches: func(a framework.Arguments) []client.Object {
+			if allocates(a) {
+				return []client.Object{&resourcev1.ResourceClaim{}, &resourcev1.ResourceSlice{}, &resourcev1.DeviceClass{}}
+			}
+			return []client.Object{&resourcev1.ResourceClaim{}}
+		},
+		Index: func(ctx context.Context, indexer client.FieldIndexer, a framework.Arguments) error {
+			if err := SetupIndexes(ctx, indexer); err != nil || !allocates(a) {
+				return err
+			}
+			return SetupOwnedIndexes(ctx, indexer)
+		},
+		Permissions: func(a framework.Arguments) (framework.Permissions, error) {
+			if allocates(a) {
+				return framework.Shipped("plugins/resource-claims", "plugins/resource-claims-allocate")
+			}
+			return framework.Shipped("plugins/resource-claims")
+		},
+		New: build,
+	}
+}
+
+// build returns the plugin, with an allocator if the operator lets Prebind allocate
+// DeviceClasses.
+func build(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+	args, err := framework.ArgumentsAs[*Arguments](a)
+	if err != nil {
+		return nil, err
+	}
+	options := Options{
+		Cached: h.Cached, Live: h.Live, Writer: h.Writer, Status: h.Status, Changes: h.Changes, Clock: h.Clock, Domain: framework.Domain,
+		BindingTimeout: args.BindingTimeout,
+	}
+	if len(args.Allocate) > 0 {
+		owned, err := NewOwnedClasses(OwnedOptions{
+			Classes: args.Allocate, Cached: h.Cached, Live: h.Live, Writer: h.Writer, Status: h.Status, Clock: h.Clock, Namespace: h.Namespace,
+		})
+		if err != nil {
+			return nil, err
+		}
+		options.Allocator = owned
+	}
+	return New(options)
+}
+
+// Arguments of the plugin.
+type Arguments struct {
+	// BindingTimeout is how long after its allocation a claim's binding conditions may
+	// take to become true.
+	BindingTimeout time.Duration `yaml:"bindingTimeout"`
+	// Allocate are the DeviceClasses whose claims Prebind allocates.
+	Allocate []string `yaml:"allocate"`
+}
+
+// allocates says whether the operator lets Prebind allocate DeviceClasses.
+func allocates(a framework.Arguments) bool {
+	args, err := framework.ArgumentsAs[*Arguments](a)
+	return err == nil && len(args.Allocate) > 0
+}
+
+// AddFlags implements framework.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&a.BindingTimeout, "resource-claims-binding-timeout", a.BindingTimeout,
+		"How long after its allocation a ResourceClaim's binding conditions may take to become true, as the bindingTimeout of kube-scheduler's DynamicResourcesArgs.")
+	fs.StringSliceVar(&a.Allocate, "resource-claims-allocate", a.Allocate,
+		"DeviceClasses whose claims the plugin resource-claims allocates, for schedulers that know nothing of ResourceClaims. No scheduler may allocate them as well.")
+}
+
+// Validate implements framework.Arguments.
+func (a *Arguments) Validate() []framework.Problem {
+	problems := framework.Positive("bindingTimeout", a.BindingTimeout)
+	for i, class := range a.Allocate {
+		if wrong := validation.IsDNS1123Subdomain(class); len(wrong) > 0 {
+			problems = append(problems, framework.Problem{
+				Field: fmt.Sprintf("allocate[%d]", i),
+				Err:   fmt.Errorf("%q is no DeviceClass: %s", class, strings.Join(wrong, "; ")),
+			})
+		}
+	}
+	return problems
+}

@@ -1,0 +1,39 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Registration returns the plugin's entry in the registry.
+func Registration() framework.Registration {
+	free, selections := NewFreeVolumes(), NewSelections(clock.RealClock{})
+	return framework.Registration{
+		Name:        Name,
+		On:          true,
+		Description: "binds and waits for the pod's PersistentVolumeClaims",
+		Watches: framework.Always(&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &storagev1.StorageClass{},
+			&storagev1.CSIDriver{}, &storagev1.CSIStorageCapacity{}),
+		Caches: Caches,
+		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
+			return SetupIndexes(ctx, indexer)
+		},
+		Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": free, "PersistentVolumeClaim": selections},
+		Permissions: func(framework.Arguments) (framework.Permissions, error) {
+			return framework.Shipped("plugins/volumebinding")
+		},
+		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+			return New(Options{Cached: h.Cached, Live: h.Live, Writer: h.Writer, Changes: h.Changes, Free: free, Selections: selections, Clock: h.Clock})
+		},
+	}
+}

@@ -1,0 +1,144 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// careless is a plugin that decides by whatever it is given, and never asks the API
+// server itself: an object, the pod and the node must have the label ready.
+type careless struct {
+	plugin
+	reads atomic.Int32
+	// verify makes it ask to verify what it would let pass.
+	verify bool
+}
+
+var seenPod = framework.NewExtensionKey[*corev1.Pod]("careless")
+
+func (c *careless) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+	c.reads.Add(1)
+	pod, err := framework.Get(ctx, reader, &corev1.Pod{}, "default", "other")
+	seenPod.Set(bc, pod)
+	return err
+}
+
+func (c *careless) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	other, err := seenPod.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	bc.Intend("careless would do something")
+	bc.Annotate("careless", "live", map[bool]string{true: "yes", false: "no"}[bc.Live])
+	for _, o := range []map[string]string{bc.Pod.Labels, bc.Node.Labels, labelsOf(other)} {
+		if o["ready"] == "" {
+			return framework.Run, framework.Refuse(framework.Object{}, "it is not ready")
+		}
+	}
+	if c.verify {
+		return framework.Verify, nil
+	}
+	return framework.Skip, nil
+}
+
+func labelsOf(pod *corev1.Pod) map[string]string {
+	if pod == nil {
+		return nil
+	}
+	return pod.Labels
+}
+
+// TestNoRejectionByTheCacheAlone: a plugin that does not know the rule is still correct.
+func TestNoRejectionByTheCacheAlone(t *testing.T) {
+	ready := gen.Label("ready", "yes")
+	pod := func(o ...gen.PodOption) *corev1.Pod { return gen.Pod("web", append(o, gen.UID("pod-1"))...) }
+	other := func(o ...gen.PodOption) *corev1.Pod { return gen.Pod("other", append(o, gen.UID("pod-2"))...) }
+	node := func(is bool) *corev1.Node {
+		n := gen.Node("node-a", gen.UID("node-1"))
+		if is {
+			n.Labels["ready"] = "yes"
+		}
+		return n
+	}
+	well := holding(pod(ready), other(ready), node(true))
+	replaced := gen.Node("node-a", gen.UID("node-2"))
+	cases := map[string]struct {
+		reason       string
+		cached, live *store
+		verify       bool
+		want         framework.Kind
+		by           string
+		reads        int32
+		setups       int32
+	}{
+		"Ready":           {reason: "the cache can let a bind proceed, at no cost", cached: well, live: holding(), setups: 1},
+		"PodBehind":       {reason: "the pod has the label by now", cached: holding(pod(), other(ready), node(true)), live: well, setups: 2, reads: 3},
+		"NodeBehind":      {reason: "the node has the label by now", cached: holding(pod(ready), other(ready), node(false)), live: well, setups: 2, reads: 3},
+		"ExtensionBehind": {reason: "the object has the label by now", cached: holding(pod(ready), other(), node(true)), live: well, setups: 2, reads: 3},
+		"Missing":         {reason: "the object exists by now", cached: holding(pod(ready), node(true)), live: well, setups: 2, reads: 3},
+		"NotReady": {
+			reason: "the API server confirms it", cached: holding(pod(ready), other(), node(true)), live: holding(pod(ready), other(), node(true)),
+			want: framework.KindRefuse, by: "careless", setups: 2, reads: 3,
+		},
+		"Verify":     {reason: "the plugin asked to verify", cached: well, live: well, verify: true, setups: 2, reads: 3},
+		"VerifyFail": {reason: "what is verified can be rejected", cached: well, live: holding(pod(ready), node(true)), verify: true, want: framework.KindRefuse, by: "careless", setups: 2, reads: 3},
+		"PodGone":    {reason: "the pod was deleted", cached: holding(pod(), node(true)), live: holding(node(true)), want: framework.KindStale, by: "binder", setups: 1, reads: 1},
+		"NodeGone":   {reason: "the node was deleted", cached: holding(pod(), node(true)), live: holding(pod(ready)), want: framework.KindRefuse, by: "binder", setups: 1, reads: 2},
+		"NodeReplaced": {
+			reason: "all plugins have to see the new node", cached: holding(pod(), node(true)), live: holding(pod(ready), replaced),
+			want: framework.KindWait, by: "binder", setups: 1, reads: 2,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			well.reads.Store(0)
+			p := &careless{plugin: plugin{name: "careless"}, verify: tc.verify}
+			e := newTestEngine(t, func(o *Options) {
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached.server.Cache(), tc.live, []framework.PreBinder{p}
+			})
+			r := requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-1")))
+			r.DryRun = true
+			d := e.Bind(t.Context(), r)
+			assert.Equal(t, tc.setups, p.reads.Load(), "calls of Setup")
+			assert.Equal(t, tc.reads, tc.live.reads.Load(), "live reads")
+			if tc.want != "" {
+				require.NotNil(t, d.Err, tc.reason)
+				assert.Equal(t, tc.want, d.Err.Kind, tc.reason)
+				assert.Equal(t, tc.by, d.Err.Plugin)
+				return
+			}
+			require.Nil(t, d.Err, "%s: %v", tc.reason, d.Err)
+			assert.Len(t, d.Warnings, 1, "the records of the first PreFlight are discarded")
+			live := map[bool]string{true: "yes", false: "no"}[tc.setups > 1]
+			assert.Equal(t, live, d.Annotations["careless.prebind.dev/live"], "it knows by what it decided")
+		})
+	}
+}
+
+// Two plugins that reject share one read of the pod and the node.
+func TestRefreshOnce(t *testing.T) {
+	live := holding(thePod, theNode)
+	doubts := func(name string) framework.PreBinder {
+		return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
+			if !bc.Live {
+				return framework.Run, errors.New("the cache failed")
+			}
+			return framework.Skip, nil
+		}}
+	}
+	e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = live, []framework.PreBinder{doubts("a"), doubts("b")} })
+	require.Nil(t, e.Bind(t.Context(), theRequest()).Err)
+	assert.EqualValues(t, 2, live.reads.Load())
+}

@@ -1,0 +1,18 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindinfo
+
+import (
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/registration"
+)
+
+// Registration returns the mutator's entry in the registry.
+func Registration() mutators.Registration {
+	return mutators.Registration{
+		Name:        Name,
+		Description: "who bound the pod, when, after how many calls and how long a wait",
+		New:         func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
+	}
+}

@@ -1,0 +1,22 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceinfo
+
+import (
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/registration"
+)
+
+// Registration returns the mutator's entry in the registry.
+func Registration() mutators.Registration {
+	return mutators.Registration{
+		Name:        Name,
+		Description: "the devices that the plugin device, or ResourceClaims, gave to the pod",
+		Claims:      true,
+		Permissions: func(registration.Arguments) (registration.Permissions, error) {
+			return registration.Shipped("mutators/device-info")
+		},
+		New: func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
+	}
+}

@@ -1,0 +1,28 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mutators
+
+import (
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Func turns a function into a Mutator with the name. The function returns annotations
+// of the pod on the node by short key: the part behind the slash. It must be pure, and
+// must not change its arguments.
+func Func(name string, annotations func(pod *corev1.Pod, node *corev1.Node) map[string]string) Mutator {
+	return function{name: name, annotations: annotations}
+}
+
+type function struct {
+	name        string
+	annotations func(pod *corev1.Pod, node *corev1.Node) map[string]string
+}
+
+// Name implements Mutator.
+func (f function) Name() string { return f.name }
+
+// Mutate implements Mutator.
+func (f function) Mutate(in Input) (Output, error) {
+	return Output{Annotations: f.annotations(in.Pod, in.Node)}, nil
+}

@@ -1,0 +1,44 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeinfo
+
+import (
+	"github.com/spf13/pflag"
+
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/registration"
+)
+
+// Registration returns the mutator's entry in the registry.
+func Registration() mutators.Registration {
+	return mutators.Registration{
+		Name:        Name,
+		Description: "facts of the node: instance type, capacity type, architecture, versions, addresses",
+		Arguments:   func() registration.Arguments { return &Arguments{} },
+		New: func(a registration.Arguments) (mutators.Mutator, error) {
+			args, err := registration.ArgumentsAs[*Arguments](a)
+			if err != nil {
+				return nil, err
+			}
+			return New(Options{Annotations: args.Annotations})
+		},
+	}
+}
+
+// Arguments of the mutator.
+type Arguments struct {
+	Annotations []string `yaml:"annotations"`
+}
+
+// AddFlags implements registration.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&a.Annotations, "node-info-annotations", a.Annotations,
+		"Node annotations that the mutator node-info copies besides its facts, each as 'annotation' or 'annotation=key'.")
+}
+
+// Validate implements registration.Arguments.
+func (a *Arguments) Validate() []registration.Problem {
+	_, err := New(Options{Annotations: a.Annotations})
+	return registration.Invalid("annotations", err)
+}

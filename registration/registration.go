@@ -1,0 +1,84 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package registration has what the registrations of mutators and of PreBind plugins
+// share: arguments, their validation, and permissions. Plugins use it through
+// binder/framework.
+package registration
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	manifests "github.com/prebind/prebind/config"
+)
+
+// Domain is that of all annotations and labels: their keys are <name>.prebind.dev/<key>.
+const Domain = "prebind.dev"
+
+// Arguments are those of one mutator or plugin. The type is a pointer to a struct whose
+// fields have yaml tags in camelCase. The configuration file sets them below
+// arguments.<name>, and flags do.
+type Arguments interface {
+	// AddFlags adds the flags, each bound to its field: <name>-<field in kebab-case>.
+	AddFlags(fs *pflag.FlagSet)
+	// Validate returns all that is invalid in the arguments. It is called before the
+	// mutator or plugin is built, and also when it is switched off.
+	Validate() []Problem
+}
+
+// Problem says why one field is invalid.
+type Problem struct {
+	// Field is the yaml name.
+	Field string
+	Err   error
+}
+
+// Invalid returns the problem of a field, or none if the error is nil.
+func Invalid(field string, err error) []Problem {
+	if err == nil {
+		return nil
+	}
+	return []Problem{{Field: field, Err: err}}
+}
+
+// Positive returns the problem of a duration that is not positive.
+func Positive(field string, d time.Duration) []Problem {
+	if d > 0 {
+		return nil
+	}
+	return []Problem{{Field: field, Err: fmt.Errorf("%s is not positive", d)}}
+}
+
+// ArgumentsAs returns the arguments in their own type. Each entry gets the arguments that
+// it made itself, so an error is a mistake in the program.
+func ArgumentsAs[T Arguments](a Arguments) (T, error) {
+	typed, ok := a.(T)
+	if !ok {
+		return typed, fmt.Errorf("the arguments are a %T, not a %T", a, typed)
+	}
+	return typed, nil
+}
+
+// Permissions are what Prebind needs while a mutator or plugin is on.
+type Permissions struct {
+	// Cluster are needed in the whole cluster, and Own in Prebind's own namespace.
+	Cluster, Own []rbacv1.PolicyRule
+}
+
+// Shipped returns the permissions that the roles of these folders of config/webhook
+// grant, such as plugins/device.
+func Shipped(folders ...string) (Permissions, error) {
+	var all Permissions
+	for _, folder := range folders {
+		cluster, own, err := manifests.Roles(folder)
+		if err != nil {
+			return Permissions{}, err
+		}
+		all.Cluster, all.Own = append(all.Cluster, cluster...), append(all.Own, own...)
+	}
+	return all, nil
+}
