@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,41 +96,58 @@ func TestHealth_CallerGaveUp(t *testing.T) {
 func TestHealth_Permissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHealth(clock.RealClock{})
+		var mu sync.Mutex
 		checks, missing := 0, error(nil)
+		// set sets what is missing, and begins to count the checks anew.
+		set := func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			checks, missing = 0, err
+		}
+		checked := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return checks
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer synctest.Wait()
 		defer cancel()
-		go h.Watch(ctx, func(context.Context) error { checks++; return missing })
+		go h.Watch(ctx, func(context.Context) error {
+			mu.Lock()
+			defer mu.Unlock()
+			checks++
+			return missing
+		})
 		after := func(d time.Duration) error {
 			<-time.After(d)
 			synctest.Wait()
 			return h.Problem()
 		}
 		require.NoError(t, after(time.Hour))
-		assert.Zero(t, checks, "no check without a cause")
+		assert.Zero(t, checked(), "no check without a cause")
 
 		for range 1000 {
 			send(t.Context(), t, h, answer{code: 403})
 		}
 		require.NoError(t, after(checkEvery-time.Second))
-		assert.Equal(t, 1, checks, "a quota that refuses many requests causes few checks")
+		assert.Equal(t, 1, checked(), "a quota that refuses many requests causes few checks")
 		require.NoError(t, after(time.Hour))
-		checks = 0
 
-		missing = errors.New("may not list nodes")
+		denied := errors.New("may not list nodes")
+		set(denied)
 		send(t.Context(), t, h, answer{code: 403})
 		require.NoError(t, after(deniedAfter), "a new configuration may be on its way")
-		require.ErrorIs(t, after(time.Second), missing)
-		assert.InDelta(t, deniedAfter/checkAgain, checks, 2)
+		require.ErrorIs(t, after(time.Second), denied)
+		assert.InDelta(t, deniedAfter/checkAgain, checked(), 2)
 
-		checks = 0
+		set(denied)
 		send(t.Context(), t, h, answer{err: errRefused})
 		require.ErrorContains(t, after(time.Minute), "does not answer", "that comes first")
-		assert.Zero(t, checks, "nobody would answer them")
+		assert.Zero(t, checked(), "nobody would answer them")
 		send(t.Context(), t, h, answer{code: 200})
-		require.ErrorIs(t, h.Problem(), missing, "the last result stays meanwhile")
+		require.ErrorIs(t, h.Problem(), denied, "the last result stays meanwhile")
 
-		missing = nil
+		set(nil)
 		require.NoError(t, after(checkAgain), "it is granted again")
 	})
 }
