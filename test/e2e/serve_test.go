@@ -64,7 +64,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		"no client CA":        {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "none")}, says: []string{"--client-ca-file", "no such file"}},
 		"empty client CA":     {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "tls.key")}, says: []string{"--client-ca-file", "no certificate"}},
 		"names without a CA":  {args: []string{"--client-allowed-names=kube-apiserver"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
-		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "one of them"}},
+		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "mutually exclusive"}},
 		"no role for self-managed": {
 			args: []string{"--self-managed-certs", "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
 			says: []string{"--self-managed-certs lacks permissions", "secrets prebind-webhook-ca in prebind-system", "mutatingwebhookconfigurations", "apply the component"},
