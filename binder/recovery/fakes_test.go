@@ -138,7 +138,7 @@ type writer struct {
 	rollBack func(ctx context.Context, bc *framework.BindContext) error
 }
 
-func newWriter(name string, calls *journal) *writer { return &writer{name: name, calls: calls} }
+func newWriter(calls *journal) *writer { return &writer{name: "p", calls: calls} }
 
 func (w *writer) Name() string { return w.name }
 

@@ -81,7 +81,7 @@ func TestTidy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
-				p := &tidier{marker: &marker{writer: newWriter("p", calls), err: tc.err}, calls: calls, err: tc.err}
+				p := &tidier{marker: &marker{writer: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
 				s := newScene(p)
 				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
 				defer cancel()
@@ -124,7 +124,7 @@ func TestSweep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
-				m := &marker{writer: newWriter("p", calls), marks: tc.marks, err: tc.err}
+				m := &marker{writer: newWriter(calls), marks: tc.marks, err: tc.err}
 				sweeping(t, m, tc.living, tc.pod, tc.took)
 				if tc.want == "" {
 					assert.Empty(t, calls.all(), tc.reason)
@@ -140,7 +140,7 @@ func TestSweep(t *testing.T) {
 func TestSweepRecoversTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got *framework.BindContext
-		m := &marker{writer: newWriter("p", &journal{}), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
 		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
 			got = bc
 			return nil
@@ -159,7 +159,7 @@ func TestSweepRecoversTheContext(t *testing.T) {
 func TestSweepRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		m := &marker{writer: newWriter("p", calls), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
 		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if tries++; tries == 1 {
@@ -193,7 +193,7 @@ func TestSweepRepeats(t *testing.T) {
 func TestGraceCountsFromTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		m := &marker{writer: newWriter("p", calls), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
 		living := &switchable{ids: map[string]bool{"b": true}}
 		s := newScene(m)
 		s.podIs(thePod)
@@ -218,7 +218,7 @@ func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug
 
 func TestMarksPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(panicking{newWriter("p", &journal{})})
+		s := newScene(panicking{newWriter(&journal{})})
 		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
 		defer cancel()
 		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).Run(ctx) })
@@ -238,7 +238,7 @@ func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
 
 func TestOrphansArePruned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(&stream{writer: newWriter("p", &journal{})})
+		s := newScene(&stream{writer: newWriter(&journal{})})
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
 		sw := s.sweeper(livingReplicas{})
@@ -249,7 +249,7 @@ func TestOrphansArePruned(t *testing.T) {
 
 func TestObserverOfSweeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &marker{writer: newWriter("p", &journal{}), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
 		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if tries++; tries == 1 {

@@ -35,7 +35,7 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 2_000
 		calls := map[string]int{}
-		m := &marker{writer: newWriter("p", &journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
+		m := &marker{writer: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
 		began := time.Now()
 		var settled time.Duration
 		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
@@ -89,7 +89,7 @@ func TestTurns(t *testing.T) {
 func BenchmarkSweep(b *testing.B) {
 	for _, size := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("marks=%d", size), func(b *testing.B) {
-			m := &marker{writer: newWriter("p", &journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
+			m := &marker{writer: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
 			m.rollBack = func(context.Context, *framework.BindContext) error { return errScripted }
 			scene := newScene(m)
 			scene.podIs(nil)

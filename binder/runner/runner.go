@@ -86,12 +86,16 @@ func (r *Runner) Confirm(ctx context.Context, plugins []framework.PreBinder, bc 
 		}
 		err := r.call(ctx, StepConfirm, p, bc, func(ctx context.Context) error {
 			err := confirmer.Confirm(ctx, r.Cached, bc)
-			if err != nil && ctx.Err() == nil {
-				bc.Live = true
-				defer func() { bc.Live = false }()
-				err = confirmer.Confirm(ctx, r.liveFor(p), bc)
+			if err == nil {
+				return nil
 			}
-			return err
+			if ctx.Err() != nil {
+				// Nobody can ask the API server any more, and the cache alone decides nothing.
+				return context.Cause(ctx)
+			}
+			bc.Live = true
+			defer func() { bc.Live = false }()
+			return confirmer.Confirm(ctx, r.liveFor(p), bc)
 		})
 		if err != nil {
 			return framework.AsError(p.Name(), err)

@@ -49,6 +49,55 @@ func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
 	assert.Empty(t, bc.WaitingFor())
 }
 
+// doubter is a plugin whose Confirm trusts only the API server.
+type doubter struct {
+	plugin
+	confirm func(bc *framework.BindContext) error
+}
+
+func (d doubter) Confirm(_ context.Context, _ framework.Reader, bc *framework.BindContext) error {
+	return d.confirm(bc)
+}
+
+func TestConfirm_NotByTheCacheAlone(t *testing.T) {
+	errEnded := errors.New("the round has ended")
+	cases := map[string]struct {
+		reason string
+		// endsMeanwhile says that the context ends during the first Confirm.
+		endsMeanwhile bool
+		live          error
+		want          string
+	}{
+		"Confirmed":    {reason: "the API server has the last word"},
+		"NotConfirmed": {reason: "its word is the error", live: errors.New("not any more"), want: "not any more"},
+		"Ended":        {reason: "no word of the API server: the error is the end", endsMeanwhile: true, want: errEnded.Error()},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			r := &Runner{Tracker: Untracked{}}
+			d := doubter{plugin: plugin{name: "d"}, confirm: func(bc *framework.BindContext) error {
+				if bc.Live {
+					return tc.live
+				}
+				if tc.endsMeanwhile {
+					cancel(errEnded)
+				}
+				return errors.New("the cache can be behind")
+			}}
+			err := r.Confirm(ctx, []framework.PreBinder{d}, &framework.BindContext{})
+			if tc.want == "" {
+				assert.Nil(t, err, tc.reason)
+				return
+			}
+			require.NotNil(t, err, tc.reason)
+			assert.Contains(t, err.Error(), tc.want, tc.reason)
+			assert.NotContains(t, err.Error(), "behind", tc.reason)
+		})
+	}
+}
+
 func TestPanicIsNamed(t *testing.T) {
 	r := &Runner{Tracker: Untracked{}}
 	p := plugin{"p", func(context.Context, *framework.BindContext) error { panic("boom") }}

@@ -235,6 +235,7 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 				got := b.review(off.replica, request)
 				assert.Equal(t, &admissionv1.AdmissionResponse{
 					UID: request.UID, Allowed: true, AuditAnnotations: map[string]string{"decision": "passed-through"},
+					Result: &metav1.Status{Code: http.StatusOK}, // admission.Webhook adds it.
 				}, got, tc.reason)
 
 				if !dryRun {
