@@ -76,7 +76,7 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
 	since := h.Clock.Now()
 	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
-		pod, node, err := presentOf(ctx, reader, bc)
+		pod, node, err := Present(ctx, reader, bc)
 		if err != nil {
 			return Waiting{}, err
 		}
@@ -104,8 +104,9 @@ func isLive(reader Reader, h Handle) bool {
 	return ok && s.Reader == h.Live && h.Live != h.Cached
 }
 
-// presentOf reads the pod and the node of the bind.
-func presentOf(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, *corev1.Node, error) {
+// Present returns the pod and the node of the bind as the reader has them now. It fails if
+// the pod cannot be bound any more, or if the node is not the one of the bind.
+func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, *corev1.Node, error) {
 	about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 	pod, err := Get(ctx, reader, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 	if err != nil {

@@ -93,10 +93,8 @@ func withVolumes(t *testing.T, w world) []framework.PreBinder {
 }
 
 func withClaims(t *testing.T, w world) []framework.PreBinder {
-	return []framework.PreBinder{must[*resourceclaims.Plugin](t)(resourceclaims.New(resourceclaims.Options{
-		Cached: w.client, Live: w.client, Writer: w.client, Status: w.client, Changes: w.changes, Clock: clock.RealClock{}, Domain: domain,
-		BindingTimeout: 10 * time.Minute,
-	}))}
+	h := framework.Handle{Cached: w.client, Live: w.client, Writer: w.client, Status: w.client, Changes: w.changes, Clock: clock.RealClock{}}
+	return []framework.PreBinder{must[*resourceclaims.Plugin](t)(resourceclaims.New(h, &resourceclaims.Arguments{BindingTimeout: 10 * time.Minute}))}
 }
 
 func topologyOf(t *testing.T, o topology.Options) mutators.Mutator {
