@@ -56,9 +56,8 @@ type attempts struct {
 	live    framework.Reader
 	changes *framework.Hub
 	events  events.EventRecorder
-	// observer and tracker are never nil.
-	observer Observer
-	tracker  Tracker
+	// recorder is never nil.
+	recorder Recorder
 	// attemptKey is the annotation by which a pod tells which attempt bound it.
 	attemptKey string
 	// term is Options.Term. It is never nil.
@@ -120,7 +119,7 @@ func (s *attempts) start(ctx context.Context, key attemptKey, r *round, budget t
 		key: key, id: r.bc.Attempt, namespace: r.bc.Pod.Namespace, term: term, started: s.clock.Now(), budget: budget,
 		over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
-	ctx, a.ended = s.tracker.Step(context.WithoutCancel(ctx), stepOf(StepAttempt, "", r.bc))
+	ctx, a.ended = s.recorder.Step(context.WithoutCancel(ctx), stepOf(StepAttempt, "", r.bc))
 	ctx, a.cancel = context.WithCancelCause(ctx)
 	s.add(a)
 	s.begin(ctx, a, r)

@@ -41,10 +41,13 @@ type call struct {
 	// attempt is the ID of the one that the call began or joined, which is joined, or "".
 	attempt string
 	joined  *attempt
-	// kind is that of the wait, once the call has asked for a seat, and kept says that it
-	// kept the seat to the end of its hold.
-	kind pacing.Kind
-	kept bool
+	// kind is that of the wait and waitBegan its beginning, once the call has asked for a
+	// seat. kept says that it kept the seat to the end of its hold.
+	kind      pacing.Kind
+	waitBegan time.Time
+	kept      bool
+	// missed is how many earlier calls for the bind other replicas have answered, as an estimate.
+	missed int
 }
 
 // context returns that of an attempt for this call.
@@ -130,7 +133,7 @@ func (e *Engine) compose(ctx context.Context, c *call, add additions) (Decision,
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
-	_, done := e.o.Tracker.Step(ctx, c.step(StepMutators, add.attempt))
+	_, done := e.o.Recorder.Step(ctx, c.step(StepMutators, add.attempt))
 	result := c.settings.Mutators.Mutate(in)
 	done(nil)
 	d := Decision{
@@ -205,6 +208,22 @@ func (e *Engine) allowBy(ctx context.Context, c *call, a *attempt, latest *frame
 type waited struct {
 	calls int
 	since time.Time
+	// missed is the estimate of the calls that other replicas have answered, and next when the
+	// client was asked to call again.
+	missed int
+	next   time.Time
+	// told is when an event last reported the wait, and toldOf what for.
+	told   time.Time
+	toldOf framework.Object
+}
+
+// remember changes what is known of the calls for the bind.
+func (e *Engine) remember(c *call, change func(w *waited)) {
+	e.waitsMu.Lock()
+	defer e.waitsMu.Unlock()
+	w := e.waitedBefore(c)
+	change(&w)
+	e.waits.Add(c.key, w, forgetWaits)
 }
 
 // waitedBefore returns those before this call.

@@ -16,7 +16,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,8 +30,7 @@ import (
 	"github.com/prebind/prebind/binder/pacing"
 )
 
-// Options of an Engine. All fields are required but Term, Observer and
-// Tracker.
+// Options of an Engine. All fields are required but Term and Recorder.
 type Options struct {
 	// Cached reads pods without a node, nodes, and what plugins watch, from a cache. What
 	// it returns is never changed.
@@ -53,11 +54,9 @@ type Options struct {
 	Changes *framework.Hub
 	// Events tells the pod what its bind waits for, and why it is refused.
 	Events events.EventRecorder
-	// Observer counts what becomes of attempts. It may be nil.
-	Observer Observer
-	// Tracker follows the work on binds. It may be nil.
-	Tracker Tracker
-	Clock   clock.WithDelayedExecution
+	// Recorder records the work on binds. It may be nil.
+	Recorder Recorder
+	Clock    clock.WithDelayedExecution
 }
 
 func (o Options) validate() error {
@@ -67,7 +66,7 @@ func (o Options) validate() error {
 	case o.Domain == "" || o.Replica == "" || strings.Contains(o.Replica, attemptSeparator):
 		return fmt.Errorf("engine: Domain and Replica are required, and Replica has no %q", attemptSeparator)
 	default:
-		return o.Settings.validate(o.Domain)
+		return o.Settings.validateNames(o.Domain)
 	}
 }
 
@@ -82,7 +81,12 @@ type Engine struct {
 	requireKey, timeoutKey string
 	// waits holds, by attemptKey, the calls that had to wait; see waited.
 	waits *utilcache.LRUExpireCache
-	seats seats
+	// waitsMu is held while an entry of waits is changed.
+	waitsMu sync.Mutex
+	seats   seats
+	// exempt are the seats of calls for which isExempt returns true; see Exempt.
+	exempt   seats
+	isExempt atomic.Pointer[func(authenticationv1.UserInfo) bool]
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -93,11 +97,8 @@ func New(o Options) (*Engine, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.Observer == nil {
-		o.Observer = unobserved{}
-	}
-	if o.Tracker == nil {
-		o.Tracker = untracked{}
+	if o.Recorder == nil {
+		o.Recorder = unrecorded{}
 	}
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
@@ -106,7 +107,7 @@ func New(o Options) (*Engine, error) {
 	e := &Engine{
 		o: o,
 		attempts: &attempts{
-			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, observer: o.Observer, tracker: o.Tracker,
+			clock: o.Clock, cached: o.Cached, live: o.Live, changes: o.Changes, events: o.Events, recorder: o.Recorder,
 			attemptKey: attemptAnnotation(o.Domain), term: o.Term, index: newIndex(), past: pacing.NewHistory(),
 		},
 		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
@@ -137,10 +138,18 @@ func (e *Engine) Stop(ctx context.Context) error {
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
+	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
+	d := e.answer(ctx, r, began)
+	e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
+	return d
+}
+
+// answer decides on one Binding that came at the time.
+func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Request: r, settings: e.settings.Load(), began: e.o.Clock.Now()}
+	c := &call{Request: r, settings: e.settings.Load(), began: began}
 	c.policy = c.settings.policyFor(r.Pod.Namespace)
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
@@ -159,7 +168,7 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 		d = audited(d)
 	}
 	if pod != nil && !r.DryRun {
-		e.tell(pod, d)
+		e.tell(c, pod, d)
 	}
 	return d
 }
@@ -233,7 +242,7 @@ func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Er
 	// The cache lacks the pod, or what it holds would end the bind. It may be
 	// behind, so the API server has the last word.
 	pod = &corev1.Pod{}
-	e.o.Tracker.ReadLive("", "Pod", reason)
+	e.o.Recorder.ReadLive("", "Pod", reason)
 	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {

@@ -35,25 +35,18 @@ func TestOptions(t *testing.T) {
 		change func(o *Options)
 		ok     bool
 	}{
-		"Valid":            {reason: "plugins are not required", change: func(*Options) {}, ok: true},
-		"NoCache":          {reason: "required", change: func(o *Options) { o.Cached = nil }},
-		"NoLive":           {reason: "required", change: func(o *Options) { o.Live = nil }},
-		"NoMutators":       {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Settings.Mutators = nil }},
-		"NoClock":          {reason: "required", change: func(o *Options) { o.Clock = nil }},
-		"NoHold":           {reason: "must be positive", change: func(o *Options) { o.Settings.Hold = 0 }},
-		"NegativeMaxHolds": {reason: "must be positive", change: func(o *Options) { o.Settings.MaxHolds = -1 }},
-		"NoTimeout":        {reason: "must be positive", change: func(o *Options) { o.Settings.PreBindTimeout = 0 }},
-		"NoChanges":        {reason: "required", change: func(o *Options) { o.Changes = nil }},
-		"NoEvents":         {reason: "required", change: func(o *Options) { o.Events = nil }},
-		"NoDomain":         {reason: "required", change: func(o *Options) { o.Domain = "" }},
-		"NoReplica":        {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
-		"ReplicaWithDash":  {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
-		"NoMode":           {reason: "nobody has said whether to refuse", change: func(o *Options) { o.Settings.Mode = "" }},
-		"BadRule":          {reason: "so it is for a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Mode: "On"}} }},
-		"BadPattern":       {reason: "it would never name a namespace", change: func(o *Options) { o.Settings.Namespaces = []NamespaceRule{{Names: []string{"["}}} }},
-		"MaxIsLess":        {reason: "the default must be within the limit", change: func(o *Options) { o.Settings.MaxPreBindTimeout = 1 }},
-		"TwoPlugins":       {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
-		"SamePluginTwice":  {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
+		"Valid":           {reason: "plugins are not required", change: func(*Options) {}, ok: true},
+		"NoCache":         {reason: "required", change: func(o *Options) { o.Cached = nil }},
+		"NoLive":          {reason: "required", change: func(o *Options) { o.Live = nil }},
+		"NoMutators":      {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Settings.Mutators = nil }},
+		"NoClock":         {reason: "required", change: func(o *Options) { o.Clock = nil }},
+		"NoChanges":       {reason: "required", change: func(o *Options) { o.Changes = nil }},
+		"NoEvents":        {reason: "required", change: func(o *Options) { o.Events = nil }},
+		"NoDomain":        {reason: "required", change: func(o *Options) { o.Domain = "" }},
+		"NoReplica":       {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
+		"ReplicaWithDash": {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
+		"TwoPlugins":      {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
+		"SamePluginTwice": {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -155,15 +148,15 @@ func TestBindReadsPod(t *testing.T) {
 		},
 		"CacheFails": {
 			reason: "the API server is asked when the cache cannot answer",
-			cached: &store{err: errors.New("no informer")}, live: holding(thePod, theNode), liveReads: 2,
+			cached: brokenStore(errors.New("no informer")), live: holding(thePod, theNode), liveReads: 2,
 		},
 		"LiveFails": {
 			reason: "without the pod nothing can be decided: it is Prebind's failure",
-			cached: holding(theNode), live: &store{err: errors.New("boom")}, want: framework.KindInternal, liveReads: 1,
+			cached: holding(theNode), live: brokenStore(errors.New("boom")), want: framework.KindInternal, liveReads: 1,
 		},
 		"LiveOverloaded": {
 			reason: "an overloaded API server is no failure but a matter of time",
-			cached: holding(theNode), live: &store{err: apierrors.NewTooManyRequestsError("slow down")},
+			cached: holding(theNode), live: brokenStore(apierrors.NewTooManyRequestsError("slow down")),
 			want: framework.KindWait, liveReads: 1,
 		},
 	}
@@ -204,7 +197,7 @@ func TestBindReadsNode(t *testing.T) {
 		"Cached":  {reason: "no call", cached: holding(thePod, theNode), live: holding(theNode)},
 		"Missed":  {reason: "a new node may not be in the cache yet", cached: holding(thePod), live: holding(theNode), reads: 1},
 		"Unknown": {reason: "there is no such node", cached: holding(thePod), live: holding(), want: framework.KindRefuse, reads: 1},
-		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: &store{err: other}, want: framework.KindInternal, reads: 1},
+		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: brokenStore(other), want: framework.KindInternal, reads: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -5,7 +5,6 @@ package binder
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -15,34 +14,68 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// store is a Getter of pods and nodes that counts its reads.
+// store is a cache, or an API server, of pods and nodes that counts its reads.
 type store struct {
-	mu      sync.Mutex
-	objects []client.Object
+	*fakeapi.Connection
+	server *fakeapi.Server
+	reads  atomic.Int32
+
+	mu sync.Mutex
 	// err, when it is set, is the answer to every read.
-	err   error
-	reads atomic.Int32
+	err error
 }
 
-func holding(objects ...client.Object) *store { return &store{objects: objects} }
+func holding(objects ...client.Object) *store {
+	s := &store{server: fakeapi.New(objects...)}
+	s.Connection = s.server.Connect()
+	s.Before = func(call fakeapi.Call) error {
+		if call.Verb != "get" {
+			return fmt.Errorf("unexpected call: %s", call)
+		}
+		s.reads.Add(1)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.err
+	}
+	return s
+}
+
+// brokenStore is a store whose reads fail.
+func brokenStore(err error) *store {
+	s := holding()
+	s.fail(err)
+	return s
+}
 
 // set replaces what the store holds.
 func (s *store) set(objects ...client.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.objects = objects
+	kept := map[string]bool{}
+	for _, o := range objects {
+		s.server.Put(o)
+		kept[fakeapi.Kind(o)+client.ObjectKeyFromObject(o).String()] = true
+	}
+	remove := func(o client.Object) {
+		if !kept[fakeapi.Kind(o)+client.ObjectKeyFromObject(o).String()] {
+			s.server.Remove(o)
+		}
+	}
+	for _, pod := range fakeapi.All(s.server, &corev1.Pod{}) {
+		remove(pod)
+	}
+	for _, node := range fakeapi.All(s.server, &corev1.Node{}) {
+		remove(node)
+	}
 }
 
 // fail makes every read fail, until it is called with nil.
@@ -50,38 +83,6 @@ func (s *store) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = err
-}
-
-func (s *store) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	s.reads.Add(1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil {
-		return s.err
-	}
-	for _, o := range s.objects {
-		if client.ObjectKeyFromObject(o) != key {
-			continue
-		}
-		switch o := o.(type) {
-		case *corev1.Pod:
-			if into, ok := into.(*corev1.Pod); ok {
-				o.DeepCopyInto(into)
-				return nil
-			}
-		case *corev1.Node:
-			if into, ok := into.(*corev1.Node); ok {
-				o.DeepCopyInto(into)
-				return nil
-			}
-		}
-	}
-	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
-}
-
-// List implements client.Reader. The engine lists nothing.
-func (*store) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("unexpected list")
 }
 
 // plugin is a PreBinder whose methods can be given, and are counted.

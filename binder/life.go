@@ -42,7 +42,7 @@ func (s *attempts) run(ctx context.Context, a *attempt) {
 func (s *attempts) conclude(ctx context.Context, a *attempt, o outcome) {
 	switch o {
 	case outcomeBound, outcomeBoundByOther, outcomeNotBound:
-		s.observer.AttemptEnded(string(o))
+		s.recorder.AttemptEnded(string(o))
 	case outcomeLeft, outcomePending, outcomeAgain:
 	}
 	switch o {
@@ -67,9 +67,9 @@ func (s *attempts) prepare(ctx context.Context, a *attempt, r *round) (err *fram
 	stop := s.spend(ctx, a, r)
 	defer stop()
 	defer s.endWithPod(ctx, a, r)()
-	wait := s.past.Begin(waitKind(r), s.clock.Now())
+	wait := s.past.Begin(waitKind(r), waitBegan(r.bc, s.clock.Now(), a.budget))
 	defer func() { s.past.End(wait, s.clock.Now(), err == nil) }()
-	err = preBind(r.ctx, s.tracker, r.plugins, r.bc, func(p framework.PreBinder) { s.enter(a, r.bc, p) })
+	err = preBind(r.ctx, s.recorder, r.plugins, r.bc, func(p framework.PreBinder) { s.enter(a, r.bc, p) })
 	if err == nil {
 		err = r.confirm(r.ctx)
 	}
@@ -232,7 +232,7 @@ func (s *attempts) commit(ctx context.Context, a *attempt) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), postBindTimeout)
-		err := step(ctx, s.tracker, stepOf(StepPostBind, r.plugin.Name(), r.bc), func(ctx context.Context) error {
+		err := step(ctx, s.recorder, stepOf(StepPostBind, r.plugin.Name(), r.bc), func(ctx context.Context) error {
 			post.PostBind(ctx, r.bc)
 			return nil
 		})

@@ -44,7 +44,7 @@ type Stats struct {
 	// Attempts by phase: "preparing", "prepared" (followed to its outcome), "failed"
 	// (kept for a client that is between two calls) and "undoing". All are there.
 	Attempts map[string]int
-	// Holds is how many calls are kept waiting, of MaxHolds at most.
+	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
 	Holds, MaxHolds int
 }
 
@@ -109,7 +109,8 @@ func Phases() []string {
 
 // Stats returns the numbers of now; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: map[string]int{}, Holds: e.seats.count(), MaxHolds: e.settings.Load().MaxHolds}
+	s := Stats{Attempts: map[string]int{}}
+	s.Holds, s.MaxHolds = e.held()
 	for _, name := range phaseNames {
 		s.Attempts[name] = 0
 	}

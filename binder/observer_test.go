@@ -18,8 +18,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// watcher is an Observer that writes down what it is told.
-type watcher struct{ journal }
+// watcher is a Recorder that writes down what becomes of attempts.
+type watcher struct {
+	untracked
+	journal
+}
 
 func (w *watcher) AttemptEnded(outcome string) { w.add("ended: " + outcome) }
 func (w *watcher) RolledBack(plugin string, err error) {
@@ -49,7 +52,7 @@ func TestObserver(t *testing.T) {
 				p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return tc.preBind }}
 				s := newScene(t, p)
 				w := &watcher{}
-				s.o.Observer, s.attempts.observer = w, w
+				s.o.Recorder, s.attempts.recorder = w, w
 				s.Bind(quiet(t), theRequest())
 				if tc.becomes != nil {
 					s.podIs(tc.becomes)
@@ -73,7 +76,7 @@ func TestObserverOfSweeps(t *testing.T) {
 		}
 		s := newScene(t, m)
 		w := &watcher{}
-		s.o.Observer = w
+		s.o.Recorder = w
 		s.podIs(nil)
 		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
 		defer cancel()

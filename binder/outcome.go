@@ -140,7 +140,7 @@ func (s *attempts) read(ctx context.Context, name types.NamespacedName) (*corev1
 	ctx, cancel := context.WithTimeout(ctx, readTakes)
 	defer cancel()
 	pod := &corev1.Pod{}
-	s.tracker.ReadLive("", "Pod", ReadOutcome)
+	s.recorder.ReadLive("", "Pod", ReadOutcome)
 	err := s.live.Get(ctx, name, pod)
 	if apierrors.IsNotFound(err) {
 		return nil, nil

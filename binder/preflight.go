@@ -60,7 +60,7 @@ func (e *Engine) ask(ctx context.Context, p framework.PreBinder, reader framewor
 		return framework.Run, nil
 	}
 	next := framework.Run
-	err := step(ctx, e.o.Tracker, stepOf(StepPreFlight, p.Name(), bc), func(ctx context.Context) (err error) {
+	err := step(ctx, e.o.Recorder, stepOf(StepPreFlight, p.Name(), bc), func(ctx context.Context) (err error) {
 		if extends {
 			err = extender.SetupBindContextExtension(ctx, reader, bc)
 		}
@@ -80,7 +80,7 @@ func (e *Engine) refresh(ctx context.Context, c *call, bc *framework.BindContext
 	}
 	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
 	pod := &corev1.Pod{}
-	e.o.Tracker.ReadLive("", "Pod", ReadDoubted)
+	e.o.Recorder.ReadLive("", "Pod", ReadDoubted)
 	err := e.o.Live.Get(ctx, c.Pod, pod)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -116,7 +116,7 @@ func (e *Engine) refresh(ctx context.Context, c *call, bc *framework.BindContext
 func (e *Engine) liveNode(ctx context.Context, name, reason string) (*corev1.Node, *framework.Error) {
 	object := framework.Object{Kind: "Node", Name: name}
 	node := &corev1.Node{}
-	e.o.Tracker.ReadLive("", "Node", reason)
+	e.o.Recorder.ReadLive("", "Node", reason)
 	if err := e.o.Live.Get(ctx, types.NamespacedName{Name: name}, node); apierrors.IsNotFound(err) {
 		return nil, framework.AsError(guardName, framework.Refuse(object, "there is no such node").Advise("choose another"))
 	} else if err != nil {
@@ -129,7 +129,7 @@ func (e *Engine) liveNode(ctx context.Context, name, reason string) (*corev1.Nod
 
 // liveFor returns the live reader of a plugin, whose reads the tracker sees.
 func (o *Options) liveFor(plugin string) framework.Reader {
-	return trackedReader{Reader: o.Live, tracker: o.Tracker, plugin: plugin}
+	return trackedReader{Reader: o.Live, tracker: o.Recorder, plugin: plugin}
 }
 
 // trackedReader reports the reads of a plugin.

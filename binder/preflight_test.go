@@ -106,7 +106,7 @@ func TestNoRejectionByTheCacheAlone(t *testing.T) {
 			well.reads.Store(0)
 			p := &careless{plugin: plugin{name: "careless"}, verify: tc.verify}
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = &store{objects: tc.cached.objects}, tc.live, []framework.PreBinder{p}
+				o.Cached, o.Live, o.Settings.Plugins = tc.cached.server.Cache(), tc.live, []framework.PreBinder{p}
 			})
 			r := requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-1")))
 			r.DryRun = true

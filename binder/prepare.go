@@ -167,16 +167,21 @@ func (e *Engine) later(c *call, err *framework.Error) Decision {
 // the call as one that had to wait.
 func (e *Engine) retryAfter(c *call) time.Duration {
 	before, now := e.waitedBefore(c), e.o.Clock.Now()
-	e.waits.Add(c.key, waited{calls: before.calls + 1, since: before.since}, forgetWaits)
-	if isClosed(e.draining) {
-		// Another replica may have a seat.
-		return time.Second
+	began := before.since
+	if !c.waitBegan.IsZero() {
+		began = c.waitBegan
 	}
-	return pacing.RetryAfter(pacing.Wait{
-		Elapsed: now.Sub(before.since), Left: c.budget - now.Sub(before.since), Calls: before.calls + 1, Past: e.attempts.past.Past(c.kind, now),
-	}, pacing.Pace{
-		Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace), Jitter: rand.Float64(),
-	})
+	missed := max(before.missed, c.missed)
+	after := time.Second // Where this replica is shutting down, another one may have a seat.
+	if !isClosed(e.draining) {
+		after = pacing.RetryAfter(pacing.Wait{
+			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: e.attempts.past.Past(c.kind, now),
+		}, pacing.Pace{
+			Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace), Jitter: rand.Float64(),
+		})
+	}
+	e.remember(c, func(w *waited) { w.calls, w.missed, w.next = w.calls+1, missed, now.Add(after) })
+	return after
 }
 
 // isClosed says whether a channel that carries no values is closed.
@@ -198,13 +203,27 @@ func waitKind(r *round) pacing.Kind {
 	return pacing.Kind{Namespace: r.bc.Pod.Namespace, Plugins: strings.Join(names, ",")}
 }
 
+// waitBegan returns when the wait for a bind began: at the first call that this replica
+// received, or earlier where a plugin saw it begin earlier. A wait that is older than the
+// budget belongs to another bind.
+func waitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
+	began := first
+	for _, w := range bc.WouldWaitFor() {
+		if !w.Since.IsZero() && w.Since.Before(began) && first.Sub(w.Since) < budget {
+			began = w.Since
+		}
+	}
+	return began
+}
+
 // seat is the time that one call is held, however often it waits.
 type seat struct {
 	engine *Engine
 	call   *call
 	timer  clock.Timer
-	// occupant is the call's seat, or nil.
+	// occupant is the call's seat among those of from, or nil.
 	occupant *occupant
+	from     *seats
 	// refused says that there was no seat, or that another call has got it.
 	refused bool
 }
@@ -217,7 +236,7 @@ func (h *seat) until(ctx context.Context, r *round, done <-chan struct{}) bool {
 	}
 	h.take(r)
 	if h.occupant != nil && !h.refused {
-		_, ended := h.engine.o.Tracker.Step(ctx, h.call.step(StepHold, h.call.attempt))
+		_, ended := h.engine.o.Recorder.Step(ctx, h.call.step(StepHold, h.call.attempt))
 		tell := h.engine.tellOfHold(h.call, r)
 		select {
 		case <-done:
@@ -246,14 +265,26 @@ func (h *seat) take(r *round) {
 	c.kind = waitKind(r)
 	now := e.o.Clock.Now()
 	before := e.waitedBefore(c)
-	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + 1}
-	elapsed := now.Sub(before.since)
-	if likely, ok := e.attempts.past.Past(c.kind, now).Quantile(0.5, elapsed); ok {
+	c.waitBegan = waitBegan(r.bc, before.since, c.budget)
+	elapsed, past := now.Sub(c.waitBegan), e.attempts.past.Past(c.kind, now)
+	var most int
+	h.from, most = e.seatsFor(c)
+	last := time.Duration(0)
+	if before.calls > 0 {
+		last = before.next.Sub(c.waitBegan)
+	}
+	c.missed = before.missed + pacing.Missed(last, elapsed, pacing.Wait{
+		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Calls: before.calls + before.missed, Past: past,
+	}, pacing.Pace{
+		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.backlogOf(c.Pod.Namespace),
+	})
+	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + c.missed + 1}
+	if likely, ok := past.Quantile(0.5, elapsed); ok {
 		wants.Due = now.Add(likely - elapsed)
 	}
-	if h.occupant = e.seats.take(wants, c.settings.MaxHolds, now); h.occupant == nil {
+	if h.occupant = h.from.take(wants, most, now); h.occupant == nil {
 		h.refused = true
-		e.o.Tracker.HoldRefused()
+		e.o.Recorder.HoldRefused()
 		return
 	}
 	h.timer = e.o.Clock.NewTimer(c.settings.Hold)
@@ -279,6 +310,6 @@ func (h *seat) over(ctx context.Context) bool {
 func (h *seat) release() {
 	if h.occupant != nil {
 		h.timer.Stop()
-		h.engine.seats.leave(h.occupant)
+		h.from.leave(h.occupant)
 	}
 }

@@ -1,8 +1,6 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !prebind_broken_rollback
-
 package binder
 
 import (
@@ -11,7 +9,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// preBindRollBack has the plugin undo what it did.
+// preBindRollBack lets the plugin undo its writes. Every roll-back passes through this
+// line, which test/faults replaces in one test.
 func preBindRollBack(ctx context.Context, p framework.RollBacker, bc *framework.BindContext) error {
 	return p.PreBindRollBack(ctx, bc)
 }

@@ -36,9 +36,11 @@ func confirmAll(ctx context.Context, o *Options, plugins []framework.PreBinder, 
 		if !ok {
 			continue
 		}
-		err := step(ctx, o.Tracker, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error {
+		err := step(ctx, o.Recorder, stepOf(StepConfirm, p.Name(), bc), func(ctx context.Context) error {
 			err := confirmer.Confirm(ctx, o.Cached, bc)
 			if err != nil && ctx.Err() == nil {
+				bc.Live = true
+				defer func() { bc.Live = false }()
 				err = confirmer.Confirm(ctx, o.liveFor(p.Name()), bc)
 			}
 			return err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -83,6 +84,51 @@ func TestSeats_Namespaces(t *testing.T) {
 	})
 }
 
+// Calls of users whose Bindings take no seat of the API server have seats of their own.
+func TestSeats_Exempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter()
+		objects := []client.Object{theNode}
+		var calls []Request
+		for i := range exemptFactor + 3 {
+			pod := gen.Pod(fmt.Sprintf("pod-%d", i), gen.UID(types.UID(fmt.Sprintf("pod-%d", i))))
+			objects = append(objects, pod)
+			calls = append(calls, requestFor(gen.Binding(pod, "node-a")))
+		}
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []framework.PreBinder{w}, holding(objects...)
+		})
+		post := func(user string) <-chan Decision {
+			call := calls[0]
+			calls = calls[1:]
+			call.User.Username = user
+			answer := later(t.Context(), e, call)
+			synctest.Wait()
+			return answer
+		}
+		held := post("scheduler")
+		require.Empty(t, held)
+		assert.Len(t, post("scheduler"), 1, "nobody is exempt: there is one seat")
+		assert.Equal(t, 1, e.Stats().Holds)
+		assert.Equal(t, 1, e.Stats().MaxHolds)
+
+		e.Exempt(func(u authenticationv1.UserInfo) bool { return u.Username == "scheduler" })
+		for range exemptFactor {
+			assert.Empty(t, post("scheduler"), "an exempt call does not need the seat")
+		}
+		assert.Len(t, post("another"), 1, "the seat of the others is taken")
+		stats := e.Stats()
+		assert.Equal(t, 1+exemptFactor, stats.Holds)
+		assert.Equal(t, 1+exemptFactor, stats.MaxHolds)
+
+		e.Exempt(nil)
+		pass(testHold)
+		synctest.Wait()
+		assert.Zero(t, e.Stats().Holds, "each call gave its own seat back")
+		assert.Equal(t, 1, e.Stats().MaxHolds)
+	})
+}
+
 // The waits of one namespace do not make clients in another one wait.
 func TestRetryAfter_OtherNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -106,6 +152,27 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 		assert.Greater(t, latest, 5*time.Second, "the crowd itself comes back slowly")
 		pass(testHold)
 		assert.Equal(t, time.Second, (<-held).RetryAfter)
+	})
+}
+
+// An event is a write of the API server: a wait has one every two minutes, however often the
+// client calls, and not one of each replica.
+func TestTellsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEngine(t, nil)
+		c := &call{Request: theRequest(), began: time.Now(), key: attemptKey{pod: "pod-1", node: "node-a"}}
+		wait := framework.Wait(claim, "waiting for the volume of the test")
+		assert.True(t, e.tellsWait(c, wait), "users have to see it")
+		pass(time.Minute)
+		assert.False(t, e.tellsWait(c, wait), "it has just been reported")
+		assert.True(t, e.tellsWait(c, framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "it waits for something else")
+		pass(tellAgain)
+		assert.True(t, e.tellsWait(c, wait))
+
+		other := &call{Request: theRequest(), began: time.Now(), key: attemptKey{pod: "pod-2", node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
+		assert.False(t, e.tellsWait(other, wait), "another replica has reported it")
+		pass(tellAgain)
+		assert.True(t, e.tellsWait(other, wait), "that was a while ago")
 	})
 }
 

@@ -16,27 +16,27 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 )
 
 // Mode is what becomes of Prebind's decisions.
-type Mode string
+type Mode = v1alpha1.Mode
 
+// The modes; see v1alpha1.
 const (
-	// ModeEnforce carries them out.
-	ModeEnforce Mode = "Enforce"
-	// ModeAudit only reports them: nothing is refused, added, written or waited for.
-	ModeAudit Mode = "Audit"
-	// ModeOff does not decide at all: Bindings pass as if Prebind were not there.
-	ModeOff Mode = "Off"
+	ModeEnforce = v1alpha1.ModeEnforce
+	ModeAudit   = v1alpha1.ModeAudit
+	ModeOff     = v1alpha1.ModeOff
 )
 
-// Modes are all of them.
-func Modes() []Mode { return []Mode{ModeEnforce, ModeAudit, ModeOff} }
+// NamespaceRule is what is different for the pods of some namespaces.
+type NamespaceRule = v1alpha1.NamespaceRule
 
 // Settings are what of an Engine may change while it runs; see Engine.Configure.
 // They are never changed once they are in force. All fields are required but
-// Plugins, Claimed and Namespaces.
+// Plugins, Claimed and Namespaces. The values are those of a valid configuration: see
+// PrebindConfiguration.Validate in config/v1alpha1.
 type Settings struct {
 	// Mode holds for every namespace of which Namespaces says nothing else.
 	Mode Mode
@@ -50,8 +50,9 @@ type Settings struct {
 	// Hold is how long a call is kept waiting at most before the client is told
 	// to call again.
 	Hold time.Duration
-	// MaxHolds is how many calls are kept waiting at a time; a call over that is
-	// told at once to call again. Each one holds a seat of the API server.
+	// MaxHolds is how many calls are held at a time; a call over that is told at once to
+	// call again. Each one holds a seat of the API server. Calls of exempt users hold none,
+	// and do not count; see Engine.Exempt.
 	MaxHolds int
 	// PreBindTimeout bounds one attempt over all its calls. The annotation
 	// binder.<domain>/timeout of the Binding, or else of the pod, sets another.
@@ -63,19 +64,8 @@ type Settings struct {
 	Namespaces []NamespaceRule
 }
 
-// NamespaceRule is what is different for the pods of some namespaces.
-type NamespaceRule struct {
-	// Names of the namespaces, each as it is or as a pattern of path.Match, such as
-	// team-*.
-	Names []string
-	// Mode is empty for that of the Settings.
-	Mode Mode
-	// PreBindTimeout and MaxPreBindTimeout are zero for those of the Settings.
-	PreBindTimeout, MaxPreBindTimeout time.Duration
-}
-
-// names says whether the rule is about the namespace.
-func (r NamespaceRule) names(namespace string) bool {
+// concerns says whether the rule is about the namespace.
+func concerns(r NamespaceRule, namespace string) bool {
 	return slices.ContainsFunc(r.Names, func(pattern string) bool {
 		ok, err := path.Match(pattern, namespace)
 		return ok && err == nil
@@ -91,15 +81,15 @@ type policy struct {
 // policyFor returns what holds for the pods of the namespace.
 func (s *Settings) policyFor(namespace string) policy {
 	p := policy{mode: s.Mode, preBindTimeout: s.PreBindTimeout, maxPreBindTimeout: s.MaxPreBindTimeout}
-	i := slices.IndexFunc(s.Namespaces, func(r NamespaceRule) bool { return r.names(namespace) })
+	i := slices.IndexFunc(s.Namespaces, func(r NamespaceRule) bool { return concerns(r, namespace) })
 	if i < 0 {
 		return p
 	}
-	return s.Namespaces[i].over(p)
+	return overruled(s.Namespaces[i], p)
 }
 
-// over returns the policy with what the rule changes of it.
-func (r NamespaceRule) over(p policy) policy {
+// overruled returns the policy with what the rule changes of it.
+func overruled(r NamespaceRule, p policy) policy {
 	if r.Mode != "" {
 		p.mode = r.Mode
 	}
@@ -117,46 +107,12 @@ func (r NamespaceRule) over(p policy) policy {
 // idle says that nothing is switched on, so that Bindings pass unchanged.
 func (s *Settings) idle() bool { return s.Mutators.Len() == 0 && len(s.Plugins) == 0 }
 
-// validate returns what is wrong with the settings, where annotations have this
-// domain.
-func (s *Settings) validate(domain string) error {
-	switch {
-	case s.Mutators == nil:
-		return errors.New("engine: Mutators are required")
-	case !slices.Contains(Modes(), s.Mode):
-		return fmt.Errorf("engine: there is no mode %q", s.Mode)
-	case s.Hold <= 0:
-		return fmt.Errorf("engine: Hold is %s, it must be positive", s.Hold)
-	case s.MaxHolds <= 0:
-		return fmt.Errorf("engine: MaxHolds is %d, it must be positive", s.MaxHolds)
-	case s.PreBindTimeout <= 0:
-		return fmt.Errorf("engine: PreBindTimeout is %s, it must be positive", s.PreBindTimeout)
-	case s.MaxPreBindTimeout < s.PreBindTimeout:
-		return fmt.Errorf("engine: MaxPreBindTimeout is %s, it must not be less than PreBindTimeout, %s", s.MaxPreBindTimeout, s.PreBindTimeout)
-	}
-	for _, r := range s.Namespaces {
-		if err := r.validate(); err != nil {
-			return err
-		}
-	}
-	return s.validateNames(domain)
-}
-
-func (r NamespaceRule) validate() error {
-	if r.Mode != "" && !slices.Contains(Modes(), r.Mode) {
-		return fmt.Errorf("engine: namespaces %s: there is no mode %q", strings.Join(r.Names, ", "), r.Mode)
-	}
-	for _, name := range r.Names {
-		if _, err := path.Match(name, ""); err != nil {
-			return fmt.Errorf("engine: %q is no pattern of namespaces: %w", name, err)
-		}
-	}
-	return nil
-}
-
 // validateNames makes sure that everybody has a name of their own to write
 // annotations under.
 func (s *Settings) validateNames(domain string) error {
+	if s.Mutators == nil {
+		return errors.New("engine: Mutators are required")
+	}
 	seen := map[string]bool{guardName: true}
 	for _, name := range s.Mutators.Names() {
 		seen[name] = true
@@ -179,7 +135,7 @@ func (s *Settings) validateNames(domain string) error {
 // prepared is followed and rolled back also when the plugin is in the settings no
 // more; what other replicas left behind of it is then nobody's.
 func (e *Engine) Configure(s Settings) error {
-	if err := s.validate(e.o.Domain); err != nil {
+	if err := s.validateNames(e.o.Domain); err != nil {
 		return err
 	}
 	e.settings.Store(&s)

@@ -58,8 +58,8 @@ func TestConfigure(t *testing.T) {
 	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "the plugin is off")
 
 	bad := off
-	bad.Plugins, bad.Hold = []framework.PreBinder{p}, 0
-	require.ErrorContains(t, e.Configure(bad), "Hold")
+	bad.Plugins = []framework.PreBinder{p, p}
+	require.ErrorContains(t, e.Configure(bad), "registered twice")
 	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "nothing of bad settings is in force")
 
 	exempt := settingsOf(e)

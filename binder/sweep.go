@@ -270,7 +270,7 @@ func (s *Sweeper) settle(ctx context.Context, o orphaned) error {
 	klog.FromContext(ctx).Info("Settling what an attempt left behind",
 		"plugin", p.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "verdict", v)
 	err = s.carryOut(ctx, v, p, m, pod)
-	s.engine.o.Observer.Swept(p.Name(), string(v), err)
+	s.engine.o.Recorder.Swept(p.Name(), string(v), err)
 	return err
 }
 
@@ -284,7 +284,7 @@ func (s *Sweeper) carryOut(ctx context.Context, v verdict, p framework.PreBinder
 		}
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
-		err := step(ctx, s.engine.o.Tracker, stepOf(StepPreBindRollBack, p.Name(), bc), func(ctx context.Context) error {
+		err := step(ctx, s.engine.o.Recorder, stepOf(StepPreBindRollBack, p.Name(), bc), func(ctx context.Context) error {
 			return preBindRollBack(ctx, undoer, bc)
 		})
 		if pod != nil && pod.UID == m.PodUID {
@@ -298,7 +298,7 @@ func (s *Sweeper) carryOut(ctx context.Context, v verdict, p framework.PreBinder
 	}
 	ctx, cancel := context.WithTimeout(ctx, postBindTimeout)
 	defer cancel()
-	return step(ctx, s.engine.o.Tracker, stepOf(StepPostBind, p.Name(), bc), func(ctx context.Context) error {
+	return step(ctx, s.engine.o.Recorder, stepOf(StepPostBind, p.Name(), bc), func(ctx context.Context) error {
 		post.PostBind(ctx, bc)
 		return nil
 	})

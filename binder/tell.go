@@ -34,13 +34,16 @@ const (
 	// tellAfter is how long a call is held before an event says what it waits for. Without
 	// that, users would see nothing until the hold ends.
 	tellAfter = 5 * time.Second
+	// tellAgain is how long no further event reports that a bind waits for the same object. Each
+	// event is a write of the API server, and a crowd of waiting pods makes one for each of them.
+	tellAgain = 2 * time.Minute
 	// maxNote is what an event's note may hold.
 	maxNote = 1024
 )
 
 // tell makes an event of a denial on the pod, so that no pod is refused silently.
 // Events that say the same are counted up by the recorder.
-func (e *Engine) tell(pod *corev1.Pod, d Decision) {
+func (e *Engine) tell(c *call, pod *corev1.Pod, d Decision) {
 	if d.Audit != nil {
 		e.tellAudit(pod, d)
 		return
@@ -50,6 +53,9 @@ func (e *Engine) tell(pod *corev1.Pod, d Decision) {
 	}
 	kind, reason := corev1.EventTypeWarning, ReasonRefused
 	if d.Err.Kind == framework.KindWait {
+		if !e.tellsWait(c, d.Err) {
+			return
+		}
 		kind, reason = corev1.EventTypeNormal, ReasonWaiting
 	}
 	e.tellError(pod, d.Err, kind, reason, d.Err.Error())
@@ -62,9 +68,28 @@ func (e *Engine) tellOfHold(c *call, r *round) clock.Timer {
 	return e.o.Clock.AfterFunc(tellAfter, func() {
 		if a != nil {
 			err := a.waiting(r, e.o.Clock.Now())
-			e.tellError(pod, err, corev1.EventTypeNormal, ReasonWaiting, err.Error())
+			if e.tellsWait(c, err) {
+				e.tellError(pod, err, corev1.EventTypeNormal, ReasonWaiting, err.Error())
+			}
 		}
 	})
+}
+
+// tellsWait returns whether an event has to report the wait, and records that one does. None
+// does while this replica, or another one that had an earlier call, has just reported it.
+func (e *Engine) tellsWait(c *call, err *framework.Error) bool {
+	tells, now := true, e.o.Clock.Now()
+	e.remember(c, func(w *waited) {
+		if w.told.IsZero() {
+			tells = c.missed == 0 || now.Sub(c.waitBegan) >= tellAgain
+		} else {
+			tells = w.toldOf != err.Object || now.Sub(w.told) >= tellAgain
+		}
+		if tells {
+			w.told, w.toldOf = now, err.Object
+		}
+	})
+	return tells
 }
 
 // tellAudit makes an event of what would have kept the pod from being bound.

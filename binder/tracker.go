@@ -6,15 +6,33 @@ package binder
 import (
 	"context"
 	"errors"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
+// Recorder records what the engine does.
+type Recorder interface {
+	Observer
+	Tracker
+}
+
+// unrecorded is the Recorder of an engine without one.
+type unrecorded struct {
+	unobserved
+	untracked
+}
+
 // Tracker follows the work on binds. Its methods are called concurrently, and must
 // not block: they are on the way of every bind.
 type Tracker interface {
+	// Begin is called when the decision on a Binding begins. It returns the context of the
+	// decision, which is the argument with more values.
+	Begin(ctx context.Context) context.Context
+	// Decided is called with that context when the decision is made, and how long it took.
+	Decided(ctx context.Context, r Request, d Decision, took time.Duration)
 	// Step is called as a step begins, and returns the context for it, which is that
 	// of the argument with more values, and what is to be called with its error, once,
 	// when it ends; see Result.
@@ -96,6 +114,12 @@ func stepOf(name, plugin string, bc *framework.BindContext) Step {
 
 // untracked is the Tracker of an engine that nobody follows.
 type untracked struct{}
+
+// Begin implements Tracker.
+func (untracked) Begin(ctx context.Context) context.Context { return ctx }
+
+// Decided implements Tracker.
+func (untracked) Decided(context.Context, Request, Decision, time.Duration) {}
 
 // Step implements Tracker.
 func (untracked) Step(ctx context.Context, _ Step) (context.Context, func(error)) {

@@ -19,8 +19,12 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// follower is a Tracker that writes down what it is told when steps end.
-type follower struct{ journal }
+// follower is a Recorder that writes down the steps when they end.
+type follower struct {
+	unobserved
+	untracked
+	journal
+}
 
 type stepKey struct{}
 
@@ -129,7 +133,7 @@ func TestTracker(t *testing.T) {
 				}
 				f := &follower{}
 				s := newScene(t, p)
-				s.o.Tracker, s.attempts.tracker = f, f
+				s.o.Recorder, s.attempts.recorder = f, f
 				d := s.Bind(quiet(t), theRequest())
 				if tc.becomes != nil {
 					require.Nil(t, d.Err)
@@ -161,7 +165,7 @@ func TestTrackerOfReads(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := &follower{}
 			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Tracker = tc.cached, tc.live, f
+				o.Cached, o.Live, o.Recorder = tc.cached, tc.live, f
 				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: seesNothing}}
 			})
 			require.Nil(t, e.Bind(t.Context(), theRequest()).Err)
@@ -185,7 +189,7 @@ func TestHoldRefused(t *testing.T) {
 		w, f := newWaiter(), &follower{}
 		other := gen.Pod("other", gen.UID("pod-2"))
 		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.MaxHolds, o.Tracker = []framework.PreBinder{w}, 1, f
+			o.Settings.Plugins, o.Settings.MaxHolds, o.Recorder = []framework.PreBinder{w}, 1, f
 			o.Cached, o.Live = holding(thePod, other, theNode), holding(thePod, other, theNode)
 		})
 		held := later(t.Context(), e, theRequest())

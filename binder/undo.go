@@ -54,7 +54,7 @@ func (s *attempts) undo(ctx context.Context, a *attempt) {
 		// The plugins of a round share its context.
 		before := len(r.bc.Undone())
 		err := s.rollBack(ctx, r, undoer)
-		s.observer.RolledBack(r.plugin.Name(), err)
+		s.recorder.RolledBack(r.plugin.Name(), err)
 		if err != nil {
 			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.plugin.Name())
 		}
@@ -80,7 +80,7 @@ func (s *attempts) rollBack(ctx context.Context, r ran, undoer framework.RollBac
 	return persistently(ctx, func() error {
 		ctx, cancel := context.WithTimeout(ctx, rollBackTimeout)
 		defer cancel()
-		return step(ctx, s.tracker, stepOf(StepPreBindRollBack, r.plugin.Name(), r.bc), func(ctx context.Context) error {
+		return step(ctx, s.recorder, stepOf(StepPreBindRollBack, r.plugin.Name(), r.bc), func(ctx context.Context) error {
 			return preBindRollBack(ctx, undoer, r.bc)
 		})
 	})

@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/gencert"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // guarded is a server that lets clients of a CA call.
@@ -33,19 +35,21 @@ func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
 	serving := ca.Sign(t, "prebind", gencert.DNS("prebind.svc")).TLS(t)
 	g := &guarded{roots: gencert.Pool(ca)}
 	g.clients.Store(gencert.Pool(clients))
-	server := NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { g.calls.Add(1) }), TLS{
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil },
-		ClientCAs:      g.clients.Load,
-		ClientNames:    names,
-	}, limitsOf(t))
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	g.address = listener.Addr().String()
+	server, err := NewServer(ServerOptions{Listener: listener, Limits: limitsOf(t), TLSOpts: []func(*tls.Config){func(c *tls.Config) {
+		c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }
+		certificates.RequireClients(c, g.clients.Load)
+	}}})
+	require.NoError(t, err)
+	server.Register(Path, OnlyFrom(names, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { g.calls.Add(1) })))
+	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(tls.NewListener(listener, server.TLSConfig)) }()
+	go func() { served <- server.Start(ctx) }()
 	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
+		stop()
+		require.NoError(t, <-served)
 	})
 	return g
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 // goldenRequests are the bodies under testdata.
@@ -75,7 +75,7 @@ func FuzzHandler(f *testing.F) {
 		var asked, told admissionv1.AdmissionReview
 		require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
 		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
-		assert.Equal(t, reviewType, told.TypeMeta)
+		assert.Equal(t, reviewKind, told.GroupVersionKind())
 		require.NotNil(t, told.Response)
 		assert.Equal(t, asked.Request.UID, told.Response.UID)
 		assert.Equal(t, told.Response.Patch != nil, told.Response.PatchType != nil, "a patch has a type")
@@ -144,9 +144,7 @@ func FuzzPatch(f *testing.F) {
 		patched := raw
 		encoded := patchFor(b, d)
 		if encoded != nil {
-			patch, err := jsonpatch.DecodePatch(encoded)
-			require.NoError(t, err, "%s", encoded)
-			patched, err = patch.Apply(raw)
+			patched, err = jsonpatch.Apply(raw, types.JSONPatchType, encoded)
 			require.NoError(t, err, "%s of %s", encoded, raw)
 		}
 		got := &corev1.Binding{}

@@ -8,14 +8,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"runtime/debug"
 	"time"
 
+	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
@@ -41,9 +44,11 @@ type Options struct {
 	Domain string
 }
 
-// Handler answers AdmissionReviews. It is an http.Handler for Path.
+// Handler answers AdmissionReviews of Bindings: it guards an admission.Webhook, which decodes and encodes them.
+// It is an http.Handler for Path.
 type Handler struct {
-	o Options
+	o       Options
+	webhook *admission.Webhook
 }
 
 // NewHandler checks the options and returns the handler.
@@ -51,37 +56,66 @@ func NewHandler(o Options) (*Handler, error) {
 	if o.Engine == nil || o.Ready == nil || o.Clock == nil || o.Domain == "" {
 		return nil, errors.New("webhook: Engine, Ready, Clock and Domain are required")
 	}
-	return &Handler{o: o}, nil
+	h := &Handler{o: o}
+	h.webhook = &admission.Webhook{
+		Handler: admission.HandlerFunc(h.handle),
+		// The library would log unbounded text of the caller. This package logs by itself.
+		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
+	}
+	return h, nil
 }
 
-// ServeHTTP answers one AdmissionReview. What cannot be read as one gets an HTTP
-// error with a Status that the API server shows to the client; everything else
-// gets a review.
+// ServeHTTP answers one AdmissionReview. A request that is not an AdmissionReview gets an HTTP error with a
+// Status, which the API server shows to its client. Every other request gets a review.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.o.Ready(); err != nil {
 		h.elsewhere(w, err)
 		return
 	}
-	request, bad := decode(w, r)
-	switch {
-	case bad == nil:
-	case bad.code == http.StatusServiceUnavailable:
+	body, bad := readReview(w, r)
+	if bad != nil {
+		h.refuse(w, r, bad)
+		return
+	}
+	x := &exchange{ResponseWriter: w, counted: r.Body}
+	x.body.Reset(body)
+	defer x.release()
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), budget(r))
+	defer cancel()
+	review := r.WithContext(ctx)
+	review.Body = io.NopCloser(&x.body)
+	review.Header.Set("Content-Type", mediaType) // Without parameters.
+	w.Header().Set("Content-Type", mediaType)
+	h.webhook.ServeHTTP(x, review)
+	if bad := x.failed(); bad != nil {
+		h.refuse(w, r, bad)
+	} else if x.err != nil {
+		h.unreached(x.err)
+	}
+}
+
+// refuse answers with an HTTP error.
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest) {
+	if bad.code == http.StatusServiceUnavailable {
 		h.o.Log.V(2).Info("Did not read a request to its end", "from", r.RemoteAddr, "reason", bad.err.Error())
 		h.elsewhere(w, bad.err)
 		return
-	default:
-		h.o.Log.Info("Refused a request that is no AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
-		h.fail(w, bad.code, bad.reason, bad.err)
-		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
-	defer cancel()
-	response := h.review(ctx, request)
-	response.UID = request.UID
-	h.write(w, http.StatusOK, &admissionv1.AdmissionReview{TypeMeta: reviewType, Response: response})
+	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
+	h.fail(w, bad.code, bad.reason, bad.err)
 }
 
-// review answers a request, whatever happens.
+// handle implements admission.Handler.
+func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Response {
+	x := exchangeOf(ctx)
+	x.accept()
+	if x.bad = checkUID(r.UID); x.bad != nil {
+		return admission.Response{}
+	}
+	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
+}
+
+// review answers a request, also if the engine panics.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
 	about := append(make([]any, 0, 6), "user", line(request.UserInfo.Username, maxCause))
 	defer func() {
@@ -160,8 +194,12 @@ func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 
 func (h *Handler) write(w http.ResponseWriter, code int, body any) {
 	if err := writeJSON(w, code, body); err != nil {
-		h.o.Log.V(2).Info("The answer did not reach the API server", "reason", err.Error())
+		h.unreached(err)
 	}
+}
+
+func (h *Handler) unreached(err error) {
+	h.o.Log.V(2).Info("The answer did not reach the API server", "reason", err.Error())
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) error {

@@ -66,7 +66,7 @@ func newLimited(t *testing.T) *limited {
 		}
 		return binder.Decision{PassThrough: true}
 	})
-	server := NewServer(handler, TLS{GetCertificate: noCertificate}, limits)
+	server := plainServer(t, handler, limits)
 	server.ErrorLog = log.New(io.Discard, "", 0)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(limits.Listener(s)) }()

@@ -4,6 +4,9 @@
 package webhook
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,56 +16,57 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	metajson "k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/json"
-	"k8s.io/utils/ptr"
-
-	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/framework"
+	apijson "k8s.io/apimachinery/pkg/util/json"
 )
 
 const (
-	// ordinaryBody is the longest body for which a buffer is allocated because the
-	// request announces it. An ordinary review has 2 KiB.
+	// ordinaryBody is the length of a body up to which a buffer is allocated because the request announces
+	// it, and up to which an answer may repeat parts of it. An ordinary review has 2 KiB.
 	ordinaryBody = 8 << 10
-	// maxUID is well over the length of a UID of the API server's. The answer repeats it.
+	// reviewPrefix is the beginning of every review that the API server sends.
+	reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{`
+	// maxUID is well over the length of a UID of the API server. The answer repeats the UID.
 	maxUID = 128
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
-	// mediaType of reviews and their answers.
+	// mediaType is the media type of reviews and their answers.
 	mediaType = "application/json"
-	// margin is what an answer may take to get back. The API server rounds the
-	// timeout that it sends up to whole seconds, so less would not do.
+	// margin is the time that an answer needs to get back. The API server rounds the timeout that it sends
+	// up to whole seconds, so the margin cannot be shorter.
 	margin = time.Second
 )
 
-var reviewType = metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"}
+var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
-// badRequest is why a body is no AdmissionReview.
+// badRequest is a request that cannot be answered with a review.
 type badRequest struct {
 	code   int
 	reason metav1.StatusReason
 	err    error
 }
 
-// decode reads the request of an AdmissionReview.
-func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionRequest, *badRequest) {
-	bad := func(format string, args ...any) *badRequest {
-		return &badRequest{code: http.StatusBadRequest, reason: metav1.StatusReasonBadRequest, err: fmt.Errorf(format, args...)}
-	}
+func invalid(format string, args ...any) *badRequest {
+	return &badRequest{code: http.StatusBadRequest, reason: metav1.StatusReasonBadRequest, err: fmt.Errorf(format, args...)}
+}
+
+// readReview reads the body of a request, and checks what admission.Webhook does not check or does not
+// answer with an HTTP status: method, content type, size, kind and UID.
+func readReview(w http.ResponseWriter, r *http.Request) ([]byte, *badRequest) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		return nil, &badRequest{
 			code: http.StatusMethodNotAllowed, reason: metav1.StatusReasonMethodNotAllowed,
-			err: fmt.Errorf("an AdmissionReview is posted, this is a %s", r.Method),
+			err: fmt.Errorf("method %s is not allowed: send an AdmissionReview with POST", r.Method),
 		}
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
 		return nil, &badRequest{
 			code: http.StatusUnsupportedMediaType, reason: metav1.StatusReasonUnsupportedMediaType,
-			err: fmt.Errorf("the content type is %q, it must be application/json", r.Header.Get("Content-Type")),
+			err: fmt.Errorf("content type %q is not supported: send application/json", r.Header.Get("Content-Type")),
 		}
 	}
 	tooLarge := &badRequest{
@@ -72,32 +76,27 @@ func decode(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReque
 	if r.ContentLength > maxBody {
 		return nil, tooLarge
 	}
-	defer r.Body.Close() // Its bytes count until it is decoded.
 	body, err := readAll(r.Body, r.ContentLength)
+	bad := bodyProblem(err, tooLarge)
+	if bad == nil {
+		bad = checkKind(body)
+	}
+	if bad != nil {
+		_ = r.Body.Close() // Its bytes no longer count.
+	}
+	return body, bad
+}
+
+// bodyProblem maps an error of reading a body.
+func bodyProblem(err error, tooLarge *badRequest) *badRequest {
 	if limit := (*http.MaxBytesError)(nil); errors.As(err, &limit) {
-		return nil, tooLarge
+		return tooLarge
 	} else if errors.Is(err, errOverloaded) {
-		return nil, &badRequest{code: http.StatusServiceUnavailable, reason: metav1.StatusReasonServiceUnavailable, err: err}
+		return &badRequest{code: http.StatusServiceUnavailable, reason: metav1.StatusReasonServiceUnavailable, err: err}
 	} else if err != nil {
-		return nil, bad("the body could not be read: %w", err)
+		return invalid("reading the body: %w", err)
 	}
-	var review admissionv1.AdmissionReview
-	// The decoder takes nothing that is nested deeper than 10,000 times, as the API
-	// server itself does, and needs a stack of bytes for it.
-	if err := json.Unmarshal(body, &review); err != nil {
-		return nil, bad("the body is no JSON of an AdmissionReview: %w", err)
-	}
-	switch {
-	case review.TypeMeta != reviewType:
-		return nil, bad("the body is a %q of %q, not an AdmissionReview of %s", review.Kind, review.APIVersion, reviewType.APIVersion)
-	case review.Request == nil:
-		return nil, bad("the AdmissionReview has no request")
-	case review.Request.UID == "":
-		return nil, bad("the AdmissionReview's request has no uid, so it cannot be answered")
-	case len(review.Request.UID) > maxUID:
-		return nil, bad("the uid of the AdmissionReview's request is longer than %d bytes", maxUID)
-	}
-	return review.Request, nil
+	return nil
 }
 
 func isJSON(contentType string) bool {
@@ -108,9 +107,8 @@ func isJSON(contentType string) bool {
 	return err == nil && kind == mediaType
 }
 
-// readAll reads a body of this length, at one go where it is that of an ordinary
-// review. A length that is not positive is not known; the server reads no more than
-// one that is.
+// readAll reads a body of this length, with one allocation if that is the length of an ordinary review. A
+// length that is not positive is unknown. The server does not read past a known length.
 func readAll(body io.Reader, length int64) ([]byte, error) {
 	if length <= 0 || length > ordinaryBody {
 		return io.ReadAll(body)
@@ -120,8 +118,53 @@ func readAll(body io.Reader, length int64) ([]byte, error) {
 	return all, err
 }
 
-// budget is how long an answer may take: the API server's timeout, less what
-// the way back takes.
+// checkKind rejects what is not an AdmissionReview of v1: admission.Webhook would decode it anyway and repeat
+// its kind and UID in the answer. A review that begins as the API server writes it is not scanned here if it is
+// small. If its kind and UID are wrong, the answer is wrong, but still small.
+func checkKind(body []byte) *badRequest {
+	if len(body) <= ordinaryBody && bytes.HasPrefix(body, []byte(reviewPrefix)) {
+		return nil
+	}
+	// The same function decides about the kind of the answer.
+	kind, err := metajson.DefaultMetaFactory.Interpret(body)
+	if err != nil {
+		return invalidReview(err)
+	}
+	if *kind != reviewKind {
+		return invalid("the body is a %q of %q, not an AdmissionReview of %s", kind.Kind, groupVersion(kind), reviewKind.GroupVersion())
+	}
+	var review struct {
+		Request *struct {
+			UID types.UID `json:"uid"`
+		} `json:"request"`
+	}
+	if err := apijson.Unmarshal(body, &review); err != nil {
+		return invalidReview(err)
+	}
+	if review.Request == nil {
+		return invalid("the AdmissionReview has no request")
+	}
+	return checkUID(review.Request.UID)
+}
+
+func checkUID(uid types.UID) *badRequest {
+	switch {
+	case uid == "":
+		return invalid("the request of the AdmissionReview has no uid, so it cannot be answered")
+	case len(uid) > maxUID:
+		return invalid("the uid of the AdmissionReview's request is longer than %d bytes", maxUID)
+	default:
+		return nil
+	}
+}
+
+func groupVersion(kind *schema.GroupVersionKind) string { return kind.GroupVersion().String() }
+
+func invalidReview(err error) *badRequest {
+	return invalid("the body is not a valid AdmissionReview: %w", err)
+}
+
+// budget is the time that the answer may take: the timeout of the API server less the margin.
 func budget(r *http.Request) time.Duration {
 	value, plain := strings.CutPrefix(r.URL.RawQuery, "timeout=")
 	if !plain || strings.ContainsAny(value, "&%+;") {
@@ -134,81 +177,62 @@ func budget(r *http.Request) time.Duration {
 	return timeout - min(margin, timeout/2)
 }
 
-// bind is a Binding on its way through the engine.
-type bind struct {
-	request binder.Request
-	// has tells the patch which maps the API server's object has.
-	has presence
+// exchange is a review and its answer on their way through admission.Webhook, which reads the one from the
+// body and writes the other to the http.ResponseWriter. It is for one goroutine.
+type exchange struct {
+	http.ResponseWriter
+	body bytes.Reader
+	// counted is the body of the HTTP request. Its bytes count until it is closed.
+	counted io.Closer
+	// decoded is set once admission.Webhook has called the handler. What it writes before is a refusal.
+	decoded bool
+	refusal []byte
+	// bad is set by the handler if the request cannot be answered with a review.
+	bad *badRequest
+	// err is the error of writing the answer.
+	err error
 }
 
-// presence tells which parents of a patched field exist.
-type presence struct{ metadata, annotations, labels bool }
+type exchangeKey struct{}
 
-// presenceIn tells of an object by what was decoded of it, and looks at the object
-// again only where that is not enough: where it has nothing in its metadata.
-func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
-	has := presence{annotations: b.Annotations != nil, labels: b.Labels != nil}
-	if has.metadata = has.annotations || has.labels || b.Name != "" || b.Namespace != "" || b.UID != ""; has.metadata {
-		return has, nil
-	}
-	var object struct {
-		Metadata *struct{} `json:"metadata"`
-	}
-	err := json.Unmarshal(raw, &object)
-	has.metadata = object.Metadata != nil
-	return has, err
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
 }
 
-// parse takes the Binding out of a review's request. It returns no bind, but the
-// reason, for a request that is none of Prebind's business. An object that calls
-// itself a Binding and cannot be read is an error.
-func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
-	reason := notBinding(r)
-	if reason != "" {
-		return nil, reason, nil
-	}
-	b := &bind{request: binder.Request{User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false)}}
-	binding := &corev1.Binding{}
-	err := json.Unmarshal(r.Object.Raw, binding)
-	if err == nil {
-		b.has, err = presenceIn(r.Object.Raw, binding)
-	}
-	if err != nil {
-		return nil, "", &framework.Error{
-			Kind:    framework.KindInvalid,
-			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
-			Message: fmt.Sprintf("the object of the review cannot be read: %v", err),
-			Advice:  "post a v1 Binding",
-		}
-	}
-	// An attempt keeps the Binding. Nobody reads these, and a client can fill them.
-	binding.ManagedFields, binding.OwnerReferences, binding.Finalizers = nil, nil, nil
-	// The bytes are not needed anymore, and the call may be held for long.
-	r.Object.Raw = nil
-	b.request.Binding = binding
-	// On the legacy path the pod's name stands in the object only.
-	name := r.Name
-	if name == "" {
-		name = binding.Name
-	}
-	b.request.Pod = types.NamespacedName{Namespace: r.Namespace, Name: name}
-	return b, "", nil
+// accept notes that the review is decoded, and releases its bytes: the call may be held for long.
+func (x *exchange) accept() {
+	x.decoded = true
+	x.release()
 }
 
-// notBinding says why a request is not the creation of a Binding. It can only
-// come from a webhook configuration with other rules than those shipped; to
-// refuse it would stop whatever those rules match.
-func notBinding(r *admissionv1.AdmissionRequest) string {
-	what := r.Resource.Resource
-	if r.SubResource != "" {
-		what += "/" + r.SubResource
+func (x *exchange) release() {
+	x.body.Reset(nil)
+	_ = x.counted.Close() // Its content was read to the end.
+}
+
+// Write implements http.ResponseWriter. It passes on only what is the answer.
+func (x *exchange) Write(p []byte) (int, error) {
+	switch {
+	case x.bad != nil:
+	case !x.decoded:
+		x.refusal = append(x.refusal, p...)
+	default:
+		var n int
+		n, x.err = x.ResponseWriter.Write(p)
+		return n, x.err
 	}
-	clip := func(text string) string { return line(text, maxCause) }
-	if r.Resource.Group != "" || (what != "pods/binding" && what != "bindings") || r.Operation != admissionv1.Create {
-		return fmt.Sprintf("the webhook configuration sends it %s of %q, which it lets pass: its rules must be CREATE of pods/binding and bindings", clip(string(r.Operation)), clip(what))
+	return len(p), nil
+}
+
+// failed returns why there is no answer, or nil.
+func (x *exchange) failed() *badRequest {
+	if x.bad != nil || x.decoded {
+		return x.bad
 	}
-	if kind := r.Kind; kind.Group != "" || kind.Version != "v1" || kind.Kind != "Binding" {
-		return fmt.Sprintf("the object is a %s of %q, which it lets pass: it reads v1 Bindings", clip(kind.Kind), clip(metav1.GroupVersion{Group: kind.Group, Version: kind.Version}.String()))
+	var review admissionv1.AdmissionReview
+	if err := json.Unmarshal(x.refusal, &review); err != nil || review.Response == nil || review.Response.Result == nil {
+		return invalidReview(errors.New("unknown reason"))
 	}
-	return ""
+	return invalidReview(errors.New(review.Response.Result.Message))
 }

@@ -37,13 +37,16 @@ func checkStatus(t *testing.T, w *httptest.ResponseRecorder, code int32, says st
 	assert.Contains(t, status.Message, says)
 }
 
-// TestBadInput: what is no AdmissionReview gets an HTTP error, and the engine
-// is not asked.
+// TestBadInput: a request that is not an AdmissionReview gets an HTTP error, and does not reach the engine.
 func TestBadInput(t *testing.T) {
 	good := read(t, "allowed.request.json")
 	replace := func(old, with string) []byte {
 		require.Contains(t, string(good), old)
 		return bytes.Replace(good, []byte(old), []byte(with), 1)
+	}
+	// compact begins as the API server writes it, so that only the library decodes it.
+	compact := func(request string) []byte {
+		return []byte(reviewPrefix + request + "}}")
 	}
 	header := func(contentType string) func(r *http.Request) {
 		return func(r *http.Request) { r.Header.Set("Content-Type", contentType) }
@@ -57,14 +60,14 @@ func TestBadInput(t *testing.T) {
 	}{
 		"LongUID":        {reason: "the answer would repeat it", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), code: http.StatusBadRequest, says: "longer than 128 bytes"},
 		"LongKind":       {reason: "the answer does not repeat it", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), code: http.StatusBadRequest, says: "…"},
-		"Malformed":      {reason: "no JSON", body: []byte("hello"), code: http.StatusBadRequest, says: "no JSON"},
-		"Truncated":      {reason: "half a JSON", body: good[:len(good)/2], code: http.StatusBadRequest, says: "no JSON"},
-		"Trailing":       {reason: "more than one JSON", body: append(bytes.Clone(good), good...), code: http.StatusBadRequest, says: "no JSON"},
-		"Empty":          {reason: "nothing", body: nil, code: http.StatusBadRequest, says: "no JSON"},
-		"Array":          {reason: "JSON, but no object", body: []byte("[]"), code: http.StatusBadRequest, says: "no JSON"},
+		"Malformed":      {reason: "no JSON", body: []byte("hello"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Truncated":      {reason: "half a JSON", body: good[:len(good)/2], code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Trailing":       {reason: "more than one JSON", body: append(bytes.Clone(good), good...), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Empty":          {reason: "nothing", body: nil, code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Array":          {reason: "JSON, but no object", body: []byte("[]"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
 		"Null":           {reason: "JSON, but no object", body: []byte("null"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
 		"EmptyObject":    {reason: "an object of no kind", body: []byte("{}"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
-		"WrongType":      {reason: "a field of another type", body: replace(`"dryRun": false`, `"dryRun": "no"`), code: http.StatusBadRequest, says: "no JSON"},
+		"WrongType":      {reason: "a field of another type", body: replace(`"dryRun": false`, `"dryRun": "no"`), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
 		"NoRequest":      {reason: "nothing to answer", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), code: http.StatusBadRequest, says: "no request"},
 		"OnlyResponse":   {reason: "an answer is no question", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","response":{"uid":"1","allowed":true}}`), code: http.StatusBadRequest, says: "no request"},
 		"NoUID":          {reason: "an answer without UID is none", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), code: http.StatusBadRequest, says: "no uid"},
@@ -75,11 +78,16 @@ func TestBadInput(t *testing.T) {
 		"TooDeep":        {reason: "nor is a stack without end", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
 		"DeepInObject":   {reason: "nor in the object, which is read later", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
 		"OpenForEver":    {reason: "nor one that is never closed", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
+		"CompactNoUID":   {reason: "also where the kind is not looked at", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
+		"CompactLongUID": {reason: "the answer would repeat it", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
+		"CompactBroken":  {reason: "the library finds it", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
+		"CompactType":    {reason: "the library finds it", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
+		"SecondKind":     {reason: "the library repeats the last one", change: secondKind, code: http.StatusBadRequest, says: "…"},
 		"Get":            {reason: "a review is posted", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
 		"NoContentType":  {reason: "the API server always sends one", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
 		"OtherType":      {reason: "only JSON is read", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
 		"BadContentType": {reason: "a type that cannot be read", body: good, change: header("///"), code: http.StatusUnsupportedMediaType, says: "///"},
-		"BrokenBody":     {reason: "the connection broke", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, code: http.StatusBadRequest, says: "could not be read"},
+		"BrokenBody":     {reason: "the connection broke", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, code: http.StatusBadRequest, says: "reading the body: broken"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -97,6 +105,12 @@ func TestBadInput(t *testing.T) {
 			assert.Equal(t, tc.code == http.StatusMethodNotAllowed, w.Header().Get("Allow") == http.MethodPost)
 		})
 	}
+}
+
+// secondKind gives a large review a second kind that is even larger.
+func secondKind(r *http.Request) {
+	body := reviewPrefix + `"uid":"1"},"kind":"` + strings.Repeat("<", 1<<20) + `"}`
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
 }
 
 // nested is an array in an array, and so on.

@@ -4,74 +4,103 @@
 package webhook
 
 import (
+	"context"
 	"crypto/tls"
-	"crypto/x509"
+	"errors"
 	"fmt"
+	"log"
+	"net"
 	"net/http"
 	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
 )
 
 const (
 	// maxHeader is over ten times what the API server sends. net/http adds 4 KiB.
 	maxHeader = 16 << 10
 	// readHeaderTimeout also bounds the TLS handshake. There is no timeout for the whole
-	// request: a call that is held would lose its context. Limits bound its body.
+	// request, because it would end the context of a held call. Limits bound the body.
 	readHeaderTimeout = 10 * time.Second
-	// idleTimeout is longer than the API server keeps an idle connection, so that
-	// it is never the server that closes one just when a review comes in.
+	// idleTimeout is longer than the 90 s for which the API server keeps an idle connection.
+	// With equal timeouts, the server could close a connection just when a review arrives.
 	idleTimeout = 3 * time.Minute
 )
 
-// TLS says what the server shows to its callers, and who may call.
-type TLS struct {
-	// GetCertificate is asked for each new connection, so that a rotation needs no
-	// restart. Required.
-	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// ClientCAs are asked for at each new connection: the CAs of which a caller must
-	// have a certificate. Nil lets everybody call.
-	ClientCAs func() *x509.CertPool
-	// ClientNames are the common names of which a caller's certificate must have
-	// one. Empty is any name. It takes ClientCAs.
-	ClientNames []string
+// ServerOptions are the options of a Server. Fields are required unless they say otherwise.
+type ServerOptions struct {
+	// Listener is the open TCP port. The server closes it.
+	Listener net.Listener
+	// TLSOpts configure certificates. They are called once, in NewServer. The server
+	// speaks TLS 1.2 or newer and HTTP/1.1.
+	TLSOpts []func(*tls.Config)
+	Limits  *Limits
+	// ShutdownTimeout is the time that requests in flight have to end after the context of
+	// Start has ended. Zero waits without a limit.
+	ShutdownTimeout time.Duration
+	// ErrorLog gets errors of connections, such as failed handshakes. Optional.
+	ErrorLog *log.Logger
 }
 
-// NewServer returns the HTTPS server of the handler, to be given a listener of the
-// limits.
-func NewServer(handler http.Handler, t TLS, l *Limits) *http.Server {
+// Server is the webhook.Server of controller-runtime with a listener that limits connections. The library
+// registers, routes and measures the handlers. Only Start is different: the library opens its port by itself
+// and leaves no place for Limits, for a smaller header limit, or for a longer idle timeout.
+//
+// A manager starts it before its caches. Requests keep their contexts when the context of Start ends, so end
+// that context only after the replica has been drained.
+type Server struct {
+	webhook.Server
+	serving *manager.Server
+}
+
+var _ webhook.Server = (*Server)(nil)
+
+// NewServer returns a server without handlers. Add them with Register.
+func NewServer(o ServerOptions) (*Server, error) {
+	if o.Listener == nil || o.Limits == nil {
+		return nil, errors.New("webhook: Listener and Limits are required")
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+	for _, apply := range o.TLSOpts {
+		apply(config)
+	}
+	if config.GetCertificate == nil {
+		return nil, errors.New("webhook: TLSOpts must set GetCertificate")
+	}
 	mux := http.NewServeMux()
-	mux.Handle(Path, onlyFrom(t.ClientNames, handler))
-	return &http.Server{
-		Handler:           l.Handler(mux),
-		TLSConfig:         t.config(),
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeader,
+	s := &Server{
+		Server: webhook.NewServer(webhook.Options{WebhookMux: mux}),
+		serving: &manager.Server{
+			Name:     "webhook",
+			Listener: tls.NewListener(o.Limits.Listener(o.Listener), config),
+			Server: &http.Server{
+				Handler:           o.Limits.Handler(mux),
+				ReadHeaderTimeout: readHeaderTimeout,
+				IdleTimeout:       idleTimeout,
+				MaxHeaderBytes:    maxHeader,
+				ErrorLog:          o.ErrorLog,
+			},
+		},
 	}
+	if o.ShutdownTimeout > 0 {
+		s.serving.ShutdownTimeout = &o.ShutdownTimeout
+	}
+	return s, nil
 }
 
-func (t TLS) config() *tls.Config {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: t.GetCertificate, NextProtos: []string{"http/1.1"}}
-	if t.ClientCAs == nil {
-		return config
-	}
-	// A resumed session would not ask the CAs of today.
-	config.SessionTicketsDisabled = true
-	config.ClientAuth = tls.RequireAndVerifyClientCert
-	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		current := config.Clone()
-		current.GetConfigForClient = nil
-		current.ClientCAs = t.ClientCAs()
-		return current, nil
-	}
-	return config
-}
+// Start serves until the context ends and then waits for requests in flight. It implements webhook.Server.
+func (s *Server) Start(ctx context.Context) error { return s.serving.Start(ctx) }
 
-// onlyFrom lets only callers with one of these names in their certificate, which
-// TLS has verified, come to the handler. Without names it lets all.
-func onlyFrom(names []string, next http.Handler) http.Handler {
+// StartedChecker implements webhook.Server. The port is open before the server exists.
+func (*Server) StartedChecker() healthz.Checker { return healthz.Ping }
+
+// OnlyFrom returns a handler that rejects callers without one of these common names in their verified
+// client certificate. Without names, it returns next.
+func OnlyFrom(names []string, next http.Handler) http.Handler {
 	if len(names) == 0 {
 		return next
 	}
@@ -81,7 +110,7 @@ func onlyFrom(names []string, next http.Handler) http.Handler {
 			caller = r.TLS.VerifiedChains[0][0].Subject.CommonName
 		}
 		if caller == "" || !slices.Contains(names, caller) {
-			err := fmt.Errorf("the client certificate of %q may not call this webhook: --client-allowed-names says who may", caller)
+			err := fmt.Errorf("the client certificate of %q may not call this webhook: --client-allowed-names lists who may", caller)
 			// A caller that has gone away needs no answer.
 			_ = writeJSON(w, http.StatusForbidden, failure(http.StatusForbidden, metav1.StatusReasonForbidden, err))
 			return

@@ -49,6 +49,17 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 
 func noCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, nil }
 
+// plainServer is the HTTP server of a Server, to be used without TLS.
+func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
+	t.Helper()
+	server, err := NewServer(ServerOptions{Listener: &pipe{}, Limits: l, TLSOpts: []func(*tls.Config){
+		func(c *tls.Config) { c.GetCertificate = noCertificate },
+	}})
+	require.NoError(t, err)
+	server.Register(Path, handler)
+	return server.serving.Server
+}
+
 // TestServerHolds: an answer may take longer than reading the request, and the
 // caller has not gone meanwhile.
 func TestServerHolds(t *testing.T) {
@@ -62,7 +73,7 @@ func TestServerHolds(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
-		server := NewServer(handler, TLS{GetCertificate: noCertificate}, limitsOf(t))
+		server := plainServer(t, handler, limitsOf(t))
 		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
@@ -86,12 +97,40 @@ func TestServerHolds(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	server := NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), TLS{GetCertificate: noCertificate}, limitsOf(t))
+	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), limitsOf(t))
 	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
 	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
 	assert.Equal(t, http.StatusNotFound, other.Code, "one path, and nothing else")
-	assert.GreaterOrEqual(t, server.TLSConfig.MinVersion, uint16(tls.VersionTLS12))
-	assert.NotNil(t, server.TLSConfig.GetCertificate, "the certificate is asked for anew, so that it can be rotated")
+}
+
+func TestNewServer(t *testing.T) {
+	listener := &pipe{}
+	var config *tls.Config
+	certificate := func(c *tls.Config) { c.GetCertificate, config = noCertificate, c }
+	cases := map[string]struct {
+		reason string
+		o      ServerOptions
+		says   string
+	}{
+		"Complete":      {reason: "these are all that it needs", o: ServerOptions{Listener: listener, Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}},
+		"NoListener":    {reason: "the port is open before anything else starts", o: ServerOptions{Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}, says: "Listener"},
+		"NoLimits":      {reason: "everybody who reaches the port may use memory", o: ServerOptions{Listener: listener, TLSOpts: []func(*tls.Config){certificate}}, says: "Limits"},
+		"NoCertificate": {reason: "the library would look for files", o: ServerOptions{Listener: listener, Limits: limitsOf(t)}, says: "GetCertificate"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			server, err := NewServer(tc.o)
+			if tc.says != "" {
+				require.ErrorContains(t, err, tc.says, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
+			assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "limits on connections bound the calls")
+			require.NoError(t, server.StartedChecker()(nil))
+			assert.False(t, server.NeedLeaderElection(), "every replica answers")
+		})
+	}
 }
 
 // TestServerLimits: a caller that sends too much, or too slowly, costs a connection
@@ -122,7 +161,7 @@ func TestServerLimits(t *testing.T) {
 						w.WriteHeader(http.StatusRequestTimeout)
 					}
 				})
-				server := NewServer(handler, TLS{GetCertificate: noCertificate}, limitsOf(t))
+				server := plainServer(t, handler, limitsOf(t))
 				server.ErrorLog = log.New(io.Discard, "", 0)
 				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
 				served := make(chan error, 1)

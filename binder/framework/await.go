@@ -104,8 +104,8 @@ func isLive(reader Reader, h Handle) bool {
 	return ok && s.Reader == h.Live && h.Live != h.Cached
 }
 
-// Present returns the pod and the node of the bind as the reader has them now. It fails if
-// the pod cannot be bound any more, or if the node is not the one of the bind.
+// Present reads the pod and the node of the bind. It returns an error if the pod cannot be
+// bound any more, or if the node is gone or another one has its name.
 func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, *corev1.Node, error) {
 	about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 	pod, err := Get(ctx, reader, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)

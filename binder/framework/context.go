@@ -46,8 +46,8 @@ type BindContext struct {
 	// Since is when the plugin began to wait for this bind: the start of its PreBind
 	// where AwaitReady repeats PreFlight, otherwise Now.
 	Since time.Time
-	// Live says that Pod, Node and the extension were read from the API server for this
-	// decision, and not from the cache.
+	// Live says that the reader of this call is the live one. In PreFlight, it says that
+	// Pod, Node and the extension were read from the API server for this decision.
 	Live bool
 
 	mu          sync.Mutex
@@ -117,6 +117,11 @@ type Waiting struct {
 	For string
 	// Until is when Await looks again even if nothing has changed; zero for never.
 	Until time.Time
+	// Since is when the wait began, where the plugin has observed that itself, by the clock of
+	// this process; zero where it has not. It must not be a time that a tenant can write.
+	// Calls for one bind reach several replicas, so the first call that this replica receives
+	// may come long after the wait began. It is used of what is given to WouldWait.
+	Since time.Time
 }
 
 // Waiting records what the plugin waits for from now on. Scheduler, events and

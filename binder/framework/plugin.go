@@ -99,7 +99,8 @@ type Confirmer interface {
 	// Confirm is called after the PreBind of all plugins, even if its own was skipped,
 	// because another plugin's PreBind can have taken minutes. It only reads, through the
 	// reader: when it fails with the cached reader, the engine calls it again with the
-	// live one. An error ends the attempt, and the engine rolls it back.
+	// live one and BindContext.Live set. So a plugin that must not rely on the cache returns
+	// an error if Live is not set. An error ends the attempt, and the engine rolls it back.
 	Confirm(ctx context.Context, reader Reader, bc *BindContext) error
 }
 

@@ -11,7 +11,7 @@ import (
 
 const (
 	// remember is the number of recent waits of a kind that a History keeps.
-	remember = 64
+	remember = 512
 	// kinds is the number of kinds that a History keeps.
 	kinds = 1000
 	// shortest is the shortest wait that is kept: a shorter one ends before any client

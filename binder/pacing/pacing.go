@@ -32,6 +32,8 @@ const (
 	// crowdUnit is the number of waiting binds that may call again each second when
 	// nothing is known about the end of their waits.
 	crowdUnit = 40
+	// lateness is how much later than it was asked to a client may call.
+	lateness = 1500 * time.Millisecond
 	// maxCrowdGap bounds what a crowd adds.
 	maxCrowdGap = 15 * time.Second
 )
@@ -43,6 +45,7 @@ type Wait struct {
 	// Left is what remains of the budget of the bind.
 	Left time.Duration
 	// Calls is the number of calls for this bind so far, this one included: at least 1.
+	// Those that other replicas answered are estimated; see Missed.
 	Calls int
 	// Past are the waits of the same kind that this replica has seen.
 	Past Past
@@ -109,6 +112,26 @@ func RetryAfter(w Wait, p Pace) time.Duration {
 	}
 	gap = max(gap, reach(w, p), minGap)
 	return min(gap.Truncate(time.Second), MaxGap)
+}
+
+// Missed estimates how many calls for a bind other replicas have answered between two times
+// since the wait began: as many as this replica would have answered in the same state, with
+// or without a free seat. Without the estimate, a client whose calls reach several replicas
+// would use up its retries before any of them expects it. Calls of w are those before that
+// time.
+func Missed(from, to time.Duration, w Wait, p Pace) int {
+	missed := 0
+	for t := from; to-t > lateness && missed < Retries; missed++ {
+		at := Wait{Elapsed: t, Left: w.Left + w.Elapsed - t, Calls: w.Calls + missed + 1, Past: w.Past}
+		if p.Held {
+			at.Elapsed, at.Left = at.Elapsed+p.Hold, at.Left-p.Hold
+			t += p.Hold
+		}
+		// The crowd was smaller then. In simulations, a higher estimate makes binds that wait less
+		// than a minute sleep for two, and with a lower one more clients give up long waits.
+		t += RetryAfter(at, Pace{Held: p.Held, Hold: p.Hold, Crowd: p.Crowd / 2, Jitter: 0.25})
+	}
+	return missed
 }
 
 // unheld returns the gap after a call that was not held.

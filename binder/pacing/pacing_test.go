@@ -127,6 +127,33 @@ func TestRetryAfter_ReachesTheBudget(t *testing.T) {
 	}
 }
 
+func TestMissed(t *testing.T) {
+	forties := Past{Ended: []time.Duration{40 * sec, 40 * sec, 40 * sec, 41 * sec}}
+	cases := map[string]struct {
+		reason   string
+		from, to time.Duration
+		calls    int
+		past     Past
+		pace     Pace
+		want     int
+	}{
+		"None":    {reason: "the client called when it was asked to", from: 29 * sec, to: 29*sec + 20*time.Millisecond, calls: 1},
+		"Late":    {reason: "a slow client is no sign of another call", from: 29 * sec, to: 30 * sec, calls: 1},
+		"Held":    {reason: "another replica has held the first two calls", to: 58 * sec, pace: Pace{Held: true}, want: 2},
+		"Between": {reason: "another replica has held the call that was due here", from: 29 * sec, to: 58 * sec, calls: 1, pace: Pace{Held: true}, want: 1},
+		"Known":   {reason: "another replica knows as well when the event is due", to: 39 * sec, past: forties, want: 1},
+		"Unheld":  {reason: "there was no seat there either: gaps grow from ten seconds", to: 40 * sec, pace: Pace{Crowd: 1000}, want: 4},
+		"Always":  {reason: "a client has ten retries", to: time.Hour, want: Retries},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			tc.pace.Hold = 28 * sec
+			w := Wait{Elapsed: tc.to, Left: 10*time.Minute - tc.to, Calls: tc.calls, Past: tc.past}
+			assert.Equal(t, tc.want, Missed(tc.from, tc.to, w, tc.pace), tc.reason)
+		})
+	}
+}
+
 func TestPast_Quantile(t *testing.T) {
 	cases := map[string]struct {
 		reason  string

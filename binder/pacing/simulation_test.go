@@ -39,6 +39,10 @@ type simBind struct {
 // simReplica is what one replica knows.
 type simReplica struct {
 	calls map[*simBind]int
+	// missed are the calls that others have answered, as an estimate.
+	missed map[*simBind]int
+	// next is when it has asked the client to call again.
+	next map[*simBind]time.Duration
 	// waiting are the binds that it knows, the oldest first.
 	waiting []*simBind
 	ended   []time.Duration
@@ -89,7 +93,7 @@ type simRun struct {
 func (s simulation) run() []*simBind {
 	r := &simRun{simulation: s, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // The same at each run.
 	for range s.replicas {
-		r.known = append(r.known, &simReplica{calls: map[*simBind]int{}, ended: slices.Clone(s.warm.Ended)})
+		r.known = append(r.known, &simReplica{calls: map[*simBind]int{}, missed: map[*simBind]int{}, next: map[*simBind]time.Duration{}, ended: slices.Clone(s.warm.Ended)})
 	}
 	var binds []*simBind
 	for i := range s.pods {
@@ -128,12 +132,20 @@ func (r *simRun) call(b *simBind) {
 		return
 	}
 	to := r.known[r.random.IntN(len(r.known))]
-	if to.calls[b]++; to.calls[b] == 1 {
+	if r.now-b.began > 0 {
+		w := Wait{Elapsed: r.now - b.began, Left: r.left(b), Calls: to.calls[b] + to.missed[b], Past: r.past(to)}
+		from := time.Duration(0)
+		if to.calls[b] > 0 {
+			from = to.next[b] - b.began
+		}
+		to.missed[b] += Missed(from, r.now-b.began, w, Pace{Held: len(to.held) < r.seats, Hold: r.hold, Crowd: len(to.waiting)})
+	}
+	if to.calls[b]++; !slices.Contains(to.waiting, b) {
 		to.waiting = append(to.waiting, b)
 		slices.SortFunc(to.waiting, func(a, b *simBind) int { return int(a.began - b.began) })
 	}
 	epoch, elapsed := time.Unix(0, 0), r.now-b.began
-	o := Occupant{Calls: to.calls[b]}
+	o := Occupant{Calls: to.calls[b] + to.missed[b]}
 	if likely, ok := r.past(to).Quantile(0.5, elapsed); ok {
 		o.Due = epoch.Add(b.began + likely)
 	}
@@ -163,14 +175,18 @@ func (r *simRun) past(of *simReplica) Past {
 
 func (r *simRun) answer(by *simReplica, b *simBind, held bool) {
 	elapsed := r.now - b.began
-	gap := RetryAfter(Wait{Elapsed: elapsed, Left: 10*time.Minute - elapsed, Calls: by.calls[b], Past: r.past(by)},
+	gap := RetryAfter(Wait{Elapsed: elapsed, Left: r.left(b), Calls: by.calls[b] + by.missed[b], Past: r.past(by)},
 		Pace{Held: held, Hold: r.hold, Crowd: len(by.waiting), Jitter: r.random.Float64()})
 	if b.calls > Retries {
 		b.failed = true
 		return
 	}
+	by.next[b] = r.now + gap
 	r.at(r.now+gap+5*time.Millisecond, simCall, b)
 }
+
+// left is what remains of the budget.
+func (r *simRun) left(b *simBind) time.Duration { return 10*time.Minute - (r.now - b.began) }
 
 func (r *simRun) done(b *simBind) {
 	for _, k := range r.known {
@@ -202,6 +218,16 @@ func between(from, to time.Duration) func(r *rand.Rand) time.Duration {
 	return func(r *rand.Rand) time.Duration { return from + time.Duration(r.Int64N(int64(to-from))) }
 }
 
+// growing returns waits of which each is a little longer than the one before, as a
+// provisioner that has more to do makes them.
+func growing(from, to time.Duration, n int) func(r *rand.Rand) time.Duration {
+	i := 0
+	return func(r *rand.Rand) time.Duration {
+		i++
+		return from + (to-from)*time.Duration(i)/time.Duration(n) + time.Duration(r.Int64N(int64(200*time.Millisecond)))
+	}
+}
+
 // The delays from event to bound, and the calls that they cost, stay within what
 // docs/performance promises. The bounds are those of this model; the measurement has its
 // own.
@@ -210,11 +236,17 @@ func TestSimulation(t *testing.T) {
 	for i := range 30 {
 		forties.Ended = append(forties.Ended, 40*time.Second+time.Duration(i-15)*6*time.Millisecond)
 	}
+	slower := Past{} // What a replica remembers of 1,000 waits are the last ones.
+	for i := range remember {
+		slower.Ended = append(slower.Ended, 43*time.Second+3*time.Second*time.Duration(i)/remember)
+	}
 	cases := map[string]struct {
 		reason   string
 		s        simulation
 		p50, p90 time.Duration
 		extra    int
+		// failed are the binds whose clients may use up their retries.
+		failed int
 	}{
 		"One": {
 			reason: "a seat is free", s: simulation{pods: 1, wait: about(100 * time.Second)}, extra: 3,
@@ -224,11 +256,15 @@ func TestSimulation(t *testing.T) {
 		},
 		"CrowdKnown": {
 			reason: "earlier waits tell when the events come",
-			s:      simulation{pods: 1000, arrive: 10 * time.Millisecond, wait: about(40 * time.Second), warm: forties}, p90: time.Second, extra: 1500,
+			s:      simulation{pods: 1000, arrive: 10 * time.Millisecond, wait: about(40 * time.Second), warm: forties}, p90: time.Second, extra: 1600,
 		},
 		"BurstKnown": {
 			reason: "200 events in a second are more than 64 seats can wait for",
 			s:      simulation{pods: 1000, arrive: 5 * time.Millisecond, wait: about(40 * time.Second), warm: forties}, p50: time.Second, p90: 2 * time.Second, extra: 2200,
+		},
+		"CrowdExempt": {
+			reason: "there is a seat for each call, so nothing has to be known",
+			s:      simulation{pods: 1000, arrive: 10 * time.Millisecond, wait: about(40 * time.Second), seats: 512}, p90: time.Second, extra: 1100,
 		},
 		"CrowdUnknown": {
 			reason: "nothing is known until the first event",
@@ -238,6 +274,26 @@ func TestSimulation(t *testing.T) {
 			reason: "waits that have little in common",
 			s:      simulation{pods: 1000, arrive: 20 * time.Millisecond, wait: between(5*time.Second, 60*time.Second)}, p50: 7 * time.Second, p90: 20 * time.Second, extra: 4000,
 		},
+		"CrowdAsMeasured": {
+			reason: "arrivals and waits of BenchmarkDelayOfACrowdWithSeats; docs/performance compares the results",
+			s:      simulation{pods: 1000, arrive: 5600 * time.Microsecond, wait: growing(40*time.Second, 46*time.Second, 1000)}, p50: 6 * time.Second, p90: 20 * time.Second, extra: 5000,
+		},
+		"CrowdAsMeasuredKnown": {
+			reason: "the same after another round",
+			s: simulation{
+				pods: 1000, arrive: 5600 * time.Microsecond, wait: growing(40*time.Second, 46*time.Second, 1000), warm: slower,
+			}, p50: time.Second, p90: 3 * time.Second, extra: 2000,
+		},
+		"CrowdSlowerThanKnown": {
+			reason: "nothing tells when a wait ends that takes longer than any before",
+			s: simulation{
+				pods: 1000, arrive: 5600 * time.Microsecond, wait: growing(40*time.Second, 49*time.Second, 1000), warm: slower,
+			}, p50: time.Second, p90: 25 * time.Second, extra: 3000,
+		},
+		"CrowdOfLongWaits": {
+			reason: "the calls of a bind reach both replicas, and ten retries are all that its client has",
+			s:      simulation{pods: 1000, arrive: 20 * time.Millisecond, wait: about(5 * time.Minute)}, p50: 2 * time.Minute, p90: 3 * time.Minute, extra: 11_000, failed: 3,
+		},
 		"CrowdOfShortWaits": {
 			reason: "they are over before most clients sleep for long",
 			s:      simulation{pods: 1000, arrive: 5 * time.Millisecond, wait: about(3 * time.Second)}, p50: 2 * time.Second, p90: 8 * time.Second, extra: 2000,
@@ -246,12 +302,15 @@ func TestSimulation(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			s := tc.s
-			s.replicas, s.seats, s.hold = 2, 32, 28*time.Second
+			s.replicas, s.seats, s.hold = 2, max(s.seats, 32), 28*time.Second
 			var delays []time.Duration
-			extra := 0
+			extra, failed := 0, 0
 			for _, b := range s.run() {
-				assert.False(t, b.failed, "a client has used up its retries")
-				delays = append(delays, b.bound-b.event)
+				if b.failed {
+					failed++
+				} else {
+					delays = append(delays, b.bound-b.event)
+				}
 				extra += b.calls - 1
 			}
 			slices.Sort(delays)
@@ -260,6 +319,7 @@ func TestSimulation(t *testing.T) {
 			assert.LessOrEqual(t, p50, tc.p50, tc.reason)
 			assert.LessOrEqual(t, p90, tc.p90, tc.reason)
 			assert.LessOrEqual(t, extra, tc.extra, tc.reason)
+			assert.LessOrEqual(t, failed, tc.failed, "clients have used up their retries")
 		})
 	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -27,6 +26,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -35,19 +35,6 @@ var (
 	thePod  = gen.Pod("web", gen.UID("pod-1"))
 	theNode = gen.Node("node-a")
 )
-
-// pendingPod reads thePod, which stays pending, and theNode.
-type pendingPod struct{}
-
-func (pendingPod) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	switch into := into.(type) {
-	case *corev1.Pod:
-		thePod.DeepCopyInto(into)
-	case *corev1.Node:
-		theNode.DeepCopyInto(into)
-	}
-	return nil
-}
 
 // grants is what the plugins of all replicas have written: one grant for each pod, by
 // the attempt that it was made for.
@@ -123,14 +110,15 @@ type party struct {
 	cut atomic.Bool
 }
 
-func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *party {
+func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants) *party {
 	t.Helper()
 	p := &party{grantor: &grantor{grants: shared, busy: make(chan struct{})}}
 	p.Replicas = newReplicas(t, cuttable(stored, &p.cut), id)
 	chain, err := mutators.NewChain(mutators.Options{Domain: "prebind.dev"})
 	require.NoError(t, err)
+	cluster := fakeapi.New(thePod, theNode)
 	p.engine, err = binder.New(binder.Options{
-		Cached: pendingPod{}, Live: pendingPod{}, Replica: id, Term: p.Term, Domain: "prebind.dev",
+		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term, Domain: "prebind.dev",
 		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
@@ -145,7 +133,7 @@ func newParty(t *testing.T, id string, stored *fake.Clientset, shared *grants) *
 }
 
 // cuttable is a client whose writes fail while cut is set.
-func cuttable(stored *fake.Clientset, cut *atomic.Bool) kubernetes.Interface {
+func cuttable(stored *fakeapi.Clientset, cut *atomic.Bool) kubernetes.Interface {
 	c := &fake.Clientset{}
 	c.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if cut.Load() && a.GetVerb() != "list" {
@@ -171,7 +159,7 @@ func pass(d time.Duration) { <-time.After(d) }
 func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
-		stored := storage()
+		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
 		go binder.NewSweeper(other.engine, other).Run(quiet(t))
 		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the plugin is at work")
@@ -205,7 +193,7 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 func TestFence_WhatWasPreparedBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
-		p := newParty(t, "cut", storage(), shared)
+		p := newParty(t, "cut", fakeapi.NewClientset(), shared)
 		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
 		pass(trusted + time.Second)
@@ -233,7 +221,7 @@ func TestFence_WhatWasPreparedBefore(t *testing.T) {
 // and while the cache takes what is gone for there.
 func TestFence_CallThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParty(t, "cut", storage(), &grants{byPod: map[types.UID]string{}})
+		p := newParty(t, "cut", fakeapi.NewClientset(), &grants{byPod: map[types.UID]string{}})
 		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
 		p.cut.Store(true)
 		pass(trusted - renewal)
@@ -265,9 +253,4 @@ func TestTrusted_Relations(t *testing.T) {
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")
 	assert.Less(t, 2*observeEvery, blind)
-}
-
-// List implements client.Reader. The engine lists nothing.
-func (pendingPod) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("unexpected list")
 }

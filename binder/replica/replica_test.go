@@ -5,7 +5,6 @@ package replica
 
 import (
 	"context"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,10 +18,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 func newReplicas(t *testing.T, client kubernetes.Interface, id string) *Replicas {
@@ -33,7 +33,7 @@ func newReplicas(t *testing.T, client kubernetes.Interface, id string) *Replicas
 }
 
 func TestOptions(t *testing.T) {
-	valid := Options{ID: "a", Client: fake.NewClientset(), Namespace: "ns", Clock: clock.RealClock{}}
+	valid := Options{ID: "a", Client: fakeapi.NewClientset(), Namespace: "ns", Clock: clock.RealClock{}}
 	for name, change := range map[string]func(*Options){
 		"ID":        func(o *Options) { o.ID = "" },
 		"Client":    func(o *Options) { o.Client = nil },
@@ -52,24 +52,6 @@ func TestOptions(t *testing.T) {
 // quiet is the test's context with a logger that drops everything.
 func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
-// storage is a fake client that changes the version of a lease with each write, as the
-// API server does.
-func storage() *fake.Clientset {
-	c := fake.NewClientset()
-	var writes atomic.Int64
-	version := func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if w, ok := a.(clienttesting.UpdateAction); ok { // A CreateAction is one, too.
-			if l, ok := w.GetObject().(*coordinationv1.Lease); ok {
-				l.ResourceVersion = strconv.FormatInt(writes.Add(1), 10)
-			}
-		}
-		return false, nil, nil
-	}
-	c.PrependReactor("create", "leases", version)
-	c.PrependReactor("update", "leases", version)
-	return c
-}
-
 // crashedLease is the lease of a replica that has ended without a word.
 func crashedLease(t *testing.T, c kubernetes.Interface) {
 	t.Helper()
@@ -86,7 +68,7 @@ func TestLiving_SeesWhoStops(t *testing.T) {
 	for name, pause := range map[string]time.Duration{"Often": time.Second, "BetweenSlowSweeps": 3 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := storage()
+				client := fakeapi.NewClientset()
 				observer, polite := newReplicas(t, client, "observer"), newReplicas(t, client, "polite")
 				politeCtx, stopPolite := context.WithCancel(quiet(t))
 				left := make(chan struct{})
@@ -128,7 +110,7 @@ func TestLiving_SeesWhoStops(t *testing.T) {
 // renew, and what was seen before does not count.
 func TestLiving_BlamesNobodyWhileItIsBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := storage()
+		client := fakeapi.NewClientset()
 		var away atomic.Bool
 		client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return away.Load(), nil, errCut
@@ -158,7 +140,7 @@ func TestLiving_BlamesNobodyWhileItIsBlind(t *testing.T) {
 // lease is renewed.
 func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := storage()
+		client := fakeapi.NewClientset()
 		refuse := func(a clienttesting.Action) (bool, runtime.Object, error) {
 			w, _ := a.(clienttesting.UpdateAction)
 			l, ok := w.GetObject().(*coordinationv1.Lease)
@@ -200,7 +182,7 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 // else has removed the lease.
 func TestTerm_EndsWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := storage()
+		client := fakeapi.NewClientset()
 		var cut atomic.Bool
 		r := newReplicas(t, cuttable(client, &cut), "a")
 		of := func() []any {

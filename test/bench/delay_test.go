@@ -5,7 +5,9 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -56,8 +58,9 @@ type delayed struct {
 }
 
 // delays binds a pod for each of the waits, all at once, and returns how long after its
-// claim each is bound.
-func (w *world) delays(ctx context.Context, scheduler string, waits []time.Duration) (delayed, error) {
+// claim each is bound. The namespace must exist, and the round must be the first one of
+// that number there. The pods and claims are deleted at the end.
+func (w *world) delays(ctx context.Context, scheduler, namespace string, round int, waits []time.Duration) (delayed, error) {
 	longest := time.Duration(0)
 	for _, wait := range waits {
 		longest = max(longest, wait)
@@ -66,20 +69,16 @@ func (w *world) delays(ctx context.Context, scheduler string, waits []time.Durat
 	defer cancel()
 	var d delayed
 	core := w.client.CoreV1()
-	ns, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "delay-"}}, metav1.CreateOptions{})
-	if err != nil {
-		return d, err
-	}
-	for _, wait := range waits {
+	for _, wait := range slices.Compact(slices.Sorted(slices.Values(waits))) {
 		class := gen.StorageClass(classOf(wait), cluster.ProvisionerName, gen.Parameter("delay", wait.String()))
 		if _, err := w.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return d, err
 		}
 	}
 	// The claims are there first: a scheduler that does not see a pod's claim yet reports a failure.
-	err = inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
-		claim := gen.Claim(nameInCrowd(0, i), gen.InNamespace(ns.Name), gen.OfClass(classOf(waits[i])))
-		_, err := core.PersistentVolumeClaims(ns.Name).Create(ctx, claim, metav1.CreateOptions{})
+	err := inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
+		claim := gen.Claim(nameInCrowd(round, i), gen.InNamespace(namespace), gen.OfClass(classOf(waits[i])))
+		_, err := core.PersistentVolumeClaims(namespace).Create(ctx, claim, metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
@@ -87,7 +86,7 @@ func (w *world) delays(ctx context.Context, scheduler string, waits []time.Durat
 	}
 	// As informers watch: the API server ends a plain watch whose client is slow.
 	watched := func(resource string, of runtime.Object) watch.Interface {
-		_, _, w, _ := watchtools.NewIndexerInformerWatcher(cache.NewListWatchFromClient(core.RESTClient(), resource, ns.Name, fields.Everything()), of)
+		_, _, w, _ := watchtools.NewIndexerInformerWatcher(cache.NewListWatchFromClient(core.RESTClient(), resource, namespace, fields.Everything()), of)
 		return w
 	}
 	claims, pods := watched("persistentvolumeclaims", &corev1.PersistentVolumeClaim{}), watched("pods", &corev1.Pod{})
@@ -100,12 +99,13 @@ func (w *world) delays(ctx context.Context, scheduler string, waits []time.Durat
 	created := make(chan error, 1)
 	go func() {
 		created <- inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
-			pod := gen.Pod(nameInCrowd(0, i), gen.InNamespace(ns.Name), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(nameInCrowd(0, i)))
-			_, err := core.Pods(ns.Name).Create(ctx, pod, metav1.CreateOptions{})
+			name := nameInCrowd(round, i)
+			pod := gen.Pod(name, gen.InNamespace(namespace), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
+			_, err := core.Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		})
 	}()
-	took, err := follow(ctx, len(waits), claims.ResultChan(), pods.ResultChan())
+	took, err := follow(ctx, len(waits), prefixInCrowd(round), claims.ResultChan(), pods.ResultChan())
 	if err != nil {
 		return d, err
 	}
@@ -120,12 +120,25 @@ func (w *world) delays(ctx context.Context, scheduler string, waits []time.Durat
 		return d, err
 	}
 	d.repeats = after - before
-	failed, err := core.Events(ns.Name).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
+	failed, err := core.Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
 	if err != nil {
 		return d, err
 	}
 	d.failed = float64(len(failed.Items))
-	return d, core.Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{})
+	return d, errors.Join(
+		core.Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		core.PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		core.Events(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+	)
+}
+
+// namespace creates a namespace for the pods of one scheduler.
+func (w *world) namespace(ctx context.Context) (string, error) {
+	ns, err := w.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "delay-"}}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return ns.Name, nil
 }
 
 func classOf(wait time.Duration) string { return fmt.Sprintf("wait-%d", wait.Milliseconds()) }
@@ -157,8 +170,12 @@ func BenchmarkDelay(b *testing.B) {
 	w, out, round := newWorld(b, cluster.Options{}), &results{name: "delay"}, 0
 	for b.Loop() {
 		found := make([]delayed, len(ways))
-		err := inParallel(b.Context(), len(ways), len(ways), func(ctx context.Context, i int) (err error) {
-			found[i], err = w.delays(ctx, ways[i].scheduler, spread(30))
+		err := inParallel(b.Context(), len(ways), len(ways), func(ctx context.Context, i int) error {
+			ns, err := w.namespace(ctx)
+			if err != nil {
+				return err
+			}
+			found[i], err = w.delays(ctx, ways[i].scheduler, ns, round, spread(30))
 			return err
 		})
 		require.NoError(b, err)
@@ -172,38 +189,13 @@ func BenchmarkDelay(b *testing.B) {
 	require.NoError(b, out.save())
 }
 
-// unlearned is the variant of replicas that have seen no wait before.
-const unlearned = "-unlearned"
-
-// BenchmarkDelayOfACrowd measures the same of 1,000 pods whose claims take 40 s each, with
-// two replicas. In the first round they have seen no wait before: it has a variant of its
-// own. There have to be two rounds at least.
-func BenchmarkDelayOfACrowd(b *testing.B) {
-	w, out, round := newWorld(b, cluster.Options{SchedulerConfig: schedulerWith(unlimited)}), &results{name: "crowd"}, 0
-	for b.Loop() {
-		for i := range ways {
-			way := ways[(i+round)%len(ways)]
-			found, err := w.delays(b.Context(), way.scheduler, alike(1000, 40*time.Second))
-			require.NoError(b, err)
-			name := way.name
-			if name == prebind && round == 0 {
-				name += unlearned
-			}
-			found.add(out, name, round)
-			b.Logf("%s: p50 %.3f s, p90 %.3f s, worst %.3f s, %.0f answers of 429, %.0f FailedScheduling", way.who, stat.Median(found.seconds),
-				stat.Quantile(found.seconds, 0.9), stat.Quantile(found.seconds, 1), found.repeats, found.failed)
-		}
-		round++
-	}
-	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
-	require.NoError(b, out.save())
-}
-
 // TestDelay runs a short round. The delays are not judged.
 func TestDelay(t *testing.T) {
 	w := newWorld(t, cluster.Options{})
 	for _, way := range ways {
-		d, err := w.delays(t.Context(), way.scheduler, alike(4, 2*time.Second))
+		ns, err := w.namespace(t.Context())
+		require.NoError(t, err)
+		d, err := w.delays(t.Context(), way.scheduler, ns, 0, alike(4, 2*time.Second))
 		require.NoError(t, err)
 		assert.Len(t, d.seconds, 4, way.who)
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -79,18 +78,18 @@ func TestSteadyState(t *testing.T) {
 
 // asked returns what Prebind has read and written in this time, by the log, but for
 // its leases, the questions for its own permissions and for whether the API server is
-// there, and the watches.
+// there, the FlowSchema and the watches.
 func asked(t *testing.T, log string, from, to time.Time) (reads, writes []string) {
 	t.Helper()
 	content, err := os.ReadFile(log)
 	require.NoError(t, err)
 	for line := range bytes.Lines(content) {
-		var event auditv1.Event
+		var event cluster.AuditEvent
 		require.NoError(t, json.Unmarshal(line, &event))
 		require.Equal(t, ownUser, event.User.Username)
 		at := event.RequestReceivedTimestamp.Time
 		if at.Before(from) || at.After(to) || event.Verb == "watch" || event.ObjectRef == nil ||
-			slices.Contains([]string{"leases", "selfsubjectaccessreviews"}, event.ObjectRef.Resource) {
+			slices.Contains([]string{"leases", "selfsubjectaccessreviews", "flowschemas"}, event.ObjectRef.Resource) {
 			continue
 		}
 		what := fmt.Sprintf("%s %s", event.Verb, event.RequestURI)

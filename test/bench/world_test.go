@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,9 +24,12 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
+// way is one in which a pod waits for its volumes.
+type way struct{ name, scheduler, who string }
+
 // ways are those in which a pod waits for its volumes. The first is what the
 // others are compared with.
-var ways = []struct{ name, scheduler, who string }{
+var ways = []way{
 	{"kube-scheduler", cluster.DefaultScheduler, "kube-scheduler's VolumeBinding"},
 	{"prebind", cluster.NoPreBindScheduler, "Prebind"},
 }
@@ -44,12 +48,15 @@ const worldNodes = 60
 
 // world is a control plane with Prebind, as it is shipped.
 type world struct {
+	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
 	classes []string
 }
 
-func newWorld(tb testing.TB, o cluster.Options) *world {
+// newWorld starts it, with two replicas that have these arguments in addition to the
+// shipped ones.
+func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	tb.Helper()
 	c := clustertest.Start(tb, o)
 	client, err := kubernetes.NewForConfig(c.Config())
@@ -60,7 +67,7 @@ func newWorld(tb testing.TB, o cluster.Options) *world {
 	prebind, err := install.New(tb.Context(), install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
 	for range 2 {
-		replica, err := prebind.Start(tb.Context())
+		replica, err := prebind.Start(tb.Context(), args...)
 		require.NoError(tb, err)
 		tb.Cleanup(func() {
 			if err := errors.Join(replica.Err(), replica.Kill()); err != nil {
@@ -68,7 +75,7 @@ func newWorld(tb testing.TB, o cluster.Options) *world {
 			}
 		})
 	}
-	w := &world{client: client, prebind: prebind}
+	w := &world{cluster: c, client: client, prebind: prebind}
 	for i := range batch {
 		class := gen.StorageClass(fmt.Sprintf("slow-%d", i), cluster.ProvisionerName, gen.Parameter("delay", delay(i).String()))
 		_, err := client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})
@@ -103,7 +110,7 @@ func (w *world) measure(ctx context.Context, scheduler string, n int) ([]time.Du
 			return nil, err
 		}
 	}
-	return follow(ctx, n, claims.ResultChan(), pods.ResultChan())
+	return follow(ctx, n, "", claims.ResultChan(), pods.ResultChan())
 }
 
 func (w *world) create(ctx context.Context, namespace, name, scheduler, class string) error {
@@ -117,11 +124,11 @@ func (w *world) create(ctx context.Context, namespace, name, scheduler, class st
 }
 
 // follow notes when each claim and the pod of its name are seen bound, and
-// returns when n of both are.
-func follow(ctx context.Context, n int, claims, pods <-chan watch.Event) ([]time.Duration, error) {
+// returns when n of both are. It ignores names without the prefix.
+func follow(ctx context.Context, n int, prefix string, claims, pods <-chan watch.Event) ([]time.Duration, error) {
 	claimBound, podBound := map[string]time.Time{}, map[string]time.Time{}
 	note := func(seen map[string]time.Time, name string, bound bool) {
-		if _, known := seen[name]; bound && !known {
+		if _, known := seen[name]; bound && !known && strings.HasPrefix(name, prefix) {
 			seen[name] = time.Now()
 		}
 	}

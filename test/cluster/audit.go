@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"os"
 
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const auditPolicyFile = "audit-policy.yaml"
@@ -28,6 +28,26 @@ rules:
 - level: None
 `
 
+// AuditEvent is the part of an event of audit.k8s.io/v1 that tests read.
+type AuditEvent struct {
+	RequestURI string `json:"requestURI"`
+	Verb       string `json:"verb"`
+	User       struct {
+		Username string `json:"username"`
+	} `json:"user"`
+	// ObjectRef is nil for requests that name no object.
+	ObjectRef *struct {
+		Namespace   string `json:"namespace"`
+		Name        string `json:"name"`
+		Resource    string `json:"resource"`
+		Subresource string `json:"subresource"`
+	} `json:"objectRef"`
+	ResponseStatus           *metav1.Status    `json:"responseStatus"`
+	RequestReceivedTimestamp metav1.MicroTime  `json:"requestReceivedTimestamp"`
+	StageTimestamp           metav1.MicroTime  `json:"stageTimestamp"`
+	Annotations              map[string]string `json:"annotations"`
+}
+
 // AuditLog returns the path of the API server's audit log, which is there from
 // the first bind on if [Options.Audit] is set.
 func (c *Cluster) AuditLog() string { return c.file("audit.log") }
@@ -35,7 +55,7 @@ func (c *Cluster) AuditLog() string { return c.file("audit.log") }
 // AuditEvents returns one event, at the level Metadata, for each answer that the
 // API server has given to a bind, by either path, in order. What webhooks added
 // is in the annotations. It is an error if [Options.Audit] is not set.
-func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
+func (c *Cluster) AuditEvents() ([]AuditEvent, error) {
 	if !c.o.Audit {
 		return nil, errors.New("read the audit log: there is none: set Options.Audit")
 	}
@@ -46,12 +66,12 @@ func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
-	var out []auditv1.Event
+	var out []AuditEvent
 	for line := range bytes.Lines(content) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // being written
 		}
-		var event auditv1.Event
+		var event AuditEvent
 		if err := json.Unmarshal(line, &event); err != nil {
 			return nil, fmt.Errorf("read the audit log: %w", err)
 		}

@@ -9,18 +9,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 func lockFile(file *os.File, shared bool) error {
-	how := unix.LOCK_EX
+	how := syscall.LOCK_EX
 	if shared {
-		how = unix.LOCK_SH
+		how = syscall.LOCK_SH
 	}
-	err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
+	err := syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB)
 	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	case errors.Is(err, syscall.EWOULDBLOCK):
 		return errLocked
 	case err != nil:
 		return fmt.Errorf("lock %s: %w", file.Name(), err)

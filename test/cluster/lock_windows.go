@@ -7,21 +7,29 @@ import (
 	"errors"
 	"fmt"
 	"os"
-
-	"golang.org/x/sys/windows"
+	"syscall"
+	"unsafe"
 )
 
+var lockFileEx = syscall.NewLazyDLL("kernel32.dll").NewProc("LockFileEx")
+
 func lockFile(file *os.File, shared bool) error {
-	flags := uint32(windows.LOCKFILE_FAIL_IMMEDIATELY)
+	const (
+		failImmediately = 1
+		exclusive       = 2
+		lockViolation   = syscall.Errno(33)
+	)
+	flags := uintptr(failImmediately)
 	if !shared {
-		flags |= windows.LOCKFILE_EXCLUSIVE_LOCK
+		flags |= exclusive
 	}
-	err := windows.LockFileEx(windows.Handle(file.Fd()), flags, 0, 1, 0, &windows.Overlapped{})
+	locked, _, err := lockFileEx.Call(file.Fd(), flags, 0, 1, 0, uintptr(unsafe.Pointer(&syscall.Overlapped{})))
 	switch {
-	case errors.Is(err, windows.ERROR_LOCK_VIOLATION):
+	case locked != 0:
+		return nil
+	case errors.Is(err, lockViolation):
 		return errLocked
-	case err != nil:
+	default:
 		return fmt.Errorf("lock %s: %w", file.Name(), err)
 	}
-	return nil
 }

@@ -13,8 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -98,7 +98,7 @@ func (s *story) tellNews(ctx context.Context) error {
 }
 
 // tellCalls tells each answer that the pod's Binding got.
-func (s *story) tellCalls(pod string, events []auditv1.Event) {
+func (s *story) tellCalls(pod string, events []cluster.AuditEvent) {
 	var first time.Time
 	calls := 0
 	for _, e := range events {

@@ -29,7 +29,7 @@ func writeMetrics(to io.Writer) error {
 		if len(m.Labels) > 0 {
 			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
 		}
-		fmt.Fprintf(to, "| `%s` | %s | %s | %s |\n", m.Name, strings.ToLower(m.Type.String()), labels, strings.ReplaceAll(m.Help, "|", `\|`))
+		fmt.Fprintf(to, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, labels, strings.ReplaceAll(m.Help, "|", `\|`))
 	}
 	return nil
 }

@@ -20,11 +20,11 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	manifests "github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
 
 // root is the checkout, as seen from this folder.
@@ -108,7 +108,7 @@ func TestIndex(t *testing.T) {
 
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
-	admission-control-config-file build-arg controllers create-namespace election-timeout field-selector help image name no-hooks output overrides prefix previous
+	admission-control-config-file build-arg controllers create-namespace election-timeout field-selector help image max-mutating-requests-inflight name no-hooks output overrides prefix previous
 	push set show-labels tail timeout type`)
 
 // A flag that the documentation names is there.

@@ -21,10 +21,8 @@ import (
 
 // The API server goes away and comes back while fifty pods wait for their
 // volumes. Every scheduler has errors then, and tries again; Prebind goes on.
-func TestAPIServerRestart(t *testing.T) {
-	t.Parallel()
+func testAPIServerRestart(t *testing.T, w *world) {
 	const pods = 50
-	w := ownWorld(t, 2)
 	b := newBench(t, w, nil)
 	class := b.dynamic("25s")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -28,6 +28,7 @@ import (
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // The size of the race. What all pods ask for is about three times what there is.
@@ -125,7 +126,9 @@ func newRace(ctx context.Context, t *testing.T) *race {
 		require.NoError(t, err)
 		client, err := kubernetes.NewForConfig(config)
 		require.NoError(t, err)
-		r.rivals = append(r.rivals, &rival{race: r, client: client, queue: make(chan *racer, racePods), done: make(chan struct{}), taken: map[string]bool{}})
+		r.rivals = append(r.rivals, &rival{race: r, client: client, queue: make(chan *racer, racePods), done: make(chan struct{}), taken: map[string]bool{},
+			rng: rand.New(rand.NewPCG(seeds.Of(t, 1)[0], uint64(len(r.rivals)))), //nolint:gosec // Not a secret.
+		})
 	}
 	return r
 }
@@ -165,7 +168,9 @@ type rival struct {
 	left   atomic.Int64
 	done   chan struct{}
 
+	// view guards the rest.
 	view  sync.Mutex
+	rng   *rand.Rand
 	taken map[string]bool
 }
 
@@ -214,9 +219,9 @@ func (s *rival) choose(n int) (node string, devices []string) {
 	s.view.Lock()
 	defer s.view.Unlock()
 	for {
-		for _, i := range rand.Perm(len(s.nodes)) {
+		for _, i := range s.rng.Perm(len(s.nodes)) {
 			var free []string
-			for _, d := range rand.Perm(raceDevices) {
+			for _, d := range s.rng.Perm(raceDevices) {
 				if device := fmt.Sprintf("GPU-%d", d); !s.taken[s.nodes[i]+"/"+device] {
 					free = append(free, device)
 				}

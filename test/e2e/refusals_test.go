@@ -192,9 +192,9 @@ func TestBadRequests(t *testing.T) {
 		says string
 	}{
 		"a review of a missing pod": {body: review, code: http.StatusOK, says: `"allowed":true`},
-		"nothing":                   {body: "", code: http.StatusBadRequest, says: "no JSON of an AdmissionReview"},
-		"malformed":                 {body: "{]", code: http.StatusBadRequest, says: "no JSON of an AdmissionReview"},
-		"truncated":                 {body: review[:len(review)/2], code: http.StatusBadRequest, says: "no JSON of an AdmissionReview"},
+		"nothing":                   {body: "", code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"malformed":                 {body: "{]", code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"truncated":                 {body: review[:len(review)/2], code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
 		"without a request":         {body: `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`, code: http.StatusBadRequest, says: "no request"},
 		"another kind":              {body: strings.Replace(review, "AdmissionReview", "Pod", 1), code: http.StatusBadRequest, says: "not an AdmissionReview"},
 		"another version":           {body: strings.Replace(review, "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), code: http.StatusBadRequest, says: "not an AdmissionReview"},

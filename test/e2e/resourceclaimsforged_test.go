@@ -24,15 +24,10 @@ import (
 // forgedClass is a DeviceClass that Prebind allocates.
 const forgedClass = "owned-forged.example.com"
 
-// TestForgedMarks_NeverFreeADeviceInUse has a user with the role edit who writes marks
+// testForgedMarks has a user with the role edit who writes marks
 // to a claim of a bound pod. The claim keeps its reservation and its devices, and no
 // other tenant gets them.
-func TestForgedMarks_NeverFreeADeviceInUse(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 0, "--resource-claims-allocate="+forgedClass)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
-	_, err := w.start(t.Context())
-	require.NoError(t, err)
+func testForgedMarks(t *testing.T, w *world) {
 	t.Run("allocated by Prebind", func(t *testing.T) { testForgedAllocation(t, w) })
 	t.Run("reserved by Prebind", func(t *testing.T) { testForgedReservation(t, w) })
 	t.Run("reserved for a PodGroup", func(t *testing.T) { testForgedGroup(t, w) })

@@ -27,7 +27,7 @@ import (
 )
 
 // ownedClasses are those that Prebind allocates: each test has one of its own.
-const ownedClasses = raceClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
+const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
 
 // What Prebind allocates, and what is about the end of a bind, has an installation
 // of its own.
@@ -52,6 +52,7 @@ func TestResourceClaimsAllocate(t *testing.T) {
 		t.Run("reservations are rolled back", func(t *testing.T) { testReservationRolledBack(t, w, hook) })
 		t.Run("allocations are rolled back", func(t *testing.T) { testAllocationRolledBack(t, w, hook) })
 		t.Run("kube-scheduler's reservation is its own", func(t *testing.T) { testSchedulersReservation(t, w, hook) })
+		t.Run("forged marks never free a device in use", func(t *testing.T) { testForgedMarks(t, w) })
 	})
 	t.Run("killed after it is allowed", func(t *testing.T) { testKilledAfterReservation(t, w, hook) })
 	t.Run("killed while it waits", func(t *testing.T) { testKilledWhileWaiting(t, w) })

@@ -6,8 +6,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -39,9 +37,9 @@ type stream struct {
 	class      string
 	stop, done chan struct{}
 
-	mu       sync.Mutex
-	posted   int
-	failures []string
+	mu     sync.Mutex
+	posted int
+	failed []string
 }
 
 // newStream makes what the stream needs: a class whose volumes take that long to make,
@@ -82,18 +80,15 @@ func (s *stream) end() {
 	case <-time.After(patience):
 		s.t.Fatal("not all binds have an answer")
 	}
-	assert.Empty(s.t, s.failures)
+	assert.Empty(s.t, s.failed)
 	assert.GreaterOrEqual(s.t, s.posted, atLeast)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		left, err := s.unbound(s.t.Context())
 		require.NoError(c, err)
 		assert.Empty(c, left)
 	}, patience, again, "all pods should be bound")
-	assert.Empty(s.t, slices.DeleteFunc(s.allEvents(), func(e string) bool {
-		// A scheduler that hears of the pod before it hears of the claim has found no node yet.
-		return !strings.HasPrefix(e, "FailedScheduling") || strings.Contains(e, "nodes are available")
-	}))
-	s.t.Logf("%d binds, %d failures", s.posted, len(s.failures))
+	assert.Empty(s.t, s.failures())
+	s.t.Logf("%d binds, %d failures", s.posted, len(s.failed))
 }
 
 // run posts until the stream is stopped and enough are posted, and returns when all
@@ -125,7 +120,7 @@ func (s *stream) note(n int, err error) {
 	defer s.mu.Unlock()
 	s.posted++
 	if err != nil {
-		s.failures = append(s.failures, fmt.Sprintf("bind %d: %v", n, err))
+		s.failed = append(s.failed, fmt.Sprintf("bind %d: %v", n, err))
 	}
 }
 
@@ -173,8 +168,8 @@ func (*stream) schedulerOf(n int) string {
 }
 
 // unbound are the pods without a node.
-func (s *stream) unbound(ctx context.Context) ([]string, error) {
-	list, err := s.client.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
+func (b *bench) unbound(ctx context.Context) ([]string, error) {
+	list, err := b.client.CoreV1().Pods(b.ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
 	if err != nil {
 		return nil, err
 	}
@@ -185,18 +180,25 @@ func (s *stream) unbound(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Two replicas are replaced one after the other, as a rollout does, under a
-// steady stream of binds: nobody notices.
-func TestRollingRestart(t *testing.T) {
+// What stops replicas or the API server has an installation of its own. The cases follow
+// one another.
+func TestRestarts(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 2)
-	newStream(t, w, "3s").during(func() {
-		for _, r := range w.prebind.Replicas() {
-			began := time.Now()
-			require.NoError(t, r.Process.Stop())
-			t.Logf("%s has ended after %s", r.Name(), time.Since(began).Round(time.Millisecond))
-			require.NoError(t, r.Process.Start())
-			require.NoError(t, r.WaitReady(t.Context()))
-		}
+	w := ownWorld(t, 2, fmt.Sprintf("--max-holds=%d", heldCalls))
+	// Two replicas are replaced one after the other, as a rollout does, under a steady
+	// stream of binds: nobody notices.
+	t.Run("rolling restart in a stream of binds", func(t *testing.T) {
+		newStream(t, w, "3s").during(func() {
+			for _, r := range w.prebind.Replicas() {
+				began := time.Now()
+				require.NoError(t, r.Process.Stop())
+				t.Logf("%s has ended after %s", r.Name(), time.Since(began).Round(time.Millisecond))
+				require.NoError(t, r.Process.Start())
+				require.NoError(t, r.WaitReady(t.Context()))
+			}
+		})
 	})
+	testHeldCalls(t, w)
+	t.Run("API server", func(t *testing.T) { testAPIServerRestart(t, w) })
+	t.Run("all replicas died", func(t *testing.T) { testAllReplicasDied(t, w) })
 }

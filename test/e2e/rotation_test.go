@@ -24,9 +24,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/cert"
 
-	"github.com/prebind/prebind/certificates/selfmanaged"
 	"github.com/prebind/prebind/test/gencert"
 	"github.com/prebind/prebind/test/install"
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
 
 const (

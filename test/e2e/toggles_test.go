@@ -39,11 +39,18 @@ func (w *world) bound(t *testing.T) *corev1.Pod {
 	return b.untilBound()
 }
 
-// Mutators and plugins are switched on and off by changing the file, under a steady
-// stream of binds, with no bind that fails; a file with a mistake changes nothing.
-func TestToggleByFile(t *testing.T) {
+// What changes the configuration has an installation of its own. The cases follow one
+// another.
+func TestToggles(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2)
+	t.Run("by file", func(t *testing.T) { testToggleByFile(t, w) })
+	t.Run("by flag", func(t *testing.T) { testToggleByFlag(t, w) })
+}
+
+// Mutators and plugins are switched on and off by changing the file, under a steady
+// stream of binds, with no bind that fails; a file with a mistake changes nothing.
+func testToggleByFile(t *testing.T, w *world) {
 	set := func(config string) { require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+config)) }
 	newStream(t, w, "1s").during(func() {
 		assert.NotContains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls")
@@ -57,7 +64,7 @@ func TestToggleByFile(t *testing.T) {
 
 		// What cannot be read, what there is not, and what Prebind may not do.
 		for _, bad := range []struct{ config, says string }{
-			{"mutators: [\n", "it is no YAML"},
+			{"mutators: [\n", "invalid YAML"},
 			{"mutators: []\nplugins: []\n", `config.yaml:4: there is no field "plugins"`},
 			{"prebindPlugins: ['*', volumes]\n", `there is no PreBind plugin "volumes"`},
 			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "the PreBind plugin resource-claims lacks permissions"},
@@ -134,12 +141,9 @@ func (w *world) untilOwnEvent(t *testing.T, words ...string) {
 }
 
 // Mutators and plugins are switched by flags, which win over the file.
-func TestToggleByFlag(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 1)
+func testToggleByFlag(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [bind-info]\n"))
-	// The replica has read the file when it is another than at its start.
-	w.untilMetric(t, "prebind_config_generation 2")
+	w.untilMetric(t, "prebind_config_generation 7")
 	pod := w.bound(t)
 	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "as the file says")
 	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")

@@ -169,20 +169,25 @@ func (b *bench) narrow() (kubeconfig, binding string) {
 	return kubeconfig, binding
 }
 
-// A permission that is taken away turns readiness off, and says which; one that is
-// missing at the start ends the program, with one line.
+// A permission that is taken away turns readiness off, and says which. Prebind learns it
+// from the first request that is forbidden: here the watches, which begin again. One that
+// is missing at the start ends the program, with one line.
 func TestLostPermission(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
 	kubeconfig, binding := b.narrow()
-	l := b.loner(kubeconfig, "--namespace="+b.ns)
+	proxy, err := b.cluster.NewAPIProxy(kubeconfig, t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	l := b.loner(proxy.Kubeconfig, "--namespace="+b.ns)
 	b.untilReadyz(l, http.StatusOK, "ok")
 	require.NoError(t, b.client.RbacV1().ClusterRoleBindings().Delete(t.Context(), binding, metav1.DeleteOptions{}))
+	proxy.Disconnect()
 	b.untilReadyz(l, http.StatusServiceUnavailable,
 		"the PreBind plugin volumebinding lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
 	assert.NoError(t, l.Err(), "it lives on")
 
-	_, err := b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
+	_, err = b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
 	assert.ErrorContains(t, err, "the PreBind plugin volumebinding lacks permissions: the service account of Prebind may not")
@@ -192,9 +197,7 @@ func TestLostPermission(t *testing.T) {
 // All replicas are gone, and so are their nodes: nothing that asks Prebind is bound,
 // but Prebind's own pods are, by the very scheduler, and when they run everything
 // else is.
-func TestAllReplicasDied(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 2)
+func testAllReplicasDied(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	own := w.client.CoreV1().Pods(install.Namespace)
 	bound := func(not ...corev1.Pod) []corev1.Pod {

@@ -30,7 +30,7 @@ func TestWrongClock(t *testing.T) {
 	require.NoError(t, w.connect())
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", 1)...))
 	var err error
-	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: build(t), Clock: true})
+	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: build(t, nil), Clock: true})
 	require.NoError(t, err)
 	started, err := w.prebind.Start(t.Context())
 	require.NoError(t, err)

@@ -31,16 +31,16 @@ var (
 // minute without their lease, and a busy machine is slow.
 const settled = 6 * time.Minute
 
-func build(t *testing.T, tags ...string) string {
+func build(t *testing.T, replaced map[string][]byte) string {
 	t.Helper()
-	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Clock: true, Tags: tags})
+	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Clock: true, Replace: replaced})
 	require.NoError(t, err)
 	return binary
 }
 
 // TestFaults survives the seeds.
 func TestFaults(t *testing.T) {
-	binary := build(t)
+	binary := build(t, nil)
 	for s := *seed; s < *seed+*seeds; s++ {
 		t.Run(fmt.Sprintf("seed %d", s), func(t *testing.T) {
 			t.Parallel() // Most of the time it waits.

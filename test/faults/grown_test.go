@@ -6,22 +6,12 @@ package faults
 import (
 	"testing"
 
-	"github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 )
 
-// sampled is a profile with as many of each stack as it says, the innermost function
-// of a stack first.
-func sampled(unit string, samples ...*profile.Sample) *profile.Profile {
-	return &profile.Profile{SampleType: []*profile.ValueType{{Type: "inuse_objects"}, {Type: unit}}, Sample: samples}
-}
-
-func at(value int64, stack ...string) *profile.Sample {
-	s := &profile.Sample{Value: []int64{value, value}}
-	for _, function := range stack {
-		s.Location = append(s.Location, &profile.Location{Line: []profile.Line{{Function: &profile.Function{Name: function}}}})
-	}
-	return s
+// at is a sample of so many goroutines, or bytes.
+func at(value int, stack ...string) sample {
+	return sample{count: value, bytes: float64(value), stack: stack}
 }
 
 // TestGrown: what there is more of is told, with where it is.
@@ -33,8 +23,8 @@ func TestGrown(t *testing.T) {
 		}
 		return 0
 	}
-	look := func(goroutines ...*profile.Sample) held {
-		return heldBy(sampled("", goroutines...), sampled("inuse_space"))
+	look := func(goroutines ...sample) held {
+		return heldBy(goroutines, nil)
 	}
 	first := look(at(1, "select", run), at(3, "read", conn))
 	cases := map[string]struct {
@@ -69,7 +59,7 @@ func TestGrown(t *testing.T) {
 
 // TestGrownHeap: what is in use counts, and it is told by whom.
 func TestGrownHeap(t *testing.T) {
-	look := func(samples ...*profile.Sample) held { return heldBy(sampled(""), sampled("inuse_space", samples...)) }
+	look := func(samples ...sample) held { return heldBy(nil, samples) }
 	none := func(goroutine) int { return 0 }
 	first := look(at(9<<20, "decode", "main"), at(1<<20, "cache", "main"))
 	assert.Empty(t, look(at(12<<20, "cache", "main")).grown(first, none, 2<<20, 0), "it is as much, of another kind")
@@ -83,7 +73,7 @@ func TestGrownHeap(t *testing.T) {
 // beside the rest of the heap.
 func TestGrownOurs(t *testing.T) {
 	const run, call = own + "binder.(*attempts).run", own + "webhook.(*Handler).ServeHTTP"
-	look := func(samples ...*profile.Sample) held { return heldBy(sampled(""), sampled("inuse_space", samples...)) }
+	look := func(samples ...sample) held { return heldBy(nil, samples) }
 	none := func(goroutine) int { return 0 }
 	first := look(at(1<<20, "decode", call, "serve"))
 	const much = 1 << 30

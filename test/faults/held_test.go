@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/pprof/profile"
 	"github.com/stretchr/testify/require"
 )
 
@@ -114,8 +113,8 @@ func (g goroutine) String() string {
 // held is what the replica holds now. The collector runs twice, for what is in a
 // sync.Pool survives it once.
 func (r *replica) held(ctx context.Context) (held, error) {
-	var found [3]*profile.Profile
-	for i, path := range []string{"heap?gc=1", "heap?gc=1", "goroutine"} {
+	var found [3][]sample
+	for i, path := range []string{"heap?gc=1&debug=1", "heap?gc=1&debug=1", "goroutine?debug=1"} {
 		var err error
 		if found[i], err = r.profile(ctx, path); err != nil {
 			return held{}, fmt.Errorf("asking %s for its profile %s: %w", r.Name(), path, err)
@@ -144,7 +143,7 @@ func (r *replica) settledAtFirst(t *testing.T) held {
 
 // profile is one of those that the replica serves. The connection ends with it, for
 // it would be a goroutine of the replica.
-func (r *replica) profile(ctx context.Context, path string) (*profile.Profile, error) {
+func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/debug/pprof/"+path, nil)
 	if err != nil {
 		return nil, err
@@ -162,33 +161,30 @@ func (r *replica) profile(ctx context.Context, path string) (*profile.Profile, e
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("it answers %s: %s", response.Status, body)
 	}
-	return profile.ParseData(body)
+	return parseProfile(string(body))
 }
 
 // heldBy is what the two profiles tell.
-func heldBy(goroutines, heap *profile.Profile) held {
+func heldBy(goroutines, heap []sample) held {
 	h := held{
 		goroutines: map[goroutine]int{}, stacks: map[goroutine][]string{},
 		functions: map[string]float64{}, ours: map[string]float64{}, largest: map[string]allocation{},
 	}
-	for _, s := range goroutines.Sample {
-		stack := stackOf(s)
-		if slices.Contains(stack, "runtime/pprof.writeGoroutine") {
+	for _, s := range goroutines {
+		if slices.Contains(s.stack, "runtime/pprof.writeGoroutine") {
 			continue // It is the one that tells this.
 		}
-		kind := goroutine{entry: stack[len(stack)-1], ours: oursIn(stack)}
-		h.goroutines[kind] += int(s.Value[0])
-		h.stacks[kind] = stack
+		kind := goroutine{entry: s.stack[len(s.stack)-1], ours: oursIn(s.stack)}
+		h.goroutines[kind] += s.count
+		h.stacks[kind] = s.stack
 	}
-	inUse := slices.IndexFunc(heap.SampleType, func(t *profile.ValueType) bool { return t.Type == "inuse_space" })
-	for _, s := range heap.Sample {
-		stack, bytes := stackOf(s), float64(s.Value[inUse])
-		h.heap += bytes
-		h.functions[stack[0]] += bytes
-		ours := oursIn(stack)
-		h.ours[ours] += bytes
-		if bytes > h.largest[ours].bytes {
-			h.largest[ours] = allocation{bytes: bytes, stack: stack}
+	for _, s := range heap {
+		h.heap += s.bytes
+		h.functions[s.stack[0]] += s.bytes
+		ours := oursIn(s.stack)
+		h.ours[ours] += s.bytes
+		if s.bytes > h.largest[ours].bytes {
+			h.largest[ours] = allocation{bytes: s.bytes, stack: s.stack}
 		}
 	}
 	return h
@@ -203,20 +199,6 @@ func oursIn(stack []string) string {
 		}
 	}
 	return ours
-}
-
-// stackOf are the names of the functions that a sample was in, the innermost first.
-func stackOf(s *profile.Sample) []string {
-	var names []string
-	for _, location := range s.Location {
-		for _, line := range location.Line {
-			names = append(names, line.Function.Name)
-		}
-	}
-	if len(names) == 0 {
-		return []string{justBegun}
-	}
-	return names
 }
 
 // grown tells what there is more of than there was, and may not be. Most is what of

@@ -18,19 +18,18 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	apijson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 const (
@@ -48,19 +47,14 @@ const (
 )
 
 // everything is all mutators and all plugins.
-func everything(t *testing.T) setup {
+func everything() setup {
 	return setup{
-		mutators: []mutators.Mutator{
-			topologyOf(t, topology.Options{Labels: []string{"*"}, PodLabels: []string{"*"}}),
-			must[*nodeinfo.Mutator](t)(nodeinfo.New(nodeinfo.Options{Annotations: []string{"example.com/driver-version"}})),
-			bindinfo.New(), deviceinfo.New(),
+		mutators: []on{
+			{topology.Name, &topology.Arguments{Labels: []string{"*"}, PodLabels: []string{"*"}}},
+			{nodeinfo.Name, &nodeinfo.Arguments{Annotations: []string{"example.com/driver-version"}}},
+			{name: bindinfo.Name}, {name: deviceinfo.Name},
 		},
-		plugins: func(t *testing.T, w world) (all []framework.PreBinder) {
-			for _, with := range []func(*testing.T, world) []framework.PreBinder{withNodeState, withDevice, withClaims, withVolumes} {
-				all = append(all, with(t, w)...)
-			}
-			return all
-		},
+		plugins: []on{nodeState, devices, claims, volumes},
 	}
 }
 
@@ -78,22 +72,11 @@ func worlds(t testing.TB) (objects [][]client.Object, bindings []*corev1.Binding
 	return objects, bindings
 }
 
-// copied is the objects for one run, which may write to them.
-func copied(objects []client.Object) []client.Object {
-	out := make([]client.Object, 0, len(objects))
-	for _, o := range objects {
-		if c, ok := o.DeepCopyObject().(client.Object); ok {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
 // judge posts the body in the world, and checks that nothing panics, that no memory
 // is taken out of all proportion, and that the API server can read the answer.
 func judge(t *testing.T, objects []client.Object, body []byte) *httptest.ResponseRecorder {
 	t.Helper()
-	p := newPrebind(t, everything(t), copied(objects))
+	p := newPrebind(t, everything(), objects)
 	before := allocated()
 	w := p.serve(t, body)
 	p.stop(t)
@@ -137,14 +120,12 @@ func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admi
 	if told.Patch == nil {
 		return
 	}
-	patch, err := jsonpatch.DecodePatch(told.Patch)
-	require.NoError(t, err, "%s", told.Patch)
 	// The API server has encoded what it sends: without duplicate keys.
 	var object map[string]any
 	require.NoError(t, json.Unmarshal(asked.Object.Raw, &object))
 	raw, err := json.Marshal(object)
 	require.NoError(t, err)
-	patched, err := patch.Apply(raw)
+	patched, err := jsonpatch.Apply(raw, types.JSONPatchType, told.Patch)
 	require.NoError(t, err, "%s of %s", told.Patch, raw)
 	require.NoError(t, apijson.Unmarshal(patched, &corev1.Binding{}), "%s", patched)
 }
@@ -191,11 +172,14 @@ func FuzzBinding(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, at uint8, key, value, podKey, podValue, node string, dryRun bool) {
 		synctest.Test(t, func(t *testing.T) {
-			world := copied(objects[int(at)%len(objects)])
-			for _, o := range world {
+			var world []client.Object
+			for _, o := range objects[int(at)%len(objects)] {
 				if pod, ok := o.(*corev1.Pod); ok {
+					pod = pod.DeepCopy()
 					metav1.SetMetaDataAnnotation(&pod.ObjectMeta, podKey, podValue)
+					o = pod
 				}
+				world = append(world, o)
 			}
 			b := bindings[int(at)%len(bindings)].DeepCopy()
 			metav1.SetMetaDataAnnotation(&b.ObjectMeta, key, value)

@@ -49,9 +49,7 @@ func TestDeniedBindKeepsNoClaim(t *testing.T) {
 				claim := gen.Claim("data", gen.UID("claim"), gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
 				objects := []client.Object{gen.Node("node-a"), claim, gen.Volume("pv", gen.ClaimRef(claim))}
 				pod := func(name string) *corev1.Pod { return gen.Pod(name, gen.UID(types.UID(name)), gen.UsesClaim("data")) }
-				p := newPrebind(t, setup{plugins: func(t *testing.T, w world) []framework.PreBinder {
-					return append(withVolumes(t, w), denier{inPreFlight: inPreFlight})
-				}}, append(objects, pod("first"), pod("second")))
+				p := newPrebind(t, setup{plugins: []on{volumes}, added: []framework.PreBinder{denier{inPreFlight: inPreFlight}}}, append(objects, pod("first"), pod("second")))
 				defer p.stop(t)
 				bind := func(name string) *admissionv1.AdmissionResponse {
 					var review admissionv1.AdmissionReview

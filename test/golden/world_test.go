@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,54 +18,98 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/plugins/volumebinding"
+	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/webhook"
 )
 
 // prebind is the real handler and engine over a small world. It lives in one
 // bubble of time.
 type prebind struct {
-	world
+	server  *fakeapi.Server
+	client  *fakeapi.Connection
 	engine  *binder.Engine
 	handler http.Handler
 }
 
 func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	t.Helper()
-	builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).WithStatusSubresource(&resourcev1.ResourceClaim{})
-	require.NoError(t, volumebinding.SetupIndexes(t.Context(), indexes{builder: builder}))
-	w := world{client: withPodSelectors{builder.Build()}, changes: framework.NewHub()}
-	var plugins []framework.PreBinder
-	if s.plugins != nil {
-		plugins = s.plugins(t, w)
+	server := fakeapi.New(objects...)
+	c, changes := server.Connect(), framework.NewHub()
+	handle := framework.Handle{Cached: c, Live: c, Writer: c, Status: c, Changes: changes, Clock: clock.RealClock{}, Namespace: namespace}
+	plugins := make([]framework.PreBinder, 0, len(s.plugins)+len(s.added))
+	for _, p := range s.plugins {
+		plugins = append(plugins, p.plugin(t, server, objects, handle))
 	}
+	var chain []mutators.Mutator
+	for _, m := range s.mutators {
+		chain = append(chain, m.mutator(t))
+	}
+	all, err := mutators.NewChain(mutators.Options{Domain: domain, Mutators: chain, Required: s.required})
+	require.NoError(t, err)
 	engine, err := binder.New(binder.Options{
-		Cached: w.client, Live: w.client,
+		Cached: c, Live: c,
 		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Plugins: plugins, Claimed: claimed.New(w.client, w.client).Devices,
-			Mutators: must[*mutators.Chain](t)(mutators.NewChain(mutators.Options{Domain: domain, Mutators: s.mutators, Required: s.required})),
-			Hold:     5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Claimed: claimed.New(c, c).Devices, Mutators: all,
+			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
-		Replica: "replica", Domain: domain, Changes: w.changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
+		Replica: "replica", Domain: domain, Changes: changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
 	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}, Domain: domain})
 	require.NoError(t, err)
-	return &prebind{world: w, engine: engine, handler: handler}
+	return &prebind{server: server, client: c, engine: engine, handler: handler}
+}
+
+// plugin builds the plugin as the program does.
+func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object, h framework.Handle) framework.PreBinder {
+	t.Helper()
+	all := app.RegisteredPlugins()
+	i := slices.IndexFunc(all, func(r framework.Registration) bool { return r.Name == o.name })
+	require.GreaterOrEqual(t, i, 0, "no plugin %s is registered", o.name)
+	r, arguments := all[i], o.arguments
+	if arguments == nil && r.Arguments != nil {
+		arguments = r.Arguments()
+	}
+	if r.Index != nil {
+		require.NoError(t, r.Index(t.Context(), server, arguments))
+	}
+	for kind, handler := range r.Handlers {
+		for _, object := range objects {
+			if fakeapi.Kind(object) == kind {
+				handler.OnAdd(object, true)
+			}
+		}
+	}
+	plugin, err := r.New(h, arguments)
+	require.NoError(t, err)
+	return plugin
+}
+
+// mutator builds the mutator as the program does.
+func (o on) mutator(t *testing.T) mutators.Mutator {
+	t.Helper()
+	all := app.RegisteredMutators()
+	i := slices.IndexFunc(all, func(r mutators.Registration) bool { return r.Name == o.name })
+	require.GreaterOrEqual(t, i, 0, "no mutator %s is registered", o.name)
+	r, arguments := all[i], o.arguments
+	if arguments == nil && r.Arguments != nil {
+		arguments = r.Arguments()
+	}
+	mutator, err := r.New(arguments)
+	require.NoError(t, err)
+	return mutator
 }
 
 // reviewOf is what the API server posts for the Binding.
@@ -101,47 +146,4 @@ func (p *prebind) serve(t *testing.T, body []byte) *httptest.ResponseRecorder {
 func (p *prebind) stop(t *testing.T) {
 	t.Helper()
 	require.NoError(t, p.engine.Stop(klog.NewContext(context.WithoutCancel(t.Context()), logr.Discard())))
-}
-
-// indexes adds the plugins' indexes to the fake client.
-type indexes struct{ builder *fake.ClientBuilder }
-
-func (i indexes) IndexField(_ context.Context, o client.Object, field string, extract client.IndexerFunc) error {
-	i.builder.WithIndex(o, field, extract)
-	return nil
-}
-
-// withPodSelectors is a client that selects pods by fields as the API server does;
-// the fake one knows only what it has indexes for, one at a time.
-type withPodSelectors struct{ client.WithWatch }
-
-func (c withPodSelectors) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	o := (&client.ListOptions{}).ApplyOptions(opts)
-	pods, ok := list.(*corev1.PodList)
-	if !ok || o.FieldSelector == nil {
-		return c.WithWatch.List(ctx, list, opts...)
-	}
-	if err := c.WithWatch.List(ctx, pods); err != nil {
-		return err
-	}
-	kept := pods.Items[:0]
-	for _, pod := range pods.Items {
-		if o.FieldSelector.Matches(podFields{&pod}) {
-			kept = append(kept, pod)
-		}
-	}
-	pods.Items = kept
-	return nil
-}
-
-// podFields are the fields by which pods are selected.
-type podFields struct{ pod *corev1.Pod }
-
-func (f podFields) Has(field string) bool { return field == "spec.nodeName" || field == "status.phase" }
-
-func (f podFields) Get(field string) string {
-	if field == "spec.nodeName" {
-		return f.pod.Spec.NodeName
-	}
-	return string(f.pod.Status.Phase)
 }

@@ -6,10 +6,13 @@ package install
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -19,8 +22,8 @@ type BuildOptions struct {
 	Package string
 	// Race has the race detector in it; it needs a C compiler.
 	Race bool
-	// Tags are build tags.
-	Tags []string
+	// Replace replaces files of this checkout in the build: content by path.
+	Replace map[string][]byte
 	// Clock has time.Now tell what Replica.SetClock says.
 	Clock bool
 	// Dir gets the binary, bin/prebind.
@@ -39,16 +42,24 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if o.Race {
 		args = append(args, "-race")
 	}
-	if len(o.Tags) > 0 {
-		args = append(args, "-tags="+strings.Join(o.Tags, ","))
+	command, env, replaced := "go", os.Environ(), map[string][]byte{}
+	for path, content := range o.Replace {
+		replaced[filepath.Join(root, path)] = content
 	}
-	command, env := "go", os.Environ()
 	if o.Clock {
-		c, err := buildClocked(ctx, root, o.Dir)
+		c, err := buildClocked(ctx, root)
 		if err != nil {
 			return "", fmt.Errorf("building prebind: %w", err)
 		}
-		command, env, args = c.command, append(env, c.env...), append(args, "-overlay="+c.overlay)
+		command, env = c.command, append(env, c.env...)
+		maps.Copy(replaced, c.files)
+	}
+	if len(replaced) > 0 {
+		overlay, err := writeOverlay(o.Dir, replaced)
+		if err != nil {
+			return "", fmt.Errorf("building prebind: %w", err)
+		}
+		args = append(args, "-overlay="+overlay)
 	}
 	pkg := o.Package
 	if pkg == "" {
@@ -60,6 +71,31 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
 	}
 	return binary, nil
+}
+
+// writeOverlay writes files that a build has instead of others, content by the path of
+// the other, and returns the argument of go build -overlay. Everything is below dir.
+func writeOverlay(dir string, files map[string][]byte) (string, error) {
+	dir = filepath.Join(dir, "overlay")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	replaced := map[string]string{}
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		replaced[path] = filepath.Join(dir, fmt.Sprintf("%d-%s", len(replaced), filepath.Base(path)))
+		if err := os.WriteFile(replaced[path], files[path], 0o644); err != nil {
+			return "", fmt.Errorf("writing the overlay: %w", err)
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, overlay, 0o644); err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	return path, nil
 }
 
 // moduleDir is where a module's files are.

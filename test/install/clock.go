@@ -6,7 +6,6 @@ package install
 import (
 	"context"
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,16 +34,16 @@ const (
 
 // clocked is how go build gives a program a clock that can be set.
 type clocked struct {
-	// command is the go command, and env what it needs besides the environment.
+	// command is the go command, and env what it needs in addition to the environment.
 	command string
 	env     []string
-	// overlay is its flag -overlay.
-	overlay string
+	// files are those of package time that differ, by path.
+	files map[string][]byte
 }
 
-// buildClocked prepares the build, and writes what it needs into dir. The whole process
-// has that clock, its libraries too: package time itself is another one.
-func buildClocked(ctx context.Context, root, dir string) (clocked, error) {
+// buildClocked prepares the build. The whole process has that clock, including its
+// libraries, because package time itself differs.
+func buildClocked(ctx context.Context, root string) (clocked, error) {
 	cmd := exec.CommandContext(ctx, "go", "env", "GOROOT", "GOMODCACHE")
 	cmd.Dir = root
 	out, err := cmd.Output()
@@ -64,7 +63,7 @@ func buildClocked(ctx context.Context, root, dir string) (clocked, error) {
 		}
 		c.command, c.env = filepath.Join(goroot, "bin", "go"), []string{"GOROOT=" + goroot, "GOTOOLCHAIN=local"}
 	}
-	c.overlay, err = clockOverlay(goroot, dir)
+	c.files, err = clockFiles(goroot)
 	return c, err
 }
 
@@ -88,36 +87,19 @@ func linked(goroot, dir string) (string, error) {
 	return other, nil
 }
 
-// clockOverlay writes into dir what go build -overlay takes, and returns the path.
-func clockOverlay(goroot, dir string) (string, error) {
+// clockFiles returns the files of package time that differ, by path.
+func clockFiles(goroot string) (map[string][]byte, error) {
 	pkg := filepath.Join(goroot, "src", "time")
 	name := filepath.Join(pkg, "time.go")
 	source, err := os.ReadFile(name)
 	if err != nil {
-		return "", fmt.Errorf("reading package time: %w", err)
+		return nil, fmt.Errorf("reading package time: %w", err)
 	}
 	changed, err := changeNow(string(source))
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	// All of it is below dir, which is the test's: nothing of Go is kept.
-	replaced := map[string]string{}
-	for file, content := range map[string][]byte{"time.go": []byte(changed), "prebind_clock.go": followClock} {
-		ours := filepath.Join(dir, "overlay", file)
-		replaced[filepath.Join(pkg, file)] = ours
-		if err := errors.Join(os.MkdirAll(filepath.Dir(ours), 0o755), os.WriteFile(ours, content, 0o644)); err != nil {
-			return "", fmt.Errorf("writing the overlay: %w", err)
-		}
-	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
-	if err != nil {
-		return "", fmt.Errorf("writing the overlay: %w", err)
-	}
-	path := filepath.Join(dir, "overlay", "overlay.json")
-	if err := os.WriteFile(path, overlay, 0o644); err != nil {
-		return "", fmt.Errorf("writing the overlay: %w", err)
-	}
-	return path, nil
+	return map[string][]byte{name: []byte(changed), filepath.Join(pkg, "prebind_clock.go"): followClock}, nil
 }
 
 // changeNow has time.Now tell another time.

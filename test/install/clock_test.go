@@ -17,24 +17,34 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// TestClockOverlay: the standard library of the Go that is at work can be changed, and
-// one that has another time.Now is not built without a word.
-func TestClockOverlay(t *testing.T) {
-	c, err := buildClocked(t.Context(), ".", t.TempDir())
+// TestClockFiles: the standard library of the installed Go can be changed, and one with
+// another time.Now is an error.
+func TestClockFiles(t *testing.T) {
+	c, err := buildClocked(t.Context(), ".")
 	require.NoError(t, err)
-	content, err := os.ReadFile(c.overlay)
+	require.Len(t, c.files, 2)
+	for name, changed := range c.files {
+		assert.True(t, strings.Contains(string(changed), "wrongWall("), "%s should have it", name) //nolint:testifylint // It would print all of package time.
+		if strings.HasSuffix(name, "time.go") {
+			_, err = changeNow(string(changed))
+			assert.ErrorContains(t, err, "are there 0 times")
+		}
+	}
+}
+
+// TestWriteOverlay: two files of the same base name do not overwrite each other.
+func TestWriteOverlay(t *testing.T) {
+	path, err := writeOverlay(t.TempDir(), map[string][]byte{"/a/x.go": []byte("package a"), "/b/x.go": []byte("package b")})
+	require.NoError(t, err)
+	content, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var overlay struct{ Replace map[string]string }
 	require.NoError(t, json.Unmarshal(content, &overlay))
 	require.Len(t, overlay.Replace, 2)
-	for from, to := range overlay.Replace {
-		changed, err := os.ReadFile(to)
+	for from, want := range map[string]string{"/a/x.go": "package a", "/b/x.go": "package b"} {
+		got, err := os.ReadFile(overlay.Replace[from])
 		require.NoError(t, err)
-		assert.True(t, strings.Contains(string(changed), "wrongWall("), "%s should have it", from) //nolint:testifylint // It would print all of package time.
-		if strings.HasSuffix(from, "time.go") {
-			_, err = changeNow(string(changed))
-			assert.ErrorContains(t, err, "are there 0 times")
-		}
+		assert.Equal(t, want, string(got))
 	}
 }
 

@@ -10,6 +10,11 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/test/cluster"
 )
@@ -115,6 +120,34 @@ func (r *Replica) ready(ctx context.Context) error {
 // Metrics returns what /metrics says.
 func (r *Replica) Metrics(ctx context.Context) (string, error) {
 	return r.get(ctx, "http://"+r.metrics+"/metrics")
+}
+
+// Holds returns how many calls the replica holds.
+func (r *Replica) Holds(ctx context.Context) (int, error) {
+	metrics, err := r.Metrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(metrics) {
+		if value, ok := strings.CutPrefix(line, "prebind_holds "); ok {
+			return strconv.Atoi(strings.TrimSpace(value))
+		}
+	}
+	return 0, fmt.Errorf("%s has no metric prebind_holds", r.Name())
+}
+
+// UntilHolds returns when the replica holds n calls, or with an error when ctx ends.
+func (r *Replica) UntilHolds(ctx context.Context, n int) error {
+	held := 0
+	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		var err error
+		held, err = r.Holds(ctx)
+		return held == n, err
+	})
+	if err != nil {
+		return fmt.Errorf("%s holds %d calls instead of %d: %w", r.Name(), held, n, err)
+	}
+	return nil
 }
 
 // Binary is the program that the replicas run.

@@ -21,6 +21,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -51,7 +52,7 @@ func renderChart(t *testing.T, args ...string) (objects, hooks []object) {
 	t.Helper()
 	out, err := helmTemplate(t, args...)
 	require.NoError(t, err)
-	for _, obj := range decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme,
+	for _, obj := range decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme, flowcontrolv1.AddToScheme,
 		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme) {
 		if obj.GetAnnotations()[hook] != "" {
 			hooks = append(hooks, obj)

@@ -23,6 +23,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -54,7 +55,7 @@ func render(t *testing.T, dir string) []object {
 	out, err := kustomize(t.Context(), dir)
 	require.NoError(t, err)
 
-	return decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme,
+	return decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, flowcontrolv1.AddToScheme,
 		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme)
 }
 

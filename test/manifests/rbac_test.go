@@ -24,7 +24,9 @@ func TestRoles(t *testing.T) {
 	}{
 		"prebind": {
 			reason: "the annotations travel in the answer, so Prebind itself only reads, and makes events",
-			want:   map[string][]string{"pods": read, "nodes": read, "events.k8s.io/events": {"create", "patch"}},
+			want: map[string][]string{
+				"pods": read, "nodes": read, "events.k8s.io/events": {"create", "patch"}, "flowcontrol.apiserver.k8s.io/flowschemas": {"get"},
+			},
 		},
 		"prebind-resource-claims": {
 			reason: "it marks and reserves claims, and makes or deletes none",

@@ -44,7 +44,7 @@ func TestOrder(t *testing.T) {
 
 func TestNamespacesAndLabels(t *testing.T) {
 	clusterScoped := map[string]bool{
-		"Namespace": true, "ClusterRole": true, "ClusterRoleBinding": true, "MutatingWebhookConfiguration": true,
+		"Namespace": true, "ClusterRole": true, "ClusterRoleBinding": true, "MutatingWebhookConfiguration": true, "FlowSchema": true,
 	}
 	for _, obj := range render(t, everything) {
 		t.Run(kind(obj)+"/"+obj.GetName(), func(t *testing.T) {

@@ -14,15 +14,21 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/prebind/prebind/cmd/prebind/app"
+)
+
+const (
+	counter   = "counter"
+	gauge     = "gauge"
+	histogram = "histogram"
 )
 
 // Metric is one that the program shows.
 type Metric struct {
 	Name string
-	Type dto.MetricType
+	// Type is counter, gauge or histogram.
+	Type string
 	Help string
 	// Labels in the order in which they were declared.
 	Labels []string
@@ -30,7 +36,7 @@ type Metric struct {
 
 // Series are the names under which a query finds the metric.
 func (m Metric) Series() []string {
-	if m.Type == dto.MetricType_HISTOGRAM {
+	if m.Type == histogram {
 		return []string{m.Name + "_bucket", m.Name + "_sum", m.Name + "_count"}
 	}
 	return []string{m.Name}
@@ -62,7 +68,7 @@ func (r *register) Register(c prometheus.Collector) error {
 	for desc := range descs {
 		m, err := parse(desc)
 		if err == nil {
-			m.Type, err = typeOf(c, desc)
+			m.Type, err = typeOf(c, m.Name)
 		}
 		if err != nil {
 			r.problems = append(r.problems, err)
@@ -107,40 +113,27 @@ func parse(desc *prometheus.Desc) (Metric, error) {
 }
 
 // typeOf goes by what a collector is, or else by what it collects.
-func typeOf(c prometheus.Collector, desc *prometheus.Desc) (dto.MetricType, error) {
+func typeOf(c prometheus.Collector, name string) (string, error) {
 	switch c.(type) {
 	case *prometheus.CounterVec:
-		return dto.MetricType_COUNTER, nil
+		return counter, nil
 	case *prometheus.GaugeVec:
-		return dto.MetricType_GAUGE, nil
+		return gauge, nil
 	case *prometheus.HistogramVec:
-		return dto.MetricType_HISTOGRAM, nil
+		return histogram, nil
 	}
-	collected := make(chan prometheus.Metric)
-	go func() {
-		defer close(collected)
-		c.Collect(collected)
-	}()
-	found, known := dto.MetricType_UNTYPED, false
-	for metric := range collected {
-		var value dto.Metric
-		if metric.Desc() != desc || metric.Write(&value) != nil {
-			continue
-		}
-		known = true
-		switch {
-		case value.Counter != nil:
-			found = dto.MetricType_COUNTER
-		case value.Gauge != nil:
-			found = dto.MetricType_GAUGE
-		case value.Histogram != nil:
-			found = dto.MetricType_HISTOGRAM
-		default:
-			known = false
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(c); err != nil {
+		return "", err
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		return "", err
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return strings.ToLower(f.GetType().String()), nil
 		}
 	}
-	if !known {
-		return found, fmt.Errorf("a collector shows nothing of what it describes, so its type is not known: %s", desc)
-	}
-	return found, nil
+	return "", fmt.Errorf("the collector of %s collects nothing, so its type is unknown", name)
 }

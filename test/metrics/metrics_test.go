@@ -4,11 +4,13 @@
 package metrics
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -17,7 +19,7 @@ func TestAll(t *testing.T) {
 	all, err := All()
 	require.NoError(t, err)
 	seen := map[string]Metric{}
-	var families []*dto.MetricFamily
+	var text strings.Builder
 	for _, m := range all {
 		assert.NotContains(t, seen, m.Name, "a name stands for one metric")
 		seen[m.Name] = m
@@ -26,25 +28,36 @@ func TestAll(t *testing.T) {
 		for _, label := range m.Labels {
 			assert.NotContains(t, []string{"pod", "node", "namespace", "uid", "attempt", "user"}, label, "%s would have a series for each", m.Name)
 		}
-		family := &dto.MetricFamily{Name: new(m.Name), Help: new(m.Help), Type: new(m.Type)}
-		labels := []*dto.LabelPair{}
-		for _, label := range m.Labels {
-			labels = append(labels, &dto.LabelPair{Name: new(label), Value: new("x")})
-		}
-		family.Metric = []*dto.Metric{{Label: labels, Gauge: &dto.Gauge{}, Counter: &dto.Counter{}, Histogram: &dto.Histogram{}}}
-		families = append(families, family)
+		text.WriteString(sample(m))
 	}
-	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	problems, err := promlint.New(strings.NewReader(text.String())).Lint()
 	require.NoError(t, err)
 	assert.Empty(t, problems, "names are as Prometheus has them")
 
 	assert.Equal(t, []string{"plugin", "extension_point", "result"}, seen["prebind_plugin_duration_seconds"].Labels)
-	assert.Equal(t, dto.MetricType_HISTOGRAM, seen["prebind_bind_wait_seconds"].Type, "also without labels")
-	assert.Equal(t, dto.MetricType_COUNTER, seen["prebind_holds_refused_total"].Type)
-	assert.Equal(t, dto.MetricType_GAUGE, seen["prebind_attempts"].Type, "also by a collector of one's own")
+	assert.Equal(t, histogram, seen["prebind_bind_wait_seconds"].Type, "also without labels")
+	assert.Equal(t, counter, seen["prebind_holds_refused_total"].Type)
+	assert.Equal(t, gauge, seen["prebind_attempts"].Type, "also by a collector of one's own")
 	assert.ElementsMatch(t, []string{"version", "goversion"}, seen["prebind_build_info"].Labels)
 	assert.Equal(t, []string{"prebind_bind_wait_seconds_bucket", "prebind_bind_wait_seconds_sum", "prebind_bind_wait_seconds_count"},
 		seen["prebind_bind_wait_seconds"].Series())
+}
+
+// sample is the metric as Prometheus reads it, with one series.
+func sample(m Metric) string {
+	labels := []string{}
+	for _, label := range m.Labels {
+		labels = append(labels, label+`="x"`)
+	}
+	out := fmt.Sprintf("# HELP %s %s\n# TYPE %s %s\n", m.Name, m.Help, m.Name, m.Type)
+	for _, series := range m.Series() {
+		own := labels
+		if strings.HasSuffix(series, "_bucket") {
+			own = append(slices.Clip(own), `le="+Inf"`)
+		}
+		out += fmt.Sprintf("%s{%s} 0\n", series, strings.Join(own, ","))
+	}
+	return out
 }
 
 // silent describes a metric and never collects it.

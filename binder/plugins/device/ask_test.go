@@ -127,7 +127,7 @@ func TestParseIDs(t *testing.T) {
 func on(kind string, values map[string]string) map[string]framework.Parameter {
 	parameters := map[string]framework.Parameter{}
 	for key, value := range values {
-		parameters[key] = framework.Parameter{Annotation: "device." + domain + "/" + key, Value: value, On: framework.Object{Kind: kind, Namespace: "default", Name: "web"}}
+		parameters[key] = framework.Parameter{Annotation: "device." + framework.Domain + "/" + key, Value: value, On: framework.Object{Kind: kind, Namespace: "default", Name: "web"}}
 	}
 	return parameters
 }
@@ -189,8 +189,8 @@ func TestParse(t *testing.T) {
 			}
 			var want []string
 			for _, key := range tc.wrong {
-				want = append(want, "metadata.annotations[device."+domain+"/"+key+"]")
-				assert.Contains(t, err.Error(), "device."+domain+"/"+key)
+				want = append(want, "metadata.annotations[device."+framework.Domain+"/"+key+"]")
+				assert.Contains(t, err.Error(), "device."+framework.Domain+"/"+key)
 			}
 			assert.Equal(t, want, paths, tc.reason)
 		})

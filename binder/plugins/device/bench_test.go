@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -94,18 +95,21 @@ func newCrowd(tb testing.TB, nodes, marks int) *crowd {
 			rec.grant(pod, fmt.Sprintf("attempt-%d-%d", n, i), devices{"gpu": {fmt.Sprintf("GPU-%d", i): whole}})
 			rec.Entries[pod.UID].Bound = i > 0 || n >= marks
 		}
-		data, err := rec.encode()
+		data, err := rec.Encode()
 		require.NoError(tb, err)
 		require.NoError(tb, c.Create(tb.Context(), &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{recordLabel: recordValue}}, Data: data,
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: recordValue}}, Data: data,
 		}))
 	}
-	p, err := New(Options{
-		Cached: c, Live: c, Writer: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
-	})
+	h := framework.Handle{Cached: c, Live: c, Writer: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Namespace: namespace}
+	p, err := New(h, &Arguments{NodeLockTimeout: timeout})
 	require.NoError(tb, err)
 	c.plugin = p
 	return c
+}
+
+func keyOf(node string) client.ObjectKey {
+	return client.ObjectKey{Namespace: namespace, Name: recordName(node)}
 }
 
 func nodeNamed(n int) string { return "node-" + strconv.Itoa(n) }
@@ -124,7 +128,7 @@ func (c *crowd) pod(node int, name string) *corev1.Pod {
 func (c *crowd) bind(tb testing.TB, node int, name string) {
 	ctx := tb.Context()
 	before := &corev1.ConfigMap{}
-	require.NoError(tb, c.Get(ctx, c.plugin.records.key(nodeNamed(node)), before))
+	require.NoError(tb, c.Get(ctx, keyOf(nodeNamed(node)), before))
 	pod := podNamed(name)
 	bc := &framework.BindContext{
 		Pod: pod, Node: gen.Node(nodeNamed(node)), Binding: gen.Binding(pod, nodeNamed(node), gen.Annotation(gpu, "GPU-9")), Attempt: "attempt",

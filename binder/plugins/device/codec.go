@@ -4,46 +4,68 @@
 package device
 
 import (
-	"bytes"
-	"encoding/json"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
-// decode reads a record. Something in it that cannot be read is an error: a grant
-// that is lost is a device given twice.
-func decode(object *corev1.ConfigMap) (*record, error) {
-	rec := &record{Node: object.Data[nodeField], Entries: map[types.UID]*entry{}, object: object}
-	if recordName(rec.Node) != object.Name {
-		return nil, unreadable(object, nodeField, fmt.Errorf("%q is not the node that the ConfigMap is named after", short(rec.Node)))
+const (
+	recordPrefix = "prebind-devices-"
+	// recordValue is the component of the records.
+	recordValue = "prebind-device-record"
+)
+
+// recordName returns the name of the node's record. A node's name can be as long as that
+// of a ConfigMap. A long one is cut, and made unique by a hash.
+func recordName(node string) string {
+	name := recordPrefix + node
+	if len(name) <= validation.DNS1123SubdomainMaxLength {
+		return name
 	}
-	for key := range object.BinaryData {
-		return nil, unreadable(object, key, errors.New("it is in binaryData"))
-	}
-	for _, key := range slices.Sorted(maps.Keys(object.Data)) {
-		if err := rec.decodeKey(key, object.Data[key]); err != nil {
-			return nil, unreadable(object, key, err)
-		}
-	}
-	return rec, nil
+	sum := sha256.Sum256([]byte(node))
+	end := "-" + hex.EncodeToString(sum[:8])
+	return strings.TrimRight(name[:validation.DNS1123SubdomainMaxLength-len(end)], "-.") + end
 }
 
-// decodeOf is decode for the record of this node.
-func decodeOf(node string, object *corev1.ConfigMap) (*record, error) {
-	rec, err := decode(object)
-	if err == nil && rec.Node != node {
-		return nil, unreadable(object, nodeField, fmt.Errorf("it is %q, whose record has the same name as that of %q", rec.Node, node))
+// Key implements ledger.Record.
+func (r *record) Key() string { return r.Node }
+
+// Encode implements ledger.Record.
+func (r *record) Encode() (map[string]string, error) {
+	data := map[string]string{nodeField: r.Node}
+	var errs []error
+	put := func(key string, value any) {
+		var err error
+		data[key], err = ledger.Marshal(value)
+		errs = append(errs, err)
 	}
-	return rec, err
+	for uid, e := range r.Entries {
+		put(string(uid), e)
+	}
+	if r.Lock != nil {
+		put(lockField, r.Lock)
+	}
+	return data, errors.Join(errs...)
+}
+
+// decode is the reverse of Encode. Whatever cannot be read is an error: a grant that is
+// lost is a device given twice.
+func decode(data map[string]string) (*record, error) {
+	r := newRecord(data[nodeField])
+	for key, text := range data {
+		if err := r.decodeKey(key, text); err != nil {
+			return nil, ledger.Unreadable(key, err, "correct it, or delete the key when you know that the pod holds no devices of the node")
+		}
+	}
+	return r, nil
 }
 
 func (r *record) decodeKey(key, text string) error {
@@ -52,14 +74,14 @@ func (r *record) decodeKey(key, text string) error {
 		return nil
 	case lockField:
 		r.Lock = &lock{}
-		if err := decodeStrictly(text, r.Lock); err != nil {
+		if err := ledger.Unmarshal(text, r.Lock); err != nil {
 			return err
 		}
 		return r.Lock.check()
 	default:
 		e := &entry{}
 		r.Entries[types.UID(key)] = e
-		if err := decodeStrictly(text, e); err != nil {
+		if err := ledger.Unmarshal(text, e); err != nil {
 			return err
 		}
 		return e.check()
@@ -93,92 +115,4 @@ func (e *entry) check() error {
 		}
 	}
 	return nil
-}
-
-// decodeStrictly reads one JSON value, with nothing behind it, nothing unknown in it
-// and nothing twice, of which but one would count.
-func decodeStrictly(text string, into any) error {
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return err
-	}
-	if rest := strings.TrimSpace(text[decoder.InputOffset():]); rest != "" {
-		return fmt.Errorf("%q is behind its end", short(rest))
-	}
-	return noneTwice(json.NewDecoder(strings.NewReader(text)), 0)
-}
-
-// namedByCode is down to which depth the keys of objects are those of structs, for
-// which capitals count as small letters.
-const namedByCode = 2
-
-// noneTwice reads the next value and finds keys that it has twice.
-func noneTwice(decoder *json.Decoder, depth int) error {
-	token, err := decoder.Token()
-	if err != nil {
-		return err
-	}
-	delimiter, nested := token.(json.Delim)
-	if !nested {
-		return nil
-	}
-	if delimiter == '{' {
-		depth++
-	}
-	seen := sets.New[string]()
-	for decoder.More() {
-		if delimiter == '{' {
-			token, err := decoder.Token()
-			if err != nil {
-				return err
-			}
-			key := fmt.Sprint(token)
-			if depth <= namedByCode {
-				key = strings.ToLower(key)
-			}
-			if seen.Has(key) {
-				return fmt.Errorf("%q is there twice", short(key))
-			}
-			seen.Insert(key)
-		}
-		if err := noneTwice(decoder, depth); err != nil {
-			return err
-		}
-	}
-	_, err = decoder.Token()
-	return err
-}
-
-func unreadable(object *corev1.ConfigMap, key string, err error) *framework.Error {
-	const most = 300 // The decoder shows what it does not understand in full.
-	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
-	return framework.Internal(about, fmt.Errorf("its key %q, without which it is not known who holds what, cannot be read: %s", short(key), cut(err.Error(), most))).
-		Advise("correct it, or delete the key when you know that the pod holds no devices of the node")
-}
-
-// encode is what the ConfigMap is to hold.
-func (r *record) encode() (map[string]string, error) {
-	data := map[string]string{nodeField: r.Node}
-	put := func(key string, value any) error {
-		var text bytes.Buffer
-		encoder := json.NewEncoder(&text)
-		encoder.SetEscapeHTML(false)
-		if err := encoder.Encode(value); err != nil {
-			return err
-		}
-		data[key] = strings.TrimSpace(text.String())
-		return nil
-	}
-	for uid, e := range r.Entries {
-		if err := put(string(uid), e); err != nil {
-			return nil, err
-		}
-	}
-	if r.Lock != nil {
-		if err := put(lockField, r.Lock); err != nil {
-			return nil, err
-		}
-	}
-	return data, nil
 }

@@ -5,11 +5,9 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -17,23 +15,17 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
 const (
-	domain    = "prebind.dev"
 	namespace = "prebind-system"
 	// gpu and lockIt are annotations.
 	gpu    = "device.prebind.dev/gpu"
@@ -41,110 +33,38 @@ const (
 	lockIt = "device.prebind.dev/node-lock"
 )
 
-// server is the API server that all replicas share. Beyond what the fake client
-// does, it gives objects UIDs, heeds them, and selects by fields.
+// server is the API server that all replicas share.
 type server struct {
-	client.WithWatch
-	t *testing.T
+	*fakeapi.Connection
+	t   *testing.T
+	api *fakeapi.Server
 
-	mu      sync.Mutex
-	created int
-	hubs    []*framework.Hub
+	mu   sync.Mutex
+	hubs []*framework.Hub
 	// writes of records that had an effect.
 	writes int
 }
 
-// restMapper is made once: it takes long.
-var restMapper = sync.OnceValue(func() meta.RESTMapper {
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
-	return mapper
-})
-
 func newServer(t *testing.T, objects ...client.Object) *server {
 	t.Helper()
-	s := &server{t: t}
-	s.WithWatch = fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithRESTMapper(restMapper()).WithObjects(objects...).
-		WithIndex(&corev1.ConfigMap{}, unconfirmedIndex, unconfirmed).
-		WithInterceptorFuncs(interceptor.Funcs{Create: s.create, Update: s.update, Delete: s.remove, List: s.list}).Build()
+	s := &server{t: t, api: fakeapi.New(objects...)}
+	require.NoError(t, SetupIndexes(t.Context(), s.api))
+	s.api.OnChange(s.changed)
+	s.Connection = s.api.Connect()
 	return s
 }
 
-func (s *server) create(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
-	s.mu.Lock()
-	if s.created++; o.GetUID() == "" {
-		o.SetUID(types.UID("created-" + strconv.Itoa(s.created)))
-	}
-	s.mu.Unlock()
-	return s.changed(o, c.Create(ctx, o, options...))
-}
-
-func (s *server) update(ctx context.Context, c client.WithWatch, o client.Object, options ...client.UpdateOption) error {
-	if err := s.sameUID(ctx, c, o, o.GetUID()); err != nil {
-		return err
-	}
-	return s.changed(o, c.Update(ctx, o, options...))
-}
-
-func (s *server) remove(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
-	if p := (&client.DeleteOptions{}).ApplyOptions(options).Preconditions; p != nil && p.UID != nil {
-		if err := s.sameUID(ctx, c, o, *p.UID); err != nil {
-			return err
-		}
-	}
-	return s.changed(o, c.Delete(ctx, o, options...))
-}
-
-func (s *server) sameUID(ctx context.Context, c client.WithWatch, o client.Object, uid types.UID) error {
-	now, ok := o.DeepCopyObject().(client.Object)
-	if !ok {
-		return fmt.Errorf("a %T is no object", o)
-	}
-	if err := c.Get(ctx, client.ObjectKeyFromObject(o), now); err != nil {
-		return err
-	}
-	if now.GetUID() != uid {
-		return apierrors.NewConflict(schema.GroupResource{}, o.GetName(), errors.New("it has another UID"))
-	}
-	return nil
-}
-
 // changed tells the hubs of those replicas whose cache is the server itself.
-func (s *server) changed(o client.Object, err error) error {
-	if _, record := o.(*corev1.ConfigMap); record && err == nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.writes++
-		for _, hub := range s.hubs {
-			hub.Changed(framework.RefTo(&corev1.ConfigMap{}, o.GetNamespace(), o.GetName()))
-		}
+func (s *server) changed(o client.Object, _ bool) {
+	if _, record := o.(*corev1.ConfigMap); !record {
+		return
 	}
-	return err
-}
-
-// list selects pods by their fields, which the fake client cannot.
-func (s *server) list(ctx context.Context, c client.WithWatch, into client.ObjectList, options ...client.ListOption) error {
-	selector := (&client.ListOptions{}).ApplyOptions(options).FieldSelector
-	if _, records := into.(*corev1.ConfigMapList); records || selector == nil {
-		return c.List(ctx, into, options...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writes++
+	for _, hub := range s.hubs {
+		hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 	}
-	var pods corev1.PodList
-	if err := c.List(ctx, &pods); err != nil {
-		return err
-	}
-	for _, pod := range pods.Items {
-		if !selector.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}) {
-			continue
-		}
-		switch into := into.(type) {
-		case *corev1.PodList:
-			into.Items = append(into.Items, pod)
-		case *metav1.PartialObjectMetadataList:
-			into.Items = append(into.Items, metav1.PartialObjectMetadata{ObjectMeta: pod.ObjectMeta})
-		}
-	}
-	return nil
 }
 
 // bind is what the API server does when a bind is allowed.
@@ -165,14 +85,7 @@ func (s *server) finish(pod *corev1.Pod) {
 }
 
 func (s *server) change(pod *corev1.Pod, do func(pod *corev1.Pod)) {
-	s.t.Helper()
-	now := &corev1.Pod{}
-	require.NoError(s.t, s.Get(s.t.Context(), client.ObjectKeyFromObject(pod), now))
-	do(now)
-	status := now.Status
-	require.NoError(s.t, s.Update(s.t.Context(), now))
-	now.Status = status
-	require.NoError(s.t, s.Status().Update(s.t.Context(), now))
+	fakeapi.Change(s.api, pod, "", do)
 }
 
 func (s *server) delete(pod *corev1.Pod) {
@@ -187,7 +100,7 @@ func (s *server) record(node string) *record {
 	if object == nil {
 		return nil
 	}
-	rec, err := decodeOf(node, object)
+	rec, err := decodeObject(node, object)
 	require.NoError(s.t, err)
 	return rec
 }
@@ -314,9 +227,9 @@ func (l *lagging) List(_ context.Context, o client.ObjectList, options ...client
 // timeout is that of the locks in these tests.
 const timeout = 2 * time.Minute
 
-type option func(*Options)
+type option func(*framework.Handle, *Arguments)
 
-func withLocks(o *Options) { o.NodeLocks = true }
+func withLocks(_ *framework.Handle, a *Arguments) { a.NodeLocks = true }
 
 // replicaOf returns a plugin of its own whose cache follows the server at once.
 func replicaOf(s *server, options ...option) *Plugin {
@@ -330,14 +243,12 @@ func replicaOf(s *server, options ...option) *Plugin {
 
 func pluginOn(s *server, cached client.Reader, l *line, hub *framework.Hub, options ...option) *Plugin {
 	s.t.Helper()
-	o := Options{
-		Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{},
-		Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
-	}
+	h := framework.Handle{Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{}, Namespace: namespace}
+	args := &Arguments{NodeLockTimeout: timeout}
 	for _, set := range options {
-		set(&o)
+		set(&h, args)
 	}
-	p, err := New(o)
+	p, err := New(h, args)
 	require.NoError(s.t, err)
 	return p
 }
@@ -353,16 +264,74 @@ func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *
 	return &framework.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
 }
 
+// only is a reader that has one record.
+type only struct {
+	client.Reader
+	object *corev1.ConfigMap
+}
+
+func (o only) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	object, ok := into.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("there is no %T", into)
+	}
+	*object = *o.object
+	return nil
+}
+
+// decodeObject decodes the record of the node.
+func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
+	p, err := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: timeout})
+	if err != nil {
+		return nil, err
+	}
+	v, err := p.records.Get(context.Background(), only{object: object}, node)
+	if err != nil {
+		return nil, err
+	}
+	return v.Record, nil
+}
+
+// preFlight does what the engine does before an attempt.
+func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (framework.Next, error) {
+	bc.Now = p.h.Clock.Now()
+	before := bc.Checkpoint()
+	next, err := framework.Run, p.SetupBindContextExtension(ctx, p.h.Cached, bc)
+	if err == nil {
+		next, err = p.PreFlight(bc)
+	}
+	if err == nil && next != framework.Verify {
+		return next, nil
+	}
+	bc.Restore(before)
+	bc.Live = true
+	defer func() { bc.Live = false }()
+	if err := p.SetupBindContextExtension(ctx, p.h.Live, bc); err != nil {
+		return framework.Run, err
+	}
+	return p.PreFlight(bc)
+}
+
+// confirm does what the engine does before it allows a bind.
+func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	if p.Confirm(ctx, p.h.Cached, bc) == nil {
+		return nil
+	}
+	bc.Live = true
+	defer func() { bc.Live = false }()
+	return p.Confirm(ctx, p.h.Live, bc)
+}
+
 // prepare does what the engine does for an attempt.
 func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	next, err := p.preFlight(ctx, bc)
+	next, err := preFlight(ctx, p, bc)
 	if err != nil || next == framework.Skip {
 		return err
 	}
 	if err := p.PreBind(ctx, bc); err != nil {
 		return err
 	}
-	return p.Confirm(ctx, nil, bc)
+	return confirm(ctx, p, bc)
 }
 
 // held is who holds what on node-a, by pod.

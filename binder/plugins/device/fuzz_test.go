@@ -41,7 +41,7 @@ func FuzzParse(f *testing.F) {
 			assert.Equal(t, framework.KindInvalid, invalid.Kind)
 			assert.NotEmpty(t, invalid.Fields)
 			for _, field := range invalid.Fields {
-				key := strings.TrimSuffix(strings.TrimPrefix(field.Path, "metadata.annotations[device."+domain+"/"), "]")
+				key := strings.TrimSuffix(strings.TrimPrefix(field.Path, "metadata.annotations[device."+framework.Domain+"/"), "]")
 				assert.Contains(t, values, key)
 				assert.Less(t, len(field.Message), 1000)
 			}
@@ -96,7 +96,7 @@ func shorter(again, values map[string]string) map[string]string {
 func FuzzDecode(f *testing.F) {
 	r := of(map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", two})})
 	r.take(podNamed("p"), "a", noon)
-	data, err := r.encode()
+	data, err := r.Encode()
 	require.NoError(f, err)
 	f.Add("p", data["p"], lockField, data[lockField])
 	f.Add("p", `{"pod":"a/b","bound":true,"grants":[{"attempt":"","devices":{"gpu":{"G":"1"}}}]}`, "q", "null")
@@ -105,7 +105,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key1, text1, key2, text2 string) {
 		data := map[string]string{nodeField: "node-a", key1: text1, key2: text2}
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: data}
-		rec, err := decode(object)
+		rec, err := decodeObject("node-a", object)
 		if err != nil {
 			assert.True(t, framework.IsKind(err, framework.KindInternal))
 			assert.Less(t, len(err.Error()), 1500)
@@ -116,11 +116,11 @@ func FuzzDecode(f *testing.F) {
 			keys--
 		}
 		assert.Len(t, rec.Entries, keys, "nothing is left out")
-		encoded, err := rec.encode()
+		encoded, err := rec.Encode()
 		require.NoError(t, err)
 		second := clone(t, rec)
 		assert.Equal(t, rec.Entries, second.Entries)
-		reencoded, err := second.encode()
+		reencoded, err := second.Encode()
 		require.NoError(t, err)
 		assert.Equal(t, encoded, reencoded, "and so is the lock")
 	})

@@ -13,107 +13,90 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
-// PostBind makes the grant the pod's own, and releases the lock. Where that fails,
-// the sweep does it, for the mark stays.
+// PostBind gives the pod its grant, and releases the lock. If that fails, the mark stays
+// and the sweep repeats it.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	if err := p.confirmBound(ctx, bc); err != nil {
-		klog.FromContext(ctx).Error(err, "The grant of devices could not be confirmed, will be tried again", "node", bc.Node.Name)
+		klog.FromContext(ctx).Error(err, "Failed to confirm the grant of devices, the sweep will repeat it", "node", bc.Node.Name)
 	}
 }
 
 func (p *Plugin) confirmBound(ctx context.Context, bc *framework.BindContext) error {
-	name := client.ObjectKeyFromObject(bc.Pod)
-	pod, err := p.pod(ctx, name)
+	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 	if err != nil {
 		return err
 	}
-	at := where(pod, bc.Pod.UID, bc.Node.Name)
-	return p.records.update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+	at := whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
+	if at == framework.Pending {
+		// The engine saw the pod bound, so this answer is old. The mark stays.
+		return errors.New("the API server shows the pod as pending although it was seen bound")
+	}
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		changed := rec.unlock(bc.Pod.UID, "")
-		switch at {
-		case gone:
+		if at == framework.BoundHere {
+			changed = rec.bind(pod, grantOf(pod)) || changed
+		} else {
 			changed = rec.drop(bc.Pod.UID) || changed
-		case bound:
-			says, _ := p.grantOf(pod)
-			changed = rec.bind(pod, says) || changed
-		case pending:
-			// The pod that was seen bound is: this can only be a read of an API server
-			// that is behind. The mark stays, and the sweep looks again.
-			return false, errors.New("the pod is not seen to be bound any more")
 		}
 		if !changed && !live {
-			return false, errLookAgain
+			return false, errUnsure
 		}
 		return changed, nil
 	})
 }
 
-// Marks lists what attempts were granted, and locked, that PostBind has not
-// confirmed.
+// Marks lists the attempts whose grants and locks PostBind has not confirmed. The cost
+// depends on their number, not on the number of records.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
-	records, err := p.records.unconfirmed(ctx)
+	found, err := p.records.List(ctx, p.h.Cached, client.MatchingFields{unconfirmedIndex: unconfirmedKey})
 	var marks []framework.Mark
-	for _, rec := range records {
-		marks = append(marks, rec.marks()...)
+	for _, v := range found {
+		marks = append(marks, v.Record.marks()...)
 	}
 	return marks, err
 }
 
-// tidyNodes is how many records one call of Tidy looks at. With 5,000 nodes every record has its turn
-// within twenty minutes. Nobody waits for it: a bind that asks for the device of a pod that is gone
-// frees the device itself.
+// tidyNodes is how many records one call of Tidy visits. With 5,000 nodes, it visits every
+// record within twenty minutes. No bind waits for it: a bind that asks for the device of a
+// pod that is gone frees the device itself.
 const tidyNodes = 500
 
-// Tidy takes back what pods were granted that are gone or finished, and deletes records that hold
-// nothing. A call looks at tidyNodes records, and the next call goes on behind them. It is for one
-// caller at a time.
+// Tidy takes back what pods were granted that are gone or finished, and deletes records
+// that hold nothing. A call visits tidyNodes records, and the next call continues after
+// them. One goroutine calls it.
 func (p *Plugin) Tidy(ctx context.Context) error {
-	objects, err := p.records.next(ctx, p.tidied, tidyNodes)
-	errs := []error{err}
-	for _, object := range objects {
-		if ctx.Err() != nil {
-			errs = append(errs, context.Cause(ctx))
-			break
+	return p.records.Visit(ctx, tidyNodes, func(ctx context.Context, v *ledger.Version[*record]) error {
+		if err := p.tidy(ctx, v); err != nil {
+			return fmt.Errorf("tidying the devices of node %s: %w", v.Record.Node, err)
 		}
-		p.tidied = object.Name
-		errs = append(errs, p.tidy(ctx, object))
-	}
-	return errors.Join(errs...)
+		return nil
+	})
 }
 
-// tidy does it for one record.
-func (p *Plugin) tidy(ctx context.Context, object *corev1.ConfigMap) error {
-	rec, err := decode(object)
-	if err != nil {
-		return err
-	}
-	if err := p.tidyRecord(ctx, rec); err != nil {
-		return fmt.Errorf("tidying the devices of node %s: %w", rec.Node, err)
-	}
-	return nil
-}
-
-func (p *Plugin) tidyRecord(ctx context.Context, rec *record) error {
-	if rec.empty() {
-		return p.records.remove(ctx, rec)
-	}
-	if len(rec.boundPods()) == 0 {
+// tidy does it for one record, which can be old.
+func (p *Plugin) tidy(ctx context.Context, v *ledger.Version[*record]) error {
+	if v.Record.empty() {
+		if err := p.records.Delete(ctx, v); !errors.Is(err, ledger.ErrChanged) {
+			return err
+		}
 		return nil
 	}
-	running, err := p.records.running(ctx, rec.Node)
-	if err != nil {
-		return err
-	}
-	stale := rec.boundPods().Difference(running)
-	if len(stale) == 0 {
+	bound := v.Record.boundPods()
+	if len(bound) == 0 {
 		return nil
 	}
-	return p.records.update(ctx, rec.Node, func(now *record, _ bool) (bool, error) {
+	running, err := runningOn(ctx, p.h.Live, v.Record.Node)
+	stale := bound.Difference(running)
+	if err != nil || len(stale) == 0 {
+		return err
+	}
+	return p.records.Update(ctx, v.Record.Node, func(now *record, _ bool) (bool, error) {
 		changed := false
 		for uid := range stale {
-			// It was bound when the pods were listed, and can never be again.
+			// It was bound before the pods were listed, and never is again.
 			changed = now.drop(uid) || changed
 		}
 		return changed, nil

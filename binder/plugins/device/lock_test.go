@@ -41,13 +41,16 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
 		}
 		require.NoError(t, prepare(t.Context(), c.one, c.a))
-		next, err := c.two.preFlight(t.Context(), c.b)
+		next, err := preFlight(t.Context(), c.two, c.b)
 		require.NoError(t, err)
 		assert.Equal(t, framework.Run, next)
 		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait where another bind has locked it")
 		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
 		c.waits()
-		assert.Equal(t, framework.Waiting{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node"}, c.b.WaitingFor())
+		waiting := c.b.WaitingFor()
+		assert.Equal(t, "Node node-a", waiting.Object.String())
+		assert.Equal(t, "the lock that pod default/one holds on the node", waiting.For)
+		assert.Equal(t, timeout, time.Until(waiting.Until), "the lock expires then")
 		f(c)
 	})
 }
@@ -66,7 +69,7 @@ func (c *lockCase) goesOn() {
 	synctest.Wait()
 	require.Len(c, c.result, 1, "two goes on")
 	require.NoError(c, <-c.result)
-	require.NoError(c, c.two.Confirm(c.Context(), nil, c.b))
+	require.NoError(c, confirm(c.Context(), c.two, c.b))
 	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 }
 
@@ -112,7 +115,7 @@ func TestLockExpires(t *testing.T) {
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 		assert.Contains(c, held(c.s), "one", "its devices are still its own")
 
-		err := c.one.Confirm(c.Context(), nil, c.a)
+		err := confirm(c.Context(), c.one, c.a)
 		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		assert.ErrorContains(c, err, "has expired")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
@@ -140,7 +143,7 @@ func TestLockAndWrongClocks(t *testing.T) {
 				first, second := podNamed("one"), podNamed("two")
 				s := newServer(t, first, second)
 				one, two := replicaOf(s), replicaOf(s)
-				one.o.Clock = wrong{by: by}
+				one.h.Clock = wrong{by: by}
 				a, b := bindOf(first, "a", gen.Annotation(lockIt, "true")), bindOf(second, "b", gen.Annotation(lockIt, "true"))
 				require.NoError(t, prepare(t.Context(), one, a))
 				result := make(chan error, 1)
@@ -179,13 +182,13 @@ func TestSightsAreForgotten(t *testing.T) {
 func TestLockIsForTheWholeBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		pass(timeout - framework.BindSettles - time.Second)
-		next, err := c.one.preFlight(c.Context(), c.a)
+		next, err := preFlight(c.Context(), c.one, c.a)
 		require.NoError(c, err)
 		assert.Equal(c, framework.Skip, next, "there is time enough")
-		require.NoError(c, c.one.Confirm(c.Context(), nil, c.a))
+		require.NoError(c, confirm(c.Context(), c.one, c.a))
 
 		pass(3 * time.Second)
-		err = c.one.Confirm(c.Context(), nil, c.a)
+		err = confirm(c.Context(), c.one, c.a)
 		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		require.NoError(c, prepare(c.Context(), c.one, c.a))
 		c.waits()
@@ -289,7 +292,7 @@ func TestLockByOption(t *testing.T) {
 	p := replicaOf(s, withLocks)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
 	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
-	next, err := p.preFlight(t.Context(), bindOf(podNamed("two"), "b"))
+	next, err := preFlight(t.Context(), p, bindOf(podNamed("two"), "b"))
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,35 +24,16 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // TestModel runs replicas, each with a cache that lags behind, over one API server,
 // and checks after every step that no device is given twice. A replica's step is cut
 // into at every call to the API server: by steps of the others, errors, lost answers,
-// writes that land later, and its own end. Each seed is a course of its own;
-// PREBIND_SEED repeats one, and PREBIND_MODEL=5m tries more of them.
+// writes that land later, and its own end. Each seed is a course of its own.
 func TestModel(t *testing.T) {
 	const steps = 250
-	span := 3 * time.Second
-	if text := os.Getenv("PREBIND_MODEL"); text != "" {
-		var err error
-		span, err = time.ParseDuration(text)
-		require.NoError(t, err)
-	}
-	var one *uint64
-	if text := os.Getenv("PREBIND_SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-		one = &seed
-	}
-	began := time.Now()
-	for n := uint64(0); time.Since(began) < span && (one == nil || n == 0); n++ {
-		seed := n
-		if one != nil {
-			seed = *one
-		} else if n > 4 {
-			seed = rand.Uint64()
-		}
+	for _, seed := range seeds.Of(t, 15) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			m := newModel(t, seed)
 			for range steps {
@@ -152,9 +132,9 @@ func (m *model) newReplica() *replica {
 	l := &line{server: m.s}
 	l.before = func(verb string, o any) error { return m.cut(r, verb, o, false) }
 	l.after = func(verb string, o any) error { return m.cut(r, verb, o, true) }
-	r.plugin = pluginOn(m.s, r.cached, l, framework.NewHub(), func(o *Options) {
-		o.Clock = impatient{FakeClock: m.clock, r: r}
-		o.NodeLockTimeout = 3 * flightTakes
+	r.plugin = pluginOn(m.s, r.cached, l, framework.NewHub(), func(h *framework.Handle, a *Arguments) {
+		h.Clock = impatient{FakeClock: m.clock, r: r}
+		a.NodeLockTimeout = 3 * flightTakes
 	})
 	return r
 }
@@ -376,12 +356,12 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancelCause(m.t.Context())
 	defer r.cancel(nil)
-	next, err := r.plugin.preFlight(ctx, bc)
+	next, err := preFlight(ctx, r.plugin, bc)
 	if err == nil && next == framework.Run {
 		a.ran, a.bc = true, bc
 		if err = r.plugin.PreBind(ctx, bc); err == nil {
 			m.meanwhile() // Other plugins take their time.
-			err = r.plugin.Confirm(ctx, nil, bc)
+			err = confirm(ctx, r.plugin, bc)
 		}
 	}
 	if err != nil {
@@ -427,7 +407,7 @@ func (m *model) land() {
 // alive says whether the bind can still come about.
 func (m *model) alive(f *flight) bool {
 	pod := m.live(f.bc.Pod)
-	return where(pod, f.bc.Pod.UID, f.bc.Node.Name) == pending && m.clock.Since(f.since) < flightTakes
+	return whereaboutsOf(pod, f.bc.Pod.UID, f.bc.Node.Name) == framework.Pending && m.clock.Since(f.since) < flightTakes
 }
 
 func (m *model) flies(attempt string) bool {
@@ -529,8 +509,8 @@ func (m *model) check() {
 		on[node] = &using{devices: map[types.UID]devices{}, locks: map[types.UID]bool{}}
 	}
 	for _, pod := range m.allPods() {
-		if where(&pod, pod.UID, pod.Spec.NodeName) == bound {
-			if says, ok := m.replicas[0].plugin.grantOf(&pod); ok {
+		if whereaboutsOf(&pod, pod.UID, pod.Spec.NodeName) == framework.BoundHere {
+			if says := grantOf(&pod); len(says.Devices) > 0 {
 				on[pod.Spec.NodeName].devices[pod.UID] = says.Devices
 			}
 		}
@@ -543,11 +523,13 @@ func (m *model) check() {
 			}
 		}
 	}
-	clean := newStore(m.s, m.s, m.s, namespace, m.replicas[0].plugin.grantOf)
 	for node, u := range on {
-		rec, err := clean.read(m.t.Context(), node)
-		if err != nil {
-			m.failf("%v", err)
+		rec := m.s.record(node)
+		if rec == nil {
+			var err error
+			if rec, err = madeUp(m.t.Context(), m.s, node); err != nil {
+				m.failf("%v", err)
+			}
 		}
 		sum := map[string]share{}
 		for uid, held := range u.devices {
@@ -668,10 +650,10 @@ func (m *model) clean() {
 // entryIsRight: what is left is a running pod's, and no more than it uses.
 func (m *model) entryIsRight(node string, uid types.UID, e *entry) {
 	pod := m.live(gen.Pod(e.Pod.Name))
-	if where(pod, uid, node) != bound || !e.Bound {
+	if whereaboutsOf(pod, uid, node) != framework.BoundHere || !e.Bound {
 		m.failf("%s holds devices of %s and is not there", uid, node)
 	}
-	says, _ := m.replicas[0].plugin.grantOf(pod)
+	says := grantOf(pod)
 	if len(e.Grants) != 1 || !e.Grants[0].Devices.equal(says.Devices) {
 		m.failf("%s uses %s and holds %v", uid, says.Devices, e.Grants)
 	}

@@ -14,35 +14,20 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
 
 func TestNew(t *testing.T) {
-	s := newServer(t)
-	complete := Options{
-		Cached: s, Live: s, Writer: s, Changes: framework.NewHub(), Clock: clock.RealClock{},
-		Domain: domain, Namespace: namespace, NodeLockTimeout: timeout,
-	}
-	p, err := New(complete)
+	p, err := New(framework.Handle{}, &Arguments{NodeLockTimeout: timeout})
 	require.NoError(t, err)
 	assert.Equal(t, "device", p.Name())
 	assert.Equal(t, framework.ByBindingOrPod, p.Asked())
-	cases := map[string]option{
-		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil },
-		"Writer": func(o *Options) { o.Writer = nil }, "Changes": func(o *Options) { o.Changes = nil },
-		"Clock": func(o *Options) { o.Clock = nil }, "Domain": func(o *Options) { o.Domain = "" },
-		"Namespace": func(o *Options) { o.Namespace = "" }, "NodeLockTimeout": func(o *Options) { o.NodeLockTimeout = 0 },
-	}
-	for name, without := range cases {
-		o := complete
-		without(&o)
-		_, err := New(o)
-		assert.ErrorContains(t, err, name)
-	}
+	_, err = New(framework.Handle{}, &Arguments{})
+	assert.ErrorContains(t, err, "nodeLockTimeout")
 	for _, by := range Caches(namespace) {
 		assert.Equal(t, "app.kubernetes.io/component=prebind-device-record", by.Namespaces[namespace].LabelSelector.String())
 	}
@@ -55,7 +40,7 @@ func TestGrant(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
 
-	next, err := p.preFlight(t.Context(), bc)
+	next, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next)
 	assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}}, bc.Devices())
@@ -64,16 +49,16 @@ func TestGrant(t *testing.T) {
 
 	require.NoError(t, p.PreBind(t.Context(), bc))
 	require.NoError(t, p.PreBind(t.Context(), bc), "it is idempotent")
-	require.NoError(t, p.Confirm(t.Context(), nil, bc))
+	require.NoError(t, confirm(t.Context(), p, bc))
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
 	object := s.object("node-a")
-	assert.Equal(t, map[string]string{recordLabel: recordValue, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
+	assert.Equal(t, map[string]string{ledger.Label: recordValue, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
 	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)
 
-	next, err = p.preFlight(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
+	next, err = preFlight(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next, "the same bind again has nothing to do")
 
@@ -111,11 +96,11 @@ func TestNothingAsked(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s, withLocks)
 	bc := bindOf(web, "a")
-	next, err := p.preFlight(t.Context(), bc)
+	next, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Skip, next)
 	require.NoError(t, p.PreBind(t.Context(), bc))
-	require.NoError(t, p.Confirm(t.Context(), nil, bc))
+	require.NoError(t, confirm(t.Context(), p, bc))
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
 	p.PostBind(t.Context(), bc)
 	require.NoError(t, p.Tidy(t.Context()))
@@ -127,8 +112,8 @@ func TestBadAnnotations(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
-	_, preFlight := p.preFlight(t.Context(), bc)
-	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), nil, bc)} {
+	_, preFlight := preFlight(t.Context(), p, bc)
+	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": confirm(t.Context(), p, bc)} {
 		assert.True(t, framework.IsKind(err, framework.KindInvalid), name)
 		assert.ErrorContains(t, err, gpu)
 		assert.ErrorContains(t, err, fpga)
@@ -370,33 +355,12 @@ func TestPreFlightAsksTheServer(t *testing.T) {
 	require.NoError(t, swept.PreBindRollBack(t.Context(), recovered(bc)))
 	require.NoError(t, prepare(t.Context(), swept, bindOf(other, "b", gen.Annotation(gpu, "GPU-1"))))
 
-	err := cutOff.Confirm(t.Context(), nil, bc)
+	err := confirm(t.Context(), cutOff, bc)
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	_, err = cutOff.preFlight(t.Context(), bc)
+	_, err = preFlight(t.Context(), cutOff, bc)
 	assert.True(t, framework.IsKind(err, framework.KindRefuse), "a repeated call must not be let pass: %v", err)
-	_, err = cutOff.preFlight(t.Context(), bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
+	_, err = preFlight(t.Context(), cutOff, bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
 	assert.NoError(t, err)
-}
-
-// TestWrittenIsForgotten: of a node to which no pod is bound any more, nothing is kept
-// beside the cache.
-func TestWrittenIsForgotten(t *testing.T) {
-	web := podNamed("web")
-	s := newServer(t, web)
-	cached := newLagging(s)
-	p := pluginOn(s, cached, &line{server: s}, cached.hub)
-	require.NoError(t, prepare(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))))
-	require.NoError(t, cached.sync(t.Context()))
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-2"))))
-
-	_, err := p.Marks(t.Context())
-	require.NoError(t, err)
-	assert.Len(t, p.records.written, 1, "the cache is behind what was written")
-	require.NoError(t, cached.sync(t.Context()))
-	marks, err := p.Marks(t.Context())
-	require.NoError(t, err)
-	assert.Len(t, marks, 2)
-	assert.Empty(t, p.records.written, "the cache has it")
 }
 
 var errDown = apierrors.NewServiceUnavailable("down")
@@ -447,26 +411,6 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
-// TestContextEnds: whoever has the turn, or the server, is slow.
-func TestContextEnds(t *testing.T) {
-	s := newServer(t, podNamed("web"))
-	p := replicaOf(s)
-	done, err := p.records.turns.take(t.Context(), "node-a")
-	require.NoError(t, err)
-	errEnough := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errEnough)
-	bc := bindOf(podNamed("web"), "a", gen.Annotation(gpu, "GPU-1"))
-	assert.ErrorIs(t, p.PreBind(ctx, bc), errEnough)
-	assert.ErrorIs(t, p.PreBindRollBack(ctx, bc), errEnough)
-	done()
-	assert.Empty(t, p.records.turns.of, "nothing is left of the turns")
-	assert.ErrorIs(t, p.PreBind(ctx, bc), errEnough)
-	assert.Empty(t, p.records.turns.of)
-	assert.Zero(t, s.count())
-	assert.NoError(t, p.PreBind(t.Context(), bc))
-}
-
 // TestLostRecord: it is made up from the pods that run on the node.
 func TestLostRecord(t *testing.T) {
 	running := podNamed("running", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1:0.7"), gen.Annotation("binder.prebind.dev/attempt", "x"))
@@ -482,7 +426,7 @@ func TestLostRecord(t *testing.T) {
 	}
 	s := newServer(t, objects...)
 	p := replicaOf(s)
-	_, err := p.preFlight(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	_, err := preFlight(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	require.NoError(t, err, "PreFlight asks the cache first")
 	err = p.PreBind(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	assert.ErrorContains(t, err, "is held by pod default/running (0.7): 1 of it is asked for and 0.3 is free")
@@ -502,10 +446,10 @@ func TestRecordLostWhileBinding(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
-	err := p.Confirm(t.Context(), nil, bc)
+	err := confirm(t.Context(), p, bc)
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.ErrorContains(t, err, "ConfigMap prebind-system/prebind-devices-node-a")
-	next, err := p.preFlight(t.Context(), bc)
+	next, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next, "the repeated call is granted them again")
 
@@ -520,7 +464,7 @@ func TestRecordLostWhileBinding(t *testing.T) {
 func TestUnreadableRecord(t *testing.T) {
 	web := podNamed("web")
 	bad := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{recordLabel: recordValue}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: recordValue}},
 		Data:       map[string]string{nodeField: "node-a", "p": "GPU-1"},
 	}
 	s := newServer(t, web, bad)
@@ -531,71 +475,17 @@ func TestUnreadableRecord(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, elsewhere))
 	writes := s.count()
 
-	_, preFlight := p.preFlight(t.Context(), bc)
+	_, preFlight := preFlight(t.Context(), p, bc)
 	marks, marksErr := p.Marks(t.Context())
 	assert.Len(t, marks, 1, "the others are listed all the same")
 	for name, err := range map[string]error{
-		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": p.Confirm(t.Context(), nil, bc),
+		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": confirm(t.Context(), p, bc),
 		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
 	} {
 		assert.ErrorContains(t, err, `"p"`, name)
 		assert.ErrorContains(t, err, "prebind-devices-node-a")
 	}
 	assert.Equal(t, writes, s.count())
-}
-
-// TestLabelsAreMended: a record that has lost its label is in no cache.
-func TestLabelsAreMended(t *testing.T) {
-	web, other := podNamed("web"), podNamed("other")
-	s := newServer(t, web, other)
-	cached := newLagging(s)
-	p := pluginOn(s, cached, &line{server: s}, cached.hub)
-	require.NoError(t, prepare(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))))
-	object := s.object("node-a")
-	object.Labels = map[string]string{"mine": "x"}
-	require.NoError(t, s.Update(t.Context(), object))
-	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
-	assert.Equal(t, map[string]string{"mine": "x", recordLabel: recordValue, "app.kubernetes.io/managed-by": "prebind"}, s.object("node-a").Labels)
-}
-
-// TestCacheIsNotChanged: what it returns is shared.
-func TestCacheIsNotChanged(t *testing.T) {
-	s := newServer(t, podNamed("web"), podNamed("other"))
-	cached := newLagging(s)
-	p := pluginOn(s, cached, &line{server: s}, cached.hub)
-	bc := bindOf(podNamed("web"), "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), p, bc))
-	require.NoError(t, cached.sync(t.Context()))
-	shared := cached.seen[recordName("node-a")]
-	before := shared.DeepCopy()
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-2"))))
-	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	assert.Equal(t, before, shared)
-}
-
-// TestOwnWritesAreSeen: before the cache has caught up with them, so that binds of
-// one replica do not run into conflicts.
-func TestOwnWritesAreSeen(t *testing.T) {
-	s := newServer(t, podNamed("a"), podNamed("b"), podNamed("c"))
-	cached := newLagging(s)
-	reads := 0
-	l := &line{server: s, before: func(verb string, o any) error {
-		if _, record := o.(*corev1.ConfigMap); record && verb == "get" {
-			reads++
-		}
-		return nil
-	}}
-	p := pluginOn(s, cached, l, cached.hub)
-	for i, name := range []string{"a", "b", "c"} {
-		bc := bindOf(podNamed(name), name, gen.Annotation(gpu, "GPU-"+name))
-		require.NoError(t, p.PreBind(t.Context(), bc))
-		assert.Equal(t, i+1, s.count())
-	}
-	assert.Equal(t, 1, reads, "before the first write only")
-	require.NoError(t, cached.sync(t.Context()))
-	_, err := p.preFlight(t.Context(), bindOf(podNamed("a"), "x", gen.Annotation(gpu, "GPU-x")))
-	require.NoError(t, err)
-	assert.Empty(t, p.records.written, "the cache has caught up")
 }
 
 // TestPodIsNotSeenBound: PostBind writes nothing by a read that is behind.

@@ -24,27 +24,26 @@ const (
 	lockField = "node-lock"
 )
 
-// record is what is granted on one node. It is a value of its own: to change it
-// changes nothing else until the store writes it.
+// record is what is granted on one node.
 type record struct {
 	Node string
 	// Entries by the pod's UID.
 	Entries map[types.UID]*entry
 	// Lock is the node's lock, or nil.
 	Lock *lock
-	// object is what it was read from; nil for one that does not exist yet.
-	object *corev1.ConfigMap
 }
+
+func newRecord(node string) *record { return &record{Node: node, Entries: map[types.UID]*entry{}} }
 
 // entry is what one pod was granted.
 type entry struct {
 	Pod podName `json:"pod"`
-	// Bound says that the pod was seen bound to the node: the grant is its own, until
-	// the pod is gone or finished. Before, it is that of the attempts.
+	// Bound says that the pod was seen bound to the node. From then on the grant belongs
+	// to the pod, until the pod is gone or finished. Before, it belongs to the attempts.
 	Bound bool `json:"bound,omitempty"`
-	// Grants are those of the attempts at the bind, for two replicas may be at it,
-	// and one attempt may be told other devices by a later Binding. Until the bind
-	// has come about all of them count.
+	// Grants are those of the attempts at the bind. Two replicas can work on it, and a
+	// later Binding can name other devices for the same attempt. All of them count until
+	// the pod is bound.
 	Grants []grant `json:"grants"`
 }
 
@@ -58,8 +57,9 @@ type lock struct {
 	Pod      podName   `json:"pod"`
 	UID      types.UID `json:"uid"`
 	Attempts []string  `json:"attempts"`
-	// Expires is until when it counts for whoever holds it, by the clock of who took it.
-	// Others take it when they have seen it like this for that long: see sights.
+	// Expires is when the lock ends for its holder, by the clock of the replica that took
+	// it. Other replicas take it after they have seen it unchanged for the timeout: see
+	// sights.
 	Expires time.Time `json:"expires"`
 }
 
@@ -86,7 +86,8 @@ func nameOf(pod *corev1.Pod) podName { return podName{Namespace: pod.Namespace, 
 
 func (r *record) empty() bool { return len(r.Entries) == 0 && r.Lock == nil }
 
-// held is what the entry's pod may be using: the most that any of its grants says.
+// held is how much of a device the entry's pod can be using: the largest share in its
+// grants.
 func (e *entry) held(key, id string) share {
 	var most share
 	for _, g := range e.Grants {
@@ -95,7 +96,7 @@ func (e *entry) held(key, id string) share {
 	return most
 }
 
-// conflict is a device of which less is free than is asked for.
+// conflict is a device of which less is free than the bind asks for.
 type conflict struct {
 	key, id     string
 	asked, free share
@@ -110,7 +111,8 @@ type holder struct {
 	bound bool
 }
 
-// conflicts are what the pod cannot be granted for what other pods hold, in order.
+// conflicts returns the devices that the pod cannot be granted because other pods hold
+// them, in order.
 func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 	var found []conflict
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
@@ -133,8 +135,8 @@ func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 	return found
 }
 
-// holders returns those of all conflicts, each once, in order.
-func (r *record) holders(conflicts []conflict) []holder {
+// holdersOf returns the holders of all conflicts, each once, in order.
+func holdersOf(conflicts []conflict) []holder {
 	var all []holder
 	for _, c := range conflicts {
 		for _, h := range c.holders {
@@ -146,7 +148,7 @@ func (r *record) holders(conflicts []conflict) []holder {
 	return all
 }
 
-// describe says in one line who holds what.
+// describe names, in one line, the devices and their holders.
 func describe(conflicts []conflict) string {
 	const most = 4
 	var parts []string
@@ -177,14 +179,14 @@ func describe(conflicts []conflict) string {
 	return strings.Join(parts, "; ")
 }
 
-// prepared says whether the attempt was granted just this, and holds the lock until
-// then.
+// prepared says whether the attempt was granted exactly what it asks for, and holds the
+// lock until then.
 func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time) bool {
 	return r.granted(uid, attempt, a) &&
 		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
 }
 
-// granted says whether the attempt was granted just these devices.
+// granted says whether the attempt was granted exactly these devices.
 func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 	e := r.Entries[uid]
 	return len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
@@ -192,13 +194,16 @@ func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 	})
 }
 
+// lockedByOther says whether another pod than this has the lock of the node.
+func (r *record) lockedByOther(uid types.UID) bool { return r.Lock != nil && r.Lock.UID != uid }
+
 // isBound says whether the pod was seen bound to the node.
 func (r *record) isBound(uid types.UID) bool {
 	e := r.Entries[uid]
 	return e != nil && e.Bound
 }
 
-// grant adds a grant. The caller has seen that nothing is in conflict with it.
+// grant adds a grant. The caller has checked that it has no conflicts.
 func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 	if len(d) == 0 {
 		return
@@ -213,8 +218,8 @@ func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 	}
 }
 
-// release takes back what the attempt was granted, unless the pod is bound: then
-// it is the pod's. It says whether there was anything.
+// release takes back what the attempt was granted, unless the pod is bound: then the
+// grant belongs to the pod. It returns whether there was anything.
 func (r *record) release(uid types.UID, attempt string) bool {
 	e := r.Entries[uid]
 	if e == nil || e.Bound {
@@ -229,7 +234,7 @@ func (r *record) release(uid types.UID, attempt string) bool {
 	return released
 }
 
-// drop takes back whatever the pod was granted, and its lock. It says whether
+// drop takes back everything that the pod was granted, and its lock. It returns whether
 // there was anything.
 func (r *record) drop(uid types.UID) bool {
 	_, had := r.Entries[uid]
@@ -237,10 +242,10 @@ func (r *record) drop(uid types.UID) bool {
 	return r.unlock(uid, "") || had
 }
 
-// bind makes the grant the pod's own by which it was bound, by what the bound pod
-// says itself: that of the attempt that it names and, where that has several, the
-// one that was for the devices that it names. When in doubt it keeps all. A grant
-// that was lost it makes up. It says whether it changed anything.
+// bind gives the pod the grant by which it was bound, according to the annotations of the
+// bound pod: the grant of the attempt that they name and, if that has several, the one
+// for the devices that they name. When in doubt it keeps all of them. It restores a grant
+// that was lost. It returns whether it changed anything.
 func (r *record) bind(pod *corev1.Pod, says grant) bool {
 	e := r.Entries[pod.UID]
 	if e == nil {
@@ -264,8 +269,8 @@ func (r *record) bind(pod *corev1.Pod, says grant) bool {
 	return true
 }
 
-// take makes the attempt a holder of the node's lock. The caller has seen that it
-// is free, or the pod's already.
+// take makes the attempt a holder of the node's lock. The caller has checked that the
+// lock is free, or the pod's already.
 func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
 	if r.Lock == nil || r.Lock.UID != pod.UID {
 		r.Lock = &lock{Pod: nameOf(pod), UID: pod.UID}
@@ -273,12 +278,12 @@ func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
 	if !slices.Contains(r.Lock.Attempts, attempt) {
 		r.Lock.Attempts = append(r.Lock.Attempts, attempt)
 	}
-	// Up to the next full second, for it is never shorter than asked for.
+	// Rounded up to a full second, so that it is never shorter than asked for.
 	r.Lock.Expires = expires.UTC().Add(time.Second - 1).Truncate(time.Second)
 }
 
-// unlock releases the lock as far as the attempt of the pod holds it; no attempt
-// stands for all of them. It says whether there was anything.
+// unlock releases the attempt's part in the pod's lock; an empty attempt stands for all of
+// them. It returns whether there was anything.
 func (r *record) unlock(uid types.UID, attempt string) bool {
 	if r.Lock == nil || r.Lock.UID != uid {
 		return false
@@ -292,7 +297,7 @@ func (r *record) unlock(uid types.UID, attempt string) bool {
 	return released
 }
 
-// marks are the attempts whose grants and locks are not confirmed.
+// marks returns the attempts whose grants and locks are not confirmed.
 func (r *record) marks() []framework.Mark {
 	var marks []framework.Mark
 	add := func(pod podName, uid types.UID, attempt string) {
@@ -316,7 +321,7 @@ func (r *record) marks() []framework.Mark {
 	return marks
 }
 
-// boundPods are the pods whose grants are their own.
+// boundPods returns the pods that were seen bound.
 func (r *record) boundPods() sets.Set[types.UID] {
 	bound := sets.New[types.UID]()
 	for uid, e := range r.Entries {
@@ -327,31 +332,11 @@ func (r *record) boundPods() sets.Set[types.UID] {
 	return bound
 }
 
-// whereabouts is what a pod's record entry stands for.
-type whereabouts string
-
-const (
-	// gone: the pod is deleted, finished, or on another node. It holds nothing here,
-	// and never will again.
-	gone whereabouts = "gone"
-	// pending: it may still be bound to the node.
-	pending whereabouts = "pending"
-	// bound: it is bound to the node, and not finished.
-	bound whereabouts = "bound"
-)
-
-// where decides by the live pod, which is nil when there is none of the name.
-func where(pod *corev1.Pod, uid types.UID, node string) whereabouts {
-	switch {
-	case pod == nil || pod.UID != uid:
-		return gone
-	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
-		return gone
-	case pod.Spec.NodeName == "":
-		return pending
-	case pod.Spec.NodeName != node:
-		return gone
-	default:
-		return bound
+// whereaboutsOf is framework.WhereaboutsOf for devices: a pod that has finished uses none,
+// and never will again.
+func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) framework.Whereabouts {
+	if pod != nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed) {
+		return framework.Gone
 	}
+	return framework.WhereaboutsOf(pod, uid, node)
 }

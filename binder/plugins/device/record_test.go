@@ -44,11 +44,10 @@ func boundBy(all ...grant) *entry { return &entry{Grants: all, Bound: true} }
 // clone is a record of its own, by way of a ConfigMap.
 func clone(t *testing.T, r *record) *record {
 	t.Helper()
-	data, err := r.encode()
+	data, err := r.Encode()
 	require.NoError(t, err)
-	c, err := decode(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(r.Node)}, Data: data})
+	c, err := decodeObject(r.Node, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(r.Node)}, Data: data})
 	require.NoError(t, err)
-	c.object = nil
 	return c
 }
 
@@ -111,7 +110,7 @@ func TestDescribeIsShort(t *testing.T) {
 	assert.Less(t, len(text), 6000)
 	assert.Contains(t, text, "and 196 more", "pods")
 	assert.Contains(t, text, "and 196 more devices are held")
-	assert.Len(t, r.holders(r.conflicts("me", asked)), 200, "each once")
+	assert.Len(t, holdersOf(r.conflicts("me", asked)), 200, "each once")
 }
 
 func TestGrantAndRelease(t *testing.T) {
@@ -229,27 +228,27 @@ func TestMarks(t *testing.T) {
 	assert.Equal(t, []framework.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "each once, in order, and none for what is the pod's own")
 }
 
-func TestWhere(t *testing.T) {
+func TestWhereaboutsOf(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		pod    *corev1.Pod
-		want   whereabouts
+		want   framework.Whereabouts
 	}{
-		"None":         {reason: "it was deleted", want: gone},
-		"Another":      {reason: "it was created anew under its name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: gone},
-		"Pending":      {reason: "it may be bound", pod: podNamed("p"), want: pending},
-		"Terminating":  {reason: "a bind that was allowed before may have come first", pod: podNamed("p", gen.Terminating()), want: pending},
-		"Bound":        {reason: "it is there", pod: podNamed("p", gen.BoundTo("node-a")), want: bound},
-		"Ending":       {reason: "its containers may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: bound},
-		"Elsewhere":    {reason: "a pod never moves", pod: podNamed("p", gen.BoundTo("node-b")), want: gone},
-		"Running":      {reason: "it runs", pod: phased(corev1.PodRunning), want: bound},
-		"Unknown":      {reason: "nobody knows", pod: phased(corev1.PodUnknown), want: bound},
-		"Succeeded":    {reason: "it never runs again", pod: phased(corev1.PodSucceeded), want: gone},
-		"Failed":       {reason: "it never runs again", pod: phased(corev1.PodFailed), want: gone},
-		"NeverStarted": {reason: "it failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: gone},
+		"None":         {reason: "it was deleted", want: framework.Gone},
+		"Another":      {reason: "another pod has its name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: framework.Replaced},
+		"Pending":      {reason: "it may be bound", pod: podNamed("p"), want: framework.Pending},
+		"Terminating":  {reason: "the API server does not bind it any more", pod: podNamed("p", gen.Terminating()), want: framework.Gone},
+		"Bound":        {reason: "it is there", pod: podNamed("p", gen.BoundTo("node-a")), want: framework.BoundHere},
+		"Ending":       {reason: "its containers may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: framework.BoundHere},
+		"Elsewhere":    {reason: "a pod never moves", pod: podNamed("p", gen.BoundTo("node-b")), want: framework.BoundElsewhere},
+		"Running":      {reason: "it runs", pod: phased(corev1.PodRunning), want: framework.BoundHere},
+		"Unknown":      {reason: "nobody knows", pod: phased(corev1.PodUnknown), want: framework.BoundHere},
+		"Succeeded":    {reason: "it never runs again", pod: phased(corev1.PodSucceeded), want: framework.Gone},
+		"Failed":       {reason: "it never runs again", pod: phased(corev1.PodFailed), want: framework.Gone},
+		"NeverStarted": {reason: "it failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: framework.Gone},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, where(tc.pod, "p", "node-a"), tc.reason) })
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, whereaboutsOf(tc.pod, "p", "node-a"), tc.reason) })
 	}
 }
 
@@ -322,14 +321,14 @@ func TestDecode(t *testing.T) {
 		"LockNoAttempts":   {reason: "whose is it?", key: lockField, text: `{` + pod + `,"uid":"p","attempts":[],"expires":"2026-01-01T12:00:00Z"}`, want: "missing"},
 		"LockNoEnd":        {reason: "it would be taken at once", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"]}`, want: "missing"},
 		"LockBadEnd":       {reason: "until when?", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"tomorrow"}`, want: "parsing time"},
-		"NoNode":           {reason: "whose devices?", key: nodeField, text: "", want: "not the node"},
-		"OtherNode":        {reason: "a copy of another node's record", key: nodeField, text: "node-b", want: "not the node"},
+		"NoNode":           {reason: "whose devices?", key: nodeField, text: "", want: "must be in the ConfigMap"},
+		"OtherNode":        {reason: "a copy of another node's record", key: nodeField, text: "node-b", want: "must be in the ConfigMap"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}}
 			object.Data[tc.key] = tc.text
-			rec, err := decode(object)
+			rec, err := decodeObject("node-a", object)
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
 				assert.Equal(t, rec.Entries, clone(t, rec).Entries, "nothing is lost on the way")
@@ -343,7 +342,7 @@ func TestDecode(t *testing.T) {
 			assert.Less(t, len(err.Error()), 1000)
 		})
 	}
-	_, err := decode(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}, BinaryData: map[string][]byte{"p": nil}})
+	_, err := decodeObject("node-a", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}, BinaryData: map[string][]byte{"p": nil}})
 	assert.ErrorContains(t, err, "binaryData", "as from a client that takes text for bytes")
 }
 
@@ -354,7 +353,7 @@ func TestRoundTrip(t *testing.T) {
 	})
 	r.take(podNamed("p"), "r1-a", noon)
 	assert.Equal(t, r, clone(t, r))
-	data, err := r.encode()
+	data, err := r.Encode()
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"pod":"default/q","bound":true,"grants":[{"attempt":"","devices":{"gpu":{"GPU-2":"1"}}}]}`, data["q"])
 	assert.Contains(t, data["p"], `"<&>":"0.000001"`, "as a person reads it")
@@ -366,8 +365,8 @@ func TestTwoNodesWithOneRecordName(t *testing.T) {
 	cutOff := strings.TrimPrefix(recordName(long), recordPrefix)
 	require.Equal(t, recordName(long), recordName(cutOff))
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(long)}, Data: map[string]string{nodeField: long}}
-	_, err := decodeOf(long, object)
+	_, err := decodeObject(long, object)
 	require.NoError(t, err)
-	_, err = decodeOf(cutOff, object)
-	assert.ErrorContains(t, err, "same name")
+	_, err = decodeObject(cutOff, object)
+	assert.ErrorContains(t, err, "name is the same")
 }

@@ -14,6 +14,13 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
+// The record of a node is in Prebind's own namespace.
+//
+// +kubebuilder:rbac:groups="",resources=configmaps,namespace=prebind-system,verbs=get;list;watch;create;update;delete
+
+// Name of the plugin.
+const Name = "device"
+
 // Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
 	return framework.Registration{
@@ -33,10 +40,7 @@ func Registration() framework.Registration {
 			if err != nil {
 				return nil, err
 			}
-			return New(Options{
-				Cached: h.Cached, Live: h.Live, Writer: h.Writer, Changes: h.Changes, Clock: h.Clock, Domain: framework.Domain, Namespace: h.Namespace,
-				NodeLocks: args.NodeLocks, NodeLockTimeout: args.NodeLockTimeout,
-			})
+			return New(h, args)
 		},
 	}
 }
@@ -45,7 +49,8 @@ func Registration() framework.Registration {
 type Arguments struct {
 	// NodeLocks makes every pod that names devices take the lock of its node.
 	NodeLocks bool `yaml:"nodeLocks"`
-	// NodeLockTimeout is the age at which a lock can be taken from its holder.
+	// NodeLockTimeout is the age at which a lock can be taken from its holder. It should be
+	// longer than any bind takes.
 	NodeLockTimeout time.Duration `yaml:"nodeLockTimeout"`
 }
 

@@ -12,13 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/ledger"
 )
 
 // Caches narrows the cache to the records in the namespace.
 func Caches(namespace string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
-			namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{recordLabel: recordValue})},
+			namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{ledger.Label: recordValue})},
 		}},
 	}
 }
@@ -29,8 +31,8 @@ const (
 	unconfirmedKey   = "true"
 )
 
-// SetupIndexes adds the index that the plugin needs to the cache that Options.Cached reads.
-// Call it before the cache is started.
+// SetupIndexes adds the index that the plugin needs to the cache. Call it before the cache
+// is started.
 func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	if err := indexer.IndexField(ctx, &corev1.ConfigMap{}, unconfirmedIndex, unconfirmed); err != nil {
 		return fmt.Errorf("index %s: %w", unconfirmedIndex, err)
@@ -38,13 +40,14 @@ func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	return nil
 }
 
-// confirmedText is in an entry that is bound, and in no other entry that decode accepts: all
-// other values of an entry are objects, lists and strings, and a string has its quotes escaped.
+// confirmedText is in every entry that is bound, and in no other entry that decode accepts:
+// the other values of an entry are objects, lists and strings, and strings have their quotes
+// escaped.
 const confirmedText = `"bound":true`
 
-// unconfirmed is the index function of unconfirmedIndex. It runs under the lock of the cache at
-// every change of a record, so it does not decode the record: a record that it leaves out has no
-// marks; one that it finds may have none.
+// unconfirmed is the index function of unconfirmedIndex. The cache calls it with its lock held
+// at every change of a record, so it does not decode the record. A record that it leaves out has
+// no marks; a record that it finds can still have none.
 func unconfirmed(o client.Object) []string {
 	object, ok := o.(*corev1.ConfigMap)
 	if !ok {

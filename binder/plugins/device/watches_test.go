@@ -45,7 +45,7 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 			maps.Copy(object.Data, tc.data)
 			found := unconfirmed(object) != nil
 			assert.Equal(t, tc.want, found, tc.reason)
-			if rec, err := decode(object); err == nil && len(rec.marks()) > 0 {
+			if rec, err := decode(object.Data); err == nil && len(rec.marks()) > 0 {
 				assert.True(t, found, "the record has marks")
 			}
 		})
@@ -59,7 +59,7 @@ func FuzzUnconfirmed(f *testing.F) {
 	f.Add(lockField, `{"pod":"ns/p","uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`)
 	f.Fuzz(func(t *testing.T, key, text string) {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{key: text, nodeField: "node-a"}}
-		if rec, err := decode(object); err == nil && len(rec.marks()) > 0 && unconfirmed(object) == nil {
+		if rec, err := decode(object.Data); err == nil && len(rec.marks()) > 0 && unconfirmed(object) == nil {
 			t.Fatalf("the record has marks and is not found: %q", text)
 		}
 	})
@@ -79,7 +79,7 @@ func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
 		count := 0
 		for n := range nodes {
 			object := &corev1.ConfigMap{}
-			require.NoError(t, c.Get(t.Context(), c.plugin.records.key(nodeNamed(n)), object))
+			require.NoError(t, c.Get(t.Context(), keyOf(nodeNamed(n)), object))
 			if len(object.Data) == podsPerNode+1 {
 				count++
 			}

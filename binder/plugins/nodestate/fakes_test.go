@@ -4,8 +4,6 @@
 package nodestate
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -13,13 +11,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -31,58 +27,60 @@ const (
 // all are all the checks.
 var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
 
-// world is an API server in memory that has thePod and one node at most, or a cache. It
-// counts the reads of the node.
+// world is an API server, or a cache, that has thePod and one node at most. It counts the
+// reads of the node.
 type world struct {
+	*fakeapi.Connection
+	server *fakeapi.Server
+	hub    *framework.Hub
+
 	mu    sync.Mutex
-	node  *corev1.Node
 	reads int
-	// err, when it is set, is the answer to every read.
+	// err, when it is set, is the answer to every read of the node.
 	err error
 	// afterRead, when it is set, is called after every read.
 	afterRead func()
-	hub       *framework.Hub
 }
 
-func newWorld(node *corev1.Node) *world { return &world{node: node, hub: framework.NewHub()} }
+func newWorld(node *corev1.Node) *world {
+	w := &world{server: fakeapi.New(thePod()), hub: framework.NewHub()}
+	w.put(node)
+	w.Connection = w.server.Connect()
+	w.Before, w.After = w.before, w.after
+	return w
+}
 
-func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	if w.afterRead != nil {
-		defer w.afterRead()
-	}
+func (w *world) before(call fakeapi.Call) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if pod, ok := into.(*corev1.Pod); ok {
-		*pod = *thePod()
+	switch call.String() {
+	case "get Pod web":
 		return nil
-	}
-	node, ok := into.(*corev1.Node)
-	w.reads++
-	switch {
-	case w.err != nil:
+	case "get Node " + call.Key.Name:
+		w.reads++
 		return w.err
-	case !ok:
-		return fmt.Errorf("a %T is read, only nodes should be", into)
-	case w.node == nil || w.node.Name != key.Name:
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, key.Name)
+	default:
+		return fmt.Errorf("unexpected call: %s", call)
 	}
-	*node = *w.node
-	return nil
 }
 
-// List implements client.Reader.
-func (*world) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("unexpected list")
+func (w *world) after(fakeapi.Call) error {
+	if w.afterRead != nil {
+		w.afterRead()
+	}
+	return nil
 }
 
 // put stores the node, or removes it for nil, and tells nobody.
 func (w *world) put(node *corev1.Node) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.node = node
+	if node == nil {
+		w.server.Remove(theNode())
+		return
+	}
+	w.server.Put(node)
 }
 
-// fail makes every read fail.
+// fail makes every read of the node fail.
 func (w *world) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

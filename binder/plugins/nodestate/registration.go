@@ -49,6 +49,9 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 		"The most that the annotation node-state.<domain>/wait can ask for. The wait is part of --prebind-timeout.")
 }
 
+// LongestWait returns the wait that budgets.maxPrebindTimeout limits, and its field.
+func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "maxWait", a.MaxWait }
+
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate() []framework.Problem {
 	_, err := ParseChecks(a.Checks)

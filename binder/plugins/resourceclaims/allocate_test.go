@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -72,9 +73,9 @@ func world(t *testing.T, devices int, claims int, options ...claimOption) (*apiS
 	var pods []*corev1.Pod
 	for i := range claims {
 		name := fmt.Sprintf("c%d", i)
-		s.put(theClaim(name, options...))
+		s.Put(theClaim(name, options...))
 		pod := thePod(fmt.Sprintf("web-%d", i), uses(name))
-		s.put(pod)
+		s.Put(pod)
 		pods = append(pods, pod)
 	}
 	return s, pods
@@ -84,7 +85,7 @@ func world(t *testing.T, devices int, claims int, options ...claimOption) (*apiS
 func given(t testing.TB, s *apiServer) map[string]int {
 	t.Helper()
 	var list resourcev1.ResourceClaimList
-	require.NoError(t, s.listInto(&list))
+	require.NoError(t, s.Cache().List(t.Context(), &list))
 	all := map[string]int{}
 	for i := range list.Items {
 		if allocation := list.Items[i].Status.Allocation; allocation != nil {
@@ -137,7 +138,7 @@ func TestAllocateShared(t *testing.T) {
 	errs := make([]error, 20)
 	for i := range errs {
 		pod := thePod(fmt.Sprintf("db-%d", i), uses("c0"))
-		s.put(pod)
+		s.Put(pod)
 		all.Go(func() {
 			ctx := context.WithoutCancel(t.Context())
 			for call := range 5 {
@@ -208,7 +209,7 @@ func TestSomebodyElseAllocates(t *testing.T) {
 func TestAnswerOfARepeatedWrite(t *testing.T) {
 	s, pods := world(t, 1, 1)
 	r := newAllocating(t, s)
-	r.conn.after = nthWrite("patch status", 1, conflict("ResourceClaim", "c0"))
+	r.conn.After = nthWrite("patch status", 1, fakeapi.Conflict("ResourceClaim", "c0"))
 	require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), "the claim has the device, so the record keeps it")
 }
@@ -222,7 +223,7 @@ func TestLostAnswerOfAnAllocation(t *testing.T) {
 			if verb == "patch" {
 				n = 2
 			}
-			r.conn.after = nthWrite(verb, n, apierrors.NewTimeoutError("lost", 1))
+			r.conn.After = nthWrite(verb, n, apierrors.NewTimeoutError("lost", 1))
 			bc := bind(pods[0], "node-a", "here-1")
 			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
@@ -239,15 +240,15 @@ func TestLateAllocation(t *testing.T) {
 	one, two := newAllocating(t, s), newAllocating(t, s)
 	bc := bind(pods[0], "node-a", "here-1")
 	var late *resourcev1.ResourceClaim
-	one.conn.before = func(w write) error {
-		if w.verb == "patch status" {
+	one.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb == "patch status" {
 			late = s.claim("c0")
 			return apierrors.NewTimeoutError("slow", 1)
 		}
 		return nil
 	}
 	require.Error(t, one.PreBind(t.Context(), bc))
-	one.conn.before = nil
+	one.conn.Before = nil
 	require.NotNil(t, late)
 	require.NoError(t, one.PreBindRollBack(t.Context(), bc))
 	require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "the device is free")
@@ -264,7 +265,7 @@ func TestTwoPools(t *testing.T) {
 		fabric, ok := pool("fabric", "link-0").(*resourcev1.ResourceSlice)
 		require.True(t, ok)
 		fabric.Spec.NodeName, fabric.Spec.AllNodes = nil, new(true)
-		s.put(fabric)
+		s.Put(fabric)
 		return s, pods[0], newAllocating(t, s), newAllocating(t, s)
 	}
 	t.Run("Both", func(t *testing.T) {
@@ -279,7 +280,7 @@ func TestTwoPools(t *testing.T) {
 	for n := 1; n <= 2; n++ {
 		t.Run(fmt.Sprintf("Fails%d", n), func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			r.conn.before = nthWrite("create", n, errDown)
+			r.conn.Before = nthWrite("create", n, errDown)
 			bc := bind(pod, "node-a", "here-1")
 			require.ErrorContains(t, r.PreBind(t.Context(), bc), "down")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
@@ -290,8 +291,8 @@ func TestTwoPools(t *testing.T) {
 	t.Run("OneIsTaken", func(t *testing.T) {
 		s, pod, r, two := setup(t)
 		other := thePod("db", uses("d"))
-		s.put(other)
-		s.put(theClaim("d"))
+		s.Put(other)
+		s.Put(theClaim("d"))
 		between(r, "create", 2, func() { require.NoError(t, two.PreBind(t.Context(), bind(other, "node-a", "there-1"))) })
 		bc := bind(pod, "node-a", "here-1")
 		err := r.PreBind(t.Context(), bc)
@@ -328,7 +329,7 @@ func TestUndoAllocation(t *testing.T) {
 			then: func(t *testing.T, s *apiServer, two *replica) {
 				t.Helper()
 				other := thePod("db", uses("c0"))
-				s.put(other)
+				s.Put(other)
 				require.NoError(t, two.PreBind(t.Context(), bind(other, "node-a", "there-1")))
 			},
 		},
@@ -347,7 +348,7 @@ func TestUndoAllocation(t *testing.T) {
 				t.Helper()
 				pod := &corev1.Pod{}
 				require.NoError(t, s.get(claimKey("web-0"), pod))
-				s.put(bound(pod, "node-b"))
+				s.Put(bound(pod, "node-b"))
 			},
 		},
 		"NotOurs": {
@@ -393,7 +394,7 @@ func TestTidy(t *testing.T) {
 		s, _, r, bc := allocatedBy(t)
 		require.NoError(t, r.Tidy(t.Context()))
 		r.PostBind(t.Context(), bc)
-		s.forgetWrites()
+		s.Forget()
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Empty(t, s.written())
 		assert.Len(t, records(t, s), 1)
@@ -406,18 +407,18 @@ func TestTidy(t *testing.T) {
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Empty(t, records(t, s))
 		var left corev1.ConfigMapList
-		require.NoError(t, s.listInto(&left))
+		require.NoError(t, s.Cache().List(t.Context(), &left))
 		assert.Empty(t, left.Items, "no empty record stays")
 	})
 	t.Run("ClaimGone", func(t *testing.T) {
 		s, _, r, _ := allocatedBy(t)
-		s.remove(theClaim("c0"))
+		s.Remove(theClaim("c0"))
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Empty(t, records(t, s))
 	})
 	t.Run("ClaimAnew", func(t *testing.T) {
 		s, _, r, _ := allocatedBy(t)
-		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("db"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
+		s.Put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("db"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Empty(t, records(t, s), "one of the same name is another")
 		assert.NotNil(t, s.claim("c0").Status.Allocation)
@@ -460,14 +461,14 @@ func TestTidy(t *testing.T) {
 	t.Run("Down", func(t *testing.T) {
 		s, _, r, _ := allocatedBy(t)
 		s.change("c0", "kube-controller-manager", unreserve)
-		r.conn.before = nthWrite("get", 1, errDown)
+		r.conn.Before = nthWrite("get", 1, errDown)
 		require.Error(t, r.Tidy(t.Context()), "it does not guess")
-		r.conn.before = nthWrite("list", 1, errDown)
+		r.conn.Before = nthWrite("list", 1, errDown)
 		require.Error(t, r.Tidy(t.Context()))
 	})
 	t.Run("BrokenRecord", func(t *testing.T) {
 		s, pods := world(t, 1, 1)
-		s.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: poolRecordName(driver, "node-a"), Labels: map[string]string{poolLabel: poolValue}}})
+		s.Put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: poolRecordName(driver, "node-a"), Labels: map[string]string{poolLabel: poolValue}}})
 		r := newAllocating(t, s)
 		bc := bind(pods[0], "node-a", "here-1")
 		require.ErrorContains(t, r.PreBind(t.Context(), bc), "its keys driver and pool are missing", "nothing is allocated while a record cannot be read")
@@ -491,19 +492,19 @@ func TestPruneWhenNothingFits(t *testing.T) {
 	t.Run("Cache", func(t *testing.T) {
 		s, pods := world(t, 1, 2)
 		r := newAllocating(t, s)
-		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
+		s.Put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
 		r.cache.freeze()
 		err := r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2"))
 		require.True(t, framework.IsKind(err, framework.KindRefuse), "it is in use: %v", err)
-		s.put(theClaim("c0"))
+		s.Put(theClaim("c0"))
 		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "nothing is refused by the cache alone")
 	})
 	t.Run("CacheOfAClaimThatIsGone", func(t *testing.T) {
 		s, pods := world(t, 1, 2)
 		r := newAllocating(t, s)
-		s.put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
+		s.Put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
 		r.cache.freeze()
-		s.remove(theClaim("c0"))
+		s.Remove(theClaim("c0"))
 		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")))
 	})
 	t.Run("Class", func(t *testing.T) {
@@ -518,7 +519,7 @@ type noClasses struct{ client.Reader }
 
 func (c noClasses) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
 	if _, is := into.(*resourcev1.DeviceClass); is {
-		return notFound("DeviceClass", key.Name)
+		return fakeapi.NotFound("DeviceClass", key.Name)
 	}
 	return c.Reader.Get(ctx, key, into, opts...)
 }
@@ -557,10 +558,10 @@ func TestPruneMeetsAnother(t *testing.T) {
 	})
 	between(r, "update", 1, func() {
 		var list corev1.ConfigMapList
-		require.NoError(t, s.listInto(&list))
+		require.NoError(t, s.Cache().List(t.Context(), &list))
 		require.Len(t, list.Items, 1)
 		list.Items[0].Annotations = map[string]string{"example.com/touched": "yes"}
-		s.put(&list.Items[0])
+		s.Put(&list.Items[0])
 	})
 	require.NoError(t, r.PreBind(t.Context(), bind(pods[2], "node-a", "here-3")))
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c2", "node-a/gpu-1": "c1"}, records(t, s))
@@ -571,7 +572,7 @@ func TestAllocatedByOther(t *testing.T) {
 	s, pods := world(t, 2, 1)
 	one, two := newAllocating(t, s), newAllocating(t, s)
 	other := thePod("db", uses("c0"))
-	s.put(other)
+	s.Put(other)
 	two.cache.freeze()
 	// Both have marked the claim before the first chooses.
 	s.change("c0", "", marked("db", "there-1"))

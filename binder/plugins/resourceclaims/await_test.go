@@ -86,10 +86,10 @@ func TestWaitForConditions(t *testing.T) {
 				w.api.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
 		},
-		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: framework.KindRefuse, then: func(w *waiting) { w.api.remove(theClaim("c")) }},
+		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: framework.KindRefuse, then: func(w *waiting) { w.api.Remove(theClaim("c")) }},
 		"Ends":     {reason: "the claim is being deleted", refuse: "being deleted", kind: framework.KindRefuse, then: func(w *waiting) { w.api.change("c", "", meta1(gen.Terminating())) }},
-		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: framework.KindStale, then: func(w *waiting) { w.api.remove(w.bc.Pod) }},
-		"PodBound": {reason: "it is bound elsewhere", refuse: "bound elsewhere", kind: framework.KindStale, then: func(w *waiting) { w.api.put(bound(w.bc.Pod, "node-b")) }},
+		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: framework.KindStale, then: func(w *waiting) { w.api.Remove(w.bc.Pod) }},
+		"PodBound": {reason: "it is bound elsewhere", refuse: "bound elsewhere", kind: framework.KindStale, then: func(w *waiting) { w.api.Put(bound(w.bc.Pod, "node-b")) }},
 		"Unreserved": {reason: "the scheduler took the reservation back: it is reserved again", then: func(w *waiting) {
 			w.api.change("c", "kube-scheduler", unreserve)
 			w.api.change("c", "driver", set(yes))
@@ -169,9 +169,9 @@ func TestWaitForTheClaim(t *testing.T) {
 		w.waits(t, "upstream missing-claim: kube-controller-manager makes it")
 		assert.Contains(t, w.bc.WaitingFor().For, `the claim of its template for "gpu"`)
 		assert.Empty(t, w.api.written(), "nothing is taken for a pod that may have to wait for long")
-		w.api.put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
+		w.api.Put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
 		w.waits(t, "the pod does not name it yet")
-		w.api.put(thePod("web", template("web-gpu"), uses("c")))
+		w.api.Put(thePod("web", template("web-gpu"), uses("c")))
 		over, err := w.ended()
 		require.True(t, over)
 		require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -49,7 +50,7 @@ func (s *stores) Get(_ context.Context, key client.ObjectKey, into client.Object
 	}
 	found, ok, err := s.of(reflect.TypeOf(into)).GetByKey(name)
 	if err != nil || !ok {
-		return notFound(kindOf(into), key.Name)
+		return fakeapi.NotFound(fakeapi.Kind(into), key.Name)
 	}
 	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
 	return nil
@@ -86,7 +87,7 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 	b.Helper()
 	s, cached := newAPI(deviceClass()), newStores()
 	put := func(o client.Object) {
-		s.put(o)
+		s.Put(o)
 		stored, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
 		require.True(b, ok)
 		require.NoError(b, s.get(client.ObjectKeyFromObject(o), stored))
@@ -111,7 +112,7 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 		require.NoError(b, err)
 		object := &corev1.ConfigMap{Data: data}
 		object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
-		s.put(object)
+		s.Put(object)
 	}
 	put(gen.Node("free"))
 	put(pool("free", names...))
@@ -126,8 +127,8 @@ func BenchmarkAllocate(b *testing.B) {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
 			s, r := largeCluster(b, claims)
 			pod := thePod("web", uses("mine"))
-			s.put(pod)
-			s.put(theClaim("mine"))
+			s.Put(pod)
+			s.Put(theClaim("mine"))
 			b.ReportAllocs()
 			for b.Loop() {
 				bc := bind(pod, "free", "here-1")
@@ -144,9 +145,9 @@ func BenchmarkRefuse(b *testing.B) {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
 			s, r := largeCluster(b, claims)
 			pod := thePod("web", uses("mine"))
-			s.put(pod)
-			s.put(theClaim("mine"))
-			s.forgetWrites()
+			s.Put(pod)
+			s.Put(theClaim("mine"))
+			s.Forget()
 			b.ReportAllocs()
 			binds := 0
 			for b.Loop() {
@@ -155,7 +156,7 @@ func BenchmarkRefuse(b *testing.B) {
 				require.NoError(b, r.PreBindRollBack(b.Context(), bc))
 				binds++
 			}
-			b.ReportMetric(float64(s.reads)/float64(binds), "reads/op")
+			b.ReportMetric(float64(s.Reads())/float64(binds), "reads/op")
 		})
 	}
 }
@@ -166,7 +167,7 @@ func BenchmarkPostBind(b *testing.B) {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
 			s, r := largeCluster(b, claims)
 			pod := thePod("web-1", uses("c1"))
-			s.put(pod)
+			s.Put(pod)
 			bc := bind(pod, "node-0", "here-1")
 			b.ReportAllocs()
 			for b.Loop() {
@@ -211,14 +212,14 @@ func BenchmarkTidy(b *testing.B) {
 	for _, claims := range sizes {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
 			s, r := largeCluster(b, claims)
-			s.forgetWrites()
+			s.Forget()
 			b.ReportAllocs()
 			runs := 0
 			for b.Loop() {
 				require.NoError(b, r.Tidy(b.Context()))
 				runs++
 			}
-			b.ReportMetric(float64(s.reads)/float64(runs), "reads/op")
+			b.ReportMetric(float64(s.Reads())/float64(runs), "reads/op")
 		})
 	}
 }
@@ -230,12 +231,12 @@ func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 	measure := func(claims int, do func(r *replica, pod *corev1.Pod)) cost {
 		s, r := largeCluster(t, claims)
 		pod := thePod("web", uses("mine"))
-		s.put(pod)
-		s.put(theClaim("mine"))
+		s.Put(pod)
+		s.Put(theClaim("mine"))
 		do(r, pod)
-		s.forgetWrites()
+		s.Forget()
 		c := cost{allocations: testing.AllocsPerRun(10, func() { do(r, pod) })}
-		c.reads = float64(s.reads)
+		c.reads = float64(s.Reads())
 		return c
 	}
 	for name, do := range map[string]func(r *replica, pod *corev1.Pod){

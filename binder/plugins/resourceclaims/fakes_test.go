@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -166,13 +167,13 @@ type replica struct {
 	*Plugin
 	api   *apiServer
 	cache *cached
-	conn  *connection
+	conn  *fakeapi.Connection
 }
 
 // newReplica is one that allocates these classes.
 func newReplica(t testing.TB, s *apiServer, classes ...string) *replica {
 	t.Helper()
-	r := &replica{api: s, cache: s.cache(), conn: s.connect()}
+	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
 	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{}, Namespace: system}
 	p, err := New(h, &Arguments{BindingTimeout: timeout, Allocate: classes})
 	require.NoError(t, err)
@@ -294,7 +295,7 @@ func reservedToGroup(group string) claimOption {
 // records are the devices that the records of the pools have, with their claims.
 func records(t testing.TB, s *apiServer) map[string]string {
 	t.Helper()
-	all, err := (&pools{live: s.connect(), namespace: system}).list(t.Context())
+	all, err := (&pools{live: s.Connect(), namespace: system}).list(t.Context())
 	require.NoError(t, err)
 	devices := map[string]string{}
 	for _, r := range all {

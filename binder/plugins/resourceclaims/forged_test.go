@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -60,7 +61,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			r := newAllocating(t, s)
 			bc := bind(pods[0], "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
-			s.put(bound(pods[0], "node-a"))
+			s.Put(bound(pods[0], "node-a"))
 			r.PostBind(t.Context(), bc)
 			s.change("c0", "kubectl", tc.forge)
 			sweepAll(t, r)
@@ -138,8 +139,8 @@ func TestClaimThatKeepsChanging(t *testing.T) {
 	s, pods := world(t, 1, 1)
 	r := newAllocating(t, s)
 	n := 0
-	r.conn.before = func(w write) error {
-		if w.verb == "patch status" {
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb == "patch status" {
 			n++
 			s.change("c0", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
 		}
@@ -156,8 +157,8 @@ func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	n := 0
-	r.conn.before = func(w write) error {
-		if w.verb != "get" {
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb != "get" {
 			n++
 			s.change("c", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
 		}
@@ -165,7 +166,7 @@ func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
 	}
 	require.Error(t, r.PreBindRollBack(t.Context(), bc))
 	assert.LessOrEqual(t, n, releaseConflicts+1)
-	r.conn.before = nil
+	r.conn.Before = nil
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 }
@@ -188,7 +189,7 @@ func TestCrowd(t *testing.T) {
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, 1, "one stands for them all")
-		s.forgetWrites()
+		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes them")
 		assert.Empty(t, markKeys(s.claim("c")))
@@ -196,12 +197,12 @@ func TestCrowd(t *testing.T) {
 	})
 	t.Run("OfABoundPod", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.put(bound(pod, "node-a"))
+		s.Put(bound(pod, "node-a"))
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, crowd)
 		assert.Equal(t, "web", marks[0].Pod.Name, "as the reservation says")
-		s.forgetWrites()
+		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
 		assert.Empty(t, markKeys(s.claim("c")))
@@ -209,15 +210,15 @@ func TestCrowd(t *testing.T) {
 	})
 	t.Run("OfAPodThatIsGone", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.remove(pod)
-		s.forgetWrites()
+		s.Remove(pod)
+		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch status ResourceClaim c", "patch ResourceClaim c"}, s.written())
 		assert.Empty(t, users(s.claim("c")))
 	})
 	t.Run("Committed", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.put(bound(pod, "node-a"))
+		s.Put(bound(pod, "node-a"))
 		r.PostBind(t.Context(), recovered(pod, "x", "forged-0"))
 		assert.Empty(t, markKeys(s.claim("c")))
 	})

@@ -23,7 +23,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/seeds"
 )
 
 // task is one thread of the model. It stands still before everything that it asks
@@ -90,13 +92,13 @@ func (m *model) park(me *task) {
 }
 
 // step is the API server's side of every call of a task.
-func (m *model) step(ctx context.Context, w write, do func() error) error {
+func (m *model) step(ctx context.Context, w fakeapi.Call, do func() error) error {
 	me, ok := ctx.Value(taskKey{}).(*task)
 	if !ok {
 		return do() // Nobody's: the end of the model.
 	}
 	m.park(me)
-	writes := w.verb != "get" && w.verb != "list"
+	writes := w.Verb != "get" && w.Verb != "list"
 	switch {
 	case me.dead || !m.calm && m.chance(4):
 		if writes && m.chance(60) {
@@ -190,7 +192,7 @@ func (m *model) bind(me *task, pod *corev1.Pod, node string, calls *bool) {
 		return
 	}
 	live.Spec.NodeName = node
-	m.s.put(live)
+	m.s.Put(live)
 	m.note("%s: %s is bound to %s", me.name, pod.UID, node)
 }
 
@@ -283,7 +285,7 @@ func (m *model) end(name string) {
 	m.uid++
 	anew := pod.DeepCopy()
 	anew.UID, anew.Spec.NodeName = types.UID(fmt.Sprintf("%s-%d", name, m.uid)), ""
-	m.s.put(anew)
+	m.s.Put(anew)
 	m.note("%s ends, %s is new", pod.UID, anew.UID)
 }
 
@@ -502,15 +504,15 @@ func newModel(t *testing.T, seed int64) *model {
 	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", "gpu-0", "gpu-1"), pool("node-b", "gpu-2"))
 	m := &model{t: t, rng: rand.New(rand.NewSource(seed)), s: s, working: map[string]*bool{}}
 	for _, claim := range m.claims()[:4] {
-		s.put(theClaim(claim))
+		s.Put(theClaim(claim))
 	}
-	s.put(theClaim(foreign, ofOtherClass, allocated("fabric", "link"), anywhere))
+	s.Put(theClaim(foreign, ofOtherClass, allocated("fabric", "link"), anywhere))
 	for i, claims := range [][]string{{"shared", foreign}, {"shared"}, {"one", foreign}, {"two", "shared"}, {foreign}} {
-		s.put(thePod(fmt.Sprintf("pod%d", i), uses(claims...)))
+		s.Put(thePod(fmt.Sprintf("pod%d", i), uses(claims...)))
 	}
 	for range 3 {
 		r := newAllocating(t, s)
-		r.conn.step = m.step
+		r.conn.Step = m.step
 		r.cache.freeze()
 		m.replicas = append(m.replicas, r)
 	}
@@ -518,14 +520,14 @@ func newModel(t *testing.T, seed int64) *model {
 }
 
 func TestModel(t *testing.T) {
-	seeds := 60
+	n := 60
 	if testing.Short() {
-		seeds = 20
+		n = 20
 	}
-	binds := 0
-	for seed := range seeds {
+	binds, all := 0, seeds.Of(t, n)
+	for _, seed := range all {
 		synctest.Test(t, func(t *testing.T) {
-			m := newModel(t, int64(seed))
+			m := newModel(t, int64(seed)) //nolint:gosec // Any number is a seed.
 			for range 500 {
 				m.act()
 				m.check()
@@ -546,7 +548,7 @@ func TestModel(t *testing.T) {
 			}
 		})
 	}
-	require.Greater(t, binds, seeds, "the model comes to something")
+	require.Greater(t, binds, len(all), "the model comes to something")
 }
 
 // drain ends the tasks after a fault.
@@ -564,21 +566,28 @@ func drain(m *model) {
 	m.faults = faults
 }
 
-// noteTheft notes that this plugin takes back a reservation of a scheduler. It must
-// be called with mu held.
-func (s *apiServer) noteTheft(was, now *resourcev1.ResourceClaim, manager string) {
-	if manager != string(fieldOwner) {
-		return
+// noteTheft notes that this plugin takes back a reservation of a scheduler.
+func (s *apiServer) noteTheft(before, after client.Object, manager string) error {
+	was, ok := before.(*resourcev1.ResourceClaim)
+	if !ok || manager != string(fieldOwner) {
+		return nil
 	}
+	now, ok := after.(*resourcev1.ResourceClaim)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, entry := range was.ManagedFields {
 		var fields map[string]map[string]map[string]any
 		if entry.Manager != "kube-scheduler" || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			continue
 		}
 		for _, r := range was.Status.ReservedFor {
-			if fields["f:status"]["f:reservedFor"][fieldKey(r.UID)] != nil && !reservedFor(now, r.UID) {
+			if fields["f:status"]["f:reservedFor"][`k:{"uid":"`+string(r.UID)+`"}`] != nil && !reservedFor(now, r.UID) {
 				s.faults = append(s.faults, fmt.Sprintf("%s: the scheduler's reservation for %s was taken back", was.Name, r.UID))
 			}
 		}
 	}
+	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -33,8 +34,8 @@ func TestNew(t *testing.T) {
 
 // between calls f before the nth write of the kind, as somebody else who is faster.
 func between(r *replica, verb string, n int, f func()) {
-	r.conn.before = func(w write) error {
-		if w.verb == verb {
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb == verb {
 			n--
 			if n == 0 {
 				f()
@@ -58,16 +59,16 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 		cached func(c *cached)
 		pod    *corev1.Pod
 	}{
-		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { delete(c.frozen, claimKey("c")) }},
-		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", versioned("1")) }},
-		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", allocated("node-b", "gpu-1")) }},
+		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { c.frozen.Remove(theClaim("c")) }},
+		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen.Put(theClaim("c", versioned("1"))) }},
+		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-b", "gpu-1"))) }},
 		"Replaced": {reason: "it was deleted and created again", cached: func(c *cached) {
-			c.frozen[claimKey("c")] = theClaim("c", allocated("node-a", "gpu-1"), versioned("1"), func(c *resourcev1.ResourceClaim) { c.UID = "before" })
+			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), versioned("1"), func(c *resourcev1.ResourceClaim) { c.UID = "before" }))
 		}},
-		"Deleted": {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", meta1(gen.Terminating())) }},
-		"Full":    {reason: "there is room again", cached: func(c *cached) { c.frozen[claimKey("c")] = theClaim("c", allocated("node-a"), full) }},
+		"Deleted": {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
+		"Full":    {reason: "there is room again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
 		"Failed": {reason: "the failure was another allocation's", cached: func(c *cached) {
-			c.frozen[claimKey("c")] = theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes))
+			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes)))
 		}},
 		"OtherClaim": {reason: "the pod's status named another claim before", cached: func(c *cached) {
 			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gone"))}
@@ -78,7 +79,7 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 			s, pod, r, _ := setup(t, made("web"))
 			if tc.pod != nil {
 				pod = tc.pod
-				s.put(pod)
+				s.Put(pod)
 			}
 			r.cache.freeze()
 			tc.cached(r.cache)
@@ -107,31 +108,31 @@ func claimKey(name string) client.ObjectKey {
 func TestAPIServerDoesNotAnswer(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		fail   func(write) error
+		fail   func(fakeapi.Call) error
 		want   framework.Kind
 	}{
 		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
 		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
 		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
 		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: framework.KindInternal},
-		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w write) error {
-			if w.verb == "patch status" {
-				return invalid("resourceclaims/binding")
+		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w fakeapi.Call) error {
+			if w.Verb == "patch status" {
+				return fakeapi.Invalid("resourceclaims/binding")
 			}
 			return nil
 		}, want: framework.KindInternal},
-		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, notFound("ResourceClaim", "c")), want: framework.KindRefuse},
-		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, invalid("metadata.uid: field is immutable")), want: framework.KindWait},
+		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
+		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			r.conn.before = tc.fail
+			r.conn.Before = tc.fail
 			bc := bind(pod, "node-a", "here-1")
 			err := r.PreBind(t.Context(), bc)
 			require.Error(t, err)
 			assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
-			r.conn.before = nil
+			r.conn.Before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, users(s.claim("c")))
 			assert.Empty(t, marksOf(s.claim("c")))
@@ -144,7 +145,7 @@ func TestLostAnswer(t *testing.T) {
 	for _, verb := range []string{"patch", "patch status"} {
 		t.Run(verb, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			r.conn.after = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
+			r.conn.After = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
 			bc := bind(pod, "node-a", "here-1")
 			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			again := bind(pod, "node-a", "here-1")
@@ -162,9 +163,9 @@ func TestLateWrite(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	var late *resourcev1.ResourceClaim
-	r.conn.before = nthWrite("patch status", 1, apierrors.NewTimeoutError("slow", 1))
+	r.conn.Before = nthWrite("patch status", 1, apierrors.NewTimeoutError("slow", 1))
 	require.Error(t, r.PreBind(t.Context(), bc))
-	r.conn.before = nil
+	r.conn.Before = nil
 	late = s.claim("c")
 	require.NotEmpty(t, markOn(bc, late))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
@@ -234,7 +235,7 @@ func TestTwoAttempts(t *testing.T) {
 		s, pod, one, two, a, b := begin(t)
 		pod = pod.DeepCopy()
 		pod.Spec.NodeName = "node-b"
-		s.put(pod)
+		s.Put(pod)
 		two.PostBind(t.Context(), b)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound, to another node, and uses it")
@@ -266,7 +267,7 @@ func TestTwoAttempts(t *testing.T) {
 	t.Run("Rounds", func(t *testing.T) {
 		s, pod, one, _ := setup(t)
 		require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "one-1")))
-		s.forgetWrites()
+		s.Forget()
 		again := bind(pod, "node-a", "one-1")
 		next, err := one.run(t.Context(), again)
 		require.NoError(t, err)
@@ -291,7 +292,7 @@ func TestPodIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
-	s.remove(pod)
+	s.Remove(pod)
 	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindStale))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
@@ -301,7 +302,7 @@ func TestPodIsGone(t *testing.T) {
 	} {
 		other := pod.DeepCopy()
 		change(other)
-		s.put(other)
+		s.Put(other)
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-2"))
 		require.True(t, framework.IsKind(err, framework.KindStale), "%s: %v", name, err)
 	}
@@ -311,11 +312,11 @@ func TestClaimIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
-	s.remove(theClaim("c"))
+	s.Remove(theClaim("c"))
 	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "what we wrote does not make it be there")
 	r.PostBind(t.Context(), bc)
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
-	s.put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
+	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Equal(t, []string{"web"}, users(s.claim("c")), "one of the same name is another")
 }
@@ -343,13 +344,13 @@ func TestCrash(t *testing.T) {
 		for n := 1; n <= 5; n++ {
 			t.Run(fmt.Sprintf("%s/%d", start, n), func(t *testing.T) {
 				s, pod, r, two := setup(t)
-				s.put(pool("node-a", "gpu-0"))
+				s.Put(pool("node-a", "gpu-0"))
 				if start == "unallocated" {
-					s.put(theClaim("c"))
+					s.Put(theClaim("c"))
 				}
 				left := n
-				r.conn.before = func(w write) error {
-					if w.verb != "get" && w.verb != "list" {
+				r.conn.Before = func(w fakeapi.Call) error {
+					if w.Verb != "get" && w.Verb != "list" {
 						left--
 					}
 					if left < 0 {
@@ -381,7 +382,7 @@ func TestManyPods(t *testing.T) {
 	errs := make([]error, 60)
 	for i := range errs {
 		pod := thePod(fmt.Sprintf("web-%d", i), uses("c"))
-		s.put(pod)
+		s.Put(pod)
 		all.Go(func() {
 			errs[i] = []*replica{r, two}[i%2].PreBind(context.WithoutCancel(t.Context()), bind(pod, "node-a", fmt.Sprintf("here-%d", i)))
 		})

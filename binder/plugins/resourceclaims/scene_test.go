@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -110,8 +111,8 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 		s := newAPI(deviceClass())
 		for n := range 4 {
 			node := fmt.Sprintf("node-%d", n)
-			s.put(gen.Node(node, gen.Zone(fmt.Sprintf("z%d", n%2))))
-			s.put(pool(node, "gpu-0", "gpu-1"))
+			s.Put(gen.Node(node, gen.Zone(fmt.Sprintf("z%d", n%2))))
+			s.Put(pool(node, "gpu-0", "gpu-1"))
 			own := poolRecord{driver: driver, pool: node, entries: map[string]entry{}}
 			for d := range 2 {
 				claim := theClaim(fmt.Sprintf("c%d%d", n, d))
@@ -119,7 +120,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 				switch rng.Intn(3) {
 				case 0:
 					allocated(node, device)(claim)
-					s.put(claim)
+					s.Put(claim)
 				case 1:
 					own.entries[device] = entry{Claim: name(claim), UID: claim.UID, Attempt: "gone-1", Version: "1"}
 				}
@@ -127,7 +128,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 			if data, err := own.encode(); err == nil && len(own.entries) > 0 {
 				object := &corev1.ConfigMap{Data: data}
 				object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
-				s.put(object)
+				s.Put(object)
 			}
 		}
 		fabric, ok := pool("fabric", "gpu-0").(*resourcev1.ResourceSlice)
@@ -135,7 +136,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 		fabric.Spec.NodeName, fabric.Spec.NodeSelector = nil, onNode(fmt.Sprintf("node-%d", rng.Intn(4)))
 		// A pool that is not complete serves nobody.
 		fabric.Spec.Pool.ResourceSliceCount = 1 + int64(rng.Intn(2))
-		s.put(fabric)
+		s.Put(fabric)
 		wanted := theClaim("wanted")
 		wanted.Spec.Devices.Requests[0].Exactly.Count = int64(1 + rng.Intn(3))
 
@@ -164,9 +165,9 @@ func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]
 	t.Helper()
 	var slices resourcev1.ResourceSliceList
 	var claims resourcev1.ResourceClaimList
-	require.NoError(t, s.listInto(&slices))
-	require.NoError(t, s.listInto(&claims))
-	all, err := (&pools{live: s.connect(), namespace: system}).list(t.Context())
+	require.NoError(t, s.Cache().List(t.Context(), &slices))
+	require.NoError(t, s.Cache().List(t.Context(), &claims))
+	all, err := (&pools{live: s.Connect(), namespace: system}).list(t.Context())
 	require.NoError(t, err)
 	taken := sets.New[deviceID]()
 	for _, r := range all {
@@ -193,17 +194,17 @@ func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]
 func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 	s, pods := world(t, 2, 1)
 	for i := range 50 {
-		s.put(theClaim(fmt.Sprintf("far-%d", i), allocated("node-b", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
+		s.Put(theClaim(fmt.Sprintf("far-%d", i), allocated("node-b", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
 	}
 	for i := range 2 {
-		s.put(theClaim(fmt.Sprintf("near-%d", i), allocated("node-a", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
+		s.Put(theClaim(fmt.Sprintf("near-%d", i), allocated("node-a", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
 	}
 	reads := func(t *testing.T) int {
 		t.Helper()
 		r := newAllocating(t, s)
 		claims := 0
-		r.conn.before = func(w write) error {
-			if w.verb == "get" && w.kind == "ResourceClaim" {
+		r.conn.Before = func(w fakeapi.Call) error {
+			if w.Verb == "get" && w.Kind == "ResourceClaim" {
 				claims++
 			}
 			return nil
@@ -216,6 +217,6 @@ func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 	assert.Equal(t, 2, reads(t), "those of the node, which hold what it needs")
 	claim := s.claim("c0")
 	claim.Spec.Devices.Requests[0].Exactly.Count = 3
-	s.put(claim)
+	s.Put(claim)
 	assert.Zero(t, reads(t), "the node has two devices, whoever has them")
 }

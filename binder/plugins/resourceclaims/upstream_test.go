@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -34,7 +35,7 @@ func TestUpstream(t *testing.T) {
 		// prepare is what others do between PreFlight and PreBind.
 		prepare func(s *apiServer)
 		// fail is the answer to a write.
-		fail func(w write) error
+		fail func(w fakeapi.Call) error
 		// want is the answer of PreFlight or PreBind; empty for none.
 		want framework.Kind
 		text string
@@ -195,29 +196,29 @@ func TestUpstream(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), deviceClass(), pod)
 			for _, o := range tc.objects {
 				if o, gone := o.(goneObject); gone {
-					s.remove(o.Object)
+					s.Remove(o.Object)
 					continue
 				}
-				s.put(o)
+				s.Put(o)
 			}
 			r := newAllocating(t, s)
 			bc := bind(pod, "node-a", "here-1")
-			s.forgetWrites()
+			s.Forget()
 			next, err := r.preFlight(t.Context(), bc)
 			assert.Empty(t, s.written(), "PreFlight never writes")
 			if tc.prepare != nil {
 				tc.prepare(s)
 			}
-			r.conn.before = tc.fail
+			r.conn.Before = tc.fail
 			if err == nil && next == framework.Run {
 				assert.NotEmpty(t, bc.Intents(), "a dry run tells")
 				err = r.PreBind(t.Context(), bc)
 			}
-			r.conn.before = nil
+			r.conn.Before = nil
 			assert.Equal(t, tc.skip, next == framework.Skip, tc.reason)
 			if tc.skip {
 				assert.Empty(t, s.written(), "where all is in place nothing is written")
-				assert.Zero(t, s.reads, "nor is the API server asked")
+				assert.Zero(t, s.Reads(), "nor is the API server asked")
 			}
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
@@ -274,7 +275,7 @@ func TestUpstreamBindFailure(t *testing.T) {
 			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
 			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
 			assert.Empty(t, marksOf(s.claim("c")), "no mark is left")
-			s.forgetWrites()
+			s.Forget()
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, s.written(), "once more does nothing")
 		})
@@ -287,9 +288,9 @@ type goneObject struct{ client.Object }
 func without(o client.Object) client.Object { return goneObject{o} }
 
 // nthWrite makes the nth write with the verb fail.
-func nthWrite(verb string, n int, err error) func(write) error {
-	return func(w write) error {
-		if w.verb == verb {
+func nthWrite(verb string, n int, err error) func(fakeapi.Call) error {
+	return func(w fakeapi.Call) error {
+		if w.Verb == verb {
 			n--
 			if n == 0 {
 				return err

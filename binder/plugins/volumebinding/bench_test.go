@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -116,8 +117,7 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	for _, o := range objects {
 		free.OnAdd(o, true)
 	}
-	p, err := New(Options{Cached: s, Live: s, Writer: newWorld(), Changes: framework.NewHub(), Free: free})
-	require.NoError(tb, err)
+	p := New(framework.Handle{Cached: s, Live: s, Changes: framework.NewHub(), Clock: clock.RealClock{}}, free, nil)
 	return func() {
 		next, err := p.preFlight(tb.Context(), &framework.BindContext{Pod: thePod(), Node: node})
 		require.NoError(tb, err)

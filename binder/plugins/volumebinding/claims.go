@@ -5,6 +5,7 @@ package volumebinding
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -15,11 +16,17 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// claimRef is a volume of the pod that stands for a PersistentVolumeClaim.
+// claimRef is a volume of the pod that refers to a PersistentVolumeClaim.
 type claimRef struct {
 	name string
-	// ephemeral is the pod's volume when the claim is a generic ephemeral one.
+	// ephemeral is the pod's volume if the claim is a generic ephemeral one.
 	ephemeral *corev1.Volume
+}
+
+// isExclusive says whether no other pod may use the claim. A generic ephemeral claim
+// belongs to its pod in any case.
+func (r claimRef) isExclusive(claim *corev1.PersistentVolumeClaim) bool {
+	return r.ephemeral == nil && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
 }
 
 // claimRefs lists the claims of the pod, each once, in the pod's order.
@@ -45,7 +52,7 @@ func claimRefs(pod *corev1.Pod) []claimRef {
 	return refs
 }
 
-// usable returns the claim if a pod may use it at all.
+// usable returns the claim if the pod may use it.
 func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
 	about := framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.name}
 	claim, ok := s.claims[ref.name]
@@ -71,7 +78,7 @@ func lost(claim *corev1.PersistentVolumeClaim) error {
 		Advise("restore the volume, or delete the claim")
 }
 
-// checkBound checks that a bound claim's volume is its own and can be used on
+// checkBound checks that the volume of a bound claim names the claim and can be used on
 // the node.
 func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
 	pv, ok := s.volumes[claim.Spec.VolumeName]
@@ -86,8 +93,8 @@ func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
 	return s.checkAffinity(pv)
 }
 
-// checkDelayed checks that an unbound claim is one that is bound only for a
-// node, and that none or this one was chosen for it.
+// checkDelayed checks that an unbound claim is bound only for a node
+// (WaitForFirstConsumer), and that no other node was selected for it.
 func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	class := s.classes[name]
@@ -109,12 +116,12 @@ func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
 	return nil
 }
 
-// isBound is isPVCFullyBound of kube-scheduler: the phase may lag behind.
+// isBound is isPVCFullyBound of kube-scheduler. The phase is updated later and does not count.
 func isBound(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.VolumeName != "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
 }
 
-// object names a claim or a volume in errors.
+// object refers to a claim or a volume in errors.
 func object(o metav1.Object) framework.Object {
 	kind := "PersistentVolume"
 	if _, ok := o.(*corev1.PersistentVolumeClaim); ok {

@@ -16,13 +16,13 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// A ReadWriteOncePod claim is used by one pod at a time. Which pods use it is not
-// in the cache, which holds pods without a node only, so for such a claim, and
-// for no other, the pods of the namespace are listed.
+// One pod at a time uses a ReadWriteOncePod claim. The cache holds only pods without a
+// node. For such a claim, and for no other, the plugin lists the pods of the namespace from
+// the API server, in pages of this size.
 const podPage = 500
 
-// usingPods selects the pods that may use a volume: those with a node that have
-// not ended. These are the pods that kube-scheduler counts.
+// usingPods selects the pods that can use a volume: those that have a node and have not
+// ended. kube-scheduler counts the same pods.
 func usingPods() client.MatchingFieldsSelector {
 	return client.MatchingFieldsSelector{Selector: fields.AndSelectors(
 		fields.OneTermNotEqualSelector("spec.nodeName", ""),
@@ -31,7 +31,7 @@ func usingPods() client.MatchingFieldsSelector {
 	)}
 }
 
-// uses says whether the pod has, or may have, the claim mounted.
+// uses says whether the pod can have the claim mounted.
 func uses(pod *corev1.Pod, claim string) bool {
 	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false
@@ -44,52 +44,56 @@ func uses(pod *corev1.Pod, claim string) bool {
 	return false
 }
 
-// checkExclusive checks that no other pod uses one of these claims.
-func (p *Plugin) checkExclusive(ctx context.Context, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) error {
+// claimUse is a claim and a pod that uses it.
+type claimUse struct {
+	claim *corev1.PersistentVolumeClaim
+	by    *corev1.Pod
+}
+
+func (u *claimUse) refuse() *framework.Error {
+	return framework.Refuse(object(u.claim), "the pod %s on the node %s uses the claim, and only one pod may at a time (ReadWriteOncePod)", u.by.Name, u.by.Spec.NodeName).
+		Advise("bind this pod when the other has ended")
+}
+
+// findUser returns the first of the claims that a pod other than this one uses, or nil. It
+// makes no request if there are no claims. The reader must be live.
+func findUser(ctx context.Context, live framework.Reader, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) (*claimUse, error) {
 	if len(claims) == 0 {
-		return nil
+		return nil, nil
 	}
 	for next := ""; ; {
 		var page corev1.PodList
-		err := p.live.List(ctx, &page, client.InNamespace(pod.Namespace), usingPods(), client.Limit(podPage), client.Continue(next))
+		err := live.List(ctx, &page, client.InNamespace(pod.Namespace), usingPods(), client.Limit(podPage), client.Continue(next))
 		if err != nil {
-			return framework.FromAPI(object(claims[0]), "listing the pods that may use it", err)
+			return nil, framework.FromAPI(object(claims[0]), "listing the pods that may use it", err)
 		}
 		for i := range page.Items {
-			if err := checkUser(&page.Items[i], pod, claims); err != nil {
-				return err
+			other := &page.Items[i]
+			for _, claim := range claims {
+				if other.UID != pod.UID && uses(other, claim.Name) {
+					return &claimUse{claim: claim, by: other}, nil
+				}
 			}
 		}
 		if next = page.Continue; next == "" {
-			return nil
+			return nil, nil
 		}
 	}
 }
 
-// checkUser refuses when the other pod uses one of the claims.
-func checkUser(other, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) error {
-	if other.UID == pod.UID {
-		return nil
-	}
-	for _, claim := range claims {
-		if uses(other, claim.Name) {
-			return framework.Refuse(object(claim), "the pod %s on the node %s uses the claim, and only one pod may at a time (ReadWriteOncePod)", other.Name, other.Spec.NodeName).
-				Advise("bind this pod when the other has ended")
-		}
-	}
-	return nil
-}
-
-// reserveExclusive is the last check before the pod is bound. It reserves the claims
-// for the pod, so that no other bind in this replica can come in between, and then
-// checks that no other pod uses them. PostBind and PreBindRollBack release them,
-// one of which the engine calls in any case.
+// reserveExclusive reserves the claims for the pod, so that no other bind in this replica
+// can get them, and then checks that no other pod uses them. PostBind and PreBindRollBack
+// release them.
 func (p *Plugin) reserveExclusive(ctx context.Context, bc *framework.BindContext, claims []*corev1.PersistentVolumeClaim) error {
 	if claim, by, ok := p.reservations.reserve(claims, holderOf(bc)); !ok {
 		return framework.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", by.name).
 			Advise("repeat the Binding; it is refused if the other pod has got the claim")
 	}
-	return p.checkExclusive(ctx, bc.Pod, claims)
+	use, err := findUser(ctx, p.h.Live, bc.Pod, claims)
+	if use != nil {
+		return use.refuse()
+	}
+	return err
 }
 
 // reservations are the ReadWriteOncePod claims of pods that are being bound, by the

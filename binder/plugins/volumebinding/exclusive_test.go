@@ -68,7 +68,7 @@ func TestExclusive(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(append(tc.others, theNode(), pv, tc.claim, local)...)
-			next, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
+			next, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
 			assert.Equal(t, tc.free, w.podLists == 0, "%s: %d lists", tc.reason, w.podLists)
 			if tc.want != "" {
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
@@ -88,7 +88,7 @@ func TestExclusiveEphemeral(t *testing.T) {
 	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
 	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
 	w := newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))
-	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(pod))
+	_, err := pluginIn(w).preFlight(t.Context(), contextFor(pod))
 	require.NoError(t, err)
 	assert.Zero(t, w.podLists)
 }
@@ -96,7 +96,7 @@ func TestExclusiveEphemeral(t *testing.T) {
 // TestExclusiveBeforeWriting: nothing is written for a claim that is in use.
 func TestExclusiveBeforeWriting(t *testing.T) {
 	w := newWorld(theNode(), local, theClaim(gen.AccessModes(corev1.ReadWriteOncePod)), another("a"))
-	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
+	_, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 }
 
@@ -104,7 +104,7 @@ func TestExclusiveBeforeWriting(t *testing.T) {
 func TestExclusiveAfterWaiting(t *testing.T) {
 	unbound := theClaim(gen.AccessModes(corev1.ReadWriteOncePod), gen.SelectedNode("node-a"))
 	w := newWorld(thePod(), theNode(), local, unbound)
-	p := pluginIn(t, w)
+	p := pluginIn(w)
 	bc := contextFor(thePod())
 	_, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
@@ -122,7 +122,7 @@ func TestExclusiveAfterWaiting(t *testing.T) {
 func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*framework.BindContext, error)) {
 	t.Helper()
 	w = newWorld(theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))
-	p = pluginIn(t, w)
+	p = pluginIn(w)
 	return w, p, func(name string) (*framework.BindContext, error) {
 		bc := contextFor(sharer(name))
 		if _, err := p.preFlight(t.Context(), bc); err != nil {

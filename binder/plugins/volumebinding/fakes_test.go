@@ -5,40 +5,33 @@ package volumebinding
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"maps"
 	"reflect"
-	"slices"
-	"strconv"
 	"sync"
-	"testing"
 
-	"github.com/stretchr/testify/require"
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/validate/content"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// world is an API server in memory: reader, writer, and source of changes. As a
-// cache it is as good.
+// world is an API server, as a reader, a writer and the source of changes. As a cache it is
+// as good.
 type world struct {
-	mu      sync.Mutex
-	objects map[string]client.Object
-	reads   int
+	*fakeapi.Connection
+	server *fakeapi.Server
+	hub    *framework.Hub
+
+	mu sync.Mutex
 	// patches are those that came, applied is how many of them had an effect.
 	patches []patched
 	applied int
@@ -48,8 +41,7 @@ type world struct {
 	fail func(name string) error
 	// err, when it is set, is the answer to every read.
 	err error
-	hub *framework.Hub
-	// free follows the volumes, unless it is paused: then it misses what comes.
+	// free follows the volumes, unless it is paused: then it misses what others store.
 	free   *FreeVolumes
 	paused bool
 	// metadataLists is how often the metadata of all objects of a kind was listed.
@@ -62,123 +54,68 @@ type world struct {
 type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
-	w := &world{objects: map[string]client.Object{}, hub: framework.NewHub(), free: NewFreeVolumes()}
+	w := &world{server: fakeapi.New(), hub: framework.NewHub(), free: NewFreeVolumes()}
+	for _, i := range indexes() {
+		_ = w.server.IndexField(context.Background(), i.of, i.field, i.keys)
+	}
+	w.server.PageSize(2)
+	w.server.OnChange(w.changed)
+	w.Connection = w.server.Connect()
+	w.Before, w.After = w.before, w.after
 	for _, o := range objects {
-		w.objects[nameOf(o, client.ObjectKeyFromObject(o))] = o
+		w.server.Put(o)
 		w.free.OnAdd(o, true)
 	}
 	return w
 }
 
-func kindOf(o client.Object) string {
-	if partial, ok := o.(*metav1.PartialObjectMetadata); ok {
-		return partial.Kind
+func kindOf(o client.Object) string { return fakeapi.Kind(o) }
+
+// changed lets the hub and the free volumes follow.
+func (w *world) changed(o client.Object, deleted bool) {
+	switch _, volume := o.(*corev1.PersistentVolume); {
+	case deleted && volume:
+		w.free.OnDelete(o)
+	case !deleted && !w.paused:
+		w.free.OnUpdate(nil, o)
 	}
-	return reflect.TypeOf(o).Elem().Name()
+	w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
-func nameOf(o client.Object, key client.ObjectKey) string { return kindOf(o) + " " + key.String() }
-
-func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.reads++
-	if w.err != nil {
-		return w.err
-	}
-	if invalid := content.IsPathSegmentName(key.Name); key.Name == "" || len(invalid) > 0 {
-		return fmt.Errorf("no client sends the name %q: %v", key.Name, invalid)
-	}
-	o, ok := w.objects[nameOf(into, key)]
-	if !ok {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(into)}, key.Name)
-	}
-	if partial, ok := into.(*metav1.PartialObjectMetadata); ok {
-		metadataOf(o).DeepCopyInto(partial)
-		return nil
-	}
-	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(o.DeepCopyObject()).Elem())
-	return nil
-}
-
-func metadataOf(o client.Object) *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-		Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(),
-	}}
-}
-
-// List lists by an index of the plugin, as a cache does, or, as an API server does,
-// the pods of a namespace or the metadata of a kind: in pages of two.
-func (w *world) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
-	if _, ok := into.(*metav1.PartialObjectMetadataList); ok && w.listing != nil {
+// before counts a call, and fails it where the test says so.
+func (w *world) before(call fakeapi.Call) error {
+	// An index is of the cache; pods, and the metadata of a kind, are listed from the API
+	// server.
+	live := call.Verb == "list" && (call.Kind == "PodList" || call.List.FieldSelector == nil)
+	if live && call.Kind != "PodList" && w.listing != nil {
 		w.listing()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
+	switch {
+	case call.Verb == "patch":
+		w.patches = append(w.patches, patched{kind: call.Kind, name: call.Key.Name, body: call.Patch})
+		if w.fail != nil {
+			return w.fail(call.Key.Name)
+		}
+		return nil
+	case w.err != nil:
 		return w.err
-	}
-	o := (&client.ListOptions{}).ApplyOptions(options)
-	if pods, ok := into.(*corev1.PodList); ok {
-		return w.listPods(pods, o)
-	}
-	if all, ok := into.(*metav1.PartialObjectMetadataList); ok {
-		return w.listMetadata(all, o)
-	}
-	requirements := o.FieldSelector.Requirements()
-	for _, index := range indexes() {
-		if len(requirements) != 1 || requirements[0].Field != index.field {
-			continue
-		}
-		var found []runtime.Object
-		for _, object := range w.objects {
-			if slices.Contains(index.keys(object), requirements[0].Value) {
-				found = append(found, object.DeepCopyObject())
-			}
-		}
-		return meta.SetList(into, found)
-	}
-	return fmt.Errorf("%T is listed by an index only", into)
-}
-
-func (w *world) listPods(into *corev1.PodList, o *client.ListOptions) error {
-	w.podLists++
-	if o.Limit == 0 {
-		return errors.New("pods are listed in pages")
-	}
-	for _, name := range slices.Sorted(maps.Keys(w.objects)) {
-		pod, ok := w.objects[name].(*corev1.Pod)
-		if !ok || pod.Namespace != o.Namespace || name <= o.Continue ||
-			!o.FieldSelector.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}) {
-			continue
-		}
-		if len(into.Items) == 2 {
-			into.Continue = nameOf(pod, client.ObjectKeyFromObject(&into.Items[1]))
-			break
-		}
-		into.Items = append(into.Items, *pod.DeepCopy())
+	case live && call.List.Limit == 0:
+		return errors.New("the API server is asked for lists in pages")
+	case live && call.Kind == "PodList":
+		w.podLists++
+	case live && call.List.Continue == "":
+		w.metadataLists++
 	}
 	return nil
 }
 
-func (w *world) listMetadata(into *metav1.PartialObjectMetadataList, o *client.ListOptions) error {
-	if o.Limit == 0 {
-		return errors.New("metadata is listed in pages")
-	}
-	if o.Continue == "" {
-		w.metadataLists++
-	}
-	for _, name := range slices.Sorted(maps.Keys(w.objects)) {
-		object := w.objects[name]
-		if kindOf(object)+"List" != into.Kind || name <= o.Continue {
-			continue
-		}
-		if len(into.Items) == 2 {
-			last := &into.Items[1]
-			into.Continue = nameOf(object, client.ObjectKeyFromObject(last))
-			break
-		}
-		into.Items = append(into.Items, *metadataOf(object))
+func (w *world) after(call fakeapi.Call) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if call.Verb == "patch" {
+		w.applied++
 	}
 	return nil
 }
@@ -242,101 +179,52 @@ func packed(o runtime.Object) (runtime.Object, error) {
 	return o, nil
 }
 
-// Patch does what an API server does with a merge patch that has a
-// resourceVersion: it is applied to the version that it names, and to no other.
-// Where the world has no such object, the one that is sent counts as it.
-func (w *world) Patch(_ context.Context, o client.Object, patch client.Patch, _ ...client.PatchOption) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	body, err := patch.Data(o)
-	if err != nil {
-		return err
-	}
-	w.patches = append(w.patches, patched{kind: kindOf(o), name: o.GetName(), body: string(body)})
-	if w.fail != nil {
-		if err := w.fail(o.GetName()); err != nil {
-			return err
-		}
-	}
-	name := nameOf(o, client.ObjectKeyFromObject(o))
-	stored := w.objects[name]
-	if stored == nil {
-		stored = o
-	}
-	if stored.GetResourceVersion() != o.GetResourceVersion() {
-		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, o.GetName(), errors.New("it was changed"))
-	}
-	before, err := json.Marshal(stored)
-	if err != nil {
-		return err
-	}
-	after, err := jsonpatch.MergePatch(before, body)
-	if err != nil {
-		return err
-	}
-	reflect.ValueOf(o).Elem().SetZero()
-	if err := json.Unmarshal(after, o); err != nil {
-		return err
-	}
-	version, err := strconv.Atoi(o.GetResourceVersion())
-	if err != nil {
-		return err
-	}
-	o.SetResourceVersion(strconv.Itoa(version + 100))
-	w.applied++
-	stored, ok := o.DeepCopyObject().(client.Object)
-	if !ok {
-		return fmt.Errorf("a %T is no object", o)
-	}
-	w.objects[name] = stored
-	w.free.OnUpdate(nil, stored)
-	return nil
+// put stores an object, and remove deletes it, as others do.
+func (w *world) put(o client.Object)    { w.server.Put(o) }
+func (w *world) remove(o client.Object) { w.server.Remove(o) }
+
+func (w *world) count() int { return w.server.Reads() }
+
+// writer is the world as a writer that can only patch.
+type writer struct {
+	client.Writer
+	w *world
 }
 
-// put stores an object and tells the hub.
-func (w *world) put(o client.Object) {
-	w.change(o, func(name string) {
-		w.objects[name] = o
-		if !w.paused {
-			w.free.OnUpdate(nil, o)
-		}
-	})
-}
-
-// remove deletes an object and tells the hub.
-func (w *world) remove(o client.Object) {
-	w.change(o, func(name string) {
-		delete(w.objects, name)
-		if _, ok := o.(*corev1.PersistentVolume); ok {
-			w.free.OnDelete(o)
-		}
-	})
-}
-
-func (w *world) change(o client.Object, do func(name string)) {
-	w.mu.Lock()
-	do(nameOf(o, client.ObjectKeyFromObject(o)))
-	w.mu.Unlock()
-	w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
-}
-
-func (w *world) count() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.reads
+func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+	return w.w.Patch(ctx, o, patch, options...)
 }
 
 // pluginIn returns the plugin whose cache and API server are the same world; the cache packs it.
-func pluginIn(t *testing.T, w *world) *Plugin {
-	t.Helper()
-	return pluginBetween(t, w, w)
+func pluginIn(w *world) *Plugin { return pluginBetween(w, w) }
+
+func pluginBetween(cached, live *world) *Plugin {
+	return New(framework.Handle{
+		Cached: packing{cached}, Live: live, Writer: writer{w: live}, Changes: cached.hub, Clock: clock.RealClock{},
+	}, cached.free, NewSelections(clock.RealClock{}))
 }
 
-func pluginBetween(t *testing.T, cached, live *world) *Plugin {
-	t.Helper()
-	p, err := New(Options{Cached: packing{cached}, Live: live, Writer: live, Changes: cached.hub, Free: cached.free})
-	require.NoError(t, err)
-	return p
+// preFlight does what the engine does: it decides by the cache, and by the API server
+// before it rejects the bind.
+func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+	ask := func(reader framework.Reader) (framework.Next, error) {
+		if err := p.SetupBindContextExtension(ctx, reader, bc); err != nil {
+			return framework.Run, err
+		}
+		return p.PreFlight(bc)
+	}
+	before := bc.Checkpoint()
+	next, err := ask(p.h.Cached)
+	if err == nil && next != framework.Verify {
+		return next, nil
+	}
+	bc.Restore(before)
+	if node, err := get(ctx, p.h.Live, &corev1.Node{}, "", bc.Node.Name); node != nil && err == nil {
+		bc.Node = node
+	}
+	bc.Live = true
+	defer func() { bc.Live = false }()
+	return ask(p.h.Live)
 }
 
 // The objects that most of these tests are about: the pod web uses the claim

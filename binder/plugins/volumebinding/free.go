@@ -124,7 +124,7 @@ func (f *FreeVolumes) remove(name string) {
 // changed must be called with mu held.
 func (f *FreeVolumes) changed(name string) {
 	if f.changes != nil {
-		f.changes.Changed(volumeKey(name))
+		f.changes.Changed(framework.RefTo(&corev1.PersistentVolume{}, "", name))
 	}
 }
 

@@ -16,16 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// A claim is refused because no object fits it only when the cache holds every
-// object that the API server held after the call came. A survey shows that: it
-// lists the metadata of all objects of the kind and compares each with the cache.
-// All calls share surveys, and their number is limited.
+// The names of the volumes and capacities that a claim could get are known from the cache
+// only. A claim is rejected for the lack of one only if the cache holds every object that
+// the API server held when the call came. A survey shows this: it lists the metadata of all
+// objects of the kind and compares each with the cache. All calls share surveys, and the
+// rate of surveys is limited.
 const (
 	// surveyPage is how many objects a survey lists at a time.
 	surveyPage = 500
@@ -33,7 +33,7 @@ const (
 	surveyTakes = 30 * time.Second
 	// catchUp is how long a survey waits for the cache.
 	catchUp = 2 * time.Second
-	// surveyPatience is how long a call waits for a survey before it is told to call
+	// surveyPatience is how long a call waits for a survey before the client has to call
 	// again.
 	surveyPatience = 5 * time.Second
 	// surveyEvery is the minimum time between the starts of two surveys of a kind.
@@ -44,19 +44,18 @@ const (
 	// surveyReads is how many objects that the cache still lacks a survey reads one
 	// by one, to see whether they were deleted in the meantime.
 	surveyReads = 100
-	// askedFor is how long a call is remembered that has to come again, and askedMost
-	// how many are.
+	// askedFor is how long a bind is remembered whose client has to call again, and
+	// askedMost how many are.
 	askedFor  = 2 * time.Minute
 	askedMost = 10_000
 )
 
-// lackError is the cause of a refusal because no object of these kinds fits.
+// lackError is the cause of a rejection because no object of these kinds fits.
 type lackError struct{ kinds []string }
 
 func (e lackError) Error() string { return "no object fits" }
 
-// lacks returns the kinds of which an object that the cache does not hold yet
-// could change the decision.
+// lacks returns the kinds of which another object could change the decision.
 func lacks(err error) []string {
 	if e := (lackError{}); errors.As(err, &e) {
 		return e.kinds
@@ -71,44 +70,61 @@ const (
 )
 
 // newSurveys returns those of the plugin, by kind.
-func (p *Plugin) newSurveys(c clock.PassiveClock) map[string]*survey {
+func (p *Plugin) newSurveys() map[string]*survey {
 	of := func(gv schema.GroupVersion, kind string, example client.Object, holds holds) *survey {
 		return &survey{
-			kind: gv.WithKind(kind), example: example, live: p.live, changes: p.changes, clock: c, holds: holds,
-			asked: utilcache.NewLRUExpireCacheWithClock(askedMost, c),
+			h: p.h, kind: gv.WithKind(kind), example: example, holds: holds, asked: utilcache.NewLRUExpireCacheWithClock(askedMost, p.h.Clock),
 		}
 	}
 	return map[string]*survey{
 		volumeKind: of(corev1.SchemeGroupVersion, volumeKind, &corev1.PersistentVolume{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
-			pv := &corev1.PersistentVolume{}
-			found, err := get(ctx, p.cached, volumeKind, "", o.Name, pv)
-			return found && err == nil && !older(pv, o) && p.free.follows(pv)
+			pv, err := get(ctx, p.h.Cached, &corev1.PersistentVolume{}, "", o.Name)
+			return pv != nil && err == nil && !older(pv, o) && p.free.follows(pv)
 		}),
 		capacityKind: of(storagev1.SchemeGroupVersion, capacityKind, &storagev1.CSIStorageCapacity{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
-			c := &storagev1.CSIStorageCapacity{}
-			found, err := get(ctx, p.cached, capacityKind, o.Namespace, o.Name, c)
-			return found && err == nil && !older(c, o)
+			c, err := get(ctx, p.h.Cached, &storagev1.CSIStorageCapacity{}, o.Namespace, o.Name)
+			return c != nil && err == nil && !older(c, o)
 		}),
 	}
 }
 
-// caughtUp returns nil when the cache holds all objects of the kinds that the API
-// server held when this bind was first refused for the lack of one. Otherwise the
-// client is to call again.
-func (p *Plugin) caughtUp(ctx context.Context, bc *framework.BindContext, refusal error) error {
-	ctx, cancel := context.WithTimeout(ctx, surveyPatience)
+// surveyed returns a snapshot on which PreFlight may reject the bind. If the given one
+// lacks an object and is live, it makes sure that the cache holds all objects of the kind
+// that the API server held when this bind lacked one for the first time, and reads again.
+// If that cannot be shown yet, it returns an error after which the client calls again.
+func (p *Plugin) surveyed(ctx context.Context, reader framework.Reader, bc *framework.BindContext, s snapshot) (snapshot, error) {
+	_, err := findPodVolumes(s)
+	kinds := lacks(err)
+	switch {
+	case len(kinds) == 0 && (err == nil || bc.Live):
+		p.forget(bc)
+		return s, nil
+	case !bc.Live:
+		return s, nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, surveyPatience)
 	defer cancel()
-	about := framework.AsError(Name, refusal).Object
-	for _, kind := range lacks(refusal) {
-		if err := p.surveys[kind].prove(ctx, askerOf(bc), about); err != nil {
-			return err
+	about := framework.AsError(Name, err).Object
+	for _, kind := range kinds {
+		if err := p.surveys[kind].prove(waiting, askerOf(bc), about); err != nil {
+			return s, err
 		}
 	}
 	p.forget(bc)
-	return nil
+	return p.read(ctx, reader, bc)
 }
 
-// forget makes the next refusal of this bind one that needs a survey of its own.
+// asked says whether the bind lacked an object before.
+func (p *Plugin) asked(bc *framework.BindContext) bool {
+	for _, s := range p.surveys {
+		if _, ok := s.asked.Get(askerOf(bc)); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// forget makes the bind need a new survey when it lacks an object the next time.
 func (p *Plugin) forget(bc *framework.BindContext) {
 	for _, s := range p.surveys {
 		s.asked.Remove(askerOf(bc))
@@ -118,7 +134,7 @@ func (p *Plugin) forget(bc *framework.BindContext) {
 // holds says whether the cache has the object in this version or a newer one.
 type holds func(ctx context.Context, o *metav1.PartialObjectMetadata) bool
 
-// asker is a bind that was refused for the lack of an object.
+// asker is a bind that lacks an object.
 type asker struct {
 	pod  types.UID
 	node string
@@ -126,14 +142,12 @@ type asker struct {
 
 func askerOf(bc *framework.BindContext) asker { return asker{pod: bc.Pod.UID, node: bc.Node.Name} }
 
-// survey is the surveys of one kind, one at a time. It is safe for concurrent use.
+// survey makes the surveys of one kind, one at a time. It is safe for concurrent use.
 type survey struct {
+	h    framework.Handle
 	kind schema.GroupVersionKind
 	// example is an object of the kind.
 	example client.Object
-	live    client.Reader
-	changes *framework.Hub
-	clock   clock.PassiveClock
 	holds   holds
 	// asked holds, by asker, the number of the first survey that answers it: one that
 	// began after it asked.
@@ -155,9 +169,8 @@ type run struct {
 	err  error
 }
 
-// prove returns nil when a survey that began after the asker came for the first
-// time has shown that the cache is not behind. The object is the one that errors
-// are about.
+// prove returns nil if a survey that began after the asker's first call has shown that the
+// cache is not behind. Errors are about the given object.
 func (s *survey) prove(ctx context.Context, by asker, about framework.Object) error {
 	again := func(doing string) error {
 		return framework.Wait(about, "no %s that Prebind knows fits, and %s", s.kind.Kind, doing).
@@ -184,7 +197,7 @@ func (s *survey) prove(ctx context.Context, by asker, about framework.Object) er
 	return nil
 }
 
-// ask returns the survey that the asker has to wait for; nil where it has to come
+// ask returns the survey that the asker has to wait for, or nil if its client has to call
 // again. It says whether an earlier one has proven what the asker needs.
 func (s *survey) ask(ctx context.Context, by asker) (current *run, proven bool) {
 	s.mu.Lock()
@@ -200,19 +213,19 @@ func (s *survey) ask(ctx context.Context, by asker) (current *run, proven bool) 
 		return nil, true
 	case s.running != nil && s.begun >= need:
 		return s.running, false
-	case s.running != nil || s.clock.Now().Before(s.next):
+	case s.running != nil || s.h.Clock.Now().Before(s.next):
 		return nil, false
 	}
 	s.begun++
 	s.running = &run{done: make(chan struct{})}
-	// It is for others as well, and does not end with this call.
+	// Other calls share it, so it does not end with this call.
 	go s.conduct(context.WithoutCancel(ctx), s.running, s.begun)
 	return s.running, false
 }
 
 // conduct makes the survey of this number.
 func (s *survey) conduct(ctx context.Context, r *run, number int) {
-	begin := s.clock.Now()
+	begin := s.h.Clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, surveyTakes)
 	defer cancel()
 	err := s.compare(ctx)
@@ -221,7 +234,7 @@ func (s *survey) conduct(ctx context.Context, r *run, number int) {
 	if r.err = err; err == nil {
 		s.proven = number
 	}
-	end := s.clock.Now()
+	end := s.h.Clock.Now()
 	s.next = begin.Add(surveyEvery)
 	if rested := end.Add(surveyRest * end.Sub(begin)); rested.After(s.next) {
 		s.next = rested
@@ -230,16 +243,16 @@ func (s *survey) conduct(ctx context.Context, r *run, number int) {
 	close(r.done)
 }
 
-// errBehind says that the API server has objects that the cache does not get.
+// errBehind says that the API server holds objects that the cache did not receive in time.
 var errBehind = errors.New("the cache is behind the API server")
 
-// compare returns nil when the cache holds all that the API server holds now.
+// compare returns nil if the cache holds all objects that the API server holds now.
 func (s *survey) compare(ctx context.Context) error {
 	var missing []*metav1.PartialObjectMetadata
 	for next := ""; ; {
 		page := &metav1.PartialObjectMetadataList{}
 		page.SetGroupVersionKind(s.kind.GroupVersion().WithKind(s.kind.Kind + "List"))
-		if err := s.live.List(ctx, page, client.Limit(surveyPage), client.Continue(next)); err != nil {
+		if err := s.h.Live.List(ctx, page, client.Limit(surveyPage), client.Continue(next)); err != nil {
 			return err
 		}
 		for i := range page.Items {
@@ -251,43 +264,39 @@ func (s *survey) compare(ctx context.Context) error {
 			break
 		}
 	}
-	return s.await(ctx, missing)
+	return s.awaitCache(ctx, missing)
 }
 
-// await waits until the cache holds the objects.
-func (s *survey) await(ctx context.Context, missing []*metav1.PartialObjectMetadata) error {
-	changes := s.changes.Subscribe()
-	defer changes.Close()
+// awaitCache waits until the cache holds the objects.
+func (s *survey) awaitCache(ctx context.Context, missing []*metav1.PartialObjectMetadata) error {
+	refs := make([]framework.Ref, 0, len(missing))
 	for _, o := range missing {
-		changes.Add(framework.RefTo(s.example, o.Namespace, o.Name))
+		refs = append(refs, framework.RefTo(s.example, o.Namespace, o.Name))
 	}
 	held := func(o *metav1.PartialObjectMetadata) bool { return s.holds(ctx, o) }
-	waiting, cancel := context.WithTimeout(ctx, catchUp)
-	defer cancel()
-	for {
-		if missing = slices.DeleteFunc(missing, held); len(missing) == 0 {
-			return nil
+	until := s.h.Clock.Now().Add(catchUp)
+	return framework.Await(ctx, s.h, &framework.BindContext{}, func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
+		missing = slices.DeleteFunc(missing, held)
+		switch {
+		case len(missing) == 0:
+			return framework.Waiting{}, nil
+		case s.h.Clock.Now().Before(until):
+			return framework.Waiting{Object: refs[0].Object(), For: "the cache", Until: until}, nil
+		case len(missing) > surveyReads:
+			return framework.Waiting{}, errBehind
 		}
-		select {
-		case <-changes.C():
-			continue
-		case <-waiting.Done():
-		}
-		if len(missing) > surveyReads {
-			return errBehind
-		}
-		// Those that were deleted in the meantime never come.
+		// The cache never gets objects that were deleted in the meantime.
 		for _, o := range missing {
 			now := &metav1.PartialObjectMetadata{}
 			now.SetGroupVersionKind(s.kind)
-			found, err := get(ctx, s.live, s.kind.Kind, o.Namespace, o.Name, now)
+			now, err := get(ctx, s.h.Live, now, o.Namespace, o.Name)
 			if err != nil {
-				return err
+				return framework.Waiting{}, err
 			}
-			if found && !s.holds(ctx, now) {
-				return errBehind
+			if now != nil && !s.holds(ctx, now) {
+				return framework.Waiting{}, errBehind
 			}
 		}
-		return nil
-	}
+		return framework.Waiting{}, nil
+	}, refs...)
 }

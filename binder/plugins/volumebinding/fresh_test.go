@@ -36,7 +36,7 @@ func newLacking(t *testing.T, more ...client.Object) *lacking {
 		objects = append(objects, volumeNamed(fmt.Sprintf("other-%d", i)))
 	}
 	l := &lacking{cached: newWorld(objects...), live: newWorld(objects...)}
-	l.p = pluginBetween(t, l.cached, l.live)
+	l.p = pluginBetween(l.cached, l.live)
 	return l
 }
 

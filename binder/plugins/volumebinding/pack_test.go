@@ -123,7 +123,7 @@ func TestVolumeIsBoundBeforeItsClaim(t *testing.T) {
 		volumeNamed("its-own", gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound), gen.Capacity("5Gi")),
 		volumeNamed("free", gen.VolumePhase(corev1.VolumeAvailable), gen.Capacity("1Gi")))
 	bc := contextFor(thePod())
-	next, err := pluginIn(t, w).preFlight(t.Context(), bc)
+	next, err := pluginIn(w).preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next)
 	pl, err := planned.Get(bc)
@@ -138,7 +138,7 @@ func TestClaimIsTooLargeForTheCache(t *testing.T) {
 	claim := theClaim(gen.Annotation(volume.AnnStorageProvisioner, strings.Repeat("x", maxClaim)))
 	w := newWorld(thePod(), theNode(), claim, gen.StorageClass("local", "csi.example.com"))
 	bc := contextFor(thePod())
-	next, err := pluginIn(t, w).preFlight(t.Context(), bc)
+	next, err := pluginIn(w).preFlight(t.Context(), bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next)
 	pl, err := planned.Get(bc)

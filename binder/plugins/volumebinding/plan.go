@@ -6,6 +6,7 @@ package volumebinding
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -14,29 +15,35 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// snapshot is all that a decision looks at, as it was read. Objects that do not
-// exist are missing from the maps.
+// snapshot is the input of a decision. Objects that do not exist are missing from the maps.
 type snapshot struct {
 	pod *corev1.Pod
 	target
+	// incomplete says that the decision also needs objects that the cache does not hold.
+	incomplete bool
 	// claims by name.
 	claims map[string]*corev1.PersistentVolumeClaim
 	// volumes by name: those that the claims name.
 	volumes map[string]*corev1.PersistentVolume
+	// inUse is a ReadWriteOncePod claim that another pod uses.
+	inUse *claimUse
+	// provisionedSince is when this replica saw that the claim's volume is being provisioned on the
+	// node, by the claim's name. It is zero if unknown.
+	provisionedSince map[string]time.Time
 	// classes by name: those of the unbound claims.
 	classes map[string]*storagev1.StorageClass
 	// reserved are the volumes that name an unbound claim, by the claim's name.
 	reserved map[string][]*corev1.PersistentVolume
-	// free are the volumes that a claim can be matched with, by the class. Those that
-	// only other nodes can use are left out.
+	// free are the volumes that a claim can be matched with, by class, without those that
+	// only other nodes can use.
 	free map[string][]shelf
-	// drivers by name: those provisioners of the classes that are CSI drivers.
+	// drivers by name: the provisioners of the classes that are CSI drivers.
 	drivers map[string]*storagev1.CSIDriver
 	// capacities by class: those of the classes whose driver publishes any.
 	capacities map[string][]*storagev1.CSIStorageCapacity
 }
 
-// newSnapshot returns the snapshot that knows only what is given here.
+// newSnapshot returns a snapshot of the pod and the node only.
 func newSnapshot(pod *corev1.Pod, node *corev1.Node) snapshot {
 	return snapshot{
 		pod:        pod,
@@ -48,21 +55,22 @@ func newSnapshot(pod *corev1.Pod, node *corev1.Node) snapshot {
 		free:       map[string][]shelf{},
 		drivers:    map[string]*storagev1.CSIDriver{},
 		capacities: map[string][]*storagev1.CSIStorageCapacity{},
+
+		provisionedSince: map[string]time.Time{},
 	}
 }
 
-// plan is what has to be written for a pod's claims on a node.
+// plan is what PreBind writes for a pod's claims, and waits for.
 type plan struct {
-	// static are the claims that get a volume that exists.
+	// static are the claims that get an existing volume.
 	static []match
-	// dynamic are the claims that get a volume made for them. Those that have
-	// selected-node already are among them.
+	// dynamic are the claims whose volume has to be provisioned, or is being provisioned.
 	dynamic []*corev1.PersistentVolumeClaim
-	// exclusive are the claims that no other pod may use at the same time.
+	// exclusive are the ReadWriteOncePod claims.
 	exclusive []*corev1.PersistentVolumeClaim
 }
 
-// match is a claim and the volume found for it.
+// match is a claim and the volume that it gets.
 type match struct {
 	claim  *corev1.PersistentVolumeClaim
 	volume *corev1.PersistentVolume
@@ -71,8 +79,9 @@ type match struct {
 // done says that every claim is bound.
 func (p plan) done() bool { return len(p.static) == 0 && len(p.dynamic) == 0 }
 
-// tell records the intended writes for a dry run.
-func (p plan) tell(bc *framework.BindContext) {
+// record records the writes and the waits of PreBind. since is when provisioning began, by
+// claim.
+func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
 	for _, m := range p.static {
 		bc.WouldWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err == nil && changed {
@@ -82,7 +91,9 @@ func (p plan) tell(bc *framework.BindContext) {
 		bc.Intend("%s would wait for %s to be bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
 	}
 	for _, claim := range p.dynamic {
-		bc.WouldWait(framework.Waiting{Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim)})
+		bc.WouldWait(framework.Waiting{
+			Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim), Since: since[claim.Name],
+		})
 		if claim.Annotations[volume.AnnSelectedNode] == "" {
 			bc.Intend("%s would set selected-node of %s to %s and wait for its volume", Name, describe(claim), bc.Node.Name)
 			continue
@@ -91,18 +102,17 @@ func (p plan) tell(bc *framework.BindContext) {
 	}
 }
 
-// decide makes the plan, or says why the pod cannot have its volumes on this
-// node. It follows GetPodVolumeClaims and FindPodVolumes of kube-scheduler's
-// VolumeBinding; docs/volumebinding.md lists where it does not, and why.
-func decide(s snapshot) (plan, error) {
+// findPodVolumes returns the plan, or an error that says why the pod cannot have its
+// volumes on this node. It follows GetPodVolumeClaims and FindPodVolumes of
+// kube-scheduler's VolumeBinding; docs/volumebinding.md lists the differences.
+func findPodVolumes(s snapshot) (plan, error) {
 	var unbound, exclusive []*corev1.PersistentVolumeClaim
 	for _, ref := range claimRefs(s.pod) {
 		claim, err := s.usable(ref)
 		if err != nil {
 			return plan{}, err
 		}
-		// A generic ephemeral claim is its pod's own already.
-		if ref.ephemeral == nil && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
+		if ref.isExclusive(claim) {
 			exclusive = append(exclusive, claim)
 		}
 		if isBound(claim) {
@@ -117,6 +127,9 @@ func decide(s snapshot) (plan, error) {
 		unbound = append(unbound, claim)
 	}
 	p, err := s.match(unbound)
+	if err == nil && s.inUse != nil {
+		err = s.inUse.refuse()
+	}
 	p.exclusive = exclusive
 	return p, err
 }
@@ -160,10 +173,10 @@ func bySize(a, b *corev1.PersistentVolumeClaim) int {
 	return cmp.Or(x.Cmp(y), cmp.Compare(a.Name, b.Name))
 }
 
-// find returns the volume for the claim, or nil when one has to be made. A
-// volume that names the claim goes before all others. Where it cannot be used on
-// the node no other will do: the PersistentVolume controller binds the claim to
-// it in any case.
+// find returns the volume for the claim, or nil if one has to be provisioned. A volume
+// that names the claim comes before all others. If that volume cannot be used on the node,
+// find rejects the bind, because the PersistentVolume controller binds the claim to it in
+// any case.
 func (s snapshot) find(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	unreadable := func(err error) error {
 		return framework.Refuse(object(claim), "no volume can be matched with it: %v", err).Because(err).Advise("correct the claim")

@@ -73,7 +73,7 @@ type decideCase struct {
 
 func (tc decideCase) check(t *testing.T) {
 	t.Helper()
-	pl, err := decide(snap(tc.objects...))
+	pl, err := findPodVolumes(snap(tc.objects...))
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
 		assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)

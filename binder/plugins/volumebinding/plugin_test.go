@@ -17,29 +17,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestNew(t *testing.T) {
-	w := newWorld()
-	valid := Options{Cached: w, Live: w, Writer: w, Changes: framework.NewHub(), Free: NewFreeVolumes()}
-	cases := map[string]func(o *Options){
-		"Cached": func(o *Options) { o.Cached = nil },
-		"Live":   func(o *Options) { o.Live = nil },
-		"Writer": func(o *Options) { o.Writer = nil },
-		"Hub":    func(o *Options) { o.Changes = nil },
-		"Free":   func(o *Options) { o.Free = nil },
-	}
-	for name, change := range cases {
-		t.Run(name, func(t *testing.T) {
-			o := valid
-			change(&o)
-			_, err := New(o)
-			assert.Error(t, err, "all fields are required")
-		})
-	}
-	p, err := New(valid)
-	require.NoError(t, err)
-	assert.Equal(t, "volumebinding", p.Name())
-}
-
 func TestPreFlight(t *testing.T) {
 	bound := []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()))}
 	driver := gen.CSIDriver("csi.example.com", true)
@@ -68,7 +45,7 @@ func TestPreFlight(t *testing.T) {
 			cached: []client.Object{theNode()}, live: append([]client.Object{theNode()}, bound...), next: framework.Skip,
 		},
 		"NodeNotCachedAsItIs": {
-			reason: "the node's labels are read again before they refuse the bind",
+			reason: "the decision uses the live node that the engine puts into the context",
 			cached: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1"))},
 			live: []client.Object{
 				theNode(gen.Label("rack", "r1")), theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1")),
@@ -157,7 +134,7 @@ func TestPreFlight(t *testing.T) {
 			}
 			cached, live := newWorld(tc.cached...), newWorld(tc.live...)
 			bc := contextFor(pod)
-			next, err := pluginBetween(t, cached, live).preFlight(t.Context(), bc)
+			next, err := pluginBetween(cached, live).preFlight(t.Context(), bc)
 			assert.Empty(t, live.patches, "PreFlight never writes")
 			assert.Equal(t, tc.noReads, cached.count() == 0, "reads of the cache")
 			assert.Equal(t, tc.noLiveReads, live.count() == 0, "reads of the API server")
@@ -175,7 +152,7 @@ func TestPreFlight(t *testing.T) {
 func TestPreFlightFails(t *testing.T) {
 	w := newWorld()
 	w.err = errors.New("boom")
-	_, err := pluginIn(t, w).preFlight(t.Context(), contextFor(thePod()))
+	_, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindInternal), "%v", err)
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 }
@@ -185,7 +162,7 @@ func TestPreFlightFails(t *testing.T) {
 func TestPreBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(thePod(), theNode(), theClaim(), local)
-		p := pluginIn(t, w)
+		p := pluginIn(w)
 		start := func() <-chan error {
 			bc := contextFor(thePod())
 			next, err := p.preFlight(t.Context(), bc)
@@ -213,7 +190,7 @@ func TestPreBind(t *testing.T) {
 
 func TestPreBindStops(t *testing.T) {
 	w := newWorld(thePod(), theNode(), theClaim(), local)
-	p := pluginIn(t, w)
+	p := pluginIn(w)
 	require.Error(t, p.PreBind(t.Context(), contextFor(thePod())), "without PreFlight there is no plan")
 	assert.Empty(t, w.patches)
 

@@ -12,7 +12,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// observed is a claim of the plan as the cache holds it now.
+// observed is a claim of the plan in its present state.
 type observed struct {
 	// claim is nil when it is gone.
 	claim *corev1.PersistentVolumeClaim
@@ -21,51 +21,51 @@ type observed struct {
 	volume *corev1.PersistentVolume
 }
 
-// judge judges what was seen of the plan's claims, first the static ones and then
-// the dynamic ones, on the target. It returns what to wait for, or nil when all
-// are bound. An error ends the wait.
-func (p plan) judge(seen []observed, at target) (*framework.Waiting, error) {
-	var first *framework.Waiting
+// checkBindings checks what was seen of the plan's claims, first the static ones and then
+// the dynamic ones. It returns what to wait for, the zero Waiting if all are bound. An
+// error ends the wait.
+func (p plan) checkBindings(seen []observed, at target) (framework.Waiting, error) {
+	var first framework.Waiting
 	for i, now := range seen {
-		var got step
+		var got progress
 		var err error
 		if i < len(p.static) {
-			got, err = staticStep(p.static[i], now, at)
+			got, err = staticProgress(p.static[i], now, at)
 		} else {
-			got, err = dynamicStep(p.dynamic[i-len(p.static)], now, at)
+			got, err = dynamicProgress(p.dynamic[i-len(p.static)], now, at)
 		}
 		if err != nil {
-			return nil, err
+			return framework.Waiting{}, err
 		}
-		if !got.bound && first == nil {
-			first = &got.waiting
+		if !got.bound && first == (framework.Waiting{}) {
+			first = got.waiting
 		}
 	}
 	return first, nil
 }
 
-// step says where a claim is on its way.
-type step struct {
+// progress is how far the binding of a claim is.
+type progress struct {
 	bound bool
-	// waiting is what is missing while the claim is not bound.
+	// waiting is what the claim waits for while it is not bound.
 	waiting framework.Waiting
 }
 
-// staticStep judges a claim that was matched with a volume. An error is final.
+// staticProgress checks a claim that was matched with a volume. An error is final.
 // It follows checkBindings of kube-scheduler's VolumeBinding.
-func staticStep(m match, now observed, at target) (step, error) {
+func staticProgress(m match, now observed, at target) (progress, error) {
 	if err := now.claimUsable(m.claim); err != nil {
-		return step{}, err
+		return progress{}, err
 	}
 	if isBound(now.claim) && now.claim.Spec.VolumeName != m.volume.Name {
-		return step{}, framework.Wait(object(m.claim), "the claim was bound to PersistentVolume %s meanwhile, not to %s", now.claim.Spec.VolumeName, m.volume.Name).
+		return progress{}, framework.Wait(object(m.claim), "the claim was bound to PersistentVolume %s meanwhile, not to %s", now.claim.Spec.VolumeName, m.volume.Name).
 			Advise("repeat the Binding: it is decided anew")
 	}
 	if now.volume == nil {
-		return step{}, framework.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim)).
+		return progress{}, framework.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim)).
 			Advise("schedule the pod again")
 	}
-	waiting := step{waiting: framework.Waiting{
+	waiting := progress{waiting: framework.Waiting{
 		Object: object(m.claim),
 		For:    "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name,
 	}}
@@ -73,21 +73,21 @@ func staticStep(m match, now observed, at target) (step, error) {
 		return waiting, nil
 	}
 	if ref := now.volume.Spec.ClaimRef; ref == nil || ref.UID != m.claim.UID {
-		return step{}, framework.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
+		return progress{}, framework.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
 			Advise("schedule the pod again")
 	}
 	if err := at.checkAffinity(now.volume); err != nil {
-		return step{}, err
+		return progress{}, err
 	}
 	return reached(waiting, now), nil
 }
 
-// dynamicStep judges a claim whose volume is being made. An error is final.
-func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, at target) (step, error) {
+// dynamicProgress checks a claim whose volume is being provisioned. An error is final.
+func dynamicProgress(planned *corev1.PersistentVolumeClaim, now observed, at target) (progress, error) {
 	if err := now.claimUsable(planned); err != nil {
-		return step{}, err
+		return progress{}, err
 	}
-	waiting := step{waiting: framework.Waiting{
+	waiting := progress{waiting: framework.Waiting{
 		Object: object(planned),
 		For:    "a volume to be made on the node " + at.node.Name + by(now.claim),
 	}}
@@ -97,21 +97,21 @@ func dynamicStep(planned *corev1.PersistentVolumeClaim, now observed, at target)
 	switch chosen := now.claim.Annotations[volume.AnnSelectedNode]; chosen {
 	case at.node.Name:
 	case "":
-		return step{}, framework.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", at.node.Name).
+		return progress{}, framework.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", at.node.Name).
 			Advise("schedule the pod again; the claim's events say what was wrong")
 	default:
-		return step{}, framework.Refuse(object(planned), "its selected-node was changed to %s", chosen).
+		return progress{}, framework.Refuse(object(planned), "its selected-node was changed to %s", chosen).
 			Advise("bind the pod to %s", chosen)
 	}
 	if now.volume != nil {
 		if err := at.checkAffinity(now.volume); err != nil {
-			return step{}, err
+			return progress{}, err
 		}
 	}
 	return reached(waiting, now), nil
 }
 
-// claimUsable checks that the claim of the plan is still there to be bound.
+// claimUsable checks that the claim of the plan can still be bound.
 func (o observed) claimUsable(planned *corev1.PersistentVolumeClaim) error {
 	switch {
 	case o.claim == nil:
@@ -125,17 +125,17 @@ func (o observed) claimUsable(planned *corev1.PersistentVolumeClaim) error {
 	return nil
 }
 
-// reached judges what both ways have in common: the claim is bound, and its
-// volume is its own.
-func reached(waiting step, now observed) step {
+// reached checks what both kinds of claims have in common: the claim is bound, and its
+// volume names it.
+func reached(waiting progress, now observed) progress {
 	if !isBound(now.claim) || now.volume == nil || now.claim.Spec.VolumeName != now.volume.Name ||
 		!volume.IsVolumeBoundToClaim(now.volume, now.claim) {
 		return waiting
 	}
-	return step{bound: true}
+	return progress{bound: true}
 }
 
-// by names who makes the claim's volume, as far as it is known.
+// by names the provisioner of the claim's volume if it is known.
 func by(claim *corev1.PersistentVolumeClaim) string {
 	name := claim.Annotations[volume.AnnStorageProvisioner]
 	if name == "" {
@@ -144,9 +144,8 @@ func by(claim *corev1.PersistentVolumeClaim) string {
 	return " by " + name
 }
 
-// older says whether the object is from before the state that a write left. A
-// version that cannot be compared counts as newer: the check then looks at what
-// is there.
+// older says whether the object is older than the state that a write left. A version that
+// cannot be compared counts as newer.
 func older(now, written metav1.Object) bool {
 	order, err := resourceversion.CompareResourceVersion(now.GetResourceVersion(), written.GetResourceVersion())
 	return err == nil && order < 0

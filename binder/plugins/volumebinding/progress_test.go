@@ -27,7 +27,7 @@ type stepCase struct {
 	says  string
 }
 
-func (tc stepCase) check(t *testing.T, got step, err error) {
+func (tc stepCase) check(t *testing.T, got progress, err error) {
 	t.Helper()
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
@@ -44,7 +44,7 @@ func (tc stepCase) check(t *testing.T, got step, err error) {
 	}
 }
 
-func TestStaticStep(t *testing.T) {
+func TestStaticProgress(t *testing.T) {
 	ours := gen.ClaimRef(theClaim())
 	written := match{claim: theClaim(), volume: volumeNamed("pv", ours, gen.Version("20"))}
 	cases := map[string]stepCase{
@@ -124,13 +124,13 @@ func TestStaticStep(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := staticStep(written, observed{claim: tc.claim, volume: tc.volume}, target{node: theNode()})
+			got, err := staticProgress(written, observed{claim: tc.claim, volume: tc.volume}, target{node: theNode()})
 			tc.check(t, got, err)
 		})
 	}
 }
 
-func TestDynamicStep(t *testing.T) {
+func TestDynamicProgress(t *testing.T) {
 	written := theClaim(gen.SelectedNode("node-a"), gen.Version("110"))
 	at := func(version string, options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
 		return theClaim(append(options, gen.Version(version))...)
@@ -197,7 +197,7 @@ func TestDynamicStep(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := dynamicStep(written, observed{claim: tc.claim, volume: tc.volume}, target{node: theNode()})
+			got, err := dynamicProgress(written, observed{claim: tc.claim, volume: tc.volume}, target{node: theNode()})
 			tc.check(t, got, err)
 		})
 	}

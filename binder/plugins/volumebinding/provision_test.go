@@ -85,7 +85,7 @@ func TestCheckCapacity(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := decide(snap(append(tc.objects, local)...))
+			_, err := findPodVolumes(snap(append(tc.objects, local)...))
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
 				return

@@ -40,7 +40,7 @@ func TestTwoPodsOneVolume(t *testing.T) {
 		one := gen.Pod("one", gen.UID("one"), gen.UsesClaim("c1"))
 		two := gen.Pod("two", gen.UID("two"), gen.UsesClaim("c2"))
 		w := newWorld(one, two, theNode(), static, claimNamed("c1"), claimNamed("c2"), volumeNamed("pv"))
-		first, second := prepared(t, pluginIn(t, w), one), prepared(t, pluginIn(t, w), two)
+		first, second := prepared(t, pluginIn(w), one), prepared(t, pluginIn(w), two)
 
 		result := make(chan error, 1)
 		go func() { result <- first.PreBind(t.Context(), first.bc) }()
@@ -80,7 +80,7 @@ func TestManyPodsOneClaim(t *testing.T) {
 				for _, pv := range tc.volumes {
 					w.put(pv)
 				}
-				replicas := []*Plugin{pluginIn(t, w), pluginIn(t, w)}
+				replicas := []*Plugin{pluginIn(w), pluginIn(w)}
 				var binds []bind
 				for i := range pods {
 					pod := gen.Pod("web-"+strconv.Itoa(i), gen.UID(types.UID(strconv.Itoa(i))), gen.UsesClaim("data"))
@@ -125,7 +125,7 @@ func TestClaimIsReadBeforeItsVolumeIsWritten(t *testing.T) {
 				w.put(live)
 			}
 			pl := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
-			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
+			err := pluginIn(w).write(t.Context(), "node-a", &pl)
 			assert.True(t, framework.IsKind(err, framework.KindWait), "the next call decides anew: %v", err)
 			assert.Empty(t, w.patches)
 		})
@@ -161,7 +161,7 @@ func TestConflictWithAnother(t *testing.T) {
 				w.put(tc.volume)
 			}
 			pl := plan{static: append([]match(nil), tc.plan.static...), dynamic: append([]*corev1.PersistentVolumeClaim(nil), tc.plan.dynamic...)}
-			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
+			err := pluginIn(w).write(t.Context(), "node-a", &pl)
 			if !tc.same {
 				assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 				return

@@ -94,13 +94,13 @@ func TestDecideMigrated(t *testing.T) {
 	node := theNode(gen.Label(gceZone, "z1"))
 	inTree := gceDisk("z2", gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
 	inTree.Spec.NodeAffinity = nil
-	pl, err := decide(snap(theClaim(), local, node, migrated, inTree))
+	pl, err := findPodVolumes(snap(theClaim(), local, node, migrated, inTree))
 	require.NoError(t, err)
 	assert.Empty(t, pl.static, "it is in another zone")
 	assert.Len(t, pl.dynamic, 1)
 
 	disk := gceDisk("z1")
-	pl, err = decide(snap(theClaim(), local, node, migrated, disk))
+	pl, err = findPodVolumes(snap(theClaim(), local, node, migrated, disk))
 	require.NoError(t, err)
 	require.Len(t, pl.static, 1)
 	assert.Same(t, disk, pl.static[0].volume, "what is written to is the volume, not its translation")
@@ -130,9 +130,9 @@ func TestCSINodeIsReadWhereItCounts(t *testing.T) {
 			bc.Node = node
 			var err error
 			if name == "SameInWait" {
-				err = pluginBetween(t, w, live).wait(t.Context(), bc, plan{static: []match{{claim: theClaim(), volume: tc.volume}}})
+				err = pluginBetween(w, live).wait(t.Context(), bc, plan{static: []match{{claim: theClaim(), volume: tc.volume}}})
 			} else {
-				_, err = pluginBetween(t, w, live).preFlight(t.Context(), bc)
+				_, err = pluginBetween(w, live).preFlight(t.Context(), bc)
 			}
 			if tc.want != "" {
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)

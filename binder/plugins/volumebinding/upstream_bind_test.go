@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -41,20 +42,18 @@ func (tc updateCase) run(t *testing.T) {
 	for _, o := range append(append(list(tc.volumes...), list(tc.dynamic...)...), list(tc.claims...)...) {
 		w.put(o)
 	}
-	err := pluginIn(t, w).write(t.Context(), "node1", &plan{static: tc.static, dynamic: tc.dynamic})
+	err := pluginIn(w).write(t.Context(), "node1", &plan{static: tc.static, dynamic: tc.dynamic})
 	tc.check(t, err)
 	assert.Len(t, w.patches, tc.patches)
 	claimed, chosen := map[string]string{}, map[string]string{}
-	for _, o := range w.objects {
-		switch o := o.(type) {
-		case *corev1.PersistentVolume:
-			if ref := o.Spec.ClaimRef; ref != nil {
-				claimed[o.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
-			}
-		case *corev1.PersistentVolumeClaim:
-			if node := o.Annotations[volume.AnnSelectedNode]; node != "" {
-				chosen[o.Name] = node
-			}
+	for _, pv := range fakeapi.All(w.server, &corev1.PersistentVolume{}) {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			claimed[pv.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
+		}
+	}
+	for _, claim := range fakeapi.All(w.server, &corev1.PersistentVolumeClaim{}) {
+		if node := claim.Annotations[volume.AnnSelectedNode]; node != "" {
+			chosen[claim.Name] = node
 		}
 	}
 	if tc.claimed == nil {
@@ -151,7 +150,7 @@ func (tc bindPodCase) run(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		result := make(chan error, 1)
-		p := pluginIn(t, w)
+		p := pluginIn(w)
 		go func() { result <- p.PreBind(ctx, bc) }()
 		synctest.Wait()
 		if tc.later != nil {
@@ -188,7 +187,7 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(unboundPVC))},
 			upstream: upstream{want: framework.KindWait, says: "the claim changed"},
 		},
-		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "the pod was deleted"}, func(w *world) { w.remove(testPod()) }),
+		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "the pod is gone"}, func(w *world) { w.remove(testPod()) }),
 		"binding-times-out":      after(overtime, nil),
 		"binding-fails": {
 			static: []match{{claim: unboundPVC2, volume: pvNode1b}}, volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime,

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -40,12 +41,11 @@ func (tc checkCase) run(t *testing.T) {
 	if tc.csiNode != nil {
 		w.put(tc.csiNode)
 	}
-	changes := w.hub.Subscribe()
-	defer changes.Close()
-	waiting, err := pluginIn(t, w).look(t.Context(), onNode(pod, node), plan{static: tc.static, dynamic: tc.dynamic}, changes)
+	p := pluginIn(w)
+	waiting, err := p.look(t.Context(), p.h.Cached, onNode(pod, node), plan{static: tc.static, dynamic: tc.dynamic})
 	tc.check(t, err)
 	if err == nil {
-		assert.Equal(t, tc.bound, waiting == nil, "waits for %v", waiting)
+		assert.Equal(t, tc.bound, waiting == framework.Waiting{}, "waits for %v", waiting)
 	}
 }
 

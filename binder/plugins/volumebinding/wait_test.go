@@ -40,7 +40,7 @@ func begin(ctx context.Context, t *testing.T, w *world, pl plan) *waiting {
 	for _, claim := range pl.dynamic {
 		w.put(claim)
 	}
-	p := pluginIn(t, w)
+	p := pluginIn(w)
 	running := &waiting{world: w, bc: contextFor(pod), result: make(chan error, 1)}
 	go func() { running.result <- p.wait(ctx, running.bc, pl) }()
 	synctest.Wait()

@@ -12,8 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/binder/framework"
 )
 
 // The indexes of the cache. A list by one of them finds few objects, however
@@ -63,8 +61,8 @@ func indexes() []index {
 	}
 }
 
-// SetupIndexes adds the indexes that the plugin needs to the cache that
-// Options.Cached reads. Call it before the cache is started.
+// SetupIndexes adds the indexes that the plugin needs to the cache. Call it before the
+// cache is started.
 func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	for _, i := range indexes() {
 		if err := indexer.IndexField(ctx, i.of, i.field, i.keys); err != nil {
@@ -72,12 +70,4 @@ func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 		}
 	}
 	return nil
-}
-
-func claimKey(namespace, name string) framework.Ref {
-	return framework.RefTo(&corev1.PersistentVolumeClaim{}, namespace, name)
-}
-
-func volumeKey(name string) framework.Ref {
-	return framework.RefTo(&corev1.PersistentVolume{}, "", name)
 }

@@ -15,15 +15,14 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// write makes the API changes of bindAPIUpdate of kube-scheduler's
-// VolumeBinding, in its order: claimRefs first, selected-node then. What is
-// right already is not written again. In the plan it leaves the objects as the
-// API server answered them, so that wait can tell an older state from a newer.
+// write makes the API changes of bindAPIUpdate of kube-scheduler's VolumeBinding, in its
+// order: first the claimRefs, then selected-node. It does not repeat a write that the
+// object shows already. It leaves the objects in the plan as the API server answered them,
+// so that wait can recognize older states.
 //
-// Each write carries the resourceVersion that the decision was based on. Where
-// another was faster and wrote the very same, as another pod with the same claim
-// does, its write counts. Where it wrote anything else the attempt ends, and the
-// next call decides anew.
+// Each write carries the resourceVersion that the decision was based on. If another writer
+// was faster and wrote the same, as another pod with the same claim does, its write counts.
+// If it wrote anything else, the attempt ends, and the next call decides again.
 func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 	for i, m := range pl.static {
 		bound, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim)
@@ -63,44 +62,42 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 	return nil
 }
 
-// stillUnbound reads the claim before a volume is bound to it, since the write to
-// the volume has no condition on the claim: a volume whose claimRef names a claim
-// that is gone would be released, and could be deleted.
+// stillUnbound reads the claim before a volume is bound to it, because the write to the
+// volume has no condition on the claim. A volume whose claimRef names a claim that is gone
+// would be released, and could be deleted.
 func (p *Plugin) stillUnbound(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	now := &corev1.PersistentVolumeClaim{}
-	found, err := get(ctx, p.live, "PersistentVolumeClaim", claim.Namespace, claim.Name, now)
+	now, err := get(ctx, p.h.Live, &corev1.PersistentVolumeClaim{}, claim.Namespace, claim.Name)
 	if err != nil {
 		return err
 	}
-	_, selected := now.Annotations[volume.AnnSelectedNode]
-	if !found || now.UID != claim.UID || now.DeletionTimestamp != nil || now.Spec.VolumeName != "" || selected {
+	if now == nil || now.UID != claim.UID || now.DeletionTimestamp != nil || now.Spec.VolumeName != "" ||
+		metav1.HasAnnotation(now.ObjectMeta, volume.AnnSelectedNode) {
 		return framework.Wait(object(claim), "the claim changed while a volume was being chosen for it").
 			Advise("repeat the Binding: it is decided anew")
 	}
 	return nil
 }
 
-// claimedBy says whether the claimRef is what we would have written.
+// claimedBy says whether the claimRef is the one that write would have set.
 func claimedBy(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	return pv.DeletionTimestamp == nil && volume.IsVolumeBoundToClaim(pv, claim) && pv.Spec.ClaimRef.UID == claim.UID
 }
 
-// selectedFor says whether selected-node is what we would have written.
+// selectedFor says whether selected-node is the one that write would have set.
 func selectedFor(now, claim *corev1.PersistentVolumeClaim, node string) bool {
 	return now.UID == claim.UID && now.DeletionTimestamp == nil && now.Annotations[volume.AnnSelectedNode] == node
 }
 
-// reread reads the object from the API server and says whether that went well.
+// reread reads the object from the API server and says whether that succeeded.
 func (p *Plugin) reread(ctx context.Context, o, into client.Object) bool {
-	return p.live.Get(ctx, client.ObjectKeyFromObject(o), into) == nil
+	return p.h.Live.Get(ctx, client.ObjectKeyFromObject(o), into) == nil
 }
 
-// patch writes the difference between two states of an object, and nothing
-// else, on the condition that the API server still holds the old one. The new
-// one is replaced by what the API server answers.
+// patch writes the difference between two states of an object, on the condition that the
+// API server still holds the old one. It replaces changed by the API server's answer.
 func (p *Plugin) patch(ctx context.Context, changed, old client.Object, doing string) error {
 	difference := client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})
-	err := p.writer.Patch(ctx, changed, difference)
+	err := p.h.Writer.Patch(ctx, changed, difference)
 	switch {
 	case err == nil:
 		return nil

@@ -16,8 +16,22 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
+
+// worldOfPlan has what the plan writes to.
+func worldOfPlan(p *plan) *world {
+	w := newWorld()
+	for _, m := range p.static {
+		w.put(m.claim)
+		w.put(m.volume)
+	}
+	for _, claim := range p.dynamic {
+		w.put(claim)
+	}
+	return w
+}
 
 func TestWritePatches(t *testing.T) {
 	// As a user pre-binds a volume: by the claim's name, without its UID.
@@ -59,8 +73,8 @@ func TestWritePatches(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(theClaim())
-			require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &tc.plan), tc.reason)
+			w := worldOfPlan(&tc.plan)
+			require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &tc.plan), tc.reason)
 			require.Len(t, w.patches, len(tc.want), tc.reason)
 			for i, want := range tc.want {
 				assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
@@ -73,7 +87,6 @@ func TestWritePatches(t *testing.T) {
 // TestWriteOrder: claimRefs before selected-nodes, as kube-scheduler does, and
 // what the API server answered is what the wait compares with.
 func TestWriteOrder(t *testing.T) {
-	w := newWorld(claimNamed("a"), claimNamed("b"))
 	inCache := []*corev1.PersistentVolume{volumeNamed("pv1"), volumeNamed("pv2")}
 	claims := []*corev1.PersistentVolumeClaim{claimNamed("c"), claimNamed("d")}
 	before := []any{inCache[0].DeepCopy(), inCache[1].DeepCopy(), claims[0].DeepCopy(), claims[1].DeepCopy()}
@@ -81,22 +94,27 @@ func TestWriteOrder(t *testing.T) {
 		static:  []match{{claim: claimNamed("a"), volume: inCache[0]}, {claim: claimNamed("b"), volume: inCache[1]}},
 		dynamic: []*corev1.PersistentVolumeClaim{claims[0], claims[1]},
 	}
-	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	w := worldOfPlan(&pl)
+	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
 
 	var order []string
 	for _, p := range w.patches {
 		order = append(order, p.name)
 	}
 	assert.Equal(t, []string{"pv1", "pv2", "c", "d"}, order)
-	assert.Equal(t, "120", pl.static[1].volume.ResourceVersion)
+	stored, ok := fakeapi.Get(w.server, volumeNamed("pv2"))
+	require.True(t, ok)
+	assert.Equal(t, stored.ResourceVersion, pl.static[1].volume.ResourceVersion)
 	assert.Equal(t, "claim-b", string(pl.static[1].volume.Spec.ClaimRef.UID))
-	assert.Equal(t, "110", pl.dynamic[1].ResourceVersion)
+	chosen, ok := fakeapi.Get(w.server, claimNamed("d"))
+	require.True(t, ok)
+	assert.Equal(t, chosen.ResourceVersion, pl.dynamic[1].ResourceVersion)
 	assert.Equal(t, "node-a", pl.dynamic[1].Annotations[volume.AnnSelectedNode])
 	after := []any{inCache[0], inCache[1], claims[0], claims[1]}
 	assert.Equal(t, before, after, "the objects of the cache did not change")
 
 	w.patches = nil
-	require.NoError(t, pluginIn(t, w).write(t.Context(), "node-a", &pl))
+	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
 	assert.Empty(t, w.patches, "written twice, it is written once")
 }
 
@@ -115,18 +133,18 @@ func TestWriteFails(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(claimNamed("a"), claimNamed("b"))
+			pl := plan{
+				static:  []match{{claim: claimNamed("a"), volume: volumeNamed("pv1")}, {claim: claimNamed("b"), volume: volumeNamed("pv2")}},
+				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("c")},
+			}
+			w := worldOfPlan(&pl)
 			w.fail = func(name string) error {
 				if name == "pv2" {
 					return tc.err
 				}
 				return nil
 			}
-			pl := plan{
-				static:  []match{{claim: claimNamed("a"), volume: volumeNamed("pv1")}, {claim: claimNamed("b"), volume: volumeNamed("pv2")}},
-				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("c")},
-			}
-			err := pluginIn(t, w).write(t.Context(), "node-a", &pl)
+			err := pluginIn(w).write(t.Context(), "node-a", &pl)
 			require.ErrorIs(t, err, tc.err)
 			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, framework.Object{Kind: "PersistentVolume", Name: "pv2"}, framework.AsError(Name, err).Object)

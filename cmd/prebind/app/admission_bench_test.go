@@ -40,6 +40,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // BenchmarkAdmission measures what one review costs a webhook, from the bytes of the
@@ -139,7 +140,7 @@ func admissionVariants(tb testing.TB) []admissionVariant {
 func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	tb.Helper()
 	registry := prometheus.NewRegistry()
-	steps, err := newStepMetrics(clock.RealClock{}, registry)
+	recorder, err := newRecorder(registry, certificates.NewMetrics(), nil)
 	require.NoError(tb, err)
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
 	engine := benchEngine(tb, untimed, nil)
@@ -150,15 +151,13 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 		require.NoError(tb, err)
 		return h
 	}
-	counted, err := newMeasured(benchEngine(tb, steps.timed, steps), clock.RealClock{}, registry)
-	require.NoError(tb, err)
-	return handlerOf(engine), handlerOf(counted)
+	return handlerOf(engine), handlerOf(benchEngine(tb, recorder.Mutator, recorder))
 }
 
 // benchEngine has all that is on by default.
-func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, tracker binder.Tracker) *binder.Engine {
+func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
-	s := defaultSettings(&registry{mutators: registeredMutators(), plugins: registeredPlugins()})
+	s := defaultSettings(&registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()})
 	world, changes := benchWorld(), framework.NewHub()
 	selectedMutators, err := s.selectedMutators()
 	require.NoError(tb, err)
@@ -184,7 +183,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, t
 	require.NoError(tb, err)
 	e, err := binder.New(binder.Options{
 		Cached: world, Live: world, Replica: "replica", Domain: framework.Domain, Changes: changes,
-		Events: events.NewFakeRecorder(1), Tracker: tracker, Clock: clock.RealClock{},
+		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
 			PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout,

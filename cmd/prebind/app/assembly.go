@@ -23,6 +23,7 @@ import (
 	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/telemetry"
 )
 
 // cacheTakes is how long a cache may take that is filled while Prebind runs.
@@ -31,11 +32,11 @@ const cacheTakes = time.Minute
 // assembly makes the engine's settings of a configuration, with the caches that
 // they need, and nothing else. It is for one goroutine at a time.
 type assembly struct {
-	mgr     manager.Manager
-	ready   *readiness
-	changes *framework.Hub
-	grants  grants
-	steps   *stepMetrics
+	mgr      manager.Manager
+	ready    *readiness
+	changes  *framework.Hub
+	grants   grants
+	recorder *telemetry.Recorder
 	// namespace is that of the options.
 	namespace string
 
@@ -52,9 +53,9 @@ type builtPlugin struct {
 	plugin    framework.PreBinder
 }
 
-func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, steps *stepMetrics) *assembly {
+func newAssembly(mgr manager.Manager, o *serveOptions, ready *readiness, g grants, r *telemetry.Recorder) *assembly {
 	return &assembly{
-		mgr: mgr, ready: ready, changes: framework.NewHub(), grants: g, steps: steps, namespace: o.namespace,
+		mgr: mgr, ready: ready, changes: framework.NewHub(), grants: g, recorder: r, namespace: o.namespace,
 		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
@@ -73,7 +74,7 @@ func (a *assembly) settings(ctx context.Context, s *settings) (binder.Settings, 
 	}
 	out := binder.Settings{
 		Mode: s.Mode, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
-		PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout, Namespaces: s.namespaceRules(),
+		PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout, Namespaces: s.Namespaces,
 	}
 	if err := a.watch(ctx, &corev1.Pod{}, &corev1.Node{}); err != nil {
 		return out, err
@@ -119,7 +120,7 @@ func (a *assembly) mutators(s *settings) (*mutators.Chain, error) {
 		if err != nil {
 			return nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
-		list = append(list, a.steps.timed(m))
+		list = append(list, a.recorder.Mutator(m))
 	}
 	return mutators.NewChain(mutators.Options{Domain: framework.Domain, Mutators: list, Required: s.RequiredMutators})
 }
@@ -171,7 +172,7 @@ func (a *assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		}
 	}
 	p, err := e.New(framework.Handle{
-		Cached: a.mgr.GetCache(), Live: a.steps.counted(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
+		Cached: a.mgr.GetCache(), Live: a.recorder.Reader(a.mgr.GetAPIReader(), e.Name), Writer: a.mgr.GetClient(), Status: a.mgr.GetClient(),
 		Changes: a.changes, Clock: clock.RealClock{}, Namespace: a.namespace,
 	}, arguments)
 	if err == nil && p.Name() != e.Name {

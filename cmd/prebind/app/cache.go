@@ -28,8 +28,8 @@ import (
 func newManager(ctx context.Context, config *rest.Config, o *serveOptions) (manager.Manager, error) {
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 clientgoscheme.Scheme,
-		Metrics:                server.Options{BindAddress: "0"}, // See metricsServer.
-		HealthProbeBindAddress: "0",                              // See probeServer.
+		Metrics:                server.Options{BindAddress: o.metricsAddress},
+		HealthProbeBindAddress: "0", // See probeServer.
 		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: ctx}, err

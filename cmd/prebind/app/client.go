@@ -41,7 +41,7 @@ func (u *userClient) config() (*rest.Config, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("the namespace: %w", err)
 	}
-	config.UserAgent = "prebind/" + version
+	config.UserAgent = userAgent()
 	return config, namespace, nil
 }
 

@@ -18,6 +18,9 @@ import (
 // version is set by the linker; see the Makefile.
 var version = "unknown"
 
+// userAgent is that of all requests to the API server.
+func userAgent() string { return "prebind/" + version }
+
 // NewCommand returns the program, with what the options add to it: this is how a
 // program of a few lines brings its own plugins. Its errors are one line each,
 // for main to print; it never exits by itself.

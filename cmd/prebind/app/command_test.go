@@ -79,16 +79,16 @@ func TestPlugins(t *testing.T) {
 	out, err := run(t, "plugins")
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 1+len(registeredMutators())+len(registeredPlugins()), "a line for each, and the header")
+	require.Len(t, lines, 1+len(RegisteredMutators())+len(RegisteredPlugins()), "a line for each, and the header")
 	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "ARGUMENTS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
 	rest := lines[1:]
-	for _, s := range registeredMutators() {
+	for _, s := range RegisteredMutators() {
 		assert.Equal(t, []string{s.Name, "mutator", onOff(s.On), s.Name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
 		rest = rest[1:]
 	}
-	for _, s := range registeredPlugins() {
+	for _, s := range RegisteredPlugins() {
 		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
 		assert.Contains(t, rest[0], s.Description)
 		rest = rest[1:]

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,13 +16,13 @@ import (
 func newConfigCommand(r *registry) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Check a configuration file, or print one with all defaults",
+		Short: "Check a configuration file, or print one with all defaults, or its JSON schema",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("what of it? There are 'prebind config check FILE' and 'prebind config defaults'")
+			return errors.New("missing subcommand: 'prebind config check FILE', 'prebind config defaults' or 'prebind config schema'")
 		},
 	}
-	cmd.AddCommand(newConfigCheckCommand(r), newConfigDefaultsCommand(r))
+	cmd.AddCommand(newConfigCheckCommand(r), newConfigDefaultsCommand(r), newConfigSchemaCommand(r))
 	return cmd
 }
 
@@ -52,11 +53,31 @@ func newConfigDefaultsCommand(r *registry) *cobra.Command {
 		Short: "Print a configuration file with every field, its default and what it is for",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			encoded, err := defaultSettings(r).encodeWithComments()
+			encoded, err := encodeDefaults(r)
 			if err == nil {
 				_, err = cmd.OutOrStdout().Write(encoded)
 			}
 			return err
+		},
+	}
+}
+
+func encodeDefaults(r *registry) ([]byte, error) {
+	s := defaultSettings(r)
+	return s.EncodeWithComments(s.usage())
+}
+
+func newConfigSchemaCommand(r *registry) *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON schema of the configuration file",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s := defaultSettings(r)
+			encoder := json.NewEncoder(cmd.OutOrStdout())
+			encoder.SetEscapeHTML(false)
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(s.Schema(s.usage()))
 		},
 	}
 }
@@ -66,19 +87,12 @@ type switchedOn struct{ mutators, plugins []string }
 
 // on returns what the settings switch on.
 func (s *settings) on() (switchedOn, error) {
-	var on switchedOn
-	mutators, err := s.selectedMutators()
+	mutators, err := s.SelectedMutators()
 	if err != nil {
-		return on, err
+		return switchedOn{}, err
 	}
-	for _, m := range mutators {
-		on.mutators = append(on.mutators, m.Name)
-	}
-	plugins, err := s.selectedPlugins()
-	for _, p := range plugins {
-		on.plugins = append(on.plugins, p.Name)
-	}
-	return on, err
+	plugins, err := s.SelectedPlugins()
+	return switchedOn{mutators: mutators, plugins: plugins}, err
 }
 
 func orNone(names []string) string {

@@ -6,7 +6,6 @@ package app
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -16,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	cliflag "k8s.io/component-base/cli/flag"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 )
@@ -55,11 +54,16 @@ namespaces:
 `)
 	c, err := completed(t, "--config="+file, "--max-holds=9", "--topology-labels=a,b", "--mutators=topology")
 	require.NoError(t, err)
-	assert.Equal(t, general{
-		Mode: binder.ModeAudit, Mutators: []string{"topology"}, RequiredMutators: []string{"topology"}, PreBindPlugins: []string{"*"},
-		Budgets:    budgets{Hold: 2 * time.Second, MaxHolds: 9, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute},
-		Namespaces: []namespaceRule{{Names: []string{"batch-*"}, Mode: binder.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: 20 * time.Minute}},
-	}, c.general)
+	want := defaultSettings(defaultServeOptions().registry).PrebindConfiguration
+	want.Mode, want.Mutators, want.RequiredMutators = v1alpha1.ModeAudit, []string{"topology"}, []string{"topology"}
+	want.Budgets = v1alpha1.Budgets{Hold: 2 * time.Second, MaxHolds: 9, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute}
+	want.Namespaces = []v1alpha1.NamespaceRule{{Names: []string{"batch-*"}, Mode: v1alpha1.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: 20 * time.Minute}}
+	want.Arguments = c.Arguments
+	encoded, err := want.Encode()
+	require.NoError(t, err)
+	got, err := c.Encode()
+	require.NoError(t, err)
+	assert.Equal(t, string(encoded), string(got))
 	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.argumentsOf("topology"), "a flag wins, and is not added to")
 	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
 	assert.Equal(t, &nodeinfo.Arguments{}, c.argumentsOf("node-info"), "nothing is the default")
@@ -94,7 +98,7 @@ func TestConfigurationSaysWhatIsWrong(t *testing.T) {
 			reason: "rules that cannot do anything", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
 			want: []string{
 				"FILE:4: namespaces[0]: it has no names", "FILE:5: namespaces[1]: nothing is different in it",
-				`FILE:6: namespaces[2].names[0]: "[" is no name or pattern`, `FILE:7: namespaces[2].mode: there is no mode "On"`,
+				`FILE:6: namespaces[2].names[0]: "[" is not a name or pattern`, `FILE:7: namespaces[2].mode: there is no mode "On"`,
 				"FILE:10: namespaces[3].maxPrebindTimeout: 1m0s is less than prebindTimeout, 2m0s",
 			},
 		},
@@ -123,25 +127,23 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 	for _, fs := range sets.FlagSets {
 		fs.VisitAll(func(f *pflag.Flag) { flags[f.Name] = true })
 	}
-	var visit func(prefix string, v reflect.Value)
-	visit = func(prefix string, v reflect.Value) {
-		v = reflect.Indirect(v)
-		for i := range v.NumField() {
-			name, inline, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
-			field := prefix + name
+	var visit func(prefix string, schema map[string]any)
+	visit = func(prefix string, schema map[string]any) {
+		properties, _ := schema["properties"].(map[string]any)
+		for name, property := range properties {
+			field, below := prefix+name, property.(map[string]any) //nolint:errcheck,forcetypeassert // It is one.
 			switch {
-			case inline == "inline":
-				visit(prefix, v.Field(i))
-			case reflect.Indirect(v.Field(i)).Kind() == reflect.Struct:
-				visit(field+".", v.Field(i))
+			case below["properties"] != nil:
+				visit(field+".", below)
 			case field == "apiVersion" || field == "kind" || field == "namespaces":
 			default:
 				assert.True(t, flags[flagOf(field)], "%s has the flag --%s", field, flagOf(field))
+				assert.NotEmpty(t, below["description"], "%s is described by its flag", field)
 				delete(flags, flagOf(field))
 			}
 		}
 	}
-	visit("", s.document())
+	visit("", s.Schema(s.usage()))
 	assert.Empty(t, flags, "every flag has its field")
 }
 
@@ -165,6 +167,10 @@ func TestConfigCommands(t *testing.T) {
 	assert.Len(t, lines, 2, "a line for each problem")
 	_, err = run(t, "config", "check", filepath.Join(t.TempDir(), "none"))
 	require.ErrorContains(t, err, "no such file")
+	schema, err := run(t, "config", "schema")
+	require.NoError(t, err)
+	assert.Contains(t, schema, `"description": "Maximum number of calls that this replica holds at a time.`)
+
 	_, err = run(t, "config")
 	require.ErrorContains(t, err, "config check FILE")
 }

@@ -77,7 +77,7 @@ func debugHandler(from debugSources) http.Handler {
 	})
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
 		c := from.config()
-		encoded, err := c.encode()
+		encoded, err := c.Encode()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return

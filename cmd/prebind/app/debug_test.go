@@ -58,14 +58,12 @@ func TestListen(t *testing.T) {
 	for flag, set := range map[string]func(o *serveOptions, address string){
 		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
 		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
-		"metrics-bind-address":      func(o *serveOptions, address string) { o.metricsAddress = address },
 		"debug-bind-address":        func(o *serveOptions, address string) { o.debug.address = address },
 	} {
 		o := defaultServeOptions()
-		o.webhookAddress, o.healthAddress, o.metricsAddress = "127.0.0.1:0", "127.0.0.1:0", "0"
+		o.webhookAddress, o.healthAddress = "127.0.0.1:0", "127.0.0.1:0"
 		open, err := o.listen(t.Context())
 		require.NoError(t, err)
-		assert.Nil(t, open.metrics)
 		assert.Nil(t, open.debug, "it is off by default")
 		open.close()
 		free := open.webhook.Addr().String()

@@ -36,7 +36,7 @@ func FuzzConfiguration(f *testing.F) {
 			}
 			return
 		}
-		encoded, err := c.encode()
+		encoded, err := c.Encode()
 		require.NoError(t, err)
 		again, err := newConfiguration(r, "file", encoded, none)
 		require.NoError(t, err, "%s", encoded)

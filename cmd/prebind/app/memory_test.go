@@ -117,7 +117,7 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
-	options := cacheOptions(&registry{plugins: registeredPlugins()}, "prebind-system")
+	options := cacheOptions(&registry{plugins: RegisteredPlugins()}, "prebind-system")
 	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
 	c, err := cache.New(&rest.Config{Host: url}, options)
 	if err != nil {

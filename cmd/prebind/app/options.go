@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -34,7 +36,7 @@ type serveOptions struct {
 
 	kubeconfig      string
 	webhookAddress  string
-	certificates    certificateOptions
+	certificates    certificates.Options
 	metricsAddress  string
 	healthAddress   string
 	namespace       string
@@ -52,7 +54,7 @@ type serveOptions struct {
 func defaultServeOptions(options ...Option) *serveOptions {
 	o := &serveOptions{
 		webhookAddress:  ":9443",
-		certificates:    defaultCertificateOptions(),
+		certificates:    certificates.DefaultOptions(),
 		metricsAddress:  ":8080",
 		healthAddress:   ":8081",
 		namespace:       defaultNamespace,
@@ -67,7 +69,7 @@ func defaultServeOptions(options ...Option) *serveOptions {
 
 // register makes the registry: what Prebind brings, then what the options add.
 func (o *serveOptions) register(options ...Option) {
-	o.registry = &registry{mutators: registeredMutators(), plugins: registeredPlugins()}
+	o.registry = &registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()}
 	for _, option := range options {
 		option(o.registry)
 	}
@@ -88,7 +90,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	o.debug.addFlags(sets.FlagSet("Seeing"))
 	o.tracing.addFlags(sets.FlagSet("Seeing"))
-	o.certificates.addFlags(sets.FlagSet("Certificates"))
+	o.certificates.AddFlags(sets.FlagSet("Certificates"))
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects: the leases by which replicas know of each other.")
@@ -138,7 +140,7 @@ func (o *serveOptions) problems() []error {
 	if o.metricsAddress != "0" {
 		checkAddress("metrics-bind-address", o.metricsAddress)
 	}
-	o.certificates.validate(check)
+	problems = append(problems, o.certificates.Validate()...)
 	check(o.shutdownDelay >= 0, "--shutdown-delay: %s is negative", o.shutdownDelay)
 	check(o.shutdownTimeout > 0, "--shutdown-timeout: %s is not positive", o.shutdownTimeout)
 	if wrong := validation.IsDNS1123Label(o.namespace); len(wrong) > 0 {

@@ -11,53 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// feature is an entry of a list of mutators or plugins.
-type feature entry
-
-func TestSelected(t *testing.T) {
-	list := []feature{{name: "a", on: true}, {name: "b", on: true}, {name: "c"}}
-	cases := map[string]struct {
-		reason string
-		flag   []string
-		want   []string
-		// says is part of the error; empty for none.
-		says string
-	}{
-		"Default":         {reason: "'*' is what is on by default", flag: []string{"*"}, want: []string{"a", "b"}},
-		"None":            {reason: "an empty flag switches all off"},
-		"One":             {reason: "only what is named", flag: []string{"b"}, want: []string{"b"}},
-		"OffByDefault":    {reason: "naming switches on", flag: []string{"c"}, want: []string{"c"}},
-		"AllAndMore":      {reason: "'*' and one more", flag: []string{"*", "c"}, want: []string{"a", "b", "c"}},
-		"AllButOne":       {reason: "'-x' outweighs '*'", flag: []string{"*", "-a"}, want: []string{"b"}},
-		"AllButOneBefore": {reason: "the flag's order does not matter", flag: []string{"-a", "*"}, want: []string{"b"}},
-		"ListOrder":       {reason: "the order is the list's", flag: []string{"c", "b", "a"}, want: []string{"a", "b", "c"}},
-		"OnlyOff":         {reason: "without '*' nothing is on", flag: []string{"-a"}},
-		"OffTwice":        {reason: "what is off stays off", flag: []string{"*", "-a", "-a", "-c"}, want: []string{"b"}},
-		"Twice":           {reason: "what is on runs once", flag: []string{"a", "a"}, want: []string{"a"}},
-		"OnAndOff":        {reason: "a contradiction is an error", flag: []string{"a", "-a"}, says: `"a" is switched both on and off`},
-		"Unknown":         {reason: "an unknown name lists the known ones", flag: []string{"x"}, says: "a, b, c"},
-		"UnknownOff":      {reason: "also to switch off", flag: []string{"*", "-x"}, says: `no thing "x"`},
-		"MinusStar":       {reason: "there is no '-*'", flag: []string{"-*"}, says: `"*"`},
-		"EmptyName":       {reason: "nothing is not a name", flag: []string{""}, says: `""`},
-		"Case":            {reason: "names are compared exactly", flag: []string{"A"}, says: `"A"`},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got, err := selected(list, func(f feature) entry { return entry(f) }, "thing", tc.flag)
-			if tc.says != "" {
-				require.ErrorContains(t, err, tc.says, tc.reason)
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			var names []string
-			for _, f := range got {
-				names = append(names, f.name)
-			}
-			assert.Equal(t, tc.want, names, tc.reason)
-		})
-	}
-}
-
 // completed is what serve makes of these flags.
 func completed(t *testing.T, args ...string) (*configuration, error) {
 	t.Helper()

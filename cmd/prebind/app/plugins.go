@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/cmd/prebind/app/configfile"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 func newPluginsCommand(r *registry) *cobra.Command {
@@ -44,7 +44,7 @@ func (s *settings) argumentNames(name string) string {
 	if a == nil {
 		return "-"
 	}
-	return strings.Join(configfile.Fields(a), ",")
+	return strings.Join(v1alpha1.Fields(a), ",")
 }
 
 func onOff(on bool) string {

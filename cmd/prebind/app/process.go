@@ -6,15 +6,13 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -22,10 +20,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // process is a replica that is being put together: each build method adds to the
@@ -34,16 +35,20 @@ type process struct {
 	o      *serveOptions
 	id     string
 	config *rest.Config
+	health *apiclient.Health
 	mgr    manager.Manager
 	ready  *readiness
 	open   *listeners
-	certs  *certs
+	certs  *certificates.Source
+	// certMetrics are those of certs.
+	certMetrics *certificates.Metrics
 
 	client kubernetes.Interface
 	// leases is for leases only.
 	leases   kubernetes.Interface
 	replicas *replica.Replicas
-	traces   *traces
+	traces   *telemetry.Traces
+	recorder *telemetry.Recorder
 	assembly *assembly
 	engine   *binder.Engine
 	reloads  *reloader
@@ -55,26 +60,21 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
-	steps, err := newStepMetrics(clock.RealClock{}, metrics.Registry)
-	if err != nil {
+	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
 		return err
 	}
-	observed, err := newObserver(metrics.Registry, p.o.registry.pluginNames()...)
-	if err != nil {
+	if p.recorder, err = newRecorder(metrics.Registry, p.certMetrics, p.traces, p.o.registry.pluginNames()...); err != nil {
 		return err
 	}
-	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, steps)
+	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, p.recorder)
 	settings, err := p.assembly.settings(ctx, c.settings)
 	if err != nil {
-		return err
-	}
-	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
 		return err
 	}
 	if err := p.buildReplicas(); err != nil {
 		return err
 	}
-	p.engine, err = binder.New(binder.Options{
+	if p.engine, err = binder.New(binder.Options{
 		Cached:   p.mgr.GetCache(),
 		Live:     p.mgr.GetAPIReader(),
 		Settings: settings,
@@ -83,33 +83,63 @@ func (p *process) buildEngine(ctx context.Context, c *configuration) error {
 		Domain:   framework.Domain,
 		Changes:  p.assembly.changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
-		Observer: observed,
-		Tracker:  p.traces.steps(steps),
+		Recorder: p.recorder,
 		Clock:    clock.RealClock{},
-	})
-	return err
+	}); err != nil {
+		return err
+	}
+	p.recorder.Show(p.engine.Stats, p.ready.probe)
+	return nil
 }
 
-// buildWatches adds what keeps an eye on the API server, the permissions, the
-// configuration file, the other replicas, and what attempts have left behind.
+// buildWatches adds what watches the permissions, the configuration file, the other
+// replicas, and what attempts have left behind.
 func (p *process) buildWatches(_ context.Context, c *configuration) error {
-	reach, err := reacher(p.config, lookTakes)
+	p.reloads = newReloader(p.o, p.assembly, p.engine, p.recorder, c)
+	p.ready.require(p.health.Problem)
+	permissions := everyReplica(func(ctx context.Context) error {
+		p.health.Watch(ctx, p.checkPermissions)
+		return nil
+	})
+	sweeper := binder.NewSweeper(p.engine, p.replicas)
+	elected := sweeping(sweeper)
+	if p.o.leaderElect {
+		elected = func(ctx context.Context) error { return replica.Lead(ctx, p.leases, p.o.namespace, p.id, sweeper.Run) }
+	}
+	return p.add(permissions, p.reloads, p.replicas, newExemption(p.client, p.engine), elected, sweeping(binder.NewOwnSweeper(p.engine)))
+}
+
+// checkPermissions returns which permissions the configuration in force lacks.
+func (p *process) checkPermissions(ctx context.Context) error {
+	parts, err := needsOf(p.reloads.inForce.Load().settings, p.o.namespace)
 	if err != nil {
 		return err
 	}
-	watching := newMonitor(reach, grants{p.client}, p.ready, clock.RealClock{})
-	if p.reloads, err = newReloader(p.o, p.assembly, p.engine, watching, c); err != nil {
-		return err
-	}
-	return p.add(watching, p.reloads, p.replicas,
-		elected(p.o, p.leases, p.id, binder.NewSweeper(p.engine, p.replicas)), sweeping(binder.NewOwnSweeper(p.engine)))
+	return grants{p.client}.checkAll(ctx, parts)
 }
+
+// sweeping runs the sweeper in every replica.
+func sweeping(sweeper *binder.Sweeper) everyReplica {
+	return func(ctx context.Context) error {
+		sweeper.Run(ctx)
+		return nil
+	}
+}
+
+// everyReplica is a runnable that needs no leader election of the manager's.
+type everyReplica func(ctx context.Context) error
+
+// Start implements manager.Runnable.
+func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everyReplica) NeedLeaderElection() bool { return false }
 
 // buildReplicas makes this replica's lease. It is kept only when everything that its
 // status tells of is built.
 func (p *process) buildReplicas() error {
 	var err error
-	if p.leases, err = leaseClient(p.config, renewalTakes); err != nil {
+	if p.leases, err = apiclient.NewWithTimeout(p.config, replica.RequestTakes); err != nil {
 		return err
 	}
 	p.replicas, err = replica.New(replica.Options{
@@ -122,47 +152,41 @@ func (p *process) buildReplicas() error {
 	return err
 }
 
-// buildMetrics registers those that have no maker of their own.
-func (p *process) buildMetrics(context.Context, *configuration) error {
-	return errors.Join(
-		newUnderWay(p.engine.Stats, metrics.Registry),
-		newReady(p.ready.probe, metrics.Registry),
-		newBuildInfo(metrics.Registry),
-		register(metrics.Registry, p.certs.metrics.Collectors()...),
-	)
-}
-
 // buildServers adds the certificates and everything that listens.
 func (p *process) buildServers(ctx context.Context, _ *configuration) error {
-	counted, err := newMeasured(p.traces.engine(p.engine), clock.RealClock{}, metrics.Registry)
-	if err != nil {
-		return err
-	}
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: counted, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
+		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{}, Domain: framework.Domain,
 	})
 	if err != nil {
 		return err
 	}
-	if err := p.certs.manage(ctx, &p.o.certificates, p.client, p.o.namespace, p.ready); err != nil {
-		return err
+	required, err := needsOfCertificates(p.o.certificates, p.o.namespace)
+	if err == nil {
+		err = grants{p.client}.checkAll(ctx, required)
 	}
-	refused, err := newRefused(metrics.Registry)
+	if err == nil {
+		err = p.certs.Manage(p.client, p.o.namespace)
+	}
 	if err != nil {
 		return err
 	}
-	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: refused})
+	p.ready.waitUntil(p.certs.Ready)
+	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 	if err != nil {
 		return err
 	}
-	server := webhook.NewServer(p.traces.handler(handler), p.certs.tls, limits)
+	server, err := webhook.NewServer(webhook.ServerOptions{
+		Listener: p.open.webhook, TLSOpts: []func(*tls.Config){p.certs.Configure}, Limits: limits,
+		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
+	})
+	if err != nil {
+		return err
+	}
+	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
 	all := []manager.Runnable{
 		p.certs,
-		p.server("webhook", tls.NewListener(limits.Listener(p.open.webhook), server.TLSConfig), server),
+		server,
 		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
-	}
-	if p.open.metrics != nil {
-		all = append(all, p.server("metrics", p.open.metrics, metricsServer()))
 	}
 	if p.open.debug != nil {
 		from := debugSources{inFlight: p.engine.InFlight, config: p.reloads.inForce.Load}
@@ -180,17 +204,13 @@ func (p *process) add(runnables ...manager.Runnable) error {
 	return nil
 }
 
-// server is run by the manager, until the last of what it runs ends. What it has to
-// say of connections, such as of a failed handshake, goes to the program's own log.
-func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
-	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", name).V(2)), slog.LevelInfo)
-	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
+// errorLog logs errors of a server's connections, such as failed handshakes, at V(2).
+func errorLog(server string) *log.Logger {
+	return slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", server).V(2)), slog.LevelInfo)
 }
 
-// metricsServer serves /metrics. controller-runtime's own would find only at its
-// start that the address is taken.
-func metricsServer() *http.Server {
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
-	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
+// server returns a Runnable that serves until the manager stops.
+func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
+	server.ErrorLog = errorLog(name)
+	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
 }

@@ -17,3 +17,7 @@ package app
 // Replicas know of each other by leases, and elect a leader, in Prebind's own namespace.
 //
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;delete
+//
+// Whether the API server exempts a scheduler's Bindings from its concurrency limits decides how many of its calls are held.
+//
+// +kubebuilder:rbac:groups=flowcontrol.apiserver.k8s.io,resources=flowschemas,resourceNames=prebind,verbs=get

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"k8s.io/klog/v2"
 )
 
 // readiness tells whether Bindings can be decided, and whether they should come
@@ -23,8 +25,8 @@ type readiness struct {
 	others []func() error
 	// required are asked at each probe.
 	required []func() error
-	// trouble is what is wrong at run time, by what is watched.
-	trouble map[string]error
+	// unready is true after a probe that one of required failed.
+	unready bool
 }
 
 type cacheState struct {
@@ -55,16 +57,6 @@ func (r *readiness) require(ready func() error) {
 
 // drain makes the process unready for good.
 func (r *readiness) drain() { r.draining.Store(true) }
-
-// report sets what is wrong with something that is watched, or nil.
-func (r *readiness) report(what string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.trouble == nil {
-		r.trouble = map[string]error{}
-	}
-	r.trouble[what] = err
-}
 
 // check returns why Bindings cannot be decided here, or nil. It is asked for every
 // call.
@@ -105,15 +97,18 @@ func (r *readiness) probe() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, err := range r.trouble {
-		if err != nil {
-			return err
-		}
-	}
 	for _, ready := range r.required {
 		if err := ready(); err != nil {
+			if !r.unready {
+				klog.ErrorS(err, "Not ready: calls should go to another replica")
+			}
+			r.unready = true
 			return err
 		}
 	}
+	if r.unready {
+		klog.InfoS("Ready again")
+	}
+	r.unready = false
 	return nil
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/prebind/prebind/mutators/topology"
 )
 
-// registeredMutators is every mutator that is compiled in, in the order in which they
+// RegisteredMutators is every mutator that is compiled in, in the order in which they
 // run.
-func registeredMutators() []mutators.Registration {
+func RegisteredMutators() []mutators.Registration {
 	return []mutators.Registration{
 		topology.Registration(),
 		nodeinfo.Registration(),
@@ -29,9 +29,9 @@ func registeredMutators() []mutators.Registration {
 	}
 }
 
-// registeredPlugins is every PreBind plugin that is compiled in, in the order in which
+// RegisteredPlugins is every PreBind plugin that is compiled in, in the order in which
 // they run: those that only read come first, and those that cannot undo come last.
-func registeredPlugins() []framework.Registration {
+func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		nodestate.Registration(),
 		device.Registration(),
@@ -40,11 +40,11 @@ func registeredPlugins() []framework.Registration {
 	}
 }
 
-// Arguments and Problem are those of all entries.
-type (
-	Arguments = framework.Arguments
-	Problem   = framework.Problem
-)
+// Arguments are those of one entry.
+type Arguments = framework.Arguments
+
+// Problem is that of one field of the arguments.
+type Problem = framework.Problem
 
 // Option adds to the program; see NewCommand.
 type Option func(*registry)
@@ -101,6 +101,3 @@ func (r *registry) pluginNames() []string {
 	}
 	return names
 }
-
-func mutatorEntry(m mutators.Registration) entry { return entry{name: m.Name, on: m.On} }
-func pluginEntry(p framework.Registration) entry { return entry{name: p.Name, on: p.On} }

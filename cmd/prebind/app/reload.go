@@ -13,14 +13,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/telemetry"
 )
 
 // readConfigurationEvery is how often the file is looked at. The kubelet brings
@@ -47,8 +47,7 @@ type reloader struct {
 	o        *serveOptions
 	assembly *assembly
 	engine   configurer
-	monitor  *monitor
-	metrics  *configMetrics
+	recorder *telemetry.Recorder
 	events   events.EventRecorder
 	clock    clock.Clock
 	// put puts the content of the file in force, or returns why not.
@@ -66,30 +65,16 @@ type reloader struct {
 }
 
 // newReloader returns the reloader of a configuration that is in force already.
-func newReloader(o *serveOptions, a *assembly, engine configurer, m *monitor, c *configuration) (*reloader, error) {
-	told, err := newConfigMetrics(metrics.Registry)
-	if err != nil {
-		return nil, err
-	}
+func newReloader(o *serveOptions, a *assembly, engine configurer, recorder *telemetry.Recorder, c *configuration) *reloader {
 	r := &reloader{
-		o: o, assembly: a, engine: engine, monitor: m, metrics: told,
+		o: o, assembly: a, engine: engine, recorder: recorder,
 		events: a.mgr.GetEventRecorder("prebind"), clock: clock.RealClock{},
 	}
 	r.put = r.putInForce
-	return r, r.begin(c)
-}
-
-// begin notes the configuration that is in force from the start.
-func (r *reloader) begin(c *configuration) error {
-	parts, err := needsOf(c.settings, r.o.namespace)
-	if err != nil {
-		return err
-	}
 	r.seen = c.content
 	r.inForce.Store(c)
-	r.monitor.expect(parts)
-	r.metrics.applied(c.hash, r.clock.Now())
-	return nil
+	r.recorder.ConfigApplied(c.hash, r.clock.Now())
+	return r
 }
 
 // Start implements manager.Runnable.
@@ -118,7 +103,7 @@ func (r *reloader) look(ctx context.Context) {
 	case bytes.Equal(content, r.seen):
 		if r.tried.problem != "" {
 			r.tried.problem = ""
-			r.metrics.successful.Set(1)
+			r.recorder.ConfigCurrent()
 			klog.InfoS("The configuration file is again the one that is in force", "file", r.o.configFile)
 		}
 		return
@@ -130,7 +115,7 @@ func (r *reloader) look(ctx context.Context) {
 	}
 	if err == nil {
 		r.seen, r.tried.problem = content, ""
-		r.metrics.successful.Set(1)
+		r.recorder.ConfigCurrent()
 		return
 	}
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -139,7 +124,7 @@ func (r *reloader) look(ctx context.Context) {
 		return
 	}
 	r.tried.problem = text
-	r.metrics.refused()
+	r.recorder.ConfigRefused()
 	klog.ErrorS(nil, "Refused a new configuration, the old one stays", "file", r.o.configFile, "reason", text)
 	r.events.Eventf(r.about(), contentReference(content, text), corev1.EventTypeWarning, reasonRefused, "Reloading", "%s", note("refused a new configuration, the old one stays: "+text))
 }
@@ -154,16 +139,11 @@ func (r *reloader) putInForce(ctx context.Context, content []byte) error {
 	if err != nil {
 		return err
 	}
-	parts, err := needsOf(c.settings, r.o.namespace)
-	if err != nil {
-		return err
-	}
 	if err := r.engine.Configure(settings); err != nil {
 		return err
 	}
-	r.monitor.expect(parts)
 	r.inForce.Store(c)
-	r.metrics.applied(c.hash, r.clock.Now())
+	r.recorder.ConfigApplied(c.hash, r.clock.Now())
 	on, err := c.on()
 	if err != nil {
 		return err
@@ -186,7 +166,7 @@ func (r *reloader) about() *corev1.ObjectReference {
 // that are about the same are counted as one, with the words of the first.
 func contentReference(content []byte, problem string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
-		APIVersion: configurationHeader.APIVersion, Kind: configurationHeader.Kind, Name: hashOf(append(slices.Clip(content), problem...)),
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.Kind, Name: hashOf(append(slices.Clip(content), problem...)),
 	}
 }
 
@@ -202,51 +182,3 @@ func note(text string) string {
 // NeedLeaderElection implements manager.LeaderElectionRunnable: every replica has a
 // file of its own.
 func (*reloader) NeedLeaderElection() bool { return false }
-
-// configMetrics tell of the configuration in force.
-type configMetrics struct {
-	generation, successful, at prometheus.Gauge
-	reloads                    *prometheus.CounterVec
-	info                       *prometheus.GaugeVec
-}
-
-// newConfigMetrics registers them.
-func newConfigMetrics(registry prometheus.Registerer) (*configMetrics, error) {
-	m := &configMetrics{
-		generation: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "prebind_config_generation",
-			Help: "How many configurations this replica has put in force since its start, the first included.",
-		}),
-		successful: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "prebind_config_last_reload_successful",
-			Help: "1 if the configuration file as it is now is in force, 0 if it was refused and an older one stays.",
-		}),
-		at: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "prebind_config_last_reload_success_timestamp_seconds",
-			Help: "When the configuration in force was put in force.",
-		}),
-		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "prebind_config_reloads_total",
-			Help: "New configurations, by result: applied or refused.",
-		}, []string{"result"}),
-		info: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "prebind_config_info",
-			Help: "Always 1, with a hash of the configuration in force: replicas with the same hash do the same.",
-		}, []string{"hash"}),
-	}
-	return m, register(registry, m.generation, m.successful, m.at, m.reloads, m.info)
-}
-
-func (m *configMetrics) applied(hash string, at time.Time) {
-	m.generation.Inc()
-	m.successful.Set(1)
-	m.at.Set(float64(at.Unix()))
-	m.reloads.WithLabelValues("applied").Inc()
-	m.info.Reset()
-	m.info.WithLabelValues(hash).Set(1)
-}
-
-func (m *configMetrics) refused() {
-	m.successful.Set(0)
-	m.reloads.WithLabelValues("refused").Inc()
-}

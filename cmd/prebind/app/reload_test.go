@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // A file is put in force once, when it is another than before; a bad one is told
@@ -24,18 +25,30 @@ import (
 func TestReloaderLooks(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write := func(content string) { require.NoError(t, os.WriteFile(file, []byte(content), 0o600)) }
-	told, err := newConfigMetrics(prometheus.NewRegistry())
+	registry := prometheus.NewRegistry()
+	recorder, err := newRecorder(registry, certificates.NewMetrics(), nil)
 	require.NoError(t, err)
-	told.applied("first", time.Time{})
-	recorder, now := events.NewFakeRecorder(100), clocktesting.NewFakeClock(time.Now())
-	r := &reloader{o: &serveOptions{configFile: file, namespace: "own"}, metrics: told, events: recorder, clock: now, seen: []byte("first")}
+	recorder.ConfigApplied("first", time.Time{})
+	value := func(name string) float64 {
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			if f.GetName() == name {
+				m := f.GetMetric()[len(f.GetMetric())-1]
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+		return -1
+	}
+	told, now := events.NewFakeRecorder(100), clocktesting.NewFakeClock(time.Now())
+	r := &reloader{o: &serveOptions{configFile: file, namespace: "own"}, recorder: recorder, events: told, clock: now, seen: []byte("first")}
 	var put []string
 	fails := map[string]error{}
 	r.put = func(_ context.Context, content []byte) error {
 		put = append(put, string(content))
 		return fails[string(content)]
 	}
-	successful := func() float64 { return testutil.ToFloat64(told.successful) }
+	successful := func() float64 { return value("prebind_config_last_reload_successful") }
 	look := func() { r.look(t.Context()) }
 
 	write("first")
@@ -53,14 +66,14 @@ func TestReloaderLooks(t *testing.T) {
 	look()
 	assert.Equal(t, []string{"second", "bad"}, put, "it would fail again")
 	assert.Zero(t, successful())
-	require.Len(t, recorder.Events, 1)
-	assert.Equal(t, "Warning ConfigurationRefused refused a new configuration, the old one stays: line 1; line 2", <-recorder.Events)
+	require.Len(t, told.Events, 1)
+	assert.Equal(t, "Warning ConfigurationRefused refused a new configuration, the old one stays: line 1; line 2", <-told.Events)
 
 	now.Step(tryConfigurationAgain)
 	look()
 	assert.Len(t, put, 3, "it may do by now")
-	assert.Empty(t, recorder.Events, "it was told already")
-	assert.InDelta(t, 1, testutil.ToFloat64(told.reloads.WithLabelValues("refused")), 0)
+	assert.Empty(t, told.Events, "it was told already")
+	assert.InDelta(t, 1, value("prebind_config_reloads_total"), 0)
 
 	write("second")
 	look()
@@ -70,7 +83,7 @@ func TestReloaderLooks(t *testing.T) {
 	require.NoError(t, os.Remove(file))
 	look()
 	assert.Zero(t, successful())
-	assert.Contains(t, <-recorder.Events, "no such file")
+	assert.Contains(t, <-told.Events, "no such file")
 
 	write("third")
 	look()

@@ -15,11 +15,14 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // For --logging-format=json.
 	"k8s.io/component-base/term"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 func newServeCommand(o *serveOptions) *cobra.Command {
@@ -58,15 +61,17 @@ turns to another replica.`,
 // serve runs the webhook until the context ends. Whatever can be found wrong is
 // found before anything is started.
 func serve(ctx context.Context, o *serveOptions, c *configuration) error {
-	certs, err := o.certificates.read()
+	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
+	certs, err := certificates.New(o.certificates, shared)
 	if err != nil {
 		return err
 	}
-	config, err := restConfig(o.kubeconfig)
+	health := apiclient.NewHealth(clock.RealClock{})
+	config, err := restConfig(o.kubeconfig, health)
 	if err != nil {
 		return err
 	}
-	if err := contact(config); err != nil {
+	if err := apiclient.Contact(config); err != nil {
 		return err
 	}
 	open, err := o.listen(ctx)
@@ -83,13 +88,13 @@ func serve(ctx context.Context, o *serveOptions, c *configuration) error {
 	if err != nil {
 		return err
 	}
-	p := &process{o: o, id: replica.NewID(), config: config, mgr: mgr, ready: &readiness{}, open: open, certs: certs}
-	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildMetrics, p.buildServers} {
+	p := &process{o: o, id: replica.NewID(), config: config, health: health, mgr: mgr, ready: &readiness{}, open: open, certs: certs, certMetrics: shared.Metrics}
+	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildServers} {
 		if err := build(ctx, c); err != nil {
 			return err
 		}
 	}
-	defer p.traces.flush(ctx)
+	defer p.traces.Flush(ctx)
 	defer context.AfterFunc(ctx, func() {
 		defer stop()
 		shutDown(running, o, p.ready, p.engine)

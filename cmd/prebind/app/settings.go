@@ -4,105 +4,38 @@
 package app
 
 import (
-	"fmt"
-	"path"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 )
 
-// settings are those options that the configuration file may give as well, and that
-// may change while Prebind runs. What a process is bound to from its start, such as
-// addresses, is told by flags only.
+// settings are the configuration, which the file and flags set, of what is compiled in.
 type settings struct {
-	general
-	// arguments are those of the registered mutators and plugins that have any, in
-	// the registry's order.
-	arguments []named
-	registry  *registry
-}
-
-// named are the arguments of one mutator or plugin.
-type named struct {
-	name string
-	Arguments
-	// section is that of its flags.
-	section string
-}
-
-// general is what is no plugin's own.
-type general struct {
-	Mode             binder.Mode     `yaml:"mode"`
-	Mutators         []string        `yaml:"mutators"`
-	RequiredMutators []string        `yaml:"requiredMutators"`
-	PreBindPlugins   []string        `yaml:"prebindPlugins"`
-	Budgets          budgets         `yaml:"budgets"`
-	Namespaces       []namespaceRule `yaml:"namespaces"`
-}
-
-// budgets bound what binds may take.
-type budgets struct {
-	Hold              time.Duration `yaml:"hold"`
-	MaxHolds          int           `yaml:"maxHolds"`
-	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
-	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
-}
-
-// namespaceRule is a binder.NamespaceRule in the file.
-type namespaceRule struct {
-	Names             []string      `yaml:"names"`
-	Mode              binder.Mode   `yaml:"mode"`
-	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
-	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
+	*v1alpha1.PrebindConfiguration
+	registry *registry
 }
 
 // defaultSettings are those of the registry's entries.
 func defaultSettings(r *registry) *settings {
-	s := &settings{
-		registry: r,
-		general: general{
-			Mode:           binder.ModeEnforce,
-			Mutators:       []string{"*"},
-			PreBindPlugins: []string{"*"},
-			Budgets: budgets{
-				Hold:              28 * time.Second,
-				MaxHolds:          32,
-				PreBindTimeout:    10 * time.Minute,
-				MaxPreBindTimeout: 30 * time.Minute,
-			},
-		},
-	}
+	var all v1alpha1.Registered
 	for _, m := range r.mutators {
-		if m.Arguments != nil {
-			s.arguments = append(s.arguments, named{name: m.Name, Arguments: m.Arguments(), section: "Mutators"})
-		}
+		all.Mutators = append(all.Mutators, v1alpha1.Component{Name: m.Name, On: m.On, Arguments: m.Arguments})
 	}
 	for _, p := range r.plugins {
-		if p.Arguments != nil {
-			s.arguments = append(s.arguments, named{name: p.Name, Arguments: p.Arguments(), section: "PreBind plugins"})
-		}
+		all.Plugins = append(all.Plugins, v1alpha1.Component{Name: p.Name, On: p.On, Arguments: p.Arguments})
 	}
-	return s
+	return &settings{PrebindConfiguration: v1alpha1.Default(all), registry: r}
 }
 
 // argumentsOf returns the arguments of a mutator or plugin; nil if it has none.
-func (s *settings) argumentsOf(name string) Arguments {
-	for _, a := range s.arguments {
-		if a.name == name {
-			return a.Arguments
-		}
-	}
-	return nil
-}
+func (s *settings) argumentsOf(name string) Arguments { return s.Arguments.Of(name) }
 
 // addFlags adds the flags by section, bound to the settings. Their names are those
 // of flagOf.
@@ -115,14 +48,18 @@ func (s *settings) addFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringSliceVar(&s.PreBindPlugins, "prebind-plugins", s.PreBindPlugins, "PreBind plugins to run, in the same form.")
 	fs.StringSliceVar(&s.RequiredMutators, "required-mutators", s.RequiredMutators,
 		"Mutators without whose annotations no pod is bound. When one of them fails, or the node lacks what it is to tell of, the bind is refused; any other is left out.")
-	for _, a := range s.arguments {
-		a.AddFlags(sets.FlagSet(a.section))
+	for _, a := range s.Arguments {
+		section := "PreBind plugins"
+		if slices.ContainsFunc(s.registry.mutators, func(m mutators.Registration) bool { return m.Name == a.Name }) {
+			section = "Mutators"
+		}
+		a.AddFlags(sets.FlagSet(section))
 	}
 	fs = sets.FlagSet("Waiting")
 	fs.DurationVar(&s.Budgets.Hold, "hold", s.Budgets.Hold,
 		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
 	fs.IntVar(&s.Budgets.MaxHolds, "max-holds", s.Budgets.MaxHolds,
-		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once.")
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. The seats are shared between namespaces; other calls are answered 429 at once. Bindings that the FlowSchema prebind exempts occupy none: 16 times as many of them are held.")
 	fs.DurationVar(&s.Budgets.PreBindTimeout, "prebind-timeout", s.Budgets.PreBindTimeout,
 		"How long the PreBind of one pod on one node may take, over all its calls. The annotation binder.<domain>/timeout of the Binding or the pod sets another.")
 	fs.DurationVar(&s.Budgets.MaxPreBindTimeout, "max-prebind-timeout", s.Budgets.MaxPreBindTimeout,
@@ -147,92 +84,34 @@ func flagOf(field string) string {
 	return kebab.String()
 }
 
-// problems are all that is wrong with the settings, by field.
-func (s *settings) problems() []Problem {
-	var all []Problem
-	check := func(ok bool, field, format string, args ...any) {
-		if !ok {
-			all = append(all, Problem{Field: field, Err: fmt.Errorf(format, args...)})
-		}
+// usage returns the usage of the flag of each field.
+func (s *settings) usage() v1alpha1.Usage {
+	var sets cliflag.NamedFlagSets
+	s.addFlags(&sets)
+	usage := map[string]string{"namespaces": namespacesUsage}
+	for _, fs := range sets.FlagSets {
+		fs.VisitAll(func(f *pflag.Flag) { usage[f.Name] = f.Usage })
 	}
-	b := s.Budgets
-	check(knownMode(s.Mode), "mode", "there is no mode %q: %s", s.Mode, modeNames())
-	check(b.Hold > 0, "budgets.hold", "%s is not positive", b.Hold)
-	check(b.MaxHolds > 0, "budgets.maxHolds", "%d is not positive", b.MaxHolds)
-	check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "%s is not positive", b.PreBindTimeout)
-	check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "%s is less than --prebind-timeout, %s", b.MaxPreBindTimeout, b.PreBindTimeout)
-	chosen, err := s.selectedMutators()
-	check(err == nil, "mutators", "%w", err)
-	if err == nil {
-		for i, name := range s.RequiredMutators {
-			isOn := slices.ContainsFunc(chosen, func(m mutators.Registration) bool { return m.Name == name })
-			check(isOn, fmt.Sprintf("requiredMutators[%d]", i), "%q is no mutator that is switched on", name)
+	return func(field string) string {
+		if strings.Contains(field, "[") {
+			return "" // Elements of lists have no flag of their own.
 		}
+		return usage[flagOf(field)]
 	}
-	_, err = s.selectedPlugins()
-	check(err == nil, "prebindPlugins", "%w", err)
-	for i, r := range s.Namespaces {
-		all = append(all, r.problems(fmt.Sprintf("namespaces[%d]", i))...)
-	}
-	for _, a := range s.arguments {
-		for _, p := range a.Validate() {
-			all = append(all, Problem{Field: "arguments." + a.name + "." + p.Field, Err: p.Err})
-		}
-		if n, ok := a.Arguments.(*nodestate.Arguments); ok {
-			check(n.MaxWait <= b.MaxPreBindTimeout, "arguments.node-state.maxWait", "%s is more than --max-prebind-timeout, %s", n.MaxWait, b.MaxPreBindTimeout)
-		}
-	}
-	return all
 }
 
-// problems are all that is wrong with the rule, which is the field.
-func (r namespaceRule) problems(field string) []Problem {
-	var all []Problem
-	check := func(ok bool, name, format string, args ...any) {
-		if !ok {
-			all = append(all, Problem{Field: field + name, Err: fmt.Errorf(format, args...)})
-		}
-	}
-	check(len(r.Names) > 0, "", "it has no names: it says nothing of any namespace")
-	check(r.Mode != "" || r.PreBindTimeout != 0 || r.MaxPreBindTimeout != 0, "", "nothing is different in it: give a mode, a prebindTimeout or a maxPrebindTimeout")
-	for i, name := range r.Names {
-		_, err := path.Match(name, "")
-		check(err == nil && name != "", fmt.Sprintf(".names[%d]", i), "%q is no name or pattern of namespaces", name)
-	}
-	check(r.Mode == "" || knownMode(r.Mode), ".mode", "there is no mode %q: %s", r.Mode, modeNames())
-	check(r.PreBindTimeout >= 0, ".prebindTimeout", "%s is negative", r.PreBindTimeout)
-	check(r.MaxPreBindTimeout >= 0, ".maxPrebindTimeout", "%s is negative", r.MaxPreBindTimeout)
-	check(r.MaxPreBindTimeout == 0 || r.MaxPreBindTimeout >= r.PreBindTimeout, ".maxPrebindTimeout", "%s is less than prebindTimeout, %s", r.MaxPreBindTimeout, r.PreBindTimeout)
-	return all
-}
+const namespacesUsage = "What is different for the pods of some namespaces: rules with names (patterns such as team-* are fine) and one or more of mode, prebindTimeout and maxPrebindTimeout. The first rule that names a namespace counts, and it alone."
 
-func knownMode(m binder.Mode) bool { return slices.Contains(binder.Modes(), m) }
-
-func modeNames() string {
-	var names []string
-	for _, m := range binder.Modes() {
-		names = append(names, string(m))
-	}
-	return "the known ones are " + strings.Join(names, ", ")
-}
-
+// selectedMutators returns the mutators that are on, in their order.
 func (s *settings) selectedMutators() ([]mutators.Registration, error) {
-	return selected(s.registry.mutators, mutatorEntry, "mutator", s.Mutators)
+	names, err := s.SelectedMutators()
+	return slices.DeleteFunc(slices.Clone(s.registry.mutators), func(m mutators.Registration) bool { return !slices.Contains(names, m.Name) }), err
 }
 
+// selectedPlugins returns the PreBind plugins that are on, in their order.
 func (s *settings) selectedPlugins() ([]framework.Registration, error) {
-	return selected(s.registry.plugins, pluginEntry, "PreBind plugin", s.PreBindPlugins)
-}
-
-// namespaceRules are those of the engine.
-func (s *settings) namespaceRules() []binder.NamespaceRule {
-	var rules []binder.NamespaceRule
-	for _, r := range s.Namespaces {
-		rules = append(rules, binder.NamespaceRule{
-			Names: r.Names, Mode: r.Mode, PreBindTimeout: r.PreBindTimeout, MaxPreBindTimeout: r.MaxPreBindTimeout,
-		})
-	}
-	return rules
+	names, err := s.SelectedPlugins()
+	return slices.DeleteFunc(slices.Clone(s.registry.plugins), func(p framework.Registration) bool { return !slices.Contains(names, p.Name) }), err
 }
 
 // take sets each flag that was given on the command line, and that the settings

@@ -34,6 +34,8 @@ const (
 	following = "following"
 	prebind   = "prebind"
 	informer  = "informer"
+	// unlearned ends the name of the variant of replicas that have seen no wait before.
+	unlearned = "-unlearned"
 )
 
 const (
@@ -48,6 +50,17 @@ func ratio(metric, variant, against string) func([]stat.Sample) []float64 {
 
 func values(metric, variant string) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 { return stat.Values(samples, metric, variant) }
+}
+
+// milliseconds are the values of a metric in seconds.
+func milliseconds(metric, variant string) func([]stat.Sample) []float64 {
+	return func(samples []stat.Sample) []float64 {
+		all := stat.Values(samples, metric, variant)
+		for i := range all {
+			all[i] *= 1000
+		}
+		return all
+	}
 }
 
 // last is what stands in the last round: of the largest cluster.
@@ -98,7 +111,7 @@ func table() []row {
 		{number: 6, what: "resident memory with most running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
 		{number: 6, what: "most memory until then with most running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
 		{number: 7, what: "others' requests while 1,000 pods wait, p99 / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
-		{number: 7, what: "calls held at a time, at most (`--max-holds` is 32)", file: "waiting", of: values("holds", prebind), by: highest, most: new(32.0)},
+		{number: 7, what: "calls held at a time by one replica, at most", file: "waiting", of: values("holds", prebind), by: highest, most: new(512.0)},
 		{number: 7, what: "API-server seats that kube-scheduler has, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
 		{number: 7, what: "API-server seats that kube-scheduler has, at most", file: "waiting", of: values("seats", prebind), by: highest},
 		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
@@ -112,6 +125,27 @@ func table() []row {
 		{number: 9, what: "the same, worst", file: "delay", of: values("worst", prebind), by: highest, most: new(2.5), unit: " s"},
 		{number: 9, what: "the same by kube-scheduler itself, mean", file: "delay", of: values("mean", "kube-scheduler"), unit: " s"},
 		{number: 9, what: "the same by kube-scheduler itself, worst", file: "delay", of: values("worst", "kube-scheduler"), by: highest, unit: " s"},
+		{number: 10, what: "claim bound → pod bound, 1,000 pods that wait 40 s, median", file: "crowd", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same, 90 %", file: "crowd", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "the same, replicas that have just started, median", file: "crowd", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same, 90 %", file: "crowd", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "the same by kube-scheduler itself, median", file: "crowd", of: milliseconds("p50", "kube-scheduler"), unit: " ms"},
+		{number: 10, what: "the same by kube-scheduler itself, 90 %", file: "crowd", of: milliseconds("p90", "kube-scheduler"), unit: " ms"},
+		{number: 10, what: "extra Bindings of the 1,000 pods", file: "crowd", of: values("repeats", prebind), by: highest, most: new(2000.0)},
+		{number: 10, what: "the same, replicas that have just started", file: "crowd", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
+		{number: 10, what: "FailedScheduling events", file: "crowd", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
+		{number: 10, what: "others' requests meanwhile, p99 / kube-scheduler itself", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
+		{number: 10, what: "a scheduler that is not exempt, median", file: "crowd-seats", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same, 90 %", file: "crowd-seats", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "the same, replicas that have just started, median", file: "crowd-seats", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same, 90 %", file: "crowd-seats", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "extra Bindings then", file: "crowd-seats", of: values("repeats", prebind), by: highest, most: new(2000.0)},
+		{number: 10, what: "the same, replicas that have just started", file: "crowd-seats", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
+		{number: 10, what: "FailedScheduling events then", file: "crowd-seats", of: values("FailedScheduling", prebind+unlearned), by: highest, most: new(0.0)},
+		{number: 11, what: "replica killed that holds 60 calls: claim bound → pod bound, worst", file: "lost", of: values("worst", "kill"), by: highest, most: new(10.0), unit: " s"},
+		{number: 11, what: "the same, mean", file: "lost", of: values("mean", "kill"), unit: " s"},
+		{number: 11, what: "rolling restart with 60 held calls: FailedScheduling events", file: "lost", of: values("FailedScheduling", "roll"), by: highest, most: new(0.0)},
+		{number: 11, what: "the same: claim bound → pod bound, worst", file: "lost", of: values("worst", "roll"), by: highest, unit: " s"},
 	}
 }
 

@@ -1,0 +1,245 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ledger stores what plugins must not lose, and what tenants must not change, in
+// ConfigMaps of Prebind's own namespace. One ConfigMap holds one record: the grants of a
+// node's devices, or of a pool's.
+//
+// Every write succeeds only if nobody has written the ConfigMap since it was read
+// (compare and swap). So any number of replicas can decide by a record and then write
+// the decision, and no two decisions contradict each other.
+//
+// A plugin defines a Kind of records and opens a Store of it. Update reads a record,
+// lets the plugin change it, and writes it; it repeats that until nobody else was
+// faster. A plugin that changes several records together reads them with Get or List
+// and writes each with Write.
+package ledger
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Label is on the ConfigMap of every record. Its value is Kind.Component.
+const Label = "app.kubernetes.io/component"
+
+// ErrChanged means that somebody has written or deleted the record since it was read.
+// Read it again and decide again.
+var ErrChanged = errors.New("the record has changed since it was read")
+
+// Record is the content of one ConfigMap.
+type Record[K comparable] interface {
+	// Key is what the record is about, such as a node. It never changes.
+	Key() K
+	// Encode returns the data of the ConfigMap.
+	Encode() (map[string]string, error)
+}
+
+// Kind describes the records of one plugin. All fields but Cached are required.
+type Kind[K comparable, R Record[K]] struct {
+	// Component is the value of Label.
+	Component string
+	// Name returns the name of the ConfigMap.
+	Name func(key K) string
+	// Decode returns a new record with these data. An error means that the record is not
+	// known in full, so that nobody can decide by it; see Unreadable.
+	Decode func(data map[string]string) (R, error)
+	// Missing returns the record of a key that has no ConfigMap: an empty one, or one that
+	// is made up from other objects. Only Update calls it.
+	Missing func(ctx context.Context, key K) (R, error)
+	// Cached says that the cache holds the ConfigMaps with the label.
+	Cached bool
+}
+
+// Store reads and writes the records of one kind; see Open. It is safe for concurrent
+// use, except for Visit.
+type Store[K comparable, R Record[K]] struct {
+	h     framework.Handle
+	kind  Kind[K, R]
+	turns turns[K]
+	// visited is the name of the ConfigMap that Visit looked at last.
+	visited string
+
+	mu sync.Mutex
+	// written holds what this replica has written last, until the cache has it.
+	written map[K]*corev1.ConfigMap
+}
+
+// Open returns the store of a kind of records. It reads nothing.
+func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
+	return &Store[K, R]{h: h, kind: kind, turns: turns[K]{of: map[K]*turn{}}, written: map[K]*corev1.ConfigMap{}}
+}
+
+// Version is a record as it was read or written last. The caller owns the record. One
+// that is made without the store stands for a ConfigMap that does not exist yet.
+type Version[R any] struct {
+	Record R
+	object *corev1.ConfigMap
+}
+
+// Ref refers to the record's ConfigMap, for errors and waits.
+func (s *Store[K, R]) Ref(key K) framework.Ref {
+	return framework.RefTo(&corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
+}
+
+// Get reads a record through the reader. It returns nil if there is none. The error of
+// one that cannot be decoded is ErrUnreadable.
+func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (*Version[R], error) {
+	object, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
+	if err != nil || object == nil {
+		return nil, err
+	}
+	return s.decodeAs(key, object)
+}
+
+// List reads the records that the options select, through the reader. Records that
+// cannot be decoded are in the error, and the others are returned all the same. The
+// result is nil only if nothing could be read.
+func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, options ...client.ListOption) ([]*Version[R], error) {
+	objects, err := s.list(ctx, reader, options...)
+	if err != nil {
+		return nil, err
+	}
+	versions := make([]*Version[R], 0, len(objects))
+	var errs []error
+	for i := range objects {
+		v, err := s.decode(&objects[i])
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		versions = append(versions, v)
+	}
+	return versions, errors.Join(errs...)
+}
+
+func (s *Store[K, R]) list(ctx context.Context, reader framework.Reader, options ...client.ListOption) ([]corev1.ConfigMap, error) {
+	s.forgetCached(ctx)
+	var objects corev1.ConfigMapList
+	options = append(options, client.InNamespace(s.h.Namespace), client.MatchingLabels{Label: s.kind.Component}, client.UnsafeDisableDeepCopy)
+	if err := reader.List(ctx, &objects, options...); err != nil {
+		about := framework.Object{Kind: "ConfigMap", Namespace: s.h.Namespace, Name: s.kind.Component}
+		return nil, framework.FromAPI(about, "listing the records of this component", err)
+	}
+	return objects.Items, nil
+}
+
+// Update changes a record. change gets the newest record that this replica knows, and
+// returns whether it has changed it, or an error. live says whether the record is from
+// the API server. No error counts based on the cache alone: if change returns one for a
+// record that is not live, Update calls it again with the live record. It also calls it
+// again when somebody else was faster. One Update of a key runs at a time in a replica.
+//
+// When the context ends, Update returns the context's cause.
+func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R, live bool) (bool, error)) error {
+	done, err := s.turns.take(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if v := s.known(ctx, key); v != nil && ctx.Err() == nil {
+		changed, err := change(v.Record, false)
+		if err == nil && changed {
+			if err = s.Write(ctx, v); err != nil && !errors.Is(err, ErrChanged) {
+				return err
+			}
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		v, err := s.live(ctx, key)
+		if err != nil {
+			return err
+		}
+		changed, err := change(v.Record, true)
+		if err != nil || !changed {
+			return err
+		}
+		if err := s.Write(ctx, v); !errors.Is(err, ErrChanged) {
+			return err
+		}
+	}
+}
+
+// live returns the record as the API server has it.
+func (s *Store[K, R]) live(ctx context.Context, key K) (*Version[R], error) {
+	v, err := s.Get(ctx, s.h.Live, key)
+	if v != nil {
+		return v, nil
+	}
+	s.forget(key)
+	if err != nil {
+		return nil, err
+	}
+	record, err := s.kind.Missing(ctx, key)
+	return &Version[R]{Record: record}, err
+}
+
+// Write writes a version, or returns ErrChanged. Afterwards it is the version that was
+// written, and can be changed and written again.
+func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
+	key := v.Record.Key()
+	data, err := v.Record.Encode()
+	if err != nil {
+		return err
+	}
+	marked := labels.Set{Label: s.kind.Component, "app.kubernetes.io/managed-by": "prebind"}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.h.Namespace, Name: s.kind.Name(key), Labels: marked}, Data: data}
+	if v.object == nil {
+		err = s.h.Writer.Create(ctx, object)
+	} else {
+		object = v.object.DeepCopy()
+		object.Data = data
+		// Without the label no cache and no list has it.
+		object.Labels = labels.Merge(object.Labels, marked)
+		err = s.h.Writer.Update(ctx, object)
+	}
+	if err != nil {
+		s.forget(key)
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && v.object != nil {
+			return ErrChanged
+		}
+		return framework.FromAPI(s.Ref(key).Object(), "writing it", err)
+	}
+	v.object = object
+	if s.kind.Cached {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.written[key] = object
+	}
+	return nil
+}
+
+// Delete deletes a record that exists, or returns ErrChanged.
+func (s *Store[K, R]) Delete(ctx context.Context, v *Version[R]) error {
+	key := v.Record.Key()
+	done, err := s.turns.take(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer done()
+	s.forget(key)
+	err = s.h.Writer.Delete(ctx, v.object.DeepCopy(), client.Preconditions{UID: &v.object.UID, ResourceVersion: &v.object.ResourceVersion})
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return ErrChanged
+	default:
+		return framework.FromAPI(s.Ref(key).Object(), "deleting it", err)
+	}
+}

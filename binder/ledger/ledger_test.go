@@ -1,0 +1,331 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+const (
+	namespace = "prebind-system"
+	component = "test-record"
+)
+
+// count is a record: a number under a key.
+type count struct {
+	key string
+	n   int
+}
+
+func (c *count) Key() string { return c.key }
+
+func (c *count) Encode() (map[string]string, error) {
+	return map[string]string{"key": c.key, "n": strconv.Itoa(c.n)}, nil
+}
+
+func decodeCount(data map[string]string) (*count, error) {
+	n, err := strconv.Atoi(data["n"])
+	if err != nil {
+		return nil, Unreadable("n", err, "write a number")
+	}
+	return &count{key: data["key"], n: n}, nil
+}
+
+// nameOf gives two keys one name if they differ in case only.
+func nameOf(key string) string { return "test-" + strings.ToLower(key) }
+
+func newServer(t *testing.T) client.WithWatch {
+	t.Helper()
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
+	return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithRESTMapper(mapper).Build()
+}
+
+// open returns a replica's store. A store with a nil cache has none.
+func open(server client.Client, cached framework.Reader) *Store[string, *count] {
+	return Open(framework.Handle{Cached: cached, Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
+		Component: component, Name: nameOf, Decode: decodeCount, Cached: cached != nil,
+		Missing: func(_ context.Context, key string) (*count, error) { return &count{key: key, n: 100}, nil },
+	})
+}
+
+func increment(c *count, _ bool) (bool, error) {
+	c.n++
+	return true, nil
+}
+
+// numberOf returns the number of a record, or -1.
+func numberOf(t *testing.T, server client.Client, key string) int {
+	t.Helper()
+	v, err := open(server, nil).Get(t.Context(), server, key)
+	require.NoError(t, err)
+	if v == nil {
+		return -1
+	}
+	return v.Record.n
+}
+
+// old is a cache that has one object, as it was.
+type old struct {
+	framework.Reader
+	object *corev1.ConfigMap
+}
+
+func (o old) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	object, ok := into.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("the cache has no %T", into)
+	}
+	*object = *o.object
+	return nil
+}
+
+func objectOf(t *testing.T, server client.Client, key string) *corev1.ConfigMap {
+	t.Helper()
+	object := &corev1.ConfigMap{}
+	require.NoError(t, server.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: nameOf(key)}, object))
+	return object
+}
+
+// TestUpdate_LosesNoChange has replicas with and without a cache write one record.
+func TestUpdate_LosesNoChange(t *testing.T) {
+	const each = 20
+	server := newServer(t)
+	stores := []*Store[string, *count]{open(server, nil), open(server, server), open(server, newServer(t))}
+	var all sync.WaitGroup
+	errs := make(chan error, 2*each*len(stores))
+	for _, s := range stores {
+		for range 2 {
+			all.Go(func() {
+				for range each {
+					errs <- s.Update(t.Context(), "a", increment)
+				}
+			})
+		}
+	}
+	all.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server, "a"), "the first one is that of Missing")
+	for _, s := range stores {
+		assert.Empty(t, s.turns.of)
+	}
+}
+
+// TestUpdate_NeverFailsByTheCacheAlone: the live record has the last word.
+func TestUpdate_NeverFailsByTheCacheAlone(t *testing.T) {
+	server := newServer(t)
+	require.NoError(t, open(server, nil).Update(t.Context(), "a", increment))
+	cached := old{object: objectOf(t, server, "a")}
+	before := cached.object.DeepCopy()
+	require.NoError(t, open(server, nil).Update(t.Context(), "a", increment))
+
+	errOdd := errors.New("it is odd")
+	var seen []string
+	even := func(c *count, live bool) (bool, error) {
+		seen = append(seen, fmt.Sprintf("%d live=%t", c.n, live))
+		if c.n%2 == 1 {
+			return false, errOdd
+		}
+		return false, nil
+	}
+	s := open(server, cached)
+	require.NoError(t, s.Update(t.Context(), "a", even))
+	assert.Equal(t, []string{"101 live=false", "102 live=true"}, seen)
+	require.NoError(t, s.Update(t.Context(), "a", increment), "a conflict is repeated")
+	assert.Equal(t, 103, numberOf(t, server, "a"))
+	assert.ErrorIs(t, s.Update(t.Context(), "a", even), errOdd)
+	assert.Equal(t, before, cached.object, "objects of the cache are shared")
+}
+
+// TestStore_KnowsItsOwnWrites until the cache has them, and not longer.
+func TestStore_KnowsItsOwnWrites(t *testing.T) {
+	server, cached := newServer(t), newServer(t)
+	reads := 0
+	counting := interceptor.NewClient(server, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+			reads++
+			return c.Get(ctx, key, o, options...)
+		},
+	})
+	s := open(counting, cached)
+	for range 3 {
+		require.NoError(t, s.Update(t.Context(), "a", increment))
+	}
+	assert.Equal(t, 1, reads, "the API server is asked before the first write only")
+	assert.Len(t, s.written, 1)
+	s.h.Cached = server
+	_, err := s.List(t.Context(), server)
+	require.NoError(t, err)
+	assert.Empty(t, s.written, "the cache has it")
+}
+
+// TestWrite_KeepsLabels: a record without its label is in no cache.
+func TestWrite_KeepsLabels(t *testing.T) {
+	server := newServer(t)
+	s := open(server, nil)
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	object := objectOf(t, server, "a")
+	assert.Equal(t, map[string]string{Label: component, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
+	object.Labels = map[string]string{"mine": "x"}
+	require.NoError(t, server.Update(t.Context(), object))
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	assert.Equal(t, map[string]string{"mine": "x", Label: component, "app.kubernetes.io/managed-by": "prebind"}, objectOf(t, server, "a").Labels)
+}
+
+// TestWriteAndDelete_OnlyWhatWasRead: a plugin that changes several records decides by
+// all of them.
+func TestWriteAndDelete_OnlyWhatWasRead(t *testing.T) {
+	server := newServer(t)
+	s := open(server, nil)
+	first, second := &Version[*count]{Record: &count{key: "a"}}, &Version[*count]{Record: &count{key: "a"}}
+	require.NoError(t, s.Write(t.Context(), first))
+	assert.ErrorIs(t, s.Write(t.Context(), second), ErrChanged, "it exists already")
+	first.Record.n = 1
+	require.NoError(t, s.Write(t.Context(), first), "it is the version that was written")
+	read, err := s.Get(t.Context(), server, "a")
+	require.NoError(t, err)
+	first.Record.n = 2
+	require.NoError(t, s.Write(t.Context(), first))
+	assert.ErrorIs(t, s.Write(t.Context(), read), ErrChanged)
+	assert.ErrorIs(t, s.Delete(t.Context(), read), ErrChanged)
+	require.NoError(t, s.Delete(t.Context(), first))
+	assert.ErrorIs(t, s.Delete(t.Context(), first), ErrChanged)
+	assert.ErrorIs(t, s.Write(t.Context(), first), ErrChanged, "somebody has deleted it")
+}
+
+// TestUpdate_EndsWithTheContext also while another has the turn.
+func TestUpdate_EndsWithTheContext(t *testing.T) {
+	s := open(newServer(t), nil)
+	done, err := s.turns.take(t.Context(), "a")
+	require.NoError(t, err)
+	errEnough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errEnough)
+	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
+	done()
+	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
+	assert.Empty(t, s.turns.of, "nothing is left of the turns")
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+}
+
+// TestUnreadable: nothing is decided by such a record, and it hinders no other.
+func TestUnreadable(t *testing.T) {
+	server := newServer(t)
+	s := open(server, server)
+	put := func(name string, data map[string]string, binary map[string][]byte) {
+		require.NoError(t, server.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{Label: component}}, Data: data, BinaryData: binary,
+		}))
+	}
+	require.NoError(t, s.Update(t.Context(), "z", increment))
+	put("test-a", map[string]string{"key": "a", "n": "one"}, nil)
+	put("test-b", map[string]string{"key": "c", "n": "1"}, nil)
+	put("test-d", map[string]string{"key": "D", "n": "1"}, nil)
+	put("test-e", map[string]string{"key": "e", "n": "1"}, map[string][]byte{"m": nil})
+	for key, want := range map[string]string{
+		"a": `its key "n", without which it is not known who holds what, cannot be read: strconv.Atoi: parsing "one": invalid syntax; write a number`,
+		"b": `it is the record of "c", which must be in the ConfigMap test-c`,
+		"d": `it is the record of "D", whose name is the same as that of "d"`,
+		"e": `its key "m"`,
+	} {
+		_, err := s.Get(t.Context(), server, key)
+		require.ErrorContains(t, err, "ConfigMap prebind-system/test-"+key+": "+want)
+		require.ErrorIs(t, err, ErrUnreadable)
+		assert.ErrorIs(t, s.Update(t.Context(), key, increment), ErrUnreadable)
+	}
+	versions, err := s.List(t.Context(), server)
+	require.ErrorIs(t, err, ErrUnreadable)
+	assert.Len(t, versions, 2, "z and d")
+	var visited []string
+	err = s.Visit(t.Context(), 10, func(_ context.Context, v *Version[*count]) error {
+		visited = append(visited, v.Record.key)
+		return nil
+	})
+	require.ErrorIs(t, err, ErrUnreadable)
+	assert.Equal(t, []string{"D", "z"}, visited)
+}
+
+// TestVisit_ContinuesInACircle, and where the context has ended it.
+func TestVisit_ContinuesInACircle(t *testing.T) {
+	server := newServer(t)
+	s := open(server, server)
+	for _, key := range []string{"c", "a", "e", "b", "d"} {
+		require.NoError(t, s.Update(t.Context(), key, increment))
+	}
+	var visited string
+	ctx, cancel := context.WithCancel(t.Context())
+	visit := func(_ context.Context, v *Version[*count]) error {
+		if visited += v.Record.key; v.Record.key == "e" {
+			cancel()
+		}
+		return nil
+	}
+	for _, want := range []string{"ab", "cd"} {
+		visited = ""
+		require.NoError(t, s.Visit(ctx, 2, visit))
+		assert.Equal(t, want, visited)
+	}
+	visited = ""
+	require.ErrorIs(t, s.Visit(ctx, 2, visit), context.Canceled)
+	assert.Equal(t, "e", visited)
+	visited = ""
+	require.NoError(t, s.Visit(t.Context(), 10, visit))
+	assert.Equal(t, "abcde", visited, "none twice")
+}
+
+func TestUnmarshal(t *testing.T) {
+	type inner struct {
+		Values map[string]string `json:"values"`
+	}
+	type outer struct {
+		Name  string  `json:"name"`
+		Inner []inner `json:"inner"`
+	}
+	for name, tc := range map[string]struct {
+		reason, text, want string
+	}{
+		"Complete":   {reason: "it is as it was written", text: `{"name":"a","inner":[{"values":{"x":"<&>","X":""}}]}`},
+		"Behind":     {reason: "something after the value would be lost", text: `{"name":"a"}{}`, want: "behind its end"},
+		"Unknown":    {reason: "a later version wrote it", text: `{"name":"a","since":1}`, want: `unknown field "since"`},
+		"Twice":      {reason: "one of them would be lost", text: `{"name":"a","name":"b"}`, want: "twice"},
+		"TwiceUpper": {reason: "the decoder ignores case", text: `{"name":"a","Name":"b"}`, want: "twice"},
+		"TwiceDeep":  {reason: "one of them would be lost", text: `{"inner":[{"values":{"x":"1","\u0078":"2"}}]}`, want: "twice"},
+		"CutOff":     {reason: "the rest is lost", text: `{"name":"a"`, want: "unexpected EOF"},
+		"Empty":      {reason: "there is no value", text: ``, want: "EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o outer
+			err := Unmarshal(tc.text, &o)
+			if tc.want != "" {
+				require.ErrorContains(t, err, tc.want, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			again, err := Marshal(o)
+			require.NoError(t, err)
+			assert.Contains(t, again, "<&>", "people read it")
+		})
+	}
+}

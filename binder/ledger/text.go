@@ -1,0 +1,149 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ledger
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// ErrUnreadable is in the error of a ConfigMap that cannot be decoded.
+var ErrUnreadable = errors.New("the record cannot be decoded")
+
+// Unreadable is the error of Kind.Decode for a key of the ConfigMap. advice says how an
+// operator can fix it.
+func Unreadable(key string, err error, advice string) error {
+	return &unreadable{key: key, err: err, advice: advice}
+}
+
+type unreadable struct {
+	key    string
+	err    error
+	advice string
+}
+
+// Error implements error.
+func (u *unreadable) Error() string {
+	const most = 300 // A JSON decoder quotes in full what it does not understand.
+	return fmt.Sprintf("its key %q, without which it is not known who holds what, cannot be read: %s", cut(u.key, 80), cut(u.err.Error(), most))
+}
+
+// Unwrap returns the cause.
+func (u *unreadable) Unwrap() error { return u.err }
+
+// decode decodes the record of a ConfigMap.
+func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
+	record, err := s.kind.Decode(object.Data)
+	for key := range object.BinaryData {
+		err = Unreadable(key, errors.New("it is in binaryData"), "delete it")
+	}
+	if err == nil && s.kind.Name(record.Key()) != object.Name {
+		err = fmt.Errorf("it is the record of %s, which must be in the ConfigMap %s", short(record.Key()), s.kind.Name(record.Key()))
+	}
+	if err != nil {
+		return nil, undecodable(object, err)
+	}
+	return &Version[R]{Record: record, object: object}, nil
+}
+
+// decodeAs decodes the record of a ConfigMap that must be about the key.
+func (s *Store[K, R]) decodeAs(key K, object *corev1.ConfigMap) (*Version[R], error) {
+	v, err := s.decode(object)
+	if err == nil && v.Record.Key() != key {
+		return nil, undecodable(object, fmt.Errorf("it is the record of %s, whose name is the same as that of %s", short(v.Record.Key()), short(key)))
+	}
+	return v, err
+}
+
+// undecodable is the error for the operator who has to fix the ConfigMap.
+func undecodable(object *corev1.ConfigMap, err error) error {
+	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
+	e := framework.Internal(about, err).Because(fmt.Errorf("%w: %w", ErrUnreadable, err))
+	var u *unreadable
+	if errors.As(err, &u) && u.advice != "" {
+		return e.Advise("%s", u.advice)
+	}
+	return e.Advise("correct it, or delete it when you know that nobody holds anything of it")
+}
+
+func short(key any) string { return cut(fmt.Sprintf("%q", fmt.Sprint(key)), 80) }
+
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+// Marshal returns the value as JSON on one line, for people to read.
+func Marshal(value any) (string, error) {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(value)
+	return strings.TrimSpace(text.String()), err
+}
+
+// Unmarshal reads one JSON value and accepts nothing that it would lose: nothing after
+// the value, no unknown fields, and no key twice in an object.
+func Unmarshal(text string, into any) error {
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return err
+	}
+	if rest := strings.TrimSpace(text[decoder.InputOffset():]); rest != "" {
+		return fmt.Errorf("%q is behind its end", cut(rest, 80))
+	}
+	return noneTwice(json.NewDecoder(strings.NewReader(text)), 0)
+}
+
+// structDepth is the depth down to which the keys of objects are those of structs: there
+// the decoder ignores case.
+const structDepth = 2
+
+// noneTwice reads the next value and returns an error if an object has a key twice.
+func noneTwice(decoder *json.Decoder, depth int) error {
+	token, err := decoder.Token()
+	if err != nil {
+		return err
+	}
+	delimiter, nested := token.(json.Delim)
+	if !nested {
+		return nil
+	}
+	if delimiter == '{' {
+		depth++
+	}
+	seen := sets.New[string]()
+	for decoder.More() {
+		if delimiter == '{' {
+			token, err := decoder.Token()
+			if err != nil {
+				return err
+			}
+			key := fmt.Sprint(token)
+			if depth <= structDepth {
+				key = strings.ToLower(key)
+			}
+			if seen.Has(key) {
+				return fmt.Errorf("%q is there twice", cut(key, 80))
+			}
+			seen.Insert(key)
+		}
+		if err := noneTwice(decoder, depth); err != nil {
+			return err
+		}
+	}
+	_, err = decoder.Token()
+	return err
+}

@@ -1,0 +1,116 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// maxAttempt is longer than any attempt of the engine. A longer text is not an attempt,
+// and does not come into a record.
+const maxAttempt = 128
+
+// read returns the record of the bind's node, as the reader has it.
+func (p *Plugin) read(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (*record, error) {
+	found, err := p.records.Get(ctx, reader, bc.Node.Name)
+	switch {
+	case err != nil:
+		return nil, err
+	case found != nil:
+		return found.Record, nil
+	case bc.Live:
+		return madeUp(ctx, reader, bc.Node.Name)
+	default:
+		return newRecord(bc.Node.Name), nil
+	}
+}
+
+// madeUp returns the record of a node that has none, made up from the pods that run
+// there. It can be the first one, or it was lost; the pods keep their devices.
+func madeUp(ctx context.Context, live framework.Reader, node string) (*record, error) {
+	rec := newRecord(node)
+	pods := &corev1.PodList{}
+	if err := listRunning(ctx, live, pods, node); err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if g := grantOf(pod); whereaboutsOf(pod, pod.UID, node) == framework.BoundHere {
+			rec.bind(pod, g)
+		}
+	}
+	return rec, nil
+}
+
+// runningOn returns the pods on the node that are not finished, as the API server has
+// them.
+func runningOn(ctx context.Context, live framework.Reader, node string) (sets.Set[types.UID], error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	if err := listRunning(ctx, live, list, node); err != nil {
+		return nil, err
+	}
+	uids := sets.New[types.UID]()
+	for i := range list.Items {
+		uids.Insert(list.Items[i].UID)
+	}
+	return uids, nil
+}
+
+func listRunning(ctx context.Context, live framework.Reader, into client.ObjectList, node string) error {
+	err := live.List(ctx, into, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", node),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
+	)})
+	if err != nil {
+		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods, to see which devices they hold", err)
+	}
+	return nil
+}
+
+// dropGone drops the holders of what the bind asks for whose pods are gone.
+func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
+	for _, h := range holdersOf(rec.conflicts(bc.Pod.UID, a.devices)) {
+		at, err := look(ctx, live, bc.Node.Name, h.pod, h.uid)
+		if err != nil {
+			return err
+		}
+		if at != framework.Pending && at != framework.BoundHere {
+			rec.drop(h.uid)
+		}
+	}
+	return nil
+}
+
+// look returns where the pod of an entry or of a lock is.
+func look(ctx context.Context, live framework.Reader, node string, name podName, uid types.UID) (framework.Whereabouts, error) {
+	pod, err := framework.Get(ctx, live, &corev1.Pod{}, name.Namespace, name.Name)
+	if err != nil {
+		return "", err
+	}
+	return whereaboutsOf(pod, uid, node), nil
+}
+
+// grantOf returns what a bound pod was granted, according to its annotations.
+func grantOf(pod *corev1.Pod) grant {
+	a, err := parse(framework.Parameters(framework.Domain, Name, framework.ByBindingOrPod, &corev1.Binding{}, pod))
+	if err != nil {
+		a.devices = nil
+	}
+	attempt := pod.Annotations[framework.AttemptAnnotation(framework.Domain)]
+	if len(attempt) > maxAttempt {
+		attempt = ""
+	}
+	return grant{Attempt: attempt, Devices: a.devices}
+}

@@ -1,0 +1,156 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package v1alpha1 is the configuration file of Prebind: its types, their defaults, and
+// the one validation of what a file and flags set. Schema describes the file.
+package v1alpha1
+
+import (
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/prebind/prebind/registration"
+)
+
+// The header of every configuration file.
+const (
+	APIVersion = "config.prebind.dev/v1alpha1"
+	Kind       = "PrebindConfiguration"
+)
+
+// Mode is what Prebind does with its decisions.
+type Mode string
+
+const (
+	// ModeEnforce carries them out.
+	ModeEnforce Mode = "Enforce"
+	// ModeAudit only reports them: nothing is rejected, added, written or waited for.
+	ModeAudit Mode = "Audit"
+	// ModeOff makes none: Bindings pass as if Prebind were not there.
+	ModeOff Mode = "Off"
+)
+
+// Modes returns all modes; the caller owns the slice.
+func Modes() []Mode { return []Mode{ModeEnforce, ModeAudit, ModeOff} }
+
+// PrebindConfiguration is the configuration file. It has what may change while Prebind
+// runs. What a process is bound to from its start, such as addresses, is set by flags
+// only. The zero value is not valid; see Default.
+type PrebindConfiguration struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string `yaml:"kind"`
+	// Mode of all namespaces for which Namespaces does not set another.
+	Mode Mode `yaml:"mode"`
+	// Mutators and PreBindPlugins to run: "*" is every one that is on by default, "x"
+	// switches x on and "-x" switches it off. The order is that of their registration.
+	Mutators []string `yaml:"mutators"`
+	// RequiredMutators are mutators without whose annotations no pod is bound.
+	RequiredMutators []string `yaml:"requiredMutators"`
+	PreBindPlugins   []string `yaml:"prebindPlugins"`
+	Budgets          Budgets  `yaml:"budgets"`
+	// Namespaces has rules for some namespaces. The first rule that names a namespace
+	// counts, and it alone.
+	Namespaces []NamespaceRule `yaml:"namespaces"`
+	// Arguments of the mutators and plugins that have any.
+	Arguments ArgumentsList `yaml:"arguments"`
+
+	registered Registered
+}
+
+// Budgets limit the time and the seats of binds.
+type Budgets struct {
+	// Hold is the maximum time a webhook call is held before Prebind answers 429.
+	Hold time.Duration `yaml:"hold"`
+	// MaxHolds is the maximum number of calls that one replica holds at a time. Each
+	// occupies a concurrency seat of the API server.
+	MaxHolds int `yaml:"maxHolds"`
+	// PreBindTimeout limits the preparation of one bind, over all its calls. An annotation
+	// can set another time, up to MaxPreBindTimeout.
+	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
+	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
+}
+
+// NamespaceRule is what differs for the pods of some namespaces.
+type NamespaceRule struct {
+	// Names of the namespaces: literal, or patterns of path.Match such as team-*.
+	Names []string `yaml:"names"`
+	// Mode is empty for that of the configuration.
+	Mode Mode `yaml:"mode"`
+	// PreBindTimeout and MaxPreBindTimeout are zero for those of the budgets.
+	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
+	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
+}
+
+// Default returns the configuration with all defaults, and with new arguments of
+// everything that is registered.
+func Default(r Registered) *PrebindConfiguration {
+	c := &PrebindConfiguration{
+		APIVersion: APIVersion, Kind: Kind,
+		Mode: ModeEnforce, Mutators: []string{"*"}, PreBindPlugins: []string{"*"},
+		Budgets: Budgets{
+			Hold: 28 * time.Second, MaxHolds: 32, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
+		},
+		registered: r,
+	}
+	for _, list := range [][]Component{r.Mutators, r.Plugins} {
+		for _, e := range list {
+			if e.Arguments != nil {
+				c.Arguments = append(c.Arguments, NamedArguments{Name: e.Name, Arguments: e.Arguments()})
+			}
+		}
+	}
+	return c
+}
+
+// Registered are the mutators and PreBind plugins that a configuration can switch on, in
+// the order in which they run.
+type Registered struct{ Mutators, Plugins []Component }
+
+// Component is a mutator or PreBind plugin.
+type Component struct {
+	Name string
+	// On means that "*" includes it.
+	On bool
+	// Arguments returns new ones with their defaults; nil if there are none.
+	Arguments func() Arguments
+}
+
+// Arguments are those of one mutator or plugin.
+type Arguments = registration.Arguments
+
+// Problem is what is wrong with one field.
+type Problem = registration.Problem
+
+// ArgumentsList are the arguments of mutators and plugins, by name. In the file it is a
+// map. No name is in it twice.
+type ArgumentsList []NamedArguments
+
+// NamedArguments are the arguments of one mutator or plugin.
+type NamedArguments struct {
+	Name string
+	Arguments
+}
+
+// Of returns the arguments of a mutator or plugin; nil if it has none.
+func (l ArgumentsList) Of(name string) Arguments {
+	for _, a := range l {
+		if a.Name == name {
+			return a.Arguments
+		}
+	}
+	return nil
+}
+
+// MarshalYAML implements yaml.Marshaler: a map in the order of the list.
+func (l ArgumentsList) MarshalYAML() (any, error) {
+	all := &yaml.Node{Kind: yaml.MappingNode}
+	for _, a := range l {
+		value := &yaml.Node{}
+		if err := value.Encode(a.Arguments); err != nil {
+			return nil, err
+		}
+		all.Content = append(all.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: a.Name}, value)
+	}
+	return all, nil
+}

@@ -1,0 +1,123 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Waiter is implemented by arguments with a wait that cannot be longer than
+// budgets.maxPrebindTimeout.
+type Waiter interface {
+	// LongestWait returns the wait and its field.
+	LongestWait() (field string, wait time.Duration)
+}
+
+// Validate returns everything that is wrong. Fields are paths in the file, such as
+// budgets.hold and namespaces[1].mode.
+func (c *PrebindConfiguration) Validate() []Problem {
+	var all problems
+	b := c.Budgets
+	all.check(knownMode(c.Mode), "mode", "there is no mode %q: %s", c.Mode, modeNames())
+	all.check(b.Hold > 0, "budgets.hold", "%s is not positive", b.Hold)
+	all.check(b.MaxHolds > 0, "budgets.maxHolds", "%d is not positive", b.MaxHolds)
+	all.check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "%s is not positive", b.PreBindTimeout)
+	all.check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "%s is less than --prebind-timeout, %s", b.MaxPreBindTimeout, b.PreBindTimeout)
+	mutators, err := c.SelectedMutators()
+	all.check(err == nil, "mutators", "%w", err)
+	if err == nil {
+		for i, name := range c.RequiredMutators {
+			all.check(slices.Contains(mutators, name), fmt.Sprintf("requiredMutators[%d]", i), "%q is not a mutator that is switched on", name)
+		}
+	}
+	_, err = c.SelectedPlugins()
+	all.check(err == nil, "prebindPlugins", "%w", err)
+	for i, r := range c.Namespaces {
+		all = append(all, r.problems(fmt.Sprintf("namespaces[%d]", i))...)
+	}
+	for _, a := range c.Arguments {
+		for _, p := range a.Validate() {
+			all = append(all, Problem{Field: "arguments." + a.Name + "." + p.Field, Err: p.Err})
+		}
+		if w, ok := a.Arguments.(Waiter); ok {
+			field, wait := w.LongestWait()
+			all.check(wait <= b.MaxPreBindTimeout, "arguments."+a.Name+"."+field, "%s is more than --max-prebind-timeout, %s", wait, b.MaxPreBindTimeout)
+		}
+	}
+	return all
+}
+
+// problems returns everything that is wrong with the rule, which is the field.
+func (r NamespaceRule) problems(field string) problems {
+	var all problems
+	all.check(len(r.Names) > 0, field, "it has no names: it applies to no namespace")
+	all.check(r.Mode != "" || r.PreBindTimeout != 0 || r.MaxPreBindTimeout != 0, field, "nothing is different in it: give a mode, a prebindTimeout or a maxPrebindTimeout")
+	for i, name := range r.Names {
+		_, err := path.Match(name, "")
+		all.check(err == nil && name != "", fmt.Sprintf("%s.names[%d]", field, i), "%q is not a name or pattern of namespaces", name)
+	}
+	all.check(r.Mode == "" || knownMode(r.Mode), field+".mode", "there is no mode %q: %s", r.Mode, modeNames())
+	all.check(r.PreBindTimeout >= 0, field+".prebindTimeout", "%s is negative", r.PreBindTimeout)
+	all.check(r.MaxPreBindTimeout >= 0, field+".maxPrebindTimeout", "%s is negative", r.MaxPreBindTimeout)
+	all.check(r.MaxPreBindTimeout == 0 || r.MaxPreBindTimeout >= r.PreBindTimeout, field+".maxPrebindTimeout", "%s is less than prebindTimeout, %s", r.MaxPreBindTimeout, r.PreBindTimeout)
+	return all
+}
+
+type problems []Problem
+
+func (p *problems) check(ok bool, field, format string, args ...any) {
+	if !ok {
+		*p = append(*p, Problem{Field: field, Err: fmt.Errorf(format, args...)})
+	}
+}
+
+func knownMode(m Mode) bool { return slices.Contains(Modes(), m) }
+
+func modeNames() string {
+	var names []string
+	for _, m := range Modes() {
+		names = append(names, string(m))
+	}
+	return "the known ones are " + strings.Join(names, ", ")
+}
+
+// SelectedMutators returns the names of the mutators that are on, in their order.
+func (c *PrebindConfiguration) SelectedMutators() ([]string, error) {
+	return selected(c.registered.Mutators, "mutator", c.Mutators)
+}
+
+// SelectedPlugins returns the names of the PreBind plugins that are on, in their order.
+func (c *PrebindConfiguration) SelectedPlugins() ([]string, error) {
+	return selected(c.registered.Plugins, "PreBind plugin", c.PreBindPlugins)
+}
+
+// selected returns the names of those that the toggles switch on, in the order of the
+// list. Toggles have the form of --controllers of kube-controller-manager: a toggle that
+// names x outweighs "*".
+func selected(list []Component, what string, toggles []string) ([]string, error) {
+	var known []string
+	for _, c := range list {
+		known = append(known, c.Name)
+	}
+	for _, t := range toggles {
+		if name := strings.TrimPrefix(t, "-"); t != "*" && !slices.Contains(known, name) {
+			return nil, fmt.Errorf("there is no %s %q: the known ones are %s", what, name, strings.Join(known, ", "))
+		}
+	}
+	var on []string
+	for _, c := range list {
+		named, off := slices.Contains(toggles, c.Name), slices.Contains(toggles, "-"+c.Name)
+		switch {
+		case named && off:
+			return nil, fmt.Errorf("the %s %q is switched both on and off", what, c.Name)
+		case named, !off && c.On && slices.Contains(toggles, "*"):
+			on = append(on, c.Name)
+		}
+	}
+	return on, nil
+}

@@ -1,0 +1,105 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestValidate(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		change func(c *PrebindConfiguration)
+		// want are the fields that are wrong.
+		want []string
+	}{
+		"Default": {reason: "the defaults are valid", change: func(*PrebindConfiguration) {}},
+		"Budgets": {
+			reason: "every budget is positive", change: func(c *PrebindConfiguration) { c.Budgets = Budgets{MaxPreBindTimeout: -1} },
+			want: []string{"budgets.hold", "budgets.maxHolds", "budgets.prebindTimeout", "budgets.maxPrebindTimeout", "arguments.node-state.maxWait"},
+		},
+		"Mode":     {reason: "without a mode it is open whether to reject", change: func(c *PrebindConfiguration) { c.Mode = "" }, want: []string{"mode"}},
+		"Toggles":  {reason: "a name that is not registered", change: func(c *PrebindConfiguration) { c.Mutators, c.PreBindPlugins = []string{"x"}, []string{"-y"} }, want: []string{"mutators", "prebindPlugins"}},
+		"Required": {reason: "a mutator that is off adds nothing", change: func(c *PrebindConfiguration) { c.RequiredMutators = []string{"topology", "node-info"} }, want: []string{"requiredMutators[1]"}},
+		"Rules": {
+			reason: "a rule says what is different, and for which namespaces",
+			change: func(c *PrebindConfiguration) {
+				c.Namespaces = []NamespaceRule{
+					{Names: []string{"team-*"}, Mode: ModeAudit},
+					{Mode: "On"},
+					{Names: []string{"[", ""}},
+					{Names: []string{"a"}, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Second},
+					{Names: []string{"a"}, PreBindTimeout: -1, MaxPreBindTimeout: -1},
+				}
+			},
+			want: []string{
+				"namespaces[1]", "namespaces[1].mode", "namespaces[2]", "namespaces[2].names[0]", "namespaces[2].names[1]", "namespaces[3].maxPrebindTimeout",
+				"namespaces[4].prebindTimeout", "namespaces[4].maxPrebindTimeout",
+			},
+		},
+		"Arguments": {
+			reason: "those of every mutator and plugin, on or off",
+			change: func(c *PrebindConfiguration) {
+				c.Arguments[0].Arguments = &waiting{Names: []string{""}, MaxWait: time.Hour}
+			},
+			want: []string{"arguments.node-state.names[0]", "arguments.node-state.maxWait"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := Default(registered())
+			tc.change(c)
+			var fields []string
+			for _, p := range c.Validate() {
+				require.Error(t, p.Err)
+				fields = append(fields, p.Field)
+			}
+			assert.ElementsMatch(t, tc.want, fields, tc.reason)
+		})
+	}
+}
+
+func TestSelected(t *testing.T) {
+	list := []Component{{Name: "a", On: true}, {Name: "b", On: true}, {Name: "c"}}
+	cases := map[string]struct {
+		reason string
+		flag   []string
+		want   []string
+		// says is part of the error; empty for none.
+		says string
+	}{
+		"Default":         {reason: "'*' is what is on by default", flag: []string{"*"}, want: []string{"a", "b"}},
+		"None":            {reason: "an empty flag switches all off"},
+		"One":             {reason: "only what is named", flag: []string{"b"}, want: []string{"b"}},
+		"OffByDefault":    {reason: "naming switches on", flag: []string{"c"}, want: []string{"c"}},
+		"AllAndMore":      {reason: "'*' and one more", flag: []string{"*", "c"}, want: []string{"a", "b", "c"}},
+		"AllButOne":       {reason: "'-x' outweighs '*'", flag: []string{"*", "-a"}, want: []string{"b"}},
+		"AllButOneBefore": {reason: "the flag's order does not matter", flag: []string{"-a", "*"}, want: []string{"b"}},
+		"ListOrder":       {reason: "the order is the list's", flag: []string{"c", "b", "a"}, want: []string{"a", "b", "c"}},
+		"OnlyOff":         {reason: "without '*' nothing is on", flag: []string{"-a"}},
+		"OffTwice":        {reason: "what is off stays off", flag: []string{"*", "-a", "-a", "-c"}, want: []string{"b"}},
+		"Twice":           {reason: "what is on runs once", flag: []string{"a", "a"}, want: []string{"a"}},
+		"OnAndOff":        {reason: "a contradiction is an error", flag: []string{"a", "-a"}, says: `"a" is switched both on and off`},
+		"Unknown":         {reason: "an unknown name lists the known ones", flag: []string{"x"}, says: "a, b, c"},
+		"UnknownOff":      {reason: "also to switch off", flag: []string{"*", "-x"}, says: `no thing "x"`},
+		"MinusStar":       {reason: "there is no '-*'", flag: []string{"-*"}, says: `"*"`},
+		"EmptyName":       {reason: "nothing is not a name", flag: []string{""}, says: `""`},
+		"Case":            {reason: "names are compared exactly", flag: []string{"A"}, says: `"A"`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := selected(list, "thing", tc.flag)
+			if tc.says != "" {
+				require.ErrorContains(t, err, tc.says, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}

@@ -1,0 +1,191 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/prebind/prebind/binder"
+)
+
+// metrics are the metrics that the Recorder writes.
+type metrics struct {
+	// all has them all.
+	all []prometheus.Collector
+
+	buildInfo    prometheus.Gauge
+	decisions    *prometheus.CounterVec
+	duration     *prometheus.HistogramVec
+	wait         prometheus.Histogram
+	audited      *prometheus.CounterVec
+	conflicts    *prometheus.CounterVec
+	failures     *prometheus.CounterVec
+	attempts     *prometheus.CounterVec
+	rollBacks    *prometheus.CounterVec
+	swept        *prometheus.CounterVec
+	refused      *prometheus.CounterVec
+	plugins      *prometheus.HistogramVec
+	mutators     *prometheus.HistogramVec
+	reads        *prometheus.CounterVec
+	holdsRefused prometheus.Counter
+	generation   prometheus.Gauge
+	successful   prometheus.Gauge
+	configAt     prometheus.Gauge
+	reloads      *prometheus.CounterVec
+	configInfo   *prometheus.GaugeVec
+}
+
+// newMetrics returns the metrics, which nobody has registered yet.
+func newMetrics(version string) metrics {
+	m := metrics{}
+	m.buildInfo = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "prebind_build_info",
+		Help:        "Always 1. The labels tell the version and the Go version it was built by.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
+	}))
+	m.decisions = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_decisions_total",
+		Help: "Answers to Bindings, by decision and by the plugin that decided against the bind.",
+	}, []string{"decision", "plugin"}))
+	m.duration = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "prebind_decision_duration_seconds",
+		Help:    "Time until the answer to a Binding, holds included.",
+		Buckets: prometheus.ExponentialBuckets(0.0005, 2, 17),
+	}, []string{"decision"}))
+	m.wait = add(&m, prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "prebind_bind_wait_seconds",
+		Help:    "Time from the first call for a bind, as this replica saw it, until it was allowed; only binds for which a plugin had something to do.",
+		Buckets: prometheus.ExponentialBuckets(0.01, 2, 17),
+	}))
+	m.audited = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_audited_decisions_total",
+		Help: "What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.",
+	}, []string{"decision", "plugin"}))
+	m.conflicts = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_mutator_conflicts_total",
+		Help: "Annotations and labels of a mutator for which the Binding or the pod had another value, by where that stood and by which of the two stands.",
+	}, []string{"mutator", "source", "result"}))
+	m.failures = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_mutator_failures_total",
+		Help: "Bindings for which a mutator failed: without what it adds or, where it is required, refused.",
+	}, []string{"mutator"}))
+	m.attempts = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_attempts_total",
+		Help: "Attempts that had prepared their bind, by what became of it: bound, bound by another attempt, or not bound.",
+	}, []string{"outcome"}))
+	m.rollBacks = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_rollbacks_total",
+		Help: "PreBindRollBacks of plugins, by result: done, or failed when it was given up after minutes of repeats.",
+	}, []string{"plugin", "result"}))
+	m.swept = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_swept_total",
+		Help: "What ended attempts had left behind, by plugin, verdict (commit or roll back), and result: done, or failed when it is to be tried again.",
+	}, []string{"plugin", "verdict", "result"}))
+	m.refused = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_webhook_refused_total",
+		Help: "Requests that were not read to their end, by reason: connections (too many were open), bodies (all of them together were too large), or slow (the body took too long to arrive).",
+	}, []string{"reason"}))
+	m.plugins = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "prebind_plugin_duration_seconds",
+		Help:    "Time that a call of a PreBind plugin took, by extension point and result: ok, the kind of the error, or ended when it was given up from outside.",
+		Buckets: prometheus.ExponentialBuckets(0.0005, 4, 12),
+	}, []string{"plugin", "extension_point", "result"}))
+	m.mutators = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "prebind_mutator_duration_seconds",
+		Help:    "Time that a call of a mutator took. A bind for which plugins have something to do calls it more than once.",
+		Buckets: prometheus.ExponentialBuckets(0.000001, 10, 7),
+	}, []string{"mutator"}))
+	m.reads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_live_reads_total",
+		Help: "Reads from the API server instead of the cache, by who read (a plugin, or binder for the engine), kind and reason: " +
+			"missing and doubted for what the cache lacked or that would have ended the bind, outcome to see what became of a bind, plugin where a plugin asked for it.",
+	}, []string{"plugin", "kind", "reason"}))
+	m.holdsRefused = add(&m, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "prebind_holds_refused_total",
+		Help: "Calls that had to wait and were told at once to call again, because --max-holds calls were kept waiting.",
+	}))
+	m.generation = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "prebind_config_generation",
+		Help: "How many configurations this replica has put in force since its start, the first included.",
+	}))
+	m.successful = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "prebind_config_last_reload_successful",
+		Help: "1 if the configuration file as it is now is in force, 0 if it was refused and an older one stays.",
+	}))
+	m.configAt = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "prebind_config_last_reload_success_timestamp_seconds",
+		Help: "When the configuration in force was put in force.",
+	}))
+	m.reloads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prebind_config_reloads_total",
+		Help: "New configurations, by result: applied or refused.",
+	}, []string{"result"}))
+	m.configInfo = add(&m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "prebind_config_info",
+		Help: "Always 1, with a hash of the configuration in force: replicas with the same hash do the same.",
+	}, []string{"hash"}))
+	m.buildInfo.Set(1)
+	return m
+}
+
+// add adds the metric to all of them, and returns it.
+func add[C prometheus.Collector](m *metrics, c C) C {
+	m.all = append(m.all, c)
+	return c
+}
+
+// readyGauge shows the readiness of the replica.
+func (r *Recorder) readyGauge() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "prebind_ready",
+		Help: "1 if this replica is ready for Bindings, else 0; /readyz says why.",
+	}, func() float64 {
+		if r.ready() != nil {
+			return 0
+		}
+		return 1
+	})
+}
+
+// stats shows the numbers of an engine when they are collected.
+type stats struct {
+	of                        func() binder.Stats
+	attempts, holds, maxHolds *prometheus.Desc
+}
+
+func newStats(of func() binder.Stats) *stats {
+	return &stats{
+		of:       of,
+		attempts: prometheus.NewDesc("prebind_attempts", "Attempts under way, by phase.", []string{"phase"}, nil),
+		holds:    prometheus.NewDesc("prebind_holds", "Calls that are held. Each takes a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil, nil),
+		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, and 16 times as many that the FlowSchema prebind exempts.", nil, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (s *stats) Describe(to chan<- *prometheus.Desc) {
+	to <- s.attempts
+	to <- s.holds
+	to <- s.maxHolds
+}
+
+// Collect implements prometheus.Collector.
+func (s *stats) Collect(to chan<- prometheus.Metric) {
+	now := s.of()
+	for phase, n := range now.Attempts {
+		to <- prometheus.MustNewConstMetric(s.attempts, prometheus.GaugeValue, float64(n), phase)
+	}
+	to <- prometheus.MustNewConstMetric(s.holds, prometheus.GaugeValue, float64(now.Holds))
+	to <- prometheus.MustNewConstMetric(s.maxHolds, prometheus.GaugeValue, float64(now.MaxHolds))
+}
+
+func zeroes(names []string) map[string]int {
+	all := map[string]int{}
+	for _, name := range names {
+		all[name] = 0
+	}
+	return all
+}

@@ -1,0 +1,149 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestRecorder_Decided(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	registry := prometheus.NewRegistry()
+	refusal := framework.Refuse(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web-7f"}, "no")
+	refusal.Plugin = "volumebinding"
+	decisions := []binder.Decision{
+		{
+			Conflicts: []mutators.Conflict{{Mutator: "topology", Field: "annotation", Key: "web-7f", Source: "pod"}, {Mutator: "topology", Key: "shop", Source: "Binding", Kept: true}},
+			Failures:  []mutators.Failure{{Mutator: "node-info", Err: refusal}},
+		},
+		{PassThrough: true},
+		{Err: refusal, Attempt: "shop", Calls: 1, Waited: time.Hour},
+		{Err: refusal, Warnings: []string{"node-a"}},
+		{Attempt: "web-7f", Calls: 3, Waited: 90 * time.Second},
+	}
+	m, err := New(Options{Registry: registry, Clock: clock})
+	require.NoError(t, err)
+	pod := gen.Pod("web-7f", gen.InNamespace("shop"))
+	for _, d := range decisions {
+		m.Decided(t.Context(), binder.Request{Binding: gen.Binding(pod, "node-a")}, d, time.Second)
+	}
+
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	counts, times, mutated := map[string]float64{}, map[string]float64{}, map[string]float64{}
+	for _, family := range families {
+		assert.Contains(t, family.GetName(), "prebind_")
+		assert.NotEmpty(t, family.GetHelp())
+		for _, metric := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range metric.GetLabel() {
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion"}, l.GetName(), "no pod, node or namespace is a label")
+				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
+				labels[l.GetName()] = l.GetValue()
+			}
+			switch family.GetName() {
+			case "prebind_decisions_total":
+				counts[labels["decision"]+"/"+labels["plugin"]] = metric.GetCounter().GetValue()
+			case "prebind_mutator_conflicts_total", "prebind_mutator_failures_total":
+				mutated[labels["mutator"]+"/"+labels["source"]+"/"+labels["result"]] = metric.GetCounter().GetValue()
+			case "prebind_decision_duration_seconds":
+				times[labels["decision"]] = metric.GetHistogram().GetSampleSum()
+			}
+		}
+	}
+	assert.Equal(t, map[string]float64{"allowed/": 2, "passed-through/": 1, "refused/volumebinding": 2}, counts)
+	assert.InDelta(t, 90, gathered(t, registry)["prebind_bind_wait_seconds"], 0.001, "only binds that were allowed after an attempt")
+	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 2}, times, "in seconds")
+	assert.Equal(t, map[string]float64{"topology/pod/replaced": 1, "topology/Binding/kept": 1, "node-info//": 1}, mutated)
+
+	_, err = New(Options{Registry: registry, Clock: clock})
+	assert.Error(t, err, "a second registration is an error, not a panic")
+}
+
+func TestRecorder_Attempts(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	o, err := New(Options{Registry: registry, Clock: clocktesting.NewFakePassiveClock(time.Time{}), Plugins: []string{"device", "volumebinding"}})
+	require.NoError(t, err)
+	stats := binder.Stats{Attempts: map[string]int{"preparing": 2, "failed": 0}, Holds: 3, MaxHolds: 32}
+	o.Show(func() binder.Stats { return stats }, func() error { return nil })
+	o.AttemptEnded("bound")
+	o.AttemptEnded("bound")
+	o.RolledBack("device", nil)
+	o.RolledBack("device", errors.New("no"))
+	o.Swept("device", "roll back", nil)
+
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	values := map[string]float64{}
+	for _, family := range families {
+		assert.NotEmpty(t, family.GetHelp())
+		if family.GetName() != "prebind_holds" && !regexp.MustCompile("attempts|rollbacks|swept|max_holds").MatchString(family.GetName()) {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			key := family.GetName()
+			for _, l := range metric.GetLabel() {
+				key += " " + l.GetValue()
+			}
+			values[key] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue()
+		}
+	}
+	assert.Equal(t, map[string]float64{
+		"prebind_attempts_total bound": 2, "prebind_rollbacks_total device done": 1, "prebind_rollbacks_total device failed": 1,
+		"prebind_rollbacks_total volumebinding failed": 0, "prebind_swept_total device failed commit": 0, "prebind_swept_total device failed roll back": 0,
+		"prebind_swept_total volumebinding failed commit": 0, "prebind_swept_total volumebinding failed roll back": 0,
+		"prebind_swept_total device done roll back": 1, "prebind_attempts failed": 0, "prebind_attempts preparing": 2,
+		"prebind_holds": 3, "prebind_max_holds": 32,
+	}, values)
+}
+
+// What is only reported is counted apart; readiness is shown as it is.
+func TestAuditAndReadyMetrics(t *testing.T) {
+	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
+	refusal := framework.Refuse(framework.Object{}, "no")
+	refusal.Plugin = "device"
+	m, err := New(Options{Registry: registry, Clock: clock})
+	require.NoError(t, err)
+	problem := errors.New("away")
+	m.Show(func() binder.Stats { return binder.Stats{} }, func() error { return problem })
+	for _, d := range []binder.Decision{{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {}} {
+		m.Decided(t.Context(), binder.Request{}, d, time.Second)
+	}
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP prebind_audited_decisions_total What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.
+# TYPE prebind_audited_decisions_total counter
+prebind_audited_decisions_total{decision="refused",plugin="device"} 1
+prebind_audited_decisions_total{decision="waiting",plugin=""} 1
+# HELP prebind_decisions_total Answers to Bindings, by decision and by the plugin that decided against the bind.
+# TYPE prebind_decisions_total counter
+prebind_decisions_total{decision="allowed",plugin=""} 1
+prebind_decisions_total{decision="audited",plugin=""} 2
+# HELP prebind_ready 1 if this replica is ready for Bindings, else 0; /readyz says why.
+# TYPE prebind_ready gauge
+prebind_ready 0
+`), "prebind_audited_decisions_total", "prebind_decisions_total", "prebind_ready"))
+	problem = nil
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() == "prebind_ready" {
+			assert.InDelta(t, 1, f.GetMetric()[0].GetGauge().GetValue(), 0)
+		}
+	}
+}

@@ -1,0 +1,329 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package telemetry records what Prebind does as metrics and traces. One Recorder has
+// all metrics that are named prebind_…, except those of the certificates, and makes all
+// spans.
+package telemetry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+	"go.opentelemetry.io/otel/trace"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/component-base/tracing"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/mutators"
+)
+
+const (
+	// engineItself is the value of the label plugin for reads of the engine.
+	engineItself = "binder"
+	// readByPlugin is the reason of live reads that a plugin asks for.
+	readByPlugin = "plugin"
+	// failed is the result of work that is to be repeated, or was given up.
+	failed = "failed"
+	// internal is the result of a step that failed; see binder.Result.
+	internal = "internal"
+)
+
+// Options of a Recorder.
+type Options struct {
+	// Registry gets the metrics. Required.
+	Registry prometheus.Registerer
+	// Clock times what the Recorder itself times. Required.
+	Clock clock.PassiveClock
+	// Version of the program.
+	Version string
+	// Plugins and Refusals are the values of labels for which counters of failures exist
+	// from the start: an alert on their increase would miss the first one otherwise.
+	Plugins, Refusals []string
+	// Traces makes spans; nil for none.
+	Traces *Traces
+}
+
+// Recorder records the work on binds. No pod, node or namespace is a label of a metric.
+// All methods are safe for concurrent use, except Show, which comes first.
+type Recorder struct {
+	metrics
+	clock  clock.PassiveClock
+	traces *Traces
+	// tracer is nil when there are no traces.
+	tracer trace.Tracer
+	// stats and ready are the sources that Show sets.
+	stats func() binder.Stats
+	ready func() error
+}
+
+var _ binder.Recorder = (*Recorder)(nil)
+
+// New returns a Recorder whose metrics are registered.
+func New(o Options) (*Recorder, error) {
+	r := &Recorder{
+		metrics: newMetrics(o.Version), clock: o.Clock, traces: o.Traces,
+		stats: func() binder.Stats { return binder.Stats{Attempts: zeroes(binder.Phases())} },
+		ready: func() error { return nil },
+	}
+	if o.Traces != nil {
+		r.tracer = o.Traces.tracer
+	}
+	for _, plugin := range o.Plugins {
+		r.rollBacks.WithLabelValues(plugin, failed)
+		for _, verdict := range binder.Verdicts() {
+			r.swept.WithLabelValues(plugin, verdict, failed)
+		}
+	}
+	for _, reason := range o.Refusals {
+		r.refused.WithLabelValues(reason)
+	}
+	return r, Register(o.Registry, append(r.all, r.readyGauge(), newStats(func() binder.Stats { return r.stats() }))...)
+}
+
+// Register registers collectors.
+func Register(registry prometheus.Registerer, collectors ...prometheus.Collector) error {
+	var problems []error
+	for _, c := range collectors {
+		if err := registry.Register(c); err != nil {
+			problems = append(problems, fmt.Errorf("registering metrics: %w", err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Show sets where the numbers of an engine and the readiness of the replica come from.
+// Call it before the metrics are served.
+func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
+	r.stats, r.ready = stats, ready
+}
+
+// Handler makes a server span of each request, under the API server's span.
+func (r *Recorder) Handler(h http.Handler) http.Handler {
+	if r.tracer == nil {
+		return h
+	}
+	return tracing.WithTracing(h, r.traces.provider, "AdmissionReview")
+}
+
+// Begin implements binder.Tracker: it begins the span of a decision.
+func (r *Recorder) Begin(ctx context.Context) context.Context {
+	if r.tracer != nil {
+		ctx, _ = r.tracer.Start(ctx, "Bind")
+	}
+	return ctx
+}
+
+// Decided implements binder.Tracker.
+func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder.Decision, took time.Duration) {
+	kind, plugin := d.Kind(), ""
+	if d.Err != nil {
+		plugin = d.Err.Plugin
+	}
+	r.decisions.WithLabelValues(kind, plugin).Inc()
+	r.duration.WithLabelValues(kind).Observe(took.Seconds())
+	if d.Audit != nil {
+		plugin := ""
+		if d.Audit.Err != nil {
+			plugin = d.Audit.Err.Plugin
+		}
+		r.audited.WithLabelValues(d.Audit.Kind, plugin).Inc()
+	}
+	for _, c := range d.Conflicts {
+		result := "replaced"
+		if c.Kept {
+			result = "kept"
+		}
+		r.conflicts.WithLabelValues(c.Mutator, c.Source, result).Inc()
+	}
+	for _, f := range d.Failures {
+		r.failures.WithLabelValues(f.Mutator).Inc()
+	}
+	if d.Err == nil && d.Attempt != "" {
+		r.wait.Observe(d.Waited.Seconds())
+	}
+	if r.tracer != nil {
+		endDecision(trace.SpanFromContext(ctx), request, d)
+	}
+}
+
+// endDecision ends the span of a decision.
+func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
+	defer span.End()
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(
+		semconv.K8SNamespaceName(r.Pod.Namespace), semconv.K8SPodName(r.Pod.Name), semconv.K8SNodeName(r.Binding.Target.Name),
+		decisionAttribute.String(d.Kind()), callsAttribute.Int(max(d.Calls, 1)),
+	)
+	if d.Attempt != "" {
+		span.SetAttributes(attemptAttribute.String(d.Attempt))
+	}
+	if d.Err != nil {
+		span.SetAttributes(pluginAttribute.String(d.Err.Plugin), reasonAttribute.String(d.Err.Error()))
+	}
+}
+
+// Step implements binder.Tracker: it times the calls of plugins, and makes a span of
+// every step.
+func (r *Recorder) Step(ctx context.Context, s binder.Step) (context.Context, func(error)) {
+	if s.Plugin == "" && r.tracer == nil {
+		return ctx, func(error) {}
+	}
+	begin := r.clock.Now()
+	var span trace.Span
+	if r.tracer != nil {
+		ctx, span = r.startStep(ctx, s)
+	}
+	return ctx, func(err error) {
+		result := binder.Result(err)
+		if s.Plugin != "" {
+			r.plugins.WithLabelValues(s.Plugin, s.Name, result).Observe(r.clock.Since(begin).Seconds())
+		}
+		if span != nil {
+			endStep(span, result, err)
+		}
+	}
+}
+
+// startStep begins the span of a step.
+func (r *Recorder) startStep(ctx context.Context, s binder.Step) (context.Context, trace.Span) {
+	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
+	if !span.IsRecording() {
+		return ctx, span
+	}
+	span.SetAttributes(semconv.K8SNamespaceName(s.Pod.Namespace), semconv.K8SPodName(s.Pod.Name), semconv.K8SNodeName(s.Node))
+	if s.Plugin != "" {
+		span.SetAttributes(pluginAttribute.String(s.Plugin))
+	}
+	if s.Attempt != "" {
+		span.SetAttributes(attemptAttribute.String(s.Attempt))
+	}
+	return ctx, span
+}
+
+// endStep ends the span of a step. To wait or to reject is not a failure.
+func endStep(span trace.Span, result string, err error) {
+	defer span.End()
+	span.SetAttributes(resultAttribute.String(result))
+	switch {
+	case err == nil:
+	case result == internal:
+		span.SetStatus(codes.Error, err.Error())
+	default:
+		span.SetAttributes(reasonAttribute.String(err.Error()))
+	}
+}
+
+// ReadLive implements binder.Tracker.
+func (r *Recorder) ReadLive(plugin, kind, reason string) {
+	r.reads.WithLabelValues(cmp.Or(plugin, engineItself), kind, reason).Inc()
+}
+
+// HoldRefused implements binder.Tracker.
+func (r *Recorder) HoldRefused() { r.holdsRefused.Inc() }
+
+// AttemptEnded implements binder.Observer.
+func (r *Recorder) AttemptEnded(outcome string) { r.attempts.WithLabelValues(outcome).Inc() }
+
+// RolledBack implements binder.Observer.
+func (r *Recorder) RolledBack(plugin string, err error) {
+	r.rollBacks.WithLabelValues(plugin, resultOf(err)).Inc()
+}
+
+// Swept implements binder.Observer.
+func (r *Recorder) Swept(plugin, verdict string, err error) {
+	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
+}
+
+// RequestRefused counts a request that the webhook did not read to its end.
+func (r *Recorder) RequestRefused(reason string) { r.refused.WithLabelValues(reason).Inc() }
+
+// ConfigApplied records a new configuration in force.
+func (r *Recorder) ConfigApplied(hash string, at time.Time) {
+	r.generation.Inc()
+	r.configAt.Set(float64(at.Unix()))
+	r.reloads.WithLabelValues("applied").Inc()
+	r.configInfo.Reset()
+	r.configInfo.WithLabelValues(hash).Set(1)
+	r.successful.Set(1)
+}
+
+// ConfigRefused records a configuration file that is not put in force.
+func (r *Recorder) ConfigRefused() {
+	r.successful.Set(0)
+	r.reloads.WithLabelValues("refused").Inc()
+}
+
+// ConfigCurrent records that the configuration file is the one in force.
+func (r *Recorder) ConfigCurrent() { r.successful.Set(1) }
+
+// Mutator returns the mutator with its calls timed.
+func (r *Recorder) Mutator(m mutators.Mutator) mutators.Mutator {
+	return &timedMutator{Mutator: m, clock: r.clock, duration: r.mutators.WithLabelValues(m.Name())}
+}
+
+type timedMutator struct {
+	mutators.Mutator
+	clock    clock.PassiveClock
+	duration prometheus.Observer
+}
+
+// Mutate implements mutators.Mutator.
+func (m *timedMutator) Mutate(in mutators.Input) (mutators.Output, error) {
+	begin := m.clock.Now()
+	defer func() { m.duration.Observe(m.clock.Since(begin).Seconds()) }()
+	return m.Mutator.Mutate(in)
+}
+
+// Reader returns the reader with the plugin's reads counted.
+func (r *Recorder) Reader(live client.Reader, plugin string) client.Reader {
+	return &countedReader{reader: live, plugin: plugin, reads: r.reads}
+}
+
+type countedReader struct {
+	reader client.Reader
+	plugin string
+	reads  *prometheus.CounterVec
+}
+
+// Get implements client.Reader.
+func (r *countedReader) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	r.count(into)
+	return r.reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (r *countedReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	r.count(into)
+	return r.reader.List(ctx, into, opts...)
+}
+
+// count goes by the Go type, which has the name of the kind: the object itself does not
+// know its kind before it is read, unless only its metadata is read.
+func (r *countedReader) count(into runtime.Object) {
+	kind := into.GetObjectKind().GroupVersionKind().Kind
+	if kind == "" {
+		kind = reflect.Indirect(reflect.ValueOf(into)).Type().Name()
+	}
+	r.reads.WithLabelValues(r.plugin, strings.TrimSuffix(kind, "List"), readByPlugin).Inc()
+}
+
+func resultOf(err error) string {
+	if err != nil {
+		return failed
+	}
+	return "done"
+}

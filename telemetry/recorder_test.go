@@ -1,0 +1,135 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/mutators/topology"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// gathered returns the values of a registry by name and label values; a histogram's
+// is the sum of what it saw.
+func gathered(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	values := map[string]float64{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			key := family.GetName()
+			for _, l := range metric.GetLabel() {
+				key += " " + l.GetValue()
+			}
+			values[key] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + metric.GetHistogram().GetSampleSum()
+		}
+	}
+	return values
+}
+
+// slow is a mutator that takes a second, and fails.
+type slow struct {
+	clock *clocktesting.FakePassiveClock
+}
+
+func (slow) Name() string { return "slow" }
+
+func (s slow) Mutate(mutators.Input) (mutators.Output, error) {
+	s.clock.SetTime(s.clock.Now().Add(time.Second))
+	return mutators.Output{}, errors.New("no")
+}
+
+func TestSteps(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	registry := prometheus.NewRegistry()
+	s, err := New(Options{Registry: registry, Clock: now})
+	require.NoError(t, err)
+	after := func(step binder.Step, seconds int, err error) {
+		ctx, end := s.Step(t.Context(), step)
+		assert.Equal(t, t.Context(), ctx)
+		now.SetTime(now.Now().Add(time.Duration(seconds) * time.Second))
+		end(err)
+	}
+	of := func(name, plugin string) binder.Step {
+		return binder.Step{Name: name, Plugin: plugin, Node: "node-a", Attempt: "a-1"}
+	}
+	after(of(binder.StepPreFlight, "device"), 1, nil)
+	after(of(binder.StepPreBind, "device"), 2, framework.Refuse(framework.Object{}, "no"))
+	after(of(binder.StepPreBind, "device"), 3, framework.Refuse(framework.Object{}, "no"))
+	after(of(binder.StepHold, ""), 100, nil)
+	s.ReadLive("", "Pod", binder.ReadMissing)
+	s.HoldRefused()
+	_, err = s.Mutator(slow{now}).Mutate(mutators.Input{})
+	require.Error(t, err, "what a mutator says passes unchanged")
+
+	live := s.Reader(fake.NewClientBuilder().WithObjects(gen.Node("node-a")).Build(), "device")
+	require.NoError(t, live.Get(t.Context(), client.ObjectKey{Name: "node-a"}, &corev1.Node{}))
+	require.NoError(t, live.List(t.Context(), &corev1.NodeList{}))
+	require.Error(t, live.Get(t.Context(), client.ObjectKey{Name: "node-b"}, &corev1.Node{}))
+
+	values := gathered(t, registry)
+	maps.DeleteFunc(values, func(name string, v float64) bool {
+		return v == 0 || strings.HasPrefix(name, "prebind_build_info") || name == "prebind_ready"
+	})
+	assert.Equal(t, map[string]float64{
+		"prebind_plugin_duration_seconds PreFlight device ok":    1,
+		"prebind_plugin_duration_seconds PreBind device refused": 5,
+		"prebind_mutator_duration_seconds slow":                  1,
+		"prebind_live_reads_total Pod binder missing":            1,
+		"prebind_live_reads_total Node device plugin":            3,
+		"prebind_holds_refused_total":                            1,
+	}, values, "the engine's own steps are no plugin's")
+	_, err = New(Options{Registry: registry, Clock: now})
+	assert.Error(t, err, "a second registration is an error, not a panic")
+}
+
+// BenchmarkStep is what it costs to follow one call of a plugin. A bind makes a few.
+func BenchmarkStep(b *testing.B) {
+	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
+	require.NoError(b, err)
+	step := binder.Step{Name: binder.StepPreFlight, Plugin: "device", Node: "node-a"}
+	ctx := context.WithoutCancel(b.Context())
+	for b.Loop() {
+		_, end := s.Step(ctx, step)
+		end(nil)
+	}
+}
+
+// BenchmarkMutator is one call of the mutator topology, and the same with its time
+// taken.
+func BenchmarkMutator(b *testing.B) {
+	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
+	require.NoError(b, err)
+	plain, err := topology.New(topology.Options{Labels: topology.DefaultLabels()})
+	require.NoError(b, err)
+	pod := gen.Pod("web")
+	in := mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a")}
+	for name, m := range map[string]mutators.Mutator{"Plain": plain, "Timed": s.Mutator(plain)} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := m.Mutate(in); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

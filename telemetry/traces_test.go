@@ -1,0 +1,183 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/otlp"
+)
+
+// bindOnce records the steps of a bind whose attempt outlives the call: it ends when the
+// channel is closed.
+type bindOnce struct {
+	recorder *Recorder
+	release  chan struct{}
+	over     chan struct{}
+}
+
+func (b *bindOnce) bind(ctx context.Context, r binder.Request) {
+	ctx = b.recorder.Begin(ctx)
+	b.recorder.Decided(ctx, r, b.decide(ctx, r), time.Second)
+}
+
+func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision {
+	step := func(ctx context.Context, name, plugin, attempt string) (context.Context, func(error)) {
+		return b.recorder.Step(ctx, binder.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
+	}
+	_, end := step(ctx, binder.StepPreFlight, "device", "a-1")
+	end(nil)
+	attempt, ended := step(context.WithoutCancel(ctx), binder.StepAttempt, "", "a-1")
+	go func() {
+		defer close(b.over)
+		<-b.release
+		_, end := step(attempt, binder.StepPreBind, "device", "a-1")
+		end(errors.New("boom"))
+		ended(framework.Refuse(framework.Object{}, "no"))
+	}()
+	err := framework.Wait(framework.Object{}, "waiting for the device")
+	err.Plugin = "device"
+	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
+}
+
+// recording returns a Recorder that sends its spans to the endpoint.
+func recording(ctx context.Context, t testing.TB, endpoint string, rate int32) *Recorder {
+	t.Helper()
+	traces, err := NewTraces(ctx, TracesOptions{Endpoint: endpoint, Rate: rate, Version: "v1", Replica: "replica-1"})
+	require.NoError(t, err)
+	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}, Traces: traces})
+	require.NoError(t, err)
+	return r
+}
+
+// traced returns what a collector gets of one bind under a traceparent.
+func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span {
+	t.Helper()
+	receiver := otlp.Receive(t)
+	recorder := recording(t.Context(), t, receiver.Address(), rate)
+	b := &bindOnce{recorder: recorder, release: make(chan struct{}), over: make(chan struct{})}
+	h := recorder.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		b.bind(r.Context(), binder.Request{
+			Pod: types.NamespacedName{Namespace: "shop", Name: "web"}, Binding: gen.Binding(gen.Pod("web"), "node-a"),
+		})
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/mutate-pods-binding", http.NoBody)
+	r.Header.Set("Traceparent", traceparent)
+	h.ServeHTTP(httptest.NewRecorder(), r)
+	cancel()
+	// The call has been answered; only now goes the attempt on.
+	close(b.release)
+	<-b.over
+	recorder.traces.Flush(ctx)
+	spans := map[string]*otlp.Span{}
+	for _, s := range receiver.Spans("", "") {
+		assert.NotContains(t, spans, s.Name)
+		spans[s.Name] = s
+	}
+	if len(spans) > 0 {
+		assert.Equal(t, []string{"prebind"}, receiver.Services())
+	}
+	return spans
+}
+
+func TestTracing(t *testing.T) {
+	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	spans := traced(t, 0, "00-"+trace+"-"+parent+"-01")
+	require.Len(t, spans, 5, "%v", spans)
+	under := map[string]string{"AdmissionReview": "", "Bind": "AdmissionReview", "PreFlight device": "Bind", "Attempt": "Bind", "PreBind device": "Attempt"}
+	for name, above := range under {
+		s := spans[name]
+		require.NotNil(t, s, name)
+		assert.Equal(t, trace, s.TraceID, "%s: all in the API server's trace", name)
+		if above == "" {
+			assert.Equal(t, parent, s.ParentID, "under the API server's span")
+			assert.True(t, s.Server, "the span of a request")
+			continue
+		}
+		assert.Equal(t, spans[above].ID, s.ParentID, "%s is part of %s", name, above)
+		assert.Equal(t, "shop", s.Attributes["k8s.namespace.name"], name)
+		assert.Equal(t, "web", s.Attributes["k8s.pod.name"], name)
+		assert.Equal(t, "node-a", s.Attributes["k8s.node.name"], name)
+		assert.Equal(t, "a-1", s.Attributes["prebind.attempt"], name)
+	}
+	assert.Equal(t, "device", spans["PreBind device"].Attributes["prebind.plugin"])
+	assert.True(t, spans["PreBind device"].Failed, "a failure is one")
+	assert.Equal(t, "ok", spans["PreFlight device"].Attributes["prebind.result"])
+	assert.Equal(t, "refused", spans["Attempt"].Attributes["prebind.result"])
+	assert.False(t, spans["Attempt"].Failed, "a rejection is not a failure")
+	assert.Equal(t, "waiting", spans["Bind"].Attributes["prebind.decision"])
+	assert.Equal(t, "device: waiting for the device", spans["Bind"].Attributes["prebind.reason"])
+}
+
+func TestTracingSamples(t *testing.T) {
+	cases := map[string]struct {
+		reason      string
+		rate        int32
+		traceparent string
+		want        int
+	}{
+		"NotAsked": {reason: "neither the API server nor the rate asks for it", want: 0},
+		"Rate":     {reason: "the rate does", rate: 1_000_000, want: 5},
+		"ParentDoesNot": {
+			reason: "the API server has decided against this one", rate: 1_000_000,
+			traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", want: 0,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Len(t, traced(t, tc.rate, tc.traceparent), tc.want, tc.reason) })
+	}
+}
+
+// TestTracingOff: without traces nothing is added to a context or a handler.
+func TestTracingOff(t *testing.T) {
+	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
+	require.NoError(t, err)
+	assert.Equal(t, t.Context(), r.Begin(t.Context()))
+	ctx, end := r.Step(t.Context(), binder.Step{Name: binder.StepPreBind, Plugin: "device"})
+	end(nil)
+	assert.Equal(t, t.Context(), ctx)
+	h := http.NotFoundHandler()
+	assert.Equal(t, fmt.Sprint(h), fmt.Sprint(r.Handler(h)))
+	r.traces.Flush(t.Context())
+}
+
+// TestTracingWithoutCollector: an absent collector delays nothing.
+func TestTracingWithoutCollector(t *testing.T) {
+	recorder := recording(t.Context(), t, "127.0.0.1:1", 1_000_000)
+	b := &bindOnce{recorder: recorder, release: make(chan struct{}), over: make(chan struct{})}
+	b.bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
+	close(b.release)
+	<-b.over
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	recorder.traces.Flush(ctx)
+}
+
+// BenchmarkStepTraced is what it costs to follow one call of a plugin when tracing is
+// on and this bind is not sampled. Off, it is BenchmarkStep.
+func BenchmarkStepTraced(b *testing.B) {
+	tracker := recording(b.Context(), b, "127.0.0.1:1", 0)
+	step := binder.Step{Name: binder.StepPreFlight, Plugin: "device", Node: "node-a"}
+	ctx := context.WithoutCancel(b.Context())
+	for b.Loop() {
+		_, end := tracker.Step(ctx, step)
+		end(nil)
+	}
+}

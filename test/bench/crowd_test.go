@@ -1,0 +1,97 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// unlearned ends the name of the variant of replicas that have seen no wait before.
+const unlearned = "-unlearned"
+
+// BenchmarkDelayOfACrowd measures the delay from claim bound to pod bound for 1,000 pods
+// whose claims take 40 s each, with two replicas. In the first round the replicas have
+// seen no wait before: that round has a variant of its own. There have to be two rounds
+// at least.
+func BenchmarkDelayOfACrowd(b *testing.B) {
+	w := newWorld(b, cluster.Options{SchedulerConfig: schedulerWith(unlimited)})
+	w.crowds(b, "crowd", ways)
+}
+
+// BenchmarkDelayOfACrowdWithSeats measures the same of a scheduler whose Bindings take seats
+// of the API server, without kube-scheduler's own VolumeBinding.
+func BenchmarkDelayOfACrowdWithSeats(b *testing.B) {
+	w := newWorld(b, cluster.Options{SchedulerConfig: schedulerWith(unlimited)})
+	require.NoError(b, w.unexempt(b.Context()))
+	w.crowds(b, "crowd-seats", ways[1:])
+}
+
+// unexempt deletes the FlowSchema that exempts kube-scheduler's Bindings, and returns when
+// all replicas have noticed.
+func (w *world) unexempt(ctx context.Context) error {
+	if err := w.client.FlowcontrolV1().FlowSchemas().Delete(ctx, "prebind", metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	return wait.PollUntilContextTimeout(ctx, time.Second, time.Minute, true, func(ctx context.Context) (bool, error) {
+		for _, replica := range w.prebind.Replicas() {
+			metrics, err := replica.Metrics(ctx)
+			if err != nil || sum(metrics, "prebind_max_holds", "") != maxHolds {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+}
+
+// maxHolds is the shipped --max-holds, of one replica.
+const maxHolds = 32
+
+// crowds runs the rounds of a benchmark, in which each of the ways has its turn.
+func (w *world) crowds(b *testing.B, name string, ways []way) {
+	b.Helper()
+	out, round := &results{name: name}, 0
+	namespaces := make([]string, len(ways))
+	for i := range ways {
+		var err error
+		namespaces[i], err = w.namespace(b.Context())
+		require.NoError(b, err)
+	}
+	for b.Loop() {
+		for i := range ways {
+			i = (i + round) % len(ways)
+			variant, observe := ways[i].name, observer{cluster: w.cluster, client: w.client}
+			if variant == prebind {
+				observe.replicas = w.prebind.Replicas()
+			}
+			if variant == prebind && round == 0 {
+				variant += unlearned
+			}
+			require.NoError(b, calm(b.Context(), w.cluster.Process(cluster.APIServer).PID(), w.cluster.Process(cluster.ControllerManager).PID()))
+			watching, stop := context.WithCancel(b.Context())
+			look := observe.look(watching)
+			found, err := w.delays(b.Context(), ways[i].scheduler, namespaces[i], round, alike(1000, 40*time.Second))
+			stop()
+			require.NoError(b, err)
+			seen := <-look
+			require.NoError(b, seen.err)
+			found.add(out, variant, round)
+			seen.add(out, variant, round)
+			b.Logf("%s, round %d: p50 %.3f s, p90 %.3f s, worst %.3f s, %.0f answers of 429, %.0f FailedScheduling; others' p99 %.1f ms, at most %.0f calls held",
+				ways[i].who, round, stat.Median(found.seconds), stat.Quantile(found.seconds, 0.9), stat.Quantile(found.seconds, 1), found.repeats, found.failed,
+				milliseconds(quantile(seen.others, 0.99)), seen.holds)
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	require.NoError(b, out.save())
+}

@@ -1,0 +1,132 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
+)
+
+// staleRoute is how long the Service leads to a killed replica: until the kubelet, the
+// endpoints controller and kube-proxy have noticed.
+const staleRoute = 2 * time.Second
+
+// losses are the ways to lose the replica that holds all calls.
+var losses = []struct {
+	name string
+	lose func(ctx context.Context, w *world) error
+}{
+	{name: "kill", lose: func(_ context.Context, w *world) error { return w.killFirst() }},
+	{name: "roll", lose: func(ctx context.Context, w *world) error { return w.roll(ctx) }},
+}
+
+// BenchmarkLostReplica measures the delay from a claim bound to its pod bound while the
+// replica that holds 60 calls of kube-scheduler is killed, and while both replicas are
+// restarted one after the other. No claim is bound before that; then one is bound every
+// half a second.
+func BenchmarkLostReplica(b *testing.B) {
+	w, out, round := newWorld(b, cluster.Options{}, "--max-holds=60"), &results{name: "lost"}, 0
+	for b.Loop() {
+		for _, l := range losses {
+			found, err := w.delaysWithLoss(b.Context(), 60, 500*time.Millisecond, l.lose)
+			require.NoError(b, err)
+			found.add(out, l.name, round)
+			b.Logf("%s: mean %.3f s, p90 %.3f s, worst %.3f s, %.0f FailedScheduling", l.name,
+				stat.Mean(found.seconds), stat.Quantile(found.seconds, 0.9), stat.Quantile(found.seconds, 1), found.failed)
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	require.NoError(b, out.save())
+}
+
+// TestLostReplica runs a short round. The delays are not judged.
+func TestLostReplica(t *testing.T) {
+	w := newWorld(t, cluster.Options{})
+	for _, l := range losses {
+		d, err := w.delaysWithLoss(t.Context(), 4, 100*time.Millisecond, l.lose)
+		require.NoError(t, err)
+		assert.Len(t, d.seconds, 4, l.name)
+	}
+}
+
+// delaysWithLoss returns the delays of n pods whose calls the first replica holds when it
+// is lost. The provisioner stands still until then; it provisions one volume after each
+// step.
+func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, lose func(ctx context.Context, w *world) error) (delayed, error) {
+	namespace, err := w.namespace(ctx)
+	if err != nil {
+		return delayed{}, err
+	}
+	waits := make([]time.Duration, 0, n)
+	for i := range n {
+		waits = append(waits, time.Duration(i)*step)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(n)*step+2*patience)
+	defer cancel()
+	replicas := w.prebind.Replicas()
+	w.prebind.RouteTo(replicas[0])
+	for _, other := range replicas[1:] {
+		// Both together close the connections of earlier rounds.
+		w.cluster.Services().Cut(other.WebhookAddress())
+		w.cluster.Services().Heal(other.WebhookAddress())
+	}
+	provisioner := w.cluster.Process(cluster.Provisioner)
+	if err := provisioner.Signal(syscall.SIGSTOP); err != nil {
+		return delayed{}, err
+	}
+	lost := make(chan error, 1)
+	go func() {
+		held := replicas[0].UntilHolds(ctx, n)
+		w.prebind.RouteTo(replicas...)
+		err := errors.Join(held, provisioner.Signal(syscall.SIGCONT))
+		if err == nil {
+			err = lose(ctx, w)
+		}
+		lost <- err
+	}()
+	d, err := w.delays(ctx, cluster.NoPreBindScheduler, namespace, 0, waits)
+	if err := errors.Join(err, <-lost); err != nil {
+		return d, err
+	}
+	return d, w.restart(ctx)
+}
+
+// killFirst kills the first replica. For a while the Service still leads to it.
+func (w *world) killFirst() error {
+	replicas := w.prebind.Replicas()
+	var backends []cluster.Backend
+	for _, r := range replicas {
+		backends = append(backends, cluster.Backend{Address: r.WebhookAddress(), Ready: cluster.HTTPReady("http://" + r.HealthAddress() + "/readyz")})
+	}
+	killed := time.Now()
+	backends[0].Ready = func(context.Context) bool { return time.Since(killed) < staleRoute }
+	w.cluster.Services().Route(install.Namespace, install.Service, install.ServicePort, backends...)
+	return replicas[0].Kill()
+}
+
+// roll restarts the replicas one after the other.
+func (w *world) roll(ctx context.Context) error {
+	for _, r := range w.prebind.Replicas() {
+		if err := r.Restart(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restart starts the first replica again if it was killed.
+func (w *world) restart(ctx context.Context) error {
+	return w.prebind.Replicas()[0].Restart(ctx)
+}

@@ -1,0 +1,94 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package layers holds the packages of the module to the direction of their dependencies,
+// and go.mod to what the program needs.
+package layers
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// module is the path of the program's module.
+const module = "github.com/prebind/prebind"
+
+// layer are packages on the same level. A package may import packages of lower layers, and
+// none of its own layer.
+type layer struct {
+	// packages are patterns as path.Match takes them, relative to the module.
+	packages []string
+	// only, if it is set, are the patterns of the packages of the module that these
+	// packages may import.
+	only []string
+}
+
+// layers are all packages of the module outside test, from top to bottom. To add a
+// package, add it to the lowest layer that is above all that it imports.
+func layers() []layer {
+	return []layer{
+		{packages: []string{"cmd/prebind", "docs/example"}},
+		{packages: []string{"cmd/prebind/app"}},
+		{packages: []string{"cmd/prebind/app/*"}},
+		{packages: []string{"telemetry"}},
+		{packages: []string{"webhook"}},
+		{packages: []string{"webhook/certificates"}, only: []string{"webhook/certificates/*"}},
+		{packages: []string{"webhook/certificates/*"}, only: []string{}},
+		{packages: []string{"apiclient"}},
+		{packages: []string{"binder/replica"}},
+		{packages: []string{"binder"}},
+		{packages: []string{"binder/recovery"}},
+		{packages: []string{"binder/attempt"}},
+		{packages: []string{"binder/claimed"}},
+		{packages: []string{"binder/plugins/*", "docs/example/*"}, only: []string{"binder/framework", "binder/ledger", "binder/compact"}},
+		{packages: []string{"policy"}},
+		{packages: []string{"binder/ledger"}},
+		{packages: []string{"binder/framework"}},
+		{packages: []string{"mutators/*"}, only: []string{"mutators", "mutators/internal/*", "registration"}},
+		{packages: []string{"mutators"}, only: []string{"mutators/internal/*", "registration"}},
+		{packages: []string{"mutators/internal/*"}, only: []string{}},
+		{packages: []string{"binder/compact", "binder/fair", "binder/pacing"}, only: []string{}},
+		{packages: []string{"registration"}},
+		{packages: []string{"config", "config/v1alpha1"}},
+	}
+}
+
+// violations returns the imports that the layers forbid, and the packages that are in no
+// layer. The packages and their imports are relative to the module.
+func violations(all []layer, imports map[string][]string) []string {
+	var found []string
+	for _, from := range slices.Sorted(maps.Keys(imports)) {
+		above := layerOf(all, from)
+		if above < 0 {
+			found = append(found, fmt.Sprintf("%s is in no layer: add it to the table in test/layers", from))
+			continue
+		}
+		for _, to := range imports[from] {
+			below := layerOf(all, to)
+			switch only := all[above].only; {
+			case below < 0:
+				found = append(found, fmt.Sprintf("%s imports %s, which is in no layer", from, to))
+			case below <= above:
+				found = append(found, fmt.Sprintf("%s imports %s, which is in the same layer or above it", from, to))
+			case only != nil && !matches(only, to):
+				found = append(found, fmt.Sprintf("%s imports %s; it may import only: %s", from, to, strings.Join(only, ", ")))
+			}
+		}
+	}
+	return found
+}
+
+// layerOf returns the index of the package's layer, -1 if there is none.
+func layerOf(all []layer, name string) int {
+	return slices.IndexFunc(all, func(l layer) bool { return matches(l.packages, name) })
+}
+
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		ok, err := path.Match(pattern, name)
+		return ok && err == nil
+	})
+}

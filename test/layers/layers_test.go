@@ -1,0 +1,119 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package layers
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// ofTestsOnly are the modules that go.mod requires for tests.
+var ofTestsOnly = []string{"github.com/cert-manager/cert-manager", "github.com/stretchr/testify"}
+
+// direct is a line of go.mod that requires a module, unless it is indirect.
+var direct = regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w./-]+) v\S+$`)
+
+// root is that of the module.
+var root = filepath.Join("..", "..")
+
+// productImports returns what the packages outside test import, relative to the module if
+// it is in there. Tests do not count. It reads the files itself, so that go test knows what
+// its result depends on.
+func productImports(t *testing.T) (own map[string][]string, others []string) {
+	t.Helper()
+	own = map[string][]string{}
+	require.NoError(t, filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if rel != "." && (rel == "test" || rel == "bin" || entry.Name() == "testdata" || strings.HasPrefix(entry.Name(), ".")) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		from := filepath.ToSlash(filepath.Dir(rel))
+		own[from] = append(own[from], []string{}...)
+		for _, i := range parsed.Imports {
+			to, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				return err
+			}
+			if below, ok := strings.CutPrefix(to, module+"/"); !ok {
+				others = append(others, to)
+			} else if !slices.Contains(own[from], below) {
+				own[from] = append(own[from], below)
+			}
+		}
+		return nil
+	}))
+	require.NotEmpty(t, own)
+	return own, others
+}
+
+// Every import of the program points down.
+func TestLayers(t *testing.T) {
+	own, _ := productImports(t)
+	assert.Empty(t, violations(layers(), own))
+}
+
+// go.mod requires nothing for tests alone, but for what is listed here: other libraries
+// that only tests need are in modules of their own.
+func TestRequirements(t *testing.T) {
+	_, imported := productImports(t)
+	file, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	require.NoError(t, err)
+	var unused []string
+	for _, r := range direct.FindAllStringSubmatch(string(file), -1) {
+		if !slices.ContainsFunc(imported, func(p string) bool { return p == r[1] || strings.HasPrefix(p, r[1]+"/") }) {
+			unused = append(unused, r[1])
+		}
+	}
+	assert.Equal(t, ofTestsOnly, unused, "requirements that the program does not import")
+}
+
+func TestViolations(t *testing.T) {
+	table := []layer{{packages: []string{"app"}}, {packages: []string{"plugins/*"}, only: []string{"framework"}}, {packages: []string{"tools"}}, {packages: []string{"framework"}}}
+	cases := map[string]struct {
+		reason string
+		from   string
+		to     []string
+		want   []string
+	}{
+		"Down":      {reason: "this is the direction", from: "app", to: []string{"plugins/a", "framework"}},
+		"Up":        {reason: "nothing below knows the command line", from: "framework", to: []string{"app"}, want: []string{"framework imports app, which is in the same layer or above it"}},
+		"Sideways":  {reason: "a plugin is complete in itself", from: "plugins/a", to: []string{"plugins/b"}, want: []string{"plugins/a imports plugins/b, which is in the same layer or above it"}},
+		"Only":      {reason: "plugins import one package", from: "plugins/a", to: []string{"framework", "tools"}, want: []string{"plugins/a imports tools; it may import only: framework"}},
+		"New":       {reason: "whoever adds a package decides on its layer", from: "new", want: []string{"new is in no layer: add it to the table in test/layers"}},
+		"Below":     {reason: "a pattern is one level deep", from: "app", to: []string{"plugins/a/b"}, want: []string{"app imports plugins/a/b, which is in no layer"}},
+		"TestsOnly": {reason: "test code stays out of the program", from: "app", to: []string{"test/gen"}, want: []string{"app imports test/gen, which is in no layer"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, violations(table, map[string][]string{tc.from: tc.to}), tc.reason)
+		})
+	}
+}

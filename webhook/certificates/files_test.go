@@ -1,0 +1,230 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package certificates
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"github.com/prebind/prebind/test/gencert"
+)
+
+const day = 24 * time.Hour
+
+func TestNewFiles(t *testing.T) {
+	ca := gencert.NewCA(t, "ca")
+	good := ca.Sign(t, "prebind")
+	other := ca.Sign(t, "prebind")
+	expired := ca.Sign(t, "old", gencert.Valid(-day, -time.Minute))
+	early := ca.Sign(t, "", gencert.DNS("new.svc"), gencert.Valid(time.Hour, day))
+	cases := map[string]struct {
+		reason    string
+		cert, key []byte
+		// says are parts of the error; none for no error.
+		says []string
+	}{
+		"Good":        {reason: "it is served", cert: good.CertPEM, key: good.KeyPEM},
+		"Chain":       {reason: "further certificates may follow", cert: append(bytes.Clone(good.CertPEM), ca.CertPEM...), key: good.KeyPEM},
+		"NoFile":      {reason: "nothing can be served", key: good.KeyPEM, says: []string{"tls.crt", "no such file"}},
+		"NoKey":       {reason: "nothing can be served", cert: good.CertPEM, says: []string{"tls.key", "no such file"}},
+		"Mismatch":    {reason: "no handshake would succeed", cert: good.CertPEM, key: other.KeyPEM, says: []string{"tls.crt", "private key does not match"}},
+		"NoPEM":       {reason: "nothing can be served", cert: []byte("x"), key: []byte("x"), says: []string{"tls.crt", "PEM"}},
+		"Expired":     {reason: "the API server would refuse it", cert: expired.CertPEM, key: expired.KeyPEM, says: []string{`"old"`, "expired at", "renew"}},
+		"NotYetValid": {reason: "the API server would refuse it", cert: early.CertPEM, key: early.KeyPEM, says: []string{`"new.svc"`, "not valid before", "clock"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir, tc.cert, tc.key)
+			f, err := NewFiles(dir, shared(nil))
+			if len(tc.says) == 0 {
+				require.NoError(t, err, tc.reason)
+				served, err := f.GetCertificate(nil)
+				require.NoError(t, err)
+				assert.Equal(t, good.Cert.Raw, served.Certificate[0])
+				return
+			}
+			require.Error(t, err, tc.reason)
+			for _, words := range tc.says {
+				assert.Contains(t, err.Error(), words, tc.reason)
+			}
+			assert.NotContains(t, err.Error(), "\n", "an error is one line")
+		})
+	}
+}
+
+// A renewal is taken over when it is good. When it is not, the certificate before
+// stays, and the log says so once.
+func TestFilesAreFollowed(t *testing.T) {
+	ca := gencert.NewCA(t, "ca", gencert.Valid(-day, 1000*day))
+	first := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, day))
+	dir := t.TempDir()
+	write(t, dir, first.CertPEM, first.KeyPEM)
+	var log bytes.Buffer
+	now := testingclock.NewFakeClock(time.Now())
+	o := shared(&log)
+	o.Clock = now
+	f, err := NewFiles(dir, o)
+	require.NoError(t, err)
+	served := func() string {
+		c, err := f.GetCertificate(nil)
+		require.NoError(t, err)
+		return c.Leaf.SerialNumber.String()
+	}
+	looks := func(n int) {
+		for range n {
+			now.Step(Interval)
+			f.look()
+		}
+	}
+	counted := func(result string) float64 {
+		return testutil.ToFloat64(o.Metrics.reloads.WithLabelValues(Serving, result))
+	}
+	expires := func() float64 { return testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(Serving)) }
+
+	assert.InDelta(t, first.Cert.NotAfter.Unix(), expires(), 0)
+	looks(3)
+	assert.Equal(t, first.Cert.SerialNumber.String(), served())
+	assert.Empty(t, log.String(), "nothing has changed")
+
+	// The certificate is written before its key.
+	second := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, day))
+	write(t, dir, second.CertPEM, nil)
+	looks(1)
+	assert.Equal(t, first.Cert.SerialNumber.String(), served(), "half of it is not taken")
+	write(t, dir, nil, second.KeyPEM)
+	looks(1)
+	assert.Equal(t, second.Cert.SerialNumber.String(), served())
+	assert.NotContains(t, log.String(), "cannot be used", "the moment between two files is nothing to tell")
+	assert.InDelta(t, 1, counted("done"), 0)
+
+	bad := map[string][2][]byte{
+		"other key": {first.CertPEM, second.KeyPEM},
+		"no PEM":    {[]byte("x"), []byte("x")},
+	}
+	expired := ca.Sign(t, "prebind", gencert.Valid(-day, -time.Hour))
+	bad["expired"] = [2][]byte{expired.CertPEM, expired.KeyPEM}
+	failed := 0.0
+	for name, files := range bad {
+		log.Reset()
+		write(t, dir, files[0], files[1])
+		looks(10)
+		failed++
+		assert.Equal(t, second.Cert.SerialNumber.String(), served(), name)
+		assert.Equal(t, 1, strings.Count(log.String(), "Kept the current certificate"), "%s: %s", name, &log)
+		assert.InDelta(t, failed, counted("failed"), 0, name)
+		write(t, dir, second.CertPEM, second.KeyPEM)
+		looks(1)
+	}
+
+	log.Reset()
+	now.Step(day)
+	looks(10)
+	assert.Equal(t, 1, strings.Count(log.String(), "has expired"), "%s", &log)
+	assert.Equal(t, second.Cert.SerialNumber.String(), served(), "an expired certificate is better than none")
+
+	log.Reset()
+	third := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, 2*day))
+	write(t, dir, third.CertPEM, third.KeyPEM)
+	looks(1)
+	assert.Equal(t, third.Cert.SerialNumber.String(), served())
+	assert.InDelta(t, third.Cert.NotAfter.Unix(), expires(), 0)
+	now.Step(day)
+	looks(10)
+	assert.Equal(t, 1, strings.Count(log.String(), "has expired"), "the next expiry is told as well")
+}
+
+func TestNewClients(t *testing.T) {
+	ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next", gencert.Valid(-time.Hour, 2*day))
+	old, leaf := gencert.NewCA(t, "old", gencert.Valid(-day, -time.Hour)), ca.Sign(t, "kube-apiserver")
+	cases := map[string]struct {
+		reason string
+		file   []byte
+		// trusts are the CAs that are taken.
+		trusts []*gencert.Pair
+		says   []string
+	}{
+		"One":         {reason: "the usual case", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
+		"Bundle":      {reason: "a CA is changed with both in the file", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
+		"OldInBundle": {reason: "a CA that is over may be left in the file", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca}},
+		"NoFile":      {reason: "nobody could call", says: []string{"no such file"}},
+		"Empty":       {reason: "nobody could call", file: []byte(" "), says: []string{"ca.crt", "no certificate"}},
+		"Key":         {reason: "the wrong file", file: ca.KeyPEM, says: []string{"no certificate"}},
+		"NoCA":        {reason: "the client's certificate in place of its CA", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not one of a CA"}},
+		"Expired":     {reason: "nobody could call", file: old.CertPEM, says: []string{`"old"`, "expired"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "ca.crt")
+			if tc.file != nil {
+				require.NoError(t, os.WriteFile(file, tc.file, 0o600))
+			}
+			o := shared(nil)
+			c, err := NewClients(file, o)
+			if len(tc.says) == 0 {
+				require.NoError(t, err, tc.reason)
+				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.Pool()), tc.reason)
+				assert.InDelta(t, ca.Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the first to expire")
+				return
+			}
+			require.Error(t, err, tc.reason)
+			for _, words := range tc.says {
+				assert.Contains(t, err.Error(), words, tc.reason)
+			}
+		})
+	}
+}
+
+func TestClientsAreFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next")
+		file := filepath.Join(t.TempDir(), "ca.crt")
+		require.NoError(t, os.WriteFile(file, ca.CertPEM, 0o600))
+		c, err := NewClients(file, shared(nil))
+		require.NoError(t, err)
+		go func() { _ = c.Start(t.Context()) }()
+		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
+		time.Sleep(Interval) //nolint:forbidigo // The time of the bubble.
+		synctest.Wait()
+		assert.True(t, gencert.Pool(next).Equal(c.Pool()))
+	})
+}
+
+func TestOptionsAreComplete(t *testing.T) {
+	_, err := NewFiles(t.TempDir(), Shared{})
+	require.ErrorContains(t, err, "Clock")
+	_, err = NewClients("", Shared{Clock: clock.RealClock{}})
+	require.ErrorContains(t, err, "Metrics")
+}
+
+func shared(log *bytes.Buffer) Shared {
+	o := Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: NewMetrics()}
+	if log != nil {
+		o.Log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))
+	}
+	return o
+}
+
+// write writes the files that are given, and leaves the others as they are.
+func write(t *testing.T, dir string, cert, key []byte) {
+	t.Helper()
+	for name, content := range map[string][]byte{"tls.crt": cert, "tls.key": key} {
+		if content != nil {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
+		}
+	}
+}

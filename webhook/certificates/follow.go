@@ -1,0 +1,142 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package certificates
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// Interval is the time between two reads of the files.
+const Interval = time.Second
+
+// readsUntilReported is the number of consecutive reads of bad files after which the follower
+// reports them. Two files are not replaced at the same moment.
+const readsUntilReported = 5
+
+// Shared holds the dependencies of everything in this package. All fields are required.
+type Shared struct {
+	Clock   clock.WithTicker
+	Log     klog.Logger
+	Metrics *Metrics
+}
+
+func (o Shared) validate() error {
+	if o.Clock == nil || o.Metrics == nil {
+		return errors.New("certificates: Clock and Metrics are required")
+	}
+	return nil
+}
+
+// follower keeps the latest good content of some files. It replaces certwatcher of
+// controller-runtime and dynamiccertificates of the API server, because they accept an expired
+// certificate and do not report failures.
+type follower[T any] struct {
+	o Shared
+	// name is the value of the metrics' label.
+	name  string
+	paths []string
+	// parse returns an error for content that is not valid now.
+	parse func(files [][]byte, now time.Time) (T, error)
+	// expires returns the time at which the content is no longer valid.
+	expires func(T) time.Time
+
+	current atomic.Pointer[content[T]]
+	// failures is the number of consecutive reads of bad files.
+	failures int
+	// reported is set once the log says that the current content has expired.
+	reported bool
+}
+
+type content[T any] struct {
+	files [][]byte
+	value T
+}
+
+// begin reads the files for the first time.
+func (f *follower[T]) begin() error {
+	loaded, err := f.load()
+	if err != nil {
+		return err
+	}
+	f.use(loaded)
+	return nil
+}
+
+// get returns the latest good content.
+func (f *follower[T]) get() T { return f.current.Load().value }
+
+// Start follows the files until the context ends. It implements manager.Runnable.
+func (f *follower[T]) Start(ctx context.Context) error {
+	tick := f.o.Clock.NewTicker(Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C():
+			f.look()
+		}
+	}
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (*follower[T]) NeedLeaderElection() bool { return false }
+
+// look uses the files if they have changed and are good. It reports bad files once.
+func (f *follower[T]) look() {
+	loaded, err := f.load()
+	switch {
+	case err != nil:
+		if f.failures++; f.failures == readsUntilReported {
+			f.o.Log.Error(err, "Kept the current certificate: the new files are not valid", "certificate", f.name)
+			f.o.Metrics.Changed(f.name, err)
+		}
+	case loaded != f.current.Load():
+		f.use(loaded)
+		f.o.Log.Info("Loaded changed files", "certificate", f.name, "files", f.paths, "expires", f.expires(loaded.value))
+		f.o.Metrics.Changed(f.name, nil)
+		f.failures, f.reported = 0, false
+	default:
+		f.failures = 0
+	}
+	if expires := f.expires(f.get()); !f.reported && f.o.Clock.Now().After(expires) {
+		f.reported = true
+		f.o.Log.Error(nil, "The certificate in use has expired: replace it", "certificate", f.name, "files", f.paths, "expired", expires)
+	}
+}
+
+// load returns the content of the files. For unchanged files it returns the current content.
+func (f *follower[T]) load() (*content[T], error) {
+	files := make([][]byte, 0, len(f.paths))
+	for _, path := range f.paths {
+		file, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	if current := f.current.Load(); current != nil && slices.EqualFunc(current.files, files, bytes.Equal) {
+		return current, nil
+	}
+	value, err := f.parse(files, f.o.Clock.Now())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.paths[0], err)
+	}
+	return &content[T]{files: files, value: value}, nil
+}
+
+func (f *follower[T]) use(loaded *content[T]) {
+	f.current.Store(loaded)
+	f.o.Metrics.Expires(f.name, f.expires(loaded.value))
+}

@@ -1,0 +1,63 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package certificates
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
+)
+
+var _ selfmanaged.Recorder = (*Metrics)(nil)
+
+// Values of the metrics' label "certificate".
+const (
+	// Serving is the certificate that the webhook presents to its callers.
+	Serving = selfmanaged.Serving
+	// ClientCA signs the certificates of callers.
+	ClientCA = "client-ca"
+	// CA signs self-managed serving certificates.
+	CA = selfmanaged.CA
+)
+
+// Metrics show when certificates expire, and count their changes. They are safe for concurrent use.
+type Metrics struct {
+	expiration *prometheus.GaugeVec
+	reloads    *prometheus.CounterVec
+}
+
+// NewMetrics returns metrics that are not registered.
+func NewMetrics() *Metrics {
+	return &Metrics{
+		expiration: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "prebind_certificate_expiration_timestamp_seconds",
+			Help: "When the certificate in use expires, in seconds since 1970: the serving one, the CA of clients (--client-ca-file, the first to expire), or the CA of self-managed certificates.",
+		}, []string{"certificate"}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "prebind_certificate_reloads_total",
+			Help: "Changes of certificates while Prebind runs, by result: done, or failed while the one before stays in use.",
+		}, []string{"certificate", "result"}),
+	}
+}
+
+// Collectors returns the metrics for registration. The caller owns the slice.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.expiration, m.reloads}
+}
+
+// Expires implements selfmanaged.Recorder.
+func (m *Metrics) Expires(certificate string, at time.Time) {
+	m.expiration.WithLabelValues(certificate).Set(float64(at.Unix()))
+}
+
+// Changed implements selfmanaged.Recorder.
+func (m *Metrics) Changed(certificate string, err error) {
+	result := "done"
+	if err != nil {
+		result = "failed"
+	}
+	m.reloads.WithLabelValues(certificate, result).Inc()
+}

@@ -1,0 +1,91 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package certificates
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
+)
+
+// Options select the source of the serving certificate and restrict the callers of the webhook. Start with
+// DefaultOptions.
+type Options struct {
+	// Dir is the directory with tls.crt and tls.key. It is ignored if SelfManaged is set.
+	Dir string
+	// SelfManaged makes Prebind create its certificates; see package selfmanaged. It needs the names of the
+	// Service and of the webhook configuration.
+	SelfManaged          bool
+	Service              string
+	WebhookConfiguration string
+	// CAValidity and CertValidity are the validity of self-managed certificates, and Overlap is the time for
+	// which a CA is trusted before it signs.
+	CAValidity, CertValidity, Overlap time.Duration
+
+	// ClientCAFile is a PEM file with the CAs of callers. If it is empty, everybody may call.
+	ClientCAFile string
+	// ClientNames are the allowed common names of callers. If it is empty, every name is allowed. It requires
+	// ClientCAFile.
+	ClientNames []string
+
+	// dirGiven reports whether the user gave the flag of Dir.
+	dirGiven func() bool
+}
+
+// DefaultOptions returns the defaults of the flags.
+func DefaultOptions() Options {
+	return Options{
+		Dir:                  "/etc/prebind/tls",
+		Service:              "prebind-webhook",
+		WebhookConfiguration: "prebind",
+		CAValidity:           selfmanaged.DefaultCAValidity,
+		CertValidity:         selfmanaged.DefaultCertValidity,
+		Overlap:              selfmanaged.DefaultOverlap,
+		dirGiven:             func() bool { return false },
+	}
+}
+
+// AddFlags adds the flags to fs, bound to the options.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Dir, "cert-dir", o.Dir, "Directory with the webhook's certificate, tls.crt, and its key, tls.key, such as a mounted Secret. Changed files are reloaded.")
+	o.dirGiven = func() bool { return fs.Changed("cert-dir") }
+	fs.BoolVar(&o.SelfManaged, "self-managed-certs", o.SelfManaged, "Create the webhook's certificates without files: a CA in the Secret "+selfmanaged.SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both in time and without a gap.")
+	fs.StringVar(&o.Service, "webhook-service", o.Service, "Service in --namespace through which the API server calls the webhook, for --self-managed-certs.")
+	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "MutatingWebhookConfiguration that Prebind writes the CA into, for --self-managed-certs.")
+	fs.DurationVar(&o.CAValidity, "self-managed-ca-validity", o.CAValidity, "Validity of a self-managed CA. Prebind replaces it after two thirds of that time.")
+	fs.DurationVar(&o.CertValidity, "self-managed-cert-validity", o.CertValidity, "Validity of a self-managed certificate. Prebind renews it after two thirds of that time. An earlier CA stays trusted for the same time.")
+	fs.DurationVar(&o.Overlap, "self-managed-ca-overlap", o.Overlap, "Time for which the API servers trust a new self-managed CA before it signs anything. It should be longer than the slowest of them needs to see a change.")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "PEM file with one or more CAs. A caller of the webhook needs a client certificate of one of them. Prebind reloads a changed file. Configure the API server to present a certificate; see docs/certificates.md. Without this flag, everybody who can reach the port can call.")
+	fs.StringSliceVar(&o.ClientNames, "client-allowed-names", o.ClientNames, "Allowed common names of client certificates. Empty allows every name that the CA has signed: with the cluster's own CA, these are every kubelet and every user with a certificate, so give the name of the API server.")
+}
+
+// Validate returns an error for each problem of the flags. It reads no file.
+func (o *Options) Validate() []error {
+	var problems []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	check(o.Dir != "" || o.SelfManaged, "--cert-dir: must be a directory with tls.crt and tls.key")
+	check(!o.SelfManaged || !o.dirGiven(), "--self-managed-certs and --cert-dir are mutually exclusive")
+	if o.SelfManaged {
+		wrong := validation.IsDNS1035Label(o.Service)
+		check(len(wrong) == 0, "--webhook-service: %q is not a valid Service name: %s", o.Service, strings.Join(wrong, "; "))
+		wrong = validation.IsDNS1123Subdomain(o.WebhookConfiguration)
+		check(len(wrong) == 0, "--webhook-configuration: %q is not a valid name: %s", o.WebhookConfiguration, strings.Join(wrong, "; "))
+		err := selfmanaged.CheckLives(o.CAValidity, o.CertValidity, o.Overlap)
+		check(err == nil, "--self-managed-ca-validity, --self-managed-cert-validity, --self-managed-ca-overlap: %w", err)
+	}
+	if len(o.ClientNames) > 0 && o.ClientCAFile == "" {
+		problems = append(problems, errors.New("--client-allowed-names: requires --client-ca-file"))
+	}
+	return problems
+}

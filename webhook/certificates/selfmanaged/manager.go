@@ -1,0 +1,358 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	admissioninformers "k8s.io/client-go/informers/admissionregistration/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// What the product takes unless flags say otherwise.
+const (
+	DefaultCAValidity   = 365 * 24 * time.Hour
+	DefaultCertValidity = 7 * 24 * time.Hour
+	// DefaultOverlap is far more than a watch event takes to every API server.
+	DefaultOverlap = time.Minute
+)
+
+const (
+	fieldManager = "prebind"
+	// oneCall is how long a call of the API server may take.
+	oneCall = 10 * time.Second
+	// retry is the pause after something failed.
+	retry = time.Second
+)
+
+// Names of certificates for a Recorder.
+const (
+	// Serving is the certificate that a replica presents to its callers.
+	Serving = "serving"
+	// CA signs serving certificates.
+	CA = "ca"
+)
+
+// Recorder records the state of certificates. Implementations must be safe for concurrent use.
+type Recorder interface {
+	// Expires records when the certificate in use expires.
+	Expires(certificate string, at time.Time)
+	// Changed counts a change of the certificate, or a failed one if err is not nil.
+	Changed(certificate string, err error)
+}
+
+var errNoConfiguration = errors.New("no MutatingWebhookConfiguration")
+
+// Options of a Manager. All fields are required.
+type Options struct {
+	Client kubernetes.Interface
+	// Namespace is where the Secret and the Service are.
+	Namespace string
+	// Service is what the API server calls the webhook by.
+	Service string
+	// Configuration is the name of the MutatingWebhookConfiguration.
+	Configuration string
+	// CAValidity and CertValidity are how long a CA and a certificate are valid. Both
+	// are renewed when two thirds of that are over.
+	CAValidity, CertValidity time.Duration
+	// Overlap is how long a CA is trusted before anything is signed by it.
+	Overlap time.Duration
+	Clock   clock.WithTicker
+	Log     klog.Logger
+	Metrics Recorder
+}
+
+// Manager keeps the CA, what the API server trusts, and this replica's certificate
+// up to date while Start runs. Its other methods are safe for concurrent use.
+type Manager struct {
+	o     Options
+	lives lives
+	names []string
+
+	served atomic.Pointer[leaf]
+	// waits is why nothing is served yet.
+	waits atomic.Pointer[string]
+
+	// These are Start's.
+	known   *record
+	trusted trust
+	// told is the problem that the log has last.
+	told string
+	// garbled is the version of the Secret that the log has last said makes no sense.
+	garbled string
+}
+
+// New checks the options and starts nothing.
+func New(o Options) (*Manager, error) {
+	if o.Client == nil || o.Namespace == "" || o.Service == "" || o.Configuration == "" || o.Clock == nil || o.Metrics == nil {
+		return nil, errors.New("self-managed certificates: Client, Namespace, Service, Configuration, Clock and Metrics are required")
+	}
+	m := &Manager{o: o, lives: lives{ca: o.CAValidity, cert: o.CertValidity, overlap: o.Overlap}}
+	if err := m.lives.validate(); err != nil {
+		return nil, err
+	}
+	// The API server calls it by the first.
+	name := o.Service + "." + o.Namespace + ".svc"
+	m.names = []string{name, name + ".cluster.local"}
+	m.wait(fmt.Errorf("the Secret %s and MutatingWebhookConfiguration %s have not been read", SecretName, o.Configuration))
+	return m, nil
+}
+
+// GetCertificate is for tls.Config. It fails while there is no certificate that the
+// API server would trust.
+func (m *Manager) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if served := m.served.Load(); served != nil {
+		return served.tls, nil
+	}
+	return nil, m.Ready()
+}
+
+// Ready returns why there is no certificate yet that the API server trusts, or nil.
+func (m *Manager) Ready() error {
+	if m.served.Load() != nil {
+		return nil
+	}
+	return fmt.Errorf("there is no certificate yet that the API server trusts: %s", *m.waits.Load())
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica has a
+// certificate of its own.
+func (*Manager) NeedLeaderElection() bool { return false }
+
+// Start works until the context ends. It implements manager.Runnable.
+func (m *Manager) Start(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	secrets, err := watched(coreinformers.NewFilteredSecretInformer(m.o.Client, m.o.Namespace, 0, nil, only(SecretName)), changed)
+	if err != nil {
+		return err
+	}
+	configs, err := watched(admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(m.o.Client, 0, nil, only(m.o.Configuration)), changed)
+	if err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		secrets.RunWithContext(ctx)
+	}()
+	defer func() { <-done }()
+	also := make(chan struct{})
+	go func() {
+		defer close(also)
+		configs.RunWithContext(ctx)
+	}()
+	defer func() { <-also }()
+	if !cache.WaitForCacheSync(ctx.Done(), secrets.HasSynced, configs.HasSynced) {
+		return nil // The context has ended.
+	}
+	for {
+		// Several changes become due with time alone, and none of them to the second.
+		pause := m.o.Overlap / 4
+		if err := m.work(ctx, one[*corev1.Secret](secrets), one[*admissionregistrationv1.MutatingWebhookConfiguration](configs)); err != nil {
+			pause = min(pause, retry)
+		}
+		timer := m.o.Clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-changed:
+			timer.Stop()
+		case <-timer.C():
+		}
+	}
+}
+
+// work does what is to be done now, and tells what keeps it from that.
+func (m *Manager) work(ctx context.Context, secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+	ctx, cancel := context.WithTimeout(ctx, oneCall)
+	defer cancel()
+	v := m.look(secret, config)
+	err := errors.Join(m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config))
+	m.tell(err)
+	return err
+}
+
+// look makes the view, and remembers what of it is needed later.
+func (m *Manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) view {
+	now := m.o.Clock.Now()
+	m.trusted = m.trusted.seen(now, injected(config))
+	held, err := parseRecord(secret)
+	if err != nil && secret != nil && secret.ResourceVersion != m.garbled {
+		m.garbled = secret.ResourceVersion
+		m.o.Log.Error(err, "The Secret with the CA makes no sense", "secret", SecretName)
+	}
+	v := view{now: now, held: held, known: m.known, trusted: m.trusted}
+	if held != nil {
+		m.o.Metrics.Expires(CA, held.current.cert.NotAfter)
+		if m.known != nil && !m.known.current.cert.Equal(held.current.cert) {
+			m.o.Metrics.Changed(CA, nil)
+		}
+		m.known = held
+	}
+	return v
+}
+
+// certify renews this replica's own certificate.
+func (m *Manager) certify(v view) error {
+	served := m.served.Load()
+	if !m.lives.renews(v, served) {
+		return nil
+	}
+	made, err := v.held.current.issue(v.now, m.lives.cert, m.names)
+	if err != nil {
+		m.o.Metrics.Changed(Serving, err)
+		return err
+	}
+	m.served.Store(made)
+	m.o.Log.Info("Serving a new certificate", "names", m.names, "expires", made.tls.Leaf.NotAfter)
+	m.o.Metrics.Expires(Serving, made.tls.Leaf.NotAfter)
+	if served != nil {
+		m.o.Metrics.Changed(Serving, nil)
+	}
+	return nil
+}
+
+// step brings the Secret on by one step. The watch tells of it.
+func (m *Manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
+	s := m.lives.next(v)
+	if s == stepNone {
+		return nil
+	}
+	r, err := m.lives.take(s, v)
+	if err != nil {
+		return err
+	}
+	if secret == nil {
+		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.o.Namespace, Name: SecretName}, Type: corev1.SecretTypeOpaque}
+		if err := r.write(secret); err != nil {
+			return err
+		}
+		_, err = m.secrets().Create(ctx, secret, metav1.CreateOptions{FieldManager: fieldManager})
+	} else {
+		secret = secret.DeepCopy() // The cache's own.
+		if err := r.write(secret); err != nil {
+			return err
+		}
+		_, err = m.secrets().Update(ctx, secret, metav1.UpdateOptions{FieldManager: fieldManager})
+	}
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && secret.UID != "":
+		m.o.Log.V(2).Info("Another replica changed the Secret with the CA first", "secret", SecretName)
+		return nil // The watch tells of it.
+	case err != nil:
+		return fmt.Errorf("writing the Secret %s/%s: %w", m.o.Namespace, SecretName, err)
+	}
+	m.o.Log.Info("Changed the Secret with the CA", "secret", SecretName, "step", s, "expires", r.current.cert.NotAfter, "trusted", len(r.bundle))
+	return nil
+}
+
+// trust sees that the API server trusts what the Secret says.
+func (m *Manager) trust(ctx context.Context, v view, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+	switch {
+	case config == nil:
+		return fmt.Errorf("there is %w %s: nobody calls this webhook, and the CA is written there when it appears", errNoConfiguration, m.o.Configuration)
+	case v.held == nil:
+		return nil // The step before sees to that.
+	}
+	if err := contested(config); err != nil {
+		return err
+	}
+	patch, err := bundlePatch(config, v.held.bundle)
+	if err != nil || patch == nil {
+		return err
+	}
+	err = m.inject(ctx)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		m.o.Log.V(2).Info("Another one changed the webhook configuration first", "webhookConfiguration", m.o.Configuration, "reason", err.Error())
+		return nil // The watch tells of it.
+	}
+	return err
+}
+
+// tell says once what keeps certificates from being what they should.
+func (m *Manager) tell(err error) {
+	if err == nil {
+		m.told = ""
+		m.wait(errors.New("the webhook configuration has not been told of the CA"))
+		return
+	}
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	m.wait(errors.New(text))
+	if text == m.told {
+		return
+	}
+	m.told = text
+	if errors.Is(err, errNoConfiguration) {
+		m.o.Log.Info("The CA bundle has nowhere to go", "reason", text)
+		return
+	}
+	m.o.Log.Error(err, "Certificates cannot be kept up to date: what is served stays as it is")
+	m.o.Metrics.Changed(CA, err)
+}
+
+func (m *Manager) wait(err error) {
+	text := err.Error()
+	m.waits.Store(&text)
+}
+
+func (m *Manager) secrets() coreclient.SecretInterface {
+	return m.o.Client.CoreV1().Secrets(m.o.Namespace)
+}
+
+func (m *Manager) configs() admissionclient.MutatingWebhookConfigurationInterface {
+	return m.o.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+}
+
+// only selects the one object of this name.
+func only(name string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}
+}
+
+// watched has the informer tell of every change.
+func watched(informer cache.SharedIndexInformer, changed chan<- struct{}) (cache.SharedIndexInformer, error) {
+	tell := func() {
+		select {
+		case changed <- struct{}{}:
+		default: // It has been told already.
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { tell() },
+		UpdateFunc: func(any, any) { tell() },
+		DeleteFunc: func(any) { tell() },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching: %w", err)
+	}
+	return informer, nil
+}
+
+// one returns the only object that the informer watches, or nil.
+func one[T any](informer cache.SharedIndexInformer) T {
+	var object T
+	for _, x := range informer.GetStore().List() {
+		object, _ = x.(T)
+	}
+	return object
+}

@@ -1,0 +1,195 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"bytes"
+	"crypto/x509"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+func TestMends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, webhooks(nil))
+		a, b := w.start(times), w.start(times)
+		pass(time.Second)
+		first := w.record()
+		bundle, err := cert.EncodeCertificates(first.bundle...)
+		require.NoError(t, err)
+
+		// kubectl apply of the shipped manifests takes the bundle away.
+		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = nil
+		})
+		synctest.Wait()
+		assert.Equal(t, bundle, w.config().Webhooks[0].ClientConfig.CABundle, "at once")
+
+		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks = append(c.Webhooks, webhooks(nil).Webhooks...)
+			c.Webhooks[1].Name = "another.prebind.dev"
+		})
+		synctest.Wait()
+		assert.Equal(t, bundle, w.config().Webhooks[1].ClientConfig.CABundle, "every webhook of the configuration")
+		want := webhooks(bundle, bundle)
+		want.Webhooks[1].Name = "another.prebind.dev"
+		assert.Equal(t, want.Webhooks, w.config().Webhooks, "and nothing else")
+
+		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), SecretName, metav1.DeleteOptions{}))
+		synctest.Wait()
+		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the CA is not lost with its Secret")
+
+		w.setSecret(func(s *corev1.Secret) { s.Data = map[string][]byte{"tls.crt": []byte("x")} })
+		synctest.Wait()
+		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the CA is not lost with its Secret")
+		a.stop()
+		b.stop()
+		assert.Equal(t, 1, strings.Count(a.log.String(), "makes no sense"))
+	})
+}
+
+// While nobody is there to be called, replicas wait for that, and say so once.
+func TestWithoutConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.start(times)
+		pass(time.Hour)
+		require.ErrorContains(t, r.Ready(), "no MutatingWebhookConfiguration prebind")
+		_, err := r.GetCertificate(nil)
+		require.ErrorContains(t, err, "no certificate yet")
+		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
+		require.NoError(t, err)
+		synctest.Wait()
+		require.NoError(t, r.Ready(), "at once")
+		served, err := r.GetCertificate(nil)
+		require.NoError(t, err)
+		assert.Equal(t, []string{"prebind-webhook.prebind-system.svc", "prebind-webhook.prebind-system.svc.cluster.local"}, served.Leaf.DNSNames)
+		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(t, r, Serving))
+		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(t, r, CA))
+
+		require.NoError(t, w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(t.Context(), config, metav1.DeleteOptions{}))
+		pass(time.Minute)
+		require.NoError(t, r.Ready(), "a replica that serves goes on")
+		r.stop()
+		assert.Equal(t, 2, strings.Count(r.log.String(), "nowhere to go"), "once for each time:\n%s", r.log)
+	})
+}
+
+// Nothing is served before the API server trusts it, and a problem is told once.
+func TestWithoutPermission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, webhooks(nil))
+		w.client.Before(func(action clienttesting.Action) error {
+			if action.GetVerb() == "patch" {
+				return apierrors.NewForbidden(action.GetResource().GroupResource(), config, fmt.Errorf("no"))
+			}
+			return nil
+		})
+		r := w.start(times)
+		pass(time.Minute)
+		require.ErrorContains(t, r.Ready(), "forbidden")
+		assert.NotContains(t, r.Ready().Error(), "\n")
+		w.client.Before(nil)
+		pass(2 * time.Second)
+		require.NoError(t, r.Ready(), "it is tried again")
+		r.stop()
+		assert.Equal(t, 1, strings.Count(r.log.String(), "cannot be kept up to date"), "%s", r.log)
+	})
+}
+
+// Where cert-manager is asked to write the bundle, nobody fights with it.
+func TestContested(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := webhooks([]byte("its own"))
+		c.Annotations = map[string]string{"cert-manager.io/inject-ca-from": "prebind-system/prebind-webhook"}
+		w := newWorld(t, c)
+		r := w.start(times)
+		pass(time.Minute)
+		require.ErrorContains(t, r.Ready(), "cert-manager.io/inject-ca-from")
+		assert.Equal(t, "its own", string(w.config().Webhooks[0].ClientConfig.CABundle))
+		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Annotations = nil })
+		synctest.Wait()
+		require.NoError(t, r.Ready())
+		r.stop()
+	})
+}
+
+// A replica whose caches are behind does not undo what another one has written.
+func TestBehindAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, webhooks(nil))
+		r := w.start(times)
+		pass(time.Second)
+		behind := w.record()
+		w.setSecret(func(s *corev1.Secret) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, RotateAnnotation, "now") })
+		synctest.Wait()
+		ahead := w.config()
+		require.Len(t, injected(ahead), 2)
+
+		v := view{now: time.Now(), held: behind}
+		require.NoError(t, r.trust(t.Context(), v, ahead))
+		assert.Equal(t, ahead.Webhooks, w.config().Webhooks)
+		r.stop()
+	})
+}
+
+func TestInjected(t *testing.T) {
+	a, b := ca(t, 0), ca(t, 1)
+	both := append(bytes.Clone(a.certPEM), b.certPEM...)
+	assert.Empty(t, injected(nil))
+	assert.Empty(t, injected(webhooks()))
+	assert.Empty(t, injected(webhooks(nil)))
+	assert.Empty(t, injected(webhooks([]byte("x"), both)))
+	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, injected(webhooks(both)))
+	assert.Equal(t, []*x509.Certificate{b.cert}, injected(webhooks(both, b.certPEM)), "what every webhook trusts")
+}
+
+func TestNew(t *testing.T) {
+	good := Options{
+		Client: fake.NewClientset(), Namespace: namespace, Service: service, Configuration: config,
+		CAValidity: DefaultCAValidity, CertValidity: DefaultCertValidity, Overlap: DefaultOverlap,
+		Clock: clock.RealClock{}, Log: klog.Background(), Metrics: newRecorded(),
+	}
+	_, err := New(good)
+	require.NoError(t, err)
+	for name, spoil := range map[string]func(o *Options){
+		"Client":        func(o *Options) { o.Client = nil },
+		"Namespace":     func(o *Options) { o.Namespace = "" },
+		"Service":       func(o *Options) { o.Service = "" },
+		"Configuration": func(o *Options) { o.Configuration = "" },
+		"Clock":         func(o *Options) { o.Clock = nil },
+		"Metrics":       func(o *Options) { o.Metrics = nil },
+		"overlap":       func(o *Options) { o.Overlap = 0 },
+	} {
+		o := good
+		spoil(&o)
+		_, err := New(o)
+		assert.ErrorContains(t, err, name)
+	}
+}
+
+// expires is the recorded expiration time of the certificate.
+func expires(t *testing.T, r *replica, certificate string) int64 {
+	t.Helper()
+	records, ok := r.o.Metrics.(*recorded)
+	require.True(t, ok)
+	records.mu.Lock()
+	defer records.mu.Unlock()
+	return records.expires[certificate].Unix()
+}

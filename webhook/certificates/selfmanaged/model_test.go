@@ -1,0 +1,147 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/test/seeds"
+)
+
+// model runs replicas while anything happens to them and to the Secret. What any
+// replica serves must be trusted by every API server, though these may be behind by
+// most of the overlap.
+type model struct {
+	*world
+	random   *rand.Rand
+	lives    lives
+	replicas []*replica
+	// stalled are certificates of replicas that hear of nothing, and serve on.
+	stalled []*leaf
+	// bundles are those of the last overlap, the oldest first.
+	bundles []bundleAt
+	cas     map[string]bool
+	// verified are leaf and bundle, for it takes long to find out.
+	verified map[string]bool
+}
+
+type bundleAt struct {
+	when   time.Time
+	bundle []byte
+}
+
+func TestModel_NeverServesWhatIsNotTrusted(t *testing.T) {
+	for _, seed := range seeds.Of(t, 3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &model{
+					world: newWorld(t, webhooks(nil, nil)), random: rand.New(rand.NewPCG(seed, 1)),
+					lives: lives{ca: 4 * time.Hour, cert: time.Hour, overlap: time.Minute}, cas: map[string]bool{}, verified: map[string]bool{},
+				}
+				for range 3 {
+					m.replicas = append(m.replicas, m.start(m.lives))
+				}
+				pass(time.Second)
+				for range 1200 {
+					m.disturb()
+					pass(time.Duration(1+m.random.IntN(20)) * time.Second)
+					m.check()
+				}
+				for _, r := range m.replicas {
+					r.stop()
+				}
+				assert.Greater(t, len(m.cas), 4, "the CA should have been changed several times")
+			})
+		})
+	}
+}
+
+// disturb does something to the replicas or the Secret, now and then.
+func (m *model) disturb() {
+	i := m.random.IntN(len(m.replicas))
+	switch m.random.IntN(200) {
+	case 0: // Replaced, as a rollout does.
+		m.replicas[i].stop()
+		m.replicas[i] = m.start(m.lives)
+	case 1: // It hears of nothing any more, and goes on serving.
+		m.replicas[i].stop()
+		m.stall(m.replicas[i])
+		m.replicas[i] = m.start(m.lives)
+	case 2:
+		require.NoError(m.t, m.client.CoreV1().Secrets(namespace).Delete(m.t.Context(), SecretName, metav1.DeleteOptions{}))
+	case 3:
+		m.setSecret(func(s *corev1.Secret) { s.Data["tls.key"] = []byte("x") })
+	case 4:
+		m.setSecret(func(s *corev1.Secret) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, RotateAnnotation, "now") })
+	case 5: // All at once, and the CA's key is lost.
+		for _, r := range m.replicas {
+			r.stop()
+			m.stall(r)
+		}
+		require.NoError(m.t, m.client.CoreV1().Secrets(namespace).Delete(m.t.Context(), SecretName, metav1.DeleteOptions{}))
+		for i := range m.replicas {
+			m.replicas[i] = m.start(m.lives)
+		}
+	case 6:
+		m.setSecret(func(s *corev1.Secret) { delete(s.Annotations, promotedAnnotation) })
+	}
+	synctest.Wait()
+}
+
+// stall has a replica that was stopped serve on what it had.
+func (m *model) stall(r *replica) {
+	if l := r.served.Load(); l != nil {
+		m.stalled = append(m.stalled, l)
+	}
+}
+
+func (m *model) check() {
+	now := time.Now()
+	c := m.config()
+	bundle := c.Webhooks[0].ClientConfig.CABundle
+	require.Equal(m.t, bundle, c.Webhooks[1].ClientConfig.CABundle)
+	m.bundles = append(m.bundles, bundleAt{now, bundle})
+	// An API server may be behind by most of the overlap.
+	for now.Sub(m.bundles[0].when) > m.lives.overlap*3/4 {
+		m.bundles = m.bundles[1:]
+	}
+	all := slices.Clone(m.stalled)
+	for _, r := range m.replicas {
+		if l := r.served.Load(); l != nil {
+			all = append(all, l)
+			m.cas[string(l.ca.Raw)] = true
+		} else {
+			require.Less(m.t, now.Sub(r.began), 2*m.lives.overlap, "a replica should be ready: %v", r.Ready())
+		}
+	}
+	var left []*leaf
+	for i, l := range all {
+		if i < len(m.stalled) && !now.Before(l.tls.Leaf.NotAfter) {
+			continue
+		}
+		for _, b := range m.bundles {
+			pair := string(l.tls.Leaf.Raw) + string(b.bundle)
+			require.True(m.t, now.Before(l.tls.Leaf.NotAfter), "at %s, it serves what ended at %s", now, l.tls.Leaf.NotAfter)
+			if !m.verified[pair] {
+				require.NoError(m.t, verify(l, b.bundle, now), "at %s, with the bundle of %s", now, b.when)
+				m.verified[pair] = true
+			}
+		}
+		if i < len(m.stalled) {
+			left = append(left, l)
+		}
+	}
+	m.stalled = left
+	require.LessOrEqual(m.t, len(m.record().bundle), 30, "what is not needed any more goes")
+}

@@ -1,0 +1,161 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selfmanaged
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/test/fakeapi"
+)
+
+const (
+	namespace = "prebind-system"
+	service   = "prebind-webhook"
+	config    = "prebind"
+)
+
+// world is an API server with what these tests look at.
+type world struct {
+	t      *testing.T
+	client *fakeapi.Clientset
+}
+
+func newWorld(t *testing.T, objects ...runtime.Object) *world {
+	t.Helper()
+	return &world{t: t, client: fakeapi.NewClientset(objects...)}
+}
+
+func (w *world) secret() *corev1.Secret {
+	s, err := w.client.CoreV1().Secrets(namespace).Get(w.t.Context(), SecretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	require.NoError(w.t, err)
+	return s.DeepCopy()
+}
+
+func (w *world) record() *record {
+	w.t.Helper()
+	r, err := parseRecord(w.secret())
+	require.NoError(w.t, err)
+	return r
+}
+
+func (w *world) setSecret(change func(s *corev1.Secret)) {
+	w.t.Helper()
+	s := w.secret()
+	change(s)
+	_, err := w.client.CoreV1().Secrets(namespace).Update(w.t.Context(), s, metav1.UpdateOptions{})
+	require.NoError(w.t, err)
+}
+
+func (w *world) config() *admissionregistrationv1.MutatingWebhookConfiguration {
+	w.t.Helper()
+	c, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(w.t.Context(), config, metav1.GetOptions{})
+	require.NoError(w.t, err)
+	return c.DeepCopy()
+}
+
+func (w *world) setConfig(change func(c *admissionregistrationv1.MutatingWebhookConfiguration)) {
+	w.t.Helper()
+	c := w.config()
+	change(c)
+	_, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Update(w.t.Context(), c, metav1.UpdateOptions{})
+	require.NoError(w.t, err)
+}
+
+// recorded keeps the last expiration time of each certificate.
+type recorded struct {
+	mu      sync.Mutex
+	expires map[string]time.Time
+}
+
+func newRecorded() *recorded { return &recorded{expires: map[string]time.Time{}} }
+
+func (r *recorded) Expires(certificate string, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.expires[certificate] = at
+}
+
+func (*recorded) Changed(string, error) {}
+
+// replica is a Manager that runs.
+type replica struct {
+	*Manager
+	began time.Time
+	log   *bytes.Buffer
+	stop  func()
+}
+
+func (w *world) start(l lives) *replica {
+	w.t.Helper()
+	log := &bytes.Buffer{}
+	m, err := New(Options{
+		Client: w.client, Namespace: namespace, Service: service, Configuration: config,
+		CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap,
+		Clock: clock.RealClock{}, Metrics: newRecorded(),
+		Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))),
+	})
+	require.NoError(w.t, err)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		assert.NoError(w.t, m.Start(ctx))
+	}()
+	return &replica{Manager: m, began: time.Now(), log: log, stop: func() {
+		cancel()
+		<-done
+	}}
+}
+
+// pass lets the time of the bubble pass.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // The time of the bubble.
+	synctest.Wait()
+}
+
+// webhooks is a configuration with a webhook for each bundle.
+func webhooks(bundles ...[]byte) *admissionregistrationv1.MutatingWebhookConfiguration {
+	c := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: config}}
+	for i, b := range bundles {
+		path := "/mutate-pods-binding"
+		c.Webhooks = append(c.Webhooks, admissionregistrationv1.MutatingWebhook{
+			Name: fmt.Sprintf("w%d.prebind.dev", i),
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				Service:  &admissionregistrationv1.ServiceReference{Namespace: namespace, Name: service, Path: &path},
+				CABundle: b,
+			},
+		})
+	}
+	return c
+}
+
+// verify returns an error unless an API server with this bundle trusts the leaf.
+func verify(l *leaf, bundle []byte, now time.Time) error {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(bundle)
+	_, err := l.tls.Leaf.Verify(x509.VerifyOptions{
+		Roots: pool, DNSName: service + "." + namespace + ".svc", CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	return err
+}
