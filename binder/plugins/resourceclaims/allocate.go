@@ -223,7 +223,7 @@ func whileAsIn(before *resourcev1.ResourceClaim) client.Patch {
 // that this attempt made it, and nothing but the bind's pod has reserved the claim. It
 // says whether it did. It fails with a conflict if the claim has changed.
 func (a *allocator) undo(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (bool, error) {
-	if owns(a.classes, claim) != nil || claim.Status.Allocation == nil {
+	if owned := owns(a.classes, claim) == nil; !owned || claim.Status.Allocation == nil {
 		// Entries for a claim without devices are stale once the claim changes.
 		return false, nil
 	}
