@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimed tells which devices a pod's ResourceClaims have been allocated.
-// It only reads, for the mutators; the claims themselves are none of its business.
+// Package claimed finds the devices that a pod's ResourceClaims have been allocated. It
+// only reads, for the mutators.
 package claimed
 
 import (
@@ -23,11 +23,11 @@ type Getter interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 }
 
-// What Prebind may read while a mutator asks for the devices of claims.
+// Permissions of Prebind while a mutator needs the devices of claims.
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
 
-// Kind is that of the claims. Not every cluster serves it.
+// Kind is the kind of claims. Not every cluster serves it.
 var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 
 // Watches are the kinds that the cached Getter has to hold.
@@ -38,25 +38,23 @@ type Reader struct {
 	cached, live Getter
 }
 
-// New returns a Reader. A claim that the cache lacks, or holds without an
-// allocation and the pod's reservation, is read live once: the scheduler has allocated
-// it a moment ago.
+// New returns a Reader. It reads a claim live if the cache does not have the claim with an
+// allocation and the pod's reservation: the scheduler may have allocated it a moment ago.
 func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: live} }
 
-// Devices returns the devices that the claims of the pod are allocated, in the
-// order of the pod's claims and of their requests. A device's Request is the pod's
-// name of the claim and the claim's of the request, as in gpus.large. Claims that
-// cannot be read, or have no allocation, are in the error; the devices of the
-// others are returned all the same.
+// Devices returns the devices that the claims of the pod are allocated, in the order of
+// the pod's claims and of their requests. A device's Request is the name of the claim in
+// the pod, a dot, and the name of the request in the claim, as in gpus.large. The error
+// names the claims that cannot be read or have no allocation. Devices returns the devices
+// of the other claims also with an error.
 func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Device, error) {
 	var devices []mutators.Device
 	var errs []error
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
-		// A template that needs no claim gives none.
 		name, _, err := resourceclaim.Name(pod, ref)
 		if err == nil && name == nil {
-			continue
+			continue // The template needs no claim.
 		}
 		var claim *resourcev1.ResourceClaim
 		if err == nil {
@@ -79,8 +77,8 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Devic
 func (r *Reader) allocated(ctx context.Context, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
 	claim := &resourcev1.ResourceClaim{}
 	err := r.cached.Get(ctx, key, claim)
-	// Reserved for this pod: the allocation is not one from before, which the cache
-	// has not seen the end of.
+	// The reservation for this pod shows that the allocation is not an older one that
+	// has ended since.
 	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, true) {
 		return claim, nil
 	}

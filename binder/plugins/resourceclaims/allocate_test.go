@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -37,11 +38,11 @@ func TestOwns(t *testing.T) {
 		"Capacity":   {reason: "parts of a device would need to be counted", claim: theClaim("c", partOf), text: "part of a device's capacity"},
 		"PartOfList": {reason: "also in a list", claim: theClaim("c", firstOf(1), partInList), text: "part of a device's capacity"},
 		"Nothing":    {reason: "there is nothing to give", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = nil }), text: "requests nothing"},
-		"Unknown":    {reason: "a request of a later Kubernetes", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "does not know"},
+		"Unknown":    {reason: "a request of a later Kubernetes", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "unknown kind"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			err := newAllocating(t, newAPI()).owned.Owns(t.Context(), tc.claim)
+			err := owns(sets.New(class), tc.claim)
 			if tc.text == "" {
 				require.NoError(t, err, tc.reason)
 				return
@@ -251,7 +252,7 @@ func TestLateAllocation(t *testing.T) {
 	require.NotNil(t, late)
 	require.NoError(t, one.PreBindRollBack(t.Context(), bc))
 	require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "the device is free")
-	_, err := one.owned.tryWrite(t.Context(), bc, late, s.claim("c1").Status.Allocation)
+	_, err := one.allocator.tryWrite(t.Context(), bc, late, s.claim("c1").Status.Allocation)
 	require.True(t, apierrors.IsConflict(err), "%v", err)
 	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
 }
@@ -373,7 +374,7 @@ func TestUndoAllocation(t *testing.T) {
 			require.NoError(t, one.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, tc.gone, s.claim("c0").Status.Allocation == nil, tc.reason)
 			assert.Equal(t, tc.users, users(s.claim("c0")), tc.reason)
-			for _, m := range marksOf(s.claim("c0"), domain) {
+			for _, m := range marksOf(s.claim("c0")) {
 				assert.NotEqual(t, "here-1", m.Attempt, "our mark is off")
 			}
 		})
@@ -509,7 +510,7 @@ func TestPruneWhenNothingFits(t *testing.T) {
 	t.Run("Class", func(t *testing.T) {
 		s, pods := world(t, 1, 1)
 		r := newAllocating(t, s)
-		r.owned.o.Cached = noClasses{Reader: r.cache}
+		r.allocator.h.Cached = noClasses{Reader: r.cache}
 		require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")), "the class was made a moment ago")
 	})
 }
@@ -582,12 +583,12 @@ func TestAllocatedByOther(t *testing.T) {
 	require.NoError(t, one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
 	claim := s.claim("c0")
 	claim.Status = resourcev1.ResourceClaimStatus{}
-	fresh, err := two.owned.Allocate(t.Context(), bind(other, "node-a", "there-1"), claim)
+	fresh, err := two.allocator.allocate(t.Context(), bind(other, "node-a", "there-1"), claim)
 	require.NoError(t, err)
 	assert.NotNil(t, fresh.Status.Allocation, "what it has become is taken as it is")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	two.owned.turn <- struct{}{}
-	_, err = two.owned.Allocate(ctx, bind(other, "node-a", "there-1"), claim)
+	two.allocator.turn <- struct{}{}
+	_, err = two.allocator.allocate(ctx, bind(other, "node-a", "there-1"), claim)
 	require.ErrorIs(t, err, context.Canceled, "it does not wait for its turn for ever")
 }

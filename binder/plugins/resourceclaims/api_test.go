@@ -40,8 +40,7 @@ func newAPI(objects ...client.Object) *apiServer {
 // withIndexes is a server, or a cache, that has all indexes of the plugin.
 func withIndexes() *fakeapi.Server {
 	s := fakeapi.New()
-	ctx := context.Background()
-	_, _ = SetupIndexes(ctx, s), SetupOwnedIndexes(ctx, s)
+	_ = addIndexes(context.Background(), s, append(claimIndexes(), sliceIndexes()...))
 	return s
 }
 

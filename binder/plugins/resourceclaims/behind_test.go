@@ -41,6 +41,6 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		s.change("c", "kube-scheduler", release)
 		r.cache.freeze()
 		s.change("c", "kube-scheduler", reserve)
-		assert.NoError(t, r.Confirm(t.Context(), nil, bc), "the call need not be repeated")
+		assert.NoError(t, r.confirm(t.Context(), bc), "the call need not be repeated")
 	})
 }

@@ -117,7 +117,7 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 	put(gen.Node("free"))
 	put(pool("free", names...))
 	r := newAllocating(b, s)
-	r.o.Cached, r.owned.o.Cached = cached, cached
+	r.h.Cached, r.allocator.h.Cached = cached, cached
 	return s, r
 }
 
@@ -201,7 +201,7 @@ func BenchmarkUnsettled(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				require.Len(b, unsettled(claim, domain), 1)
+				require.Len(b, unsettled(claim), 1)
 			}
 		})
 	}

@@ -17,25 +17,24 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// features are what the allocator may use: those that are on by default in
-// Kubernetes 1.36, but for admin access, which is no allocation, and parts of a
-// device's capacity. Without the latter a device that could be shared goes to one
-// claim.
+// features are those that are on by default in Kubernetes 1.36, except for admin access,
+// which is not an allocation, and for parts of a device's capacity. Without the latter a
+// device that could be shared goes to one claim.
 var features = structured.Features{
 	PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true,
 }
 
 type deviceID = structured.DeviceID
 
-// fit runs the public allocator once. It returns nil when nothing fits that is not
-// taken.
-func (a *OwnedClasses) fit(ctx context.Context, node *corev1.Node, claim *resourcev1.ResourceClaim, published []*resourcev1.ResourceSlice, taken sets.Set[deviceID]) (*resourcev1.AllocationResult, error) {
+// fit runs the allocator of kube-scheduler once. It returns nil if nothing that is not
+// taken fits.
+func (a *allocator) fit(ctx context.Context, node *corev1.Node, claim *resourcev1.ResourceClaim, published []*resourcev1.ResourceSlice, taken sets.Set[deviceID]) (*resourcev1.AllocationResult, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	state := structured.AllocatedState{
 		AllocatedDevices: taken, AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 	}
-	allocator, err := structured.NewAllocator(ctx, features, state, classLister{ctx: ctx, cached: a.o.Cached, live: a.o.Live}, published, a.cel)
+	allocator, err := structured.NewAllocator(ctx, features, state, classLister{ctx: ctx, cached: a.h.Cached, live: a.h.Live}, published, a.cel)
 	if err != nil {
 		return nil, framework.Internal(about, err)
 	}
@@ -65,10 +64,10 @@ func devicesOf(allocation *resourcev1.AllocationResult) sets.Set[deviceID] {
 	return all
 }
 
-// classLister reads DeviceClasses from the cache, and one that is not there from
-// the API server.
+// classLister reads DeviceClasses from the cache, and one that is missing there from the
+// API server.
 type classLister struct {
-	ctx          context.Context //nolint:containedctx // It lives as long as one allocation, whose interface takes none.
+	ctx          context.Context //nolint:containedctx // It lives as long as one allocation, and the interface has no context.
 	cached, live client.Reader
 }
 

@@ -22,7 +22,6 @@ import (
 )
 
 const (
-	domain  = "prebind.dev"
 	timeout = 10 * time.Minute
 	driver  = "gpu.example.com"
 	class   = "gpu"
@@ -117,7 +116,7 @@ func made(pod string) claimOption {
 
 // marked has the mark of an attempt at the pod's bind.
 func marked(pod, attempt string) claimOption {
-	return meta1(gen.Annotation(markKey(domain, types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
+	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
 }
 
 type podChange func(*corev1.Pod)
@@ -166,35 +165,26 @@ func grouped(pod *corev1.Pod) {
 // replica is one instance of the plugin, with its cache and its connections.
 type replica struct {
 	*Plugin
-	owned *OwnedClasses
 	api   *apiServer
 	cache *cached
 	conn  *fakeapi.Connection
 }
 
-// newReplica is one without an allocator.
-func newReplica(t testing.TB, s *apiServer) *replica {
+// newReplica is one that allocates these classes.
+func newReplica(t testing.TB, s *apiServer, classes ...string) *replica {
 	t.Helper()
 	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
-	p, err := New(Options{
-		Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{},
-		Domain: domain, BindingTimeout: timeout,
-	})
+	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{}, Namespace: system}
+	p, err := New(h, &Arguments{BindingTimeout: timeout, Allocate: classes})
 	require.NoError(t, err)
 	r.Plugin = p
 	return r
 }
 
-// newAllocating is one that owns the class.
+// newAllocating is one that allocates the class.
 func newAllocating(t testing.TB, s *apiServer) *replica {
 	t.Helper()
-	r := newReplica(t, s)
-	owned, err := NewOwnedClasses(OwnedOptions{
-		Classes: []string{class}, Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Clock: clock.RealClock{}, Namespace: system,
-	})
-	require.NoError(t, err)
-	r.owned, r.o.Allocator = owned, owned
-	return r
+	return newReplica(t, s, class)
 }
 
 // bind is one attempt at binding the pod to the node.
@@ -226,6 +216,44 @@ func pool(node string, devices ...string) client.Object {
 
 func deviceClass() client.Object {
 	return &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class}}
+}
+
+// preFlight is Setup and PreFlight, as the engine calls them: if PreFlight rejects, or asks
+// to verify, the engine repeats both with what it reads from the API server.
+func (r *replica) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+	bc.Now = r.h.Clock.Now()
+	bc.Since = bc.Now
+	before := bc.Checkpoint()
+	next, err := r.ask(ctx, r.cache, bc)
+	if err == nil && next != framework.Verify {
+		return next, nil
+	}
+	bc.Restore(before)
+	pod, node, err := framework.Present(ctx, r.conn, bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	bc.Pod, bc.Node, bc.Live = pod, node, true
+	defer func() { bc.Live = false }()
+	if next, err = r.ask(ctx, r.conn, bc); next == framework.Verify {
+		next = framework.Run
+	}
+	return next, err
+}
+
+func (r *replica) ask(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Next, error) {
+	if err := r.SetupBindContextExtension(ctx, reader, bc); err != nil {
+		return framework.Run, err
+	}
+	return r.PreFlight(bc)
+}
+
+// confirm is Confirm, as the engine calls it.
+func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
+	if r.Confirm(ctx, r.cache, bc) == nil {
+		return nil
+	}
+	return r.Confirm(ctx, r.conn, bc)
 }
 
 // run is PreFlight and PreBind, as the engine calls them.

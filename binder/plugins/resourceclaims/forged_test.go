@@ -22,7 +22,7 @@ import (
 
 // forged is a mark that somebody wrote.
 func forged(uid types.UID, attempt, pod, node string) claimOption {
-	return meta1(gen.Annotation(markKey(domain, uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, pod, node)))
+	return meta1(gen.Annotation(markKey(uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, pod, node)))
 }
 
 // sweepAll rolls back all marks that the plugin lists, as the sweeper does when it
@@ -53,7 +53,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			forged("pod-web-0", "here-1", "no-such-pod", "x")(c)
 			c.ManagedFields = []metav1.ManagedFieldsEntry{managed(string(fieldOwner), "web-0")}
 		}},
-		"Junk": {reason: "what is no mark is left alone", forge: meta1(gen.Annotation(markKey(domain, "pod-web-0", "here-1"), "{"))},
+		"Junk": {reason: "what is no mark is left alone", forge: meta1(gen.Annotation(markKey("pod-web-0", "here-1"), "{"))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			assert.Equal(t, []string{"web-0"}, users(s.claim("c0")), tc.reason)
 			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c0")), tc.reason)
 			assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), tc.reason)
-			assert.Empty(t, marksOf(s.claim("c0"), domain), "the mark goes")
+			assert.Empty(t, marksOf(s.claim("c0")), "the mark goes")
 		})
 	}
 }
@@ -95,7 +95,7 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
 			r := newAllocating(t, s)
-			for _, m := range marksOf(s.claim("c"), domain) {
+			for _, m := range marksOf(s.claim("c")) {
 				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}
 				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.Attempt)))
 			}
@@ -192,7 +192,7 @@ func TestCrowd(t *testing.T) {
 		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes them")
-		assert.Empty(t, markKeys(s.claim("c"), domain))
+		assert.Empty(t, markKeys(s.claim("c")))
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 	})
 	t.Run("OfABoundPod", func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestCrowd(t *testing.T) {
 		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
-		assert.Empty(t, markKeys(s.claim("c"), domain))
+		assert.Empty(t, markKeys(s.claim("c")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")))
 	})
 	t.Run("OfAPodThatIsGone", func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestCrowd(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
 		s.Put(bound(pod, "node-a"))
 		r.PostBind(t.Context(), recovered(pod, "x", "forged-0"))
-		assert.Empty(t, markKeys(s.claim("c"), domain))
+		assert.Empty(t, markKeys(s.claim("c")))
 	})
 }
 
@@ -230,33 +230,33 @@ func TestUnsettled(t *testing.T) {
 		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
 	}
-	assert.Equal(t, want, unsettled(few, domain), "the reservation names the pod where there is one; a name that is none is no mark")
+	assert.Equal(t, want, unsettled(few), "the reservation names the pod where there is one; a name that is none is no mark")
 	many := theClaim("c", reservedTo("web", "db"))
 	for i := range 3 * crowd {
 		forged("pod-web", fmt.Sprintf("a-%d", i), "x", "x")(many)
 		forged("pod-db", fmt.Sprintf("a-%d", i), "x", "x")(many)
 		forged(types.UID(fmt.Sprintf("pod-%d", i)), "a", "x", "x")(many)
 	}
-	assert.Len(t, unsettled(many, domain), 2*crowd+1, "a crowd of each pod, and one for all without a reservation")
+	assert.Len(t, unsettled(many), 2*crowd+1, "a crowd of each pod, and one for all without a reservation")
 }
 
 func TestPointless(t *testing.T) {
 	claim := theClaim("c", reservedTo("web", "db"), marked("web", "here-1"), marked("web", "there-1"), marked("db", "there-1"), marked("new", "there-1"))
-	key := func(pod, attempt string) string { return markKey(domain, types.UID("pod-"+pod), attempt) }
+	key := func(pod, attempt string) string { return markKey(types.UID("pod-"+pod), attempt) }
 	cases := map[string]struct {
 		reason string
 		pod    types.UID
-		fate   fate
+		at     framework.Whereabouts
 		want   []string
 	}{
-		"Pending": {reason: "another attempt may be at work", pod: "pod-web", fate: fatePending, want: []string{key("web", "here-1")}},
-		"Bound":   {reason: "no attempt has anything to protect", pod: "pod-web", fate: fateBound, want: []string{key("web", "here-1"), key("web", "there-1")}},
-		"Gone":    {reason: "the same", pod: "pod-web", fate: fateGone, want: []string{key("web", "here-1"), key("web", "there-1")}},
-		"None":    {reason: "an attempt may be about to reserve the claim", pod: "pod-x", fate: fateNone, want: []string{key("x", "here-1")}},
+		"Pending": {reason: "another attempt may be at work", pod: "pod-web", at: framework.Pending, want: []string{key("web", "here-1")}},
+		"Bound":   {reason: "no attempt has anything to protect", pod: "pod-web", at: framework.BoundElsewhere, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"Gone":    {reason: "the same", pod: "pod-web", at: framework.Gone, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"None":    {reason: "an attempt may be about to reserve the claim", pod: "pod-x", want: []string{key("x", "here-1")}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, pointless(claim, domain, tc.pod, "here-1", tc.fate), tc.reason)
+			assert.Equal(t, tc.want, pointless(claim, tc.pod, "here-1", tc.at), tc.reason)
 		})
 	}
 }

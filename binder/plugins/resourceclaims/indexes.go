@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The indexes of the cache. A list by one of them finds few objects, however many
-// claims, nodes and pools the cluster has.
+// The indexes of the cache. A list by one of them reads few objects, independent of the
+// number of claims, nodes and pools in the cluster.
 const (
 	// markedIndex finds the claims that have marks, by the value "true".
 	markedIndex = Name + "/marked"
@@ -27,7 +27,7 @@ const (
 	poolIndex = Name + "/pool"
 )
 
-// index is one of them, and the kind that it is about.
+// index is one of them, and its kind of objects.
 type index struct {
 	field string
 	of    client.Object
@@ -38,7 +38,7 @@ func claimIndexes() []index {
 	return []index{
 		{field: markedIndex, of: &resourcev1.ResourceClaim{}, keys: func(o client.Object) []string {
 			for key := range o.GetAnnotations() {
-				if strings.HasPrefix(key, Name+".") {
+				if strings.HasPrefix(key, markPrefix) {
 					return []string{"true"}
 				}
 			}
@@ -73,18 +73,7 @@ func sliceIndexes() []index {
 	}
 }
 
-// SetupIndexes adds the indexes that the plugin needs to the cache that
-// Options.Cached reads. Call it before the cache is started.
-func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	return addIndexes(ctx, indexer, claimIndexes())
-}
-
-// SetupOwnedIndexes adds those that OwnedClasses needs besides to the cache that
-// OwnedOptions.Cached reads.
-func SetupOwnedIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	return addIndexes(ctx, indexer, sliceIndexes())
-}
-
+// addIndexes adds indexes to the cache.
 func addIndexes(ctx context.Context, indexer client.FieldIndexer, indexes []index) error {
 	for _, i := range indexes {
 		if err := indexer.IndexField(ctx, i.of, i.field, i.keys); err != nil {

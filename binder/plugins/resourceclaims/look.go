@@ -16,21 +16,21 @@ import (
 )
 
 // look reads the suspects from the API server. It deallocates those that Prebind has
-// allocated and nobody has reserved.
-func (a *OwnedClasses) look(ctx context.Context, suspects []suspect, seen sightings) error {
+// allocated and that nothing has reserved.
+func (a *allocator) look(ctx context.Context, suspects []suspect, seen sightings) error {
 	for _, who := range suspects {
 		claim, err := a.sight(ctx, who)
 		if err != nil {
-			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "looking whether it still holds its devices", err)
+			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "checking whether it still holds its devices", err)
 		}
 		seen[who.uid] = claim
 	}
 	return nil
 }
 
-func (a *OwnedClasses) sight(ctx context.Context, who suspect) (*resourcev1.ResourceClaim, error) {
+func (a *allocator) sight(ctx context.Context, who suspect) (*resourcev1.ResourceClaim, error) {
 	claim := &resourcev1.ResourceClaim{}
-	err := a.o.Live.Get(ctx, who.name, claim)
+	err := a.h.Live.Get(ctx, who.name, claim)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && claim.UID != who.uid:
 		return nil, nil
@@ -49,16 +49,16 @@ func (a *OwnedClasses) sight(ctx context.Context, who suspect) (*resourcev1.Reso
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case apierrors.IsConflict(err):
-		return claim, nil // Somebody uses it after all.
+		return claim, nil // It is in use after all.
 	default:
 		return nil, err
 	}
 }
 
-// Tidy implements Allocator. It gives up entries of the records that are stale, and
-// allocations of Prebind's that were left behind: nobody has reserved the claim. It
-// reads the claims from the API server that are not in use by the cache.
-func (a *OwnedClasses) Tidy(ctx context.Context) error {
+// tidy removes stale entries from the records, and allocations of Prebind's that were left
+// behind: nothing has reserved the claim. It reads from the API server the claims that
+// the cache does not show in use.
+func (a *allocator) tidy(ctx context.Context) error {
 	records, err := a.pools.list(ctx)
 	errs := []error{err}
 	seen := sightings{}
@@ -87,10 +87,9 @@ func (a *OwnedClasses) Tidy(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// usedByCache says whether the claim has the device, and somebody has reserved it, by
-// the cache.
-func (a *OwnedClasses) usedByCache(ctx context.Context, who suspect, device deviceID) bool {
+// usedByCache says whether the cache shows the claim reserved and with the device.
+func (a *allocator) usedByCache(ctx context.Context, who suspect, device deviceID) bool {
 	claim := &resourcev1.ResourceClaim{}
-	err := a.o.Cached.Get(ctx, who.name, claim, client.UnsafeDisableDeepCopy)
+	err := a.h.Cached.Get(ctx, who.name, claim, client.UnsafeDisableDeepCopy)
 	return err == nil && claim.UID == who.uid && len(claim.Status.ReservedFor) > 0 && devicesOf(claim.Status.Allocation).Has(device)
 }

@@ -16,25 +16,27 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// fieldOwner is the name under which the API server notes what this plugin wrote.
+// fieldOwner is the field manager of this plugin's writes.
 const fieldOwner = client.FieldOwner("prebind-" + Name)
 
 const (
+	// markPrefix begins the keys of marks.
+	markPrefix = Name + "." + framework.Domain + "/"
 	// maxMarkValue is the maximum length of the value of a mark in bytes. Two names of
 	// 253 bytes fit.
 	maxMarkValue = 1024
 	// maxMarks is how many marks a claim may have before Prebind adds no more: two for
 	// each possible reservation.
 	maxMarks = 2 * resourcev1.ResourceClaimReservedForMaxSize
-	// crowd is how many marks of one kind the sweep settles one by one: those for one
-	// pod, or those that no reservation belongs to. More than that do not come from
-	// Prebind at work.
+	// crowd is how many marks of one group the sweep settles one by one. A group is the
+	// marks for one pod, or the marks without a reservation. Prebind itself does not write
+	// more.
 	crowd = 32
 )
 
 // mark is the value of an annotation of a claim that says which attempt reserves it
-// for which pod. Its key is <plugin>.<domain>/<pod UID>.<attempt>, so that attempts
-// mark a claim without a conflict.
+// for which pod. Its key is resource-claims.prebind.dev/<pod UID>.<attempt>, so that
+// attempts mark a claim without a conflict.
 //
 // A tenant can write, change and delete marks. A mark therefore only fences the
 // attempt's own writes. It never decides that a reservation or an allocation ends.
@@ -43,15 +45,11 @@ type mark struct {
 	Node string `json:"node"`
 }
 
-func markPrefix(domain string) string { return Name + "." + domain + "/" }
+func markKey(pod types.UID, attempt string) string { return markPrefix + string(pod) + "." + attempt }
 
-func markKey(domain string, pod types.UID, attempt string) string {
-	return markPrefix(domain) + string(pod) + "." + attempt
-}
-
-// splitKey returns the parts of a mark's key; the UID of a pod has no point.
-func splitKey(domain, key string) (pod types.UID, attempt string, ok bool) {
-	rest, ok := strings.CutPrefix(key, markPrefix(domain))
+// splitKey returns the parts of a mark's key. The UID of a pod contains no dot.
+func splitKey(key string) (pod types.UID, attempt string, ok bool) {
+	rest, ok := strings.CutPrefix(key, markPrefix)
 	if !ok {
 		return "", "", false
 	}
@@ -79,10 +77,10 @@ func decodeMark(value string) (mark, bool) {
 
 // markKeys returns the keys of the claim's annotations that have the form of a mark,
 // in order.
-func markKeys(claim *resourcev1.ResourceClaim, domain string) []string {
+func markKeys(claim *resourcev1.ResourceClaim) []string {
 	var keys []string
 	for key := range claim.Annotations {
-		if _, _, ok := splitKey(domain, key); ok {
+		if _, _, ok := splitKey(key); ok {
 			keys = append(keys, key)
 		}
 	}
@@ -92,11 +90,11 @@ func markKeys(claim *resourcev1.ResourceClaim, domain string) []string {
 
 // marksOf returns the attempts that have marked the claim, in order. The pod's name is
 // the one in the mark.
-func marksOf(claim *resourcev1.ResourceClaim, domain string) []framework.Mark {
+func marksOf(claim *resourcev1.ResourceClaim) []framework.Mark {
 	var marks []framework.Mark
-	for _, key := range markKeys(claim, domain) {
+	for _, key := range markKeys(claim) {
 		if m, ok := decodeMark(claim.Annotations[key]); ok {
-			uid, attempt, _ := splitKey(domain, key)
+			uid, attempt, _ := splitKey(key)
 			marks = append(marks, framework.Mark{
 				Pod: types.NamespacedName{Namespace: claim.Namespace, Name: m.Pod}, PodUID: uid, Node: m.Node, Attempt: attempt,
 			})
@@ -108,13 +106,13 @@ func marksOf(claim *resourcev1.ResourceClaim, domain string) []framework.Mark {
 // unsettled returns the marks of the claim that the sweep has to settle, in order.
 // Where the claim is reserved for a mark's pod, the pod's name is the one in the
 // reservation, which only a writer of the status can set. Of a crowd it returns the
-// first marks: settling one that no reservation belongs to removes them all.
-func unsettled(claim *resourcev1.ResourceClaim, domain string) []framework.Mark {
-	keys, users := markKeys(claim, domain), reservations(claim)
+// first marks: to settle one without a reservation removes them all.
+func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
+	keys, users := markKeys(claim), reservations(claim)
 	left := map[types.UID]int{}
 	idle := 0
 	for _, key := range keys {
-		uid, _, _ := splitKey(domain, key)
+		uid, _, _ := splitKey(key)
 		if _, ok := users[uid]; ok {
 			left[uid] = crowd
 		} else {
@@ -127,7 +125,7 @@ func unsettled(claim *resourcev1.ResourceClaim, domain string) []framework.Mark 
 	}
 	var marks []framework.Mark
 	for _, key := range keys {
-		uid, attempt, _ := splitKey(domain, key)
+		uid, attempt, _ := splitKey(key)
 		name, ok := users[uid]
 		group := uid
 		if !ok {
@@ -151,9 +149,9 @@ func unsettled(claim *resourcev1.ResourceClaim, domain string) []framework.Mark 
 
 // markedByOthers says whether another attempt at the same pod's bind has marked
 // the claim.
-func markedByOthers(claim *resourcev1.ResourceClaim, domain string, pod types.UID, attempt string) bool {
+func markedByOthers(claim *resourcev1.ResourceClaim, pod types.UID, attempt string) bool {
 	for key, value := range claim.Annotations {
-		uid, other, ok := splitKey(domain, key)
+		uid, other, ok := splitKey(key)
 		if !ok || uid != pod || other == attempt {
 			continue
 		}
@@ -162,6 +160,14 @@ func markedByOthers(claim *resourcev1.ResourceClaim, domain string, pod types.UI
 		}
 	}
 	return false
+}
+
+// markedByAttempt says whether the claim has a mark of the attempt, for whichever pod.
+func markedByAttempt(claim *resourcev1.ResourceClaim, attempt string) bool {
+	return slices.ContainsFunc(markKeys(claim), func(key string) bool {
+		_, of, _ := splitKey(key)
+		return of == attempt
+	})
 }
 
 // reservations returns the names of the pods that the claim is reserved for, by UID.
@@ -181,52 +187,47 @@ func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	return ok
 }
 
-// fate is what the API server knows of the pod that a claim is reserved for.
-type fate string
+// isGone says that the pod is not bound and cannot be bound any more.
+func isGone(at framework.Whereabouts) bool { return at == framework.Gone || at == framework.Replaced }
 
-const (
-	// fateNone: the claim is not reserved for the pod of the mark.
-	fateNone fate = "none"
-	// fatePending: the pod may still be bound.
-	fatePending fate = "pending"
-	// fateBound: the pod is bound, to any node, and uses the claim.
-	fateBound fate = "bound"
-	// fateGone: no pod with the UID exists any more.
-	fateGone fate = "gone"
-)
+// isBound says that the pod is bound, to whichever node. It uses the claim.
+func isBound(at framework.Whereabouts) bool {
+	return at == framework.BoundHere || at == framework.BoundElsewhere
+}
 
-// pointless returns the keys of the marks that go together with the mark of the pod's
-// attempt, which comes first. All marks for a pod that is bound or gone protect
-// nothing. So does a crowd of marks without a reservation: an attempt that is between
-// its mark and its reservation marks the claim again.
-func pointless(claim *resourcev1.ResourceClaim, domain string, pod types.UID, attempt string, f fate) []string {
-	own := markKey(domain, pod, attempt)
+// pointless returns the keys of the marks to remove together with the mark of the pod's
+// attempt, which comes first. at is where the pod is that the claim is reserved for, or
+// empty if the claim is not reserved for the pod of the mark. Marks for a pod that is
+// bound or gone protect nothing. Neither does a crowd of marks without a reservation: an
+// attempt that is between its mark and its reservation marks the claim again.
+func pointless(claim *resourcev1.ResourceClaim, pod types.UID, attempt string, at framework.Whereabouts) []string {
+	own := markKey(pod, attempt)
 	keys := []string{own}
 	var idle []string
 	users := reservations(claim)
-	for _, key := range markKeys(claim, domain) {
-		uid, _, _ := splitKey(domain, key)
+	for _, key := range markKeys(claim) {
+		uid, _, _ := splitKey(key)
 		_, used := users[uid]
 		switch {
 		case key == own:
-		case uid == pod && (f == fateBound || f == fateGone):
+		case uid == pod && (isBound(at) || isGone(at)):
 			keys = append(keys, key)
 		case !used:
 			idle = append(idle, key)
 		}
 	}
-	if f == fateNone && len(idle) >= crowd {
+	if at == "" && len(idle) >= crowd {
 		keys = append(keys, idle...)
 	}
 	return keys
 }
 
-// reservedByOthers says whether the API server has noted of the pod's reservation
-// that somebody else made it. A mark is put on a claim a moment before the
-// reservation, and a scheduler may reserve it in between.
+// reservedByOthers says whether managedFields name another manager of the pod's
+// reservation. Prebind marks a claim a moment before it reserves it, and a scheduler may
+// reserve it in between.
 //
-// A client that updates the claim may rewrite these notes. They are therefore only a
-// reason to keep a reservation, never one to take it back.
+// A client that updates the claim can rewrite managedFields. They are therefore only a
+// reason to keep a reservation, never one to remove it.
 func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	others := false
 	for _, entry := range claim.ManagedFields {
@@ -249,7 +250,7 @@ func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	return others
 }
 
-// unique drops marks that are there already: a pod may have several claims.
+// unique removes duplicates: a pod can have several claims.
 func unique(marks []framework.Mark) []framework.Mark {
 	seen := map[framework.Mark]bool{}
 	return slices.DeleteFunc(marks, func(m framework.Mark) bool {

@@ -18,9 +18,9 @@ import (
 )
 
 func TestMarkKey(t *testing.T) {
-	key := markKey(domain, "0e615ce3-b4cb-445b-a000-796bbbf57f7c", "abcdefgh-0123456789")
+	key := markKey("0e615ce3-b4cb-445b-a000-796bbbf57f7c", "abcdefgh-0123456789")
 	assert.Empty(t, validation.IsQualifiedName(key), "it has to be a key that the API server takes, with a UID and an attempt as they are")
-	uid, attempt, ok := splitKey(domain, key)
+	uid, attempt, ok := splitKey(key)
 	assert.True(t, ok)
 	assert.Equal(t, types.UID("0e615ce3-b4cb-445b-a000-796bbbf57f7c"), uid)
 	assert.Equal(t, "abcdefgh-0123456789", attempt)
@@ -44,7 +44,7 @@ func TestSplitKey(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			uid, attempt, ok := splitKey(domain, tc.key)
+			uid, attempt, ok := splitKey(tc.key)
 			assert.Equal(t, tc.ok, ok, tc.reason)
 			if tc.ok {
 				assert.Equal(t, tc.uid, string(uid), tc.reason)
@@ -89,9 +89,10 @@ func TestMarksOf(t *testing.T) {
 		{Pod: types.NamespacedName{Namespace: "default", Name: "a"}, PodUID: "pod-a", Node: "node-a", Attempt: "here-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "b"}, PodUID: "pod-b", Node: "node-a", Attempt: "here-2"},
 	}
-	assert.Equal(t, want, marksOf(claim, domain), "in order, without what is none")
-	assert.Empty(t, marksOf(claim, "example.com"), "another Prebind's are none")
-	assert.Equal(t, want, unique(append(marksOf(claim, domain), marksOf(claim, domain)...)), "a pod with two claims is one mark")
+	assert.Equal(t, want, marksOf(claim), "in order, without what is none")
+	other := meta1(gen.Annotation(Name+".example.com/pod-a.here-1", mark{Pod: "a", Node: "node-a"}.encode()))
+	assert.Empty(t, marksOf(theClaim("c", other)), "another domain's are none")
+	assert.Equal(t, want, unique(append(marksOf(claim), marksOf(claim)...)), "a pod with two claims is one mark")
 }
 
 func TestMarkedByOthers(t *testing.T) {
@@ -104,25 +105,22 @@ func TestMarkedByOthers(t *testing.T) {
 		"Own":       {reason: "our own attempt is nobody else", claim: theClaim("c", marked("web", "here-1"))},
 		"Another":   {reason: "another attempt at this pod's bind", claim: theClaim("c", marked("web", "here-1"), marked("web", "there-1")), want: true},
 		"OtherPod":  {reason: "another pod has a reservation of its own", claim: theClaim("c", marked("db", "there-1"))},
-		"NoMark":    {reason: "what cannot be read would never be swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey(domain, "pod-web", "there-1"), "x")))},
-		"NoDomain":  {reason: "another Prebind does not sweep ours", claim: theClaim("c", meta1(gen.Annotation(markKey("example.com", "pod-web", "there-1"), mark{Pod: "web", Node: "n"}.encode())))},
-		"OtherNode": {reason: "wherever to", claim: theClaim("c", meta1(gen.Annotation(markKey(domain, "pod-web", "there-1"), mark{Pod: "web", Node: "node-b"}.encode()))), want: true},
+		"NoMark":    {reason: "what cannot be read would never be swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), "x")))},
+		"NoDomain":  {reason: "another domain is not swept", claim: theClaim("c", meta1(gen.Annotation(Name+".example.com/pod-web.there-1", mark{Pod: "web", Node: "n"}.encode())))},
+		"OtherNode": {reason: "wherever to", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), mark{Pod: "web", Node: "node-b"}.encode()))), want: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, markedByOthers(tc.claim, domain, "pod-web", "here-1"), tc.reason)
+			assert.Equal(t, tc.want, markedByOthers(tc.claim, "pod-web", "here-1"), tc.reason)
 		})
 	}
 }
 
-func TestMarkedBy(t *testing.T) {
+func TestMarkedByAttempt(t *testing.T) {
 	claim := theClaim("c", marked("web", "here-1"))
-	assert.True(t, markedBy(claim, "here-1"))
-	assert.True(t, markedBy(claim, "pod-web.here-1"), "the attempt at the pod's bind")
-	assert.False(t, markedBy(claim, "pod-db.here-1"), "another pod's")
-	assert.False(t, markedBy(claim, "here-11"))
-	assert.False(t, markedBy(claim, "ere-1"), "an attempt is told by the whole of its name")
-	assert.False(t, markedBy(theClaim("c", meta1(gen.Annotation("note", "x.here-1"))), "here-1"))
+	assert.True(t, markedByAttempt(claim, "here-1"), "for whichever pod")
+	assert.False(t, markedByAttempt(claim, "e-1"), "an attempt is named in full")
+	assert.False(t, markedByAttempt(theClaim("c"), "here-1"))
 }
 
 // managed is an entry of managed fields as a real API server v1.36.3 writes it.
@@ -167,9 +165,9 @@ func FuzzMarks(f *testing.F) {
 	f.Add("resource-claims.prebind.dev/.", `[]`)
 	f.Add("x", "")
 	f.Fuzz(func(t *testing.T, key, value string) {
-		uid, attempt, ok := splitKey(domain, key)
+		uid, attempt, ok := splitKey(key)
 		if ok {
-			assert.Equal(t, key, markKey(domain, uid, attempt), "a key is made of its parts, and of nothing else")
+			assert.Equal(t, key, markKey(uid, attempt), "a key is made of its parts, and of nothing else")
 		}
 		m, readable := decodeMark(value)
 		if readable {
@@ -178,9 +176,9 @@ func FuzzMarks(f *testing.F) {
 			assert.Equal(t, m, again, "a mark says what it said")
 		}
 		claim := theClaim("c", meta1(gen.Annotation(key, value)))
-		assert.Equal(t, ok && readable, len(marksOf(claim, domain)) == 1, "both parts make a mark")
-		if markedByOthers(claim, domain, uid, "here-1") {
-			assert.NotEmpty(t, marksOf(claim, domain), "what keeps a reservation is swept")
+		assert.Equal(t, ok && readable, len(marksOf(claim)) == 1, "both parts make a mark")
+		if markedByOthers(claim, uid, "here-1") {
+			assert.NotEmpty(t, marksOf(claim), "what keeps a reservation is swept")
 		}
 	})
 }

@@ -140,16 +140,16 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 		return
 	}
 	if next == framework.Skip {
-		m.bind(me, r, pod, node, calls)
+		m.bind(me, pod, node, calls)
 		return
 	}
 	for rounds := 1 + m.rng.Intn(2); ; rounds-- {
 		err = r.PreBind(ctx, bc)
 		if err == nil {
-			err = r.Confirm(ctx, nil, bc)
+			err = r.confirm(ctx, bc)
 		}
 		if err == nil {
-			m.bind(me, r, pod, node, calls)
+			m.bind(me, pod, node, calls)
 		} else {
 			m.note("%s: PreBind: %v", me.name, err)
 		}
@@ -182,7 +182,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 
 // bind is the rest of the API server's work on a Binding that was allowed. Another
 // webhook may refuse it.
-func (m *model) bind(me *task, r *replica, pod *corev1.Pod, node string, calls *bool) {
+func (m *model) bind(me *task, pod *corev1.Pod, node string, calls *bool) {
 	m.park(me)
 	if me.dead || !*calls || m.chance(30) {
 		return
@@ -193,7 +193,7 @@ func (m *model) bind(me *task, r *replica, pod *corev1.Pod, node string, calls *
 	}
 	live.Spec.NodeName = node
 	m.s.Put(live)
-	m.note("%s: %s is bound to %s by %s", me.name, pod.UID, node, r.o.Domain)
+	m.note("%s: %s is bound to %s", me.name, pod.UID, node)
 }
 
 func (m *model) isBound(pod *corev1.Pod) bool {
@@ -407,7 +407,7 @@ func (m *model) forge() {
 	value := mark{Pod: []string{pod.Name, "no-such-pod"}[m.rng.Intn(2)], Node: []string{"node-a", "x"}[m.rng.Intn(2)]}.encode()
 	claim := m.claims()[m.rng.Intn(5)]
 	m.note("the tenant marks %s for %s with %s", claim, pod.UID, attempt)
-	m.s.change(claim, "kubectl", meta1(gen.Annotation(markKey(domain, pod.UID, attempt), value)))
+	m.s.change(claim, "kubectl", meta1(gen.Annotation(markKey(pod.UID, attempt), value)))
 }
 
 // check sees what must hold at any time.
@@ -474,7 +474,7 @@ func (m *model) settle() {
 	delete(held, "fabric/link")
 	for _, name := range m.claims() {
 		claim := m.s.claim(name)
-		if marks := marksOf(claim, domain); len(marks) > 0 {
+		if marks := marksOf(claim); len(marks) > 0 {
 			m.fault("%s still has marks: %v", name, marks)
 		}
 		for _, r := range claim.Status.ReservedFor {

@@ -1,37 +1,37 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package resourceclaims is the PreBind plugin that makes a bind with
-// ResourceClaims safe: the claims are allocated for the node, reserved for the pod,
-// and their binding conditions are true, before the pod is bound. It does what
-// kube-scheduler's DynamicResources does in its PreBind, for every scheduler, and
-// finds everything in place when the scheduler has done it already.
+// Package resourceclaims is the PreBind plugin that makes a bind with ResourceClaims
+// safe: before the pod is bound, its claims are allocated for the node and reserved for
+// the pod, and their binding conditions are true. It does the work of kube-scheduler's
+// DynamicResources in PreBind, for every scheduler. If the scheduler has done that work
+// already, the plugin has nothing to do.
 //
-// Decisions are pure functions of pod, node and claim (references.go, judge.go,
-// marks.go); read.go, reserve.go and wait.go do the I/O; allocate.go, choose.go and
-// pools.go allocate claims of classes that an operator leaves to Prebind.
+// Decisions are pure functions of pod, node and claims (references.go, decide.go,
+// marks.go). plugin.go, prebind.go and release.go read and write. allocate.go, choose.go,
+// scene.go, look.go and pools.go allocate claims of DeviceClasses that an operator leaves
+// to Prebind.
 //
-// A claim is marked in its annotations with the attempt that reserves it, in a write
-// just before, because the API takes no annotations with a status. The mark fences the
-// attempt's own writes: each write into the status is on the condition of the mark, or
-// of the version of the claim, so that nothing is written late. An attempt that relies
-// on a reservation marks the claim.
+// Before an attempt reserves a claim, it writes a mark with its name into the claim's
+// annotations, in a write of its own because the API accepts no annotations with a
+// status. The mark fences the attempt's writes: each write to the status requires the
+// mark, or a version of the claim, so that no write takes effect late. An attempt that
+// relies on a reservation marks the claim.
 //
-// A tenant can write marks and managedFields, so that neither decides that something is
-// undone (release.go). The reservation in the status and the pod that it names decide:
-// what a bound pod uses stays. An allocation stays as well, as it does in
-// kube-scheduler, unless Prebind's record of the pool says that the attempt made it.
+// A tenant can write marks and managedFields, so neither decides that something is
+// undone (release.go). The reservation in the status, and the pod that it names, decide:
+// a bound pod keeps what it uses. An allocation stays too, as it does in kube-scheduler,
+// unless Prebind's record of the pool says that the attempt made it.
 package resourceclaims
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -40,49 +40,13 @@ import (
 // Name of the plugin.
 const Name = "resource-claims"
 
-// Options of the plugin. All fields but Allocator are required.
-type Options struct {
-	// Cached holds what the Registration watches, pods without a node, and nodes.
-	Cached client.Reader
-	// Live reads from the API server, before anything is refused by what the cache
-	// says.
-	Live client.Reader
-	// Writer patches claims, and Status their status.
-	Writer client.Writer
-	Status client.StatusClient
-	// Changes tells of changes of claims and pods.
-	Changes *framework.Hub
-	Clock   clock.WithDelayedExecution
-	// Domain of the marks.
-	Domain string
-	// BindingTimeout is how long after its allocation the binding conditions of a
-	// claim may take to become true: the bindingTimeout of kube-scheduler's
-	// DynamicResourcesArgs.
-	BindingTimeout time.Duration
-	// Allocator allocates claims that no scheduler has allocated; nil for none.
-	Allocator Allocator
-}
-
-// Allocator allocates claims for schedulers that know nothing of them.
-type Allocator interface {
-	// Owns returns an error that says why the claim is not Prebind's to allocate, or
-	// nil.
-	Owns(ctx context.Context, claim *resourcev1.ResourceClaim) error
-	// Allocate gives the claim devices for the bind's node, and reserves it for the
-	// pod. The claim has the attempt's mark, and no write may come about any more when
-	// that is taken off. When somebody else has allocated the claim meanwhile, it
-	// returns it so. It refuses when nothing on the node fits.
-	Allocate(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
-	// Undo takes back what this attempt allocated for the claim, as it stands in the
-	// API server, while only the bind's pod has reserved it. It says whether it did.
-	// It fails with a conflict when the claim has changed.
-	Undo(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (bool, error)
-	// Tidy gives up devices that no claim has any more.
-	Tidy(ctx context.Context) error
-}
-
 // Plugin reserves claims; see New. It is safe for concurrent use.
-type Plugin struct{ o Options }
+type Plugin struct {
+	h    framework.Handle
+	args *Arguments
+	// allocator is nil if Prebind allocates no DeviceClass.
+	allocator *allocator
+}
 
 var (
 	_ framework.PreBinder           = (*Plugin)(nil)
@@ -95,145 +59,174 @@ var (
 	_ framework.Tidier              = (*Plugin)(nil)
 )
 
-// New checks the options and returns the plugin. It starts nothing.
-func New(o Options) (*Plugin, error) {
-	switch {
-	case o.Cached == nil || o.Live == nil || o.Writer == nil || o.Status == nil || o.Changes == nil || o.Clock == nil || o.Domain == "":
-		return nil, errors.New(Name + ": Cached, Live, Writer, Status, Changes, Clock and Domain are required")
-	case o.BindingTimeout <= 0:
-		return nil, fmt.Errorf("%s: BindingTimeout is %s, it must be positive", Name, o.BindingTimeout)
+// New returns the plugin, or an error if the arguments are invalid. It starts nothing.
+func New(h framework.Handle, args *Arguments) (*Plugin, error) {
+	for _, p := range args.Validate() {
+		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
 	}
-	return &Plugin{o: o}, nil
+	p := &Plugin{h: h, args: args}
+	if len(args.Allocate) > 0 {
+		p.allocator = newAllocator(h, args.Allocate)
+	}
+	return p, nil
 }
 
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// decided is the decision that SetupBindContextExtension leaves for PreFlight.
-var decided = framework.NewExtensionKey[decision](Name + "/decision")
+// claims are ResourceClaims of the pod's namespace, by name.
+type claims map[string]*resourcev1.ResourceClaim
 
-type decision struct {
-	next framework.Next
-	err  error
-}
+var (
+	// observed are the claims that SetupBindContextExtension has read.
+	observed = framework.NewExtensionKey[claims](Name + "/observed")
+	// written are the claims that this attempt writes, as the API server returned them;
+	// nil before its first answer.
+	written = framework.NewExtensionKey[claims](Name + "/written")
+)
 
-// SetupBindContextExtension reads and decides. It asks the API server itself before it
-// rejects anything, so that a second look gives the same decision.
-func (p *Plugin) SetupBindContextExtension(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
-	if bc.Live {
+// SetupBindContextExtension reads the claims of the pod.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+	if !hasClaims(bc.Pod) {
 		return nil
 	}
-	next, err := p.preFlight(ctx, bc)
-	decided.Set(bc, decision{next: next, err: err})
-	return nil
-}
-
-// PreFlight returns the decision.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
-	d, err := decided.Get(bc)
-	if err != nil {
-		return framework.Run, err
+	refs, _ := references(bc.Pod) // PreFlight reports the error.
+	all, err := readClaims(ctx, reader, bc, refs)
+	if err == nil {
+		observed.Set(bc, all)
 	}
-	return d.next, d.err
+	return err
 }
 
-// preFlight looks at the pod's claims. It refuses what kube-scheduler's
-// DynamicResources refuses in its Filter.
-func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
+// readClaims returns the claims of the references that exist. It prefers what this
+// attempt has written since.
+func readClaims(ctx context.Context, reader framework.Reader, bc *framework.BindContext, refs []reference) (claims, error) {
+	all, own := make(claims, len(refs)), writtenBy(bc)
+	for _, ref := range refs {
+		if ref.claim == "" {
+			continue
+		}
+		claim, err := framework.Get(ctx, reader, &resourcev1.ResourceClaim{}, bc.Pod.Namespace, ref.claim)
+		if err != nil {
+			return nil, err
+		}
+		if mine := own[ref.claim]; claim != nil && mine != nil && newer(mine, claim) {
+			claim = mine
+		}
+		all[ref.claim] = claim
+	}
+	return all, nil
+}
+
+// newer says whether a is later than b. Versions are comparable within a kind, so that a
+// claim that was deleted and created again is newer.
+func newer(a, b *resourcev1.ResourceClaim) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order > 0
+}
+
+// PreFlight skips a bind whose claims are ready. It rejects what the Filter of
+// kube-scheduler's DynamicResources rejects.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	if !hasClaims(bc.Pod) {
 		return framework.Skip, nil
 	}
-	s, err := p.surveySurely(ctx, bc, bc.Pod)
+	all, err := observed.Get(bc)
 	if err != nil {
 		return framework.Run, err
 	}
-	if s.done() {
+	r, err := p.basis(bc).readiness(all)
+	switch {
+	case err != nil:
+		return framework.Run, err
+	case r.done():
 		return framework.Skip, nil
 	}
-	for _, intent := range s.intents(bc.Node.Name) {
+	for _, intent := range r.intents() {
 		bc.Intend("%s would %s", Name, intent)
 	}
-	for _, w := range s.waits() {
+	for _, w := range r.waits() {
 		bc.WouldWait(w)
 	}
-	return framework.Run, nil
+	// The cache can be behind what the scheduler wrote just before the bind.
+	return framework.Verify, nil
 }
 
-// PreBind reserves the claims for the pod and waits for their binding conditions.
-func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.untilReady(ctx, bc)
+// basis returns that of a PreFlight.
+func (p *Plugin) basis(bc *framework.BindContext) basis {
+	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
+	if p.allocator != nil {
+		b.classes = p.allocator.classes
+	}
+	return b
 }
 
-// Confirm sees that the claims are still the pod's.
-func (p *Plugin) Confirm(ctx context.Context, _ framework.Reader, bc *framework.BindContext) error {
+// Confirm checks that the claims are still allocated, reserved and ready.
+func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
 	if !hasClaims(bc.Pod) {
 		return nil
 	}
-	pod, err := p.pendingPod(ctx, bc)
-	if err != nil {
+	r, err := p.look(ctx, reader, bc, p.h.Clock.Now())
+	if err != nil || r.done() {
 		return err
 	}
-	s, err := p.surveySurely(ctx, bc, pod)
-	if err != nil {
-		return err
+	about := podObject(bc.Pod)
+	if left := r.in(unallocated, unreserved, borrowed, unready); len(r.unmade) == 0 {
+		about = claimObject(left[0].claim.Namespace, left[0].claim.Name)
 	}
-	if s.done() {
-		return nil
-	}
-	about, _ := s.waitsFor()
 	return framework.Wait(about, "it changed while the bind was prepared").Advise("repeat the Binding")
 }
 
-// PreBindRollBack takes back the reservations that this attempt made, and nothing
-// else. The allocation stays, unless it is this attempt's as well.
+// PreBindRollBack removes the reservations that this attempt made, and nothing else. The
+// allocation stays, unless this attempt made it too.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	keys, err := p.touched(ctx, bc)
+	names, err := p.touched(ctx, bc)
 	errs := []error{err}
-	for _, key := range keys {
-		undone, err := p.release(ctx, bc, key)
+	for _, name := range names {
+		undone, err := p.release(ctx, bc, name)
 		if err != nil {
 			errs = append(errs, err)
 		}
 		if undone != "" {
-			bc.Undid("%s ResourceClaim %s", undone, key)
+			bc.Undid("%s %s", undone, claimObject(bc.Pod.Namespace, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// PostBind takes this attempt's marks off: the reservations are the pod's now.
-// Where that fails the sweep does it, for the marks stay.
+// PostBind removes this attempt's marks: the reservations are the pod's now. If that
+// fails, the marks stay, and the sweep removes them.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
-	keys, err := p.touched(ctx, bc)
+	names, err := p.touched(ctx, bc)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not list the marked claims, will try again")
 	}
-	for _, key := range keys {
-		if err := p.unmark(ctx, bc, key); err != nil {
-			klog.FromContext(ctx).Error(err, "The mark of a reservation stays, will be tried again", "claim", key.String())
+	for _, name := range names {
+		if err := p.unmark(ctx, bc, name); err != nil {
+			klog.FromContext(ctx).Error(err, "The mark of a reservation stays, will be tried again", "claim", klog.KRef(bc.Pod.Namespace, name))
 		}
 	}
 }
 
-// Marks lists the attempts whose reservations are not confirmed, from the cache. The
-// pod of a mark is the one in the claim's reservation, where it has one; a mark
-// itself is a tenant's data. How many it lists of one claim is bounded.
+// Marks lists the attempts whose reservations are not confirmed. If the claim is
+// reserved for the pod of a mark, the pod's name is the one in the reservation, because
+// a mark is a tenant's data. The number of marks of one claim is bounded.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
-	var claims resourcev1.ResourceClaimList
-	if err := p.o.Cached.List(ctx, &claims, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
+	var list resourcev1.ResourceClaimList
+	if err := p.h.Cached.List(ctx, &list, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	var marks []framework.Mark
-	for i := range claims.Items {
-		marks = append(marks, unsettled(&claims.Items[i], p.o.Domain)...)
+	for i := range list.Items {
+		marks = append(marks, unsettled(&list.Items[i])...)
 	}
 	return unique(marks), nil
 }
 
-// Tidy gives up the devices that no claim has any more.
+// Tidy removes devices from the records that no claim has any more.
 func (p *Plugin) Tidy(ctx context.Context) error {
-	if p.o.Allocator == nil {
+	if p.allocator == nil {
 		return nil
 	}
-	return p.o.Allocator.Tidy(ctx)
+	return p.allocator.tidy(ctx)
 }

@@ -15,7 +15,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -24,24 +23,13 @@ import (
 )
 
 func TestNew(t *testing.T) {
-	s := newAPI()
-	c := s.Connect()
-	good := Options{Cached: s.cache(), Live: c, Writer: c, Status: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Domain: domain, BindingTimeout: timeout}
-	p, err := New(good)
-	require.NoError(t, err)
-	assert.Equal(t, Name, p.Name())
-	for name, spoil := range map[string]func(o *Options){
-		"Cached": func(o *Options) { o.Cached = nil }, "Live": func(o *Options) { o.Live = nil }, "Writer": func(o *Options) { o.Writer = nil },
-		"Status": func(o *Options) { o.Status = nil }, "Changes": func(o *Options) { o.Changes = nil }, "Clock": func(o *Options) { o.Clock = nil },
-		"Domain": func(o *Options) { o.Domain = "" }, "BindingTimeout": func(o *Options) { o.BindingTimeout = 0 },
-	} {
-		bad := good
-		spoil(&bad)
-		_, err := New(bad)
-		assert.ErrorContains(t, err, name, "it is required")
-	}
-	_, err = NewOwnedClasses(OwnedOptions{})
-	require.ErrorContains(t, err, "Classes")
+	r := newReplica(t, newAPI())
+	assert.Equal(t, Name, r.Name())
+	assert.Nil(t, r.allocator, "Prebind allocates nothing by default")
+	_, err := New(r.h, &Arguments{})
+	require.ErrorContains(t, err, "bindingTimeout")
+	_, err = New(r.h, &Arguments{BindingTimeout: timeout, Allocate: []string{"no class"}})
+	require.ErrorContains(t, err, "allocate[0]")
 }
 
 // between calls f before the nth write of the kind, as somebody else who is faster.
@@ -72,10 +60,13 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 		pod    *corev1.Pod
 	}{
 		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { c.frozen.Remove(theClaim("c")) }},
-		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen.Put(theClaim("c")) }},
+		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen.Put(theClaim("c", versioned("1"))) }},
 		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-b", "gpu-1"))) }},
-		"Deleted":     {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
-		"Full":        {reason: "there is room again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
+		"Replaced": {reason: "it was deleted and created again", cached: func(c *cached) {
+			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), versioned("1"), func(c *resourcev1.ResourceClaim) { c.UID = "before" }))
+		}},
+		"Deleted": {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
+		"Full":    {reason: "there is room again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
 		"Failed": {reason: "the failure was another allocation's", cached: func(c *cached) {
 			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes)))
 		}},
@@ -144,7 +135,7 @@ func TestAPIServerDoesNotAnswer(t *testing.T) {
 			r.conn.Before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, users(s.claim("c")))
-			assert.Empty(t, marksOf(s.claim("c"), domain))
+			assert.Empty(t, marksOf(s.claim("c")))
 		})
 	}
 }
@@ -161,7 +152,7 @@ func TestLostAnswer(t *testing.T) {
 			require.NoError(t, r.PreBind(t.Context(), again), "the next round goes on from there")
 			require.NoError(t, r.PreBindRollBack(t.Context(), again))
 			assert.Empty(t, users(s.claim("c")), "it is ours, and goes")
-			assert.Empty(t, marksOf(s.claim("c"), domain))
+			assert.Empty(t, marksOf(s.claim("c")))
 		})
 	}
 }
@@ -176,9 +167,9 @@ func TestLateWrite(t *testing.T) {
 	require.Error(t, r.PreBind(t.Context(), bc))
 	r.conn.Before = nil
 	late = s.claim("c")
-	require.NotEmpty(t, r.markOn(bc, late))
+	require.NotEmpty(t, markOn(bc, late))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	_, err := r.addReservation(t.Context(), bc, late, false)
+	_, err := r.reserve(t.Context(), bc, late, false)
 	require.Error(t, err, "without its mark it is not carried out")
 	assert.Empty(t, users(s.claim("c")))
 }
@@ -195,7 +186,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 			assert.Equal(t, []string{"web"}, users(s.claim("c")), "once")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")))
-			assert.Empty(t, marksOf(s.claim("c"), domain), "our mark goes")
+			assert.Empty(t, marksOf(s.claim("c")), "our mark goes")
 			assert.Empty(t, bc.Undone())
 		})
 	}
@@ -211,7 +202,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindWait), "the last look finds it")
+		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "the last look finds it")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next round reserves it again")
 	})
@@ -229,14 +220,14 @@ func TestTwoAttempts(t *testing.T) {
 		next, err = two.run(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, framework.Run, next, "it relies on a reservation that may be taken back")
-		require.Len(t, marksOf(s.claim("c"), domain), 2, "so it marks it, too")
+		require.Len(t, marksOf(s.claim("c")), 2, "so it marks it, too")
 		return s, pod, one, two, a, b
 	}
 	t.Run("FirstFails", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second relies on it")
-		require.NoError(t, two.Confirm(t.Context(), nil, b))
+		require.NoError(t, two.confirm(t.Context(), b))
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
 		assert.Empty(t, users(s.claim("c")), "now nobody does")
 	})
@@ -248,14 +239,14 @@ func TestTwoAttempts(t *testing.T) {
 		two.PostBind(t.Context(), b)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound, to another node, and uses it")
-		assert.Empty(t, marksOf(s.claim("c"), domain))
+		assert.Empty(t, marksOf(s.claim("c")))
 	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		between(one, "patch", 1, func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Empty(t, users(s.claim("c")), "whoever is the last takes it back")
-		assert.Empty(t, marksOf(s.claim("c"), domain))
+		assert.Empty(t, marksOf(s.claim("c")))
 	})
 	t.Run("SecondComesWhileFirstGoes", func(t *testing.T) {
 		s, pod, one, two := setup(t)
@@ -302,7 +293,7 @@ func TestPodIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.Remove(pod)
-	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindStale))
+	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindStale))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 	for name, change := range map[string]podChange{
@@ -322,7 +313,7 @@ func TestClaimIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.Remove(theClaim("c"))
-	require.True(t, framework.IsKind(r.Confirm(t.Context(), nil, bc), framework.KindRefuse), "what we wrote does not make it be there")
+	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "what we wrote does not make it be there")
 	r.PostBind(t.Context(), bc)
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
 	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
@@ -378,7 +369,7 @@ func TestCrash(t *testing.T) {
 				assert.Empty(t, users(s.claim("c")))
 				assert.Equal(t, start == "allocated", s.claim("c").Status.Allocation != nil, "only what we allocated goes")
 				assert.Empty(t, records(t, s))
-				assert.Empty(t, marksOf(s.claim("c"), domain))
+				assert.Empty(t, marksOf(s.claim("c")))
 			})
 		}
 	}
@@ -423,11 +414,11 @@ func BenchmarkPreFlight(b *testing.B) {
 	claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, nil), says("gpu-0", yes))
 	s := newAPI(pod, claim)
 	r := newReplica(b, s)
-	r.o.Cached = oneClaim{claim: claim}
+	cache := oneClaim{claim: claim}
 	bc := bind(pod, "node-a", "here-1")
 	b.ReportAllocs()
 	for b.Loop() {
-		if next, err := r.preFlight(b.Context(), bc); err != nil || next != framework.Skip {
+		if next, err := r.ask(b.Context(), cache, bc); err != nil || next != framework.Skip {
 			b.Fatal(next, err)
 		}
 	}

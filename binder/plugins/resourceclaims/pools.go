@@ -49,16 +49,16 @@ type poolRecord struct {
 	object *corev1.ConfigMap
 }
 
-// entry is the claim that a device was given to. It holds the device when the claim has
-// it, and while a write on the condition of the Version may still give it to the claim.
-// A claim without the device whose resourceVersion is later has ended the entry for
-// good. No annotation of the claim, which a tenant can write, has a part in that.
+// entry is the claim that a device was given to. It holds the device while the claim has
+// the device, and while a write that requires the Version may still give it to the claim.
+// If the claim has a later resourceVersion and not the device, the entry is stale for
+// good. Annotations of the claim, which a tenant can write, do not matter.
 type entry struct {
 	Claim   claimName `json:"claim"`
 	UID     types.UID `json:"uid"`
 	Attempt string    `json:"attempt"`
-	// Version is the resourceVersion of the claim that the allocation is written on the
-	// condition of. It is empty in entries of earlier versions of Prebind.
+	// Version is the resourceVersion of the claim that the write of the allocation
+	// requires. It is empty in entries of earlier versions of Prebind.
 	Version string `json:"version,omitempty"`
 }
 
@@ -104,7 +104,7 @@ func (n claimName) MarshalText() ([]byte, error) { return []byte(n.Namespace + "
 func (n *claimName) UnmarshalText(text []byte) error {
 	namespace, name, ok := strings.Cut(string(text), "/")
 	if !ok || namespace == "" || name == "" {
-		return errors.New("it is no claim's namespace/name")
+		return errors.New("not a namespace/name of a claim")
 	}
 	*n = claimName{Namespace: namespace, Name: name}
 	return nil
@@ -114,8 +114,8 @@ func (r *poolRecord) id(device string) deviceID {
 	return structured.MakeDeviceID(r.driver, r.pool, device)
 }
 
-// poolRecordName is the same for all replicas. Drivers and pools have slashes in
-// their names, so that it is a hash; the record says which it is.
+// poolRecordName returns the name of a pool's record. It is a hash, because drivers and
+// pools have slashes in their names; the record names both.
 func poolRecordName(driver, pool string) string {
 	sum := sha256.Sum256([]byte(driver + "\n" + pool))
 	return "prebind-pool-" + hex.EncodeToString(sum[:16])
@@ -154,16 +154,16 @@ func (r *poolRecord) encode() (map[string]string, error) {
 	return data, nil
 }
 
-// pools reads and writes the records. Every write is on the condition that nobody
-// has written the record since it was read.
+// pools reads and writes the records. Every write requires that the record has not changed
+// since it was read.
 type pools struct {
 	live      client.Reader
 	writer    client.Writer
 	namespace string
 }
 
-// list returns all records as the API server has them, also with an error about
-// those that cannot be read.
+// list returns all records that can be decoded, as the API server has them, together with
+// an error if there are others.
 func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
 	var objects corev1.ConfigMapList
 	if err := s.live.List(ctx, &objects, client.InNamespace(s.namespace), client.MatchingLabels{poolLabel: poolValue}); err != nil {
@@ -182,9 +182,9 @@ func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
 	return records, broken
 }
 
-// read returns the records of the pools as the API server has them, without those
-// that do not exist. It returns them also with an error about one that cannot be
-// decoded; they are nil when the API server did not answer.
+// read returns the records of the pools that exist and can be decoded, as the API server
+// has them, together with an error if there are others. The records are nil if the API
+// server did not answer.
 func (s *pools) read(ctx context.Context, ids []poolID) ([]*poolRecord, error) {
 	records := make([]*poolRecord, 0, len(ids))
 	var broken error
@@ -213,9 +213,9 @@ func (s *pools) read(ctx context.Context, ids []poolID) ([]*poolRecord, error) {
 	return records, broken
 }
 
-// take notes in the records that the claim has the devices. It goes through the
-// pools in order; with errOthersWrote it may have written some of them: the same
-// claim's next choice finds them free, and giveBack or prune the rest.
+// take writes into the records that the claim has the devices. It goes through the pools
+// in order. If it returns errOthersWrote, it may have written some of them: the next
+// choice for the same claim finds them free, and giveBack or tidy removes the rest.
 func (s *pools) take(ctx context.Context, records []*poolRecord, e entry, devices sets.Set[deviceID]) error {
 	byPool := map[poolID][]string{}
 	for d := range devices {
@@ -278,8 +278,7 @@ func (s *pools) write(ctx context.Context, r *poolRecord) error {
 	}
 }
 
-// giveBack drops what the attempt took of the pools for the claim, but for what is
-// kept.
+// giveBack removes what the attempt took of the pools for the claim, except for keep.
 func (s *pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
 	for {
 		records, err := s.read(ctx, ids)
@@ -302,8 +301,8 @@ func (s *pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, att
 	}
 }
 
-// drop removes devices from a record that was just read, and deletes one that is
-// empty then. When somebody else has written it since, it is left as it is.
+// drop removes devices from a record, and deletes the record if it is empty then. It
+// leaves a record that has changed since it was read.
 func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) error {
 	for _, device := range devices {
 		delete(r.entries, device)
@@ -323,8 +322,8 @@ func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) error
 	return err
 }
 
-// gave says whether the records say that the attempt allocated the claim; for "", any
-// attempt. A record that cannot be decoded says nothing.
+// gave says whether the attempt, or any attempt for "", allocated the claim according to
+// the records. It ignores records that cannot be decoded.
 func (s *pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attempt string) (bool, error) {
 	records, err := s.read(ctx, poolsOf(devicesOf(claim.Status.Allocation)))
 	if records == nil {
@@ -333,8 +332,8 @@ func (s *pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attem
 	return recorded(records, claim, attempt), nil
 }
 
-// recorded says whether all devices of the claim are in the records as given to it
-// by the attempt; for "", by any attempt. Then Prebind has allocated the claim.
+// recorded says whether the records have all devices of the claim as given to it by the
+// attempt, or any attempt for "". Then Prebind has allocated the claim.
 func recorded(records []*poolRecord, claim *resourcev1.ResourceClaim, attempt string) bool {
 	ours := sets.New[deviceID]()
 	for _, r := range records {

@@ -16,14 +16,14 @@ import (
 
 // reference is one claim that the pod needs.
 type reference struct {
-	// of is the pod's own name of it.
+	// of is its name in the pod.
 	of string
-	// claim is the object's name; empty while the claim that a template stands for has
-	// not been made yet.
+	// claim is the name of the ResourceClaim; empty while the claim of a template does not
+	// exist.
 	claim string
-	// generated says that it has to be the pod's own, or its PodGroup's.
+	// generated says that the claim has to belong to the pod or to its PodGroup.
 	generated bool
-	// extended says that kube-scheduler made it for an extended resource.
+	// extended says that kube-scheduler created the claim for an extended resource.
 	extended bool
 }
 
@@ -56,10 +56,10 @@ func references(pod *corev1.Pod) ([]reference, error) {
 	return refs, nil
 }
 
-// madeFor says why a claim that was made from a template is not the pod's, nor its
-// PodGroup's.
+// madeFor returns why a claim of a template belongs neither to the pod nor to its
+// PodGroup, or nil.
 func madeFor(pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
-	// IsForPod takes for granted that a pod with a PodGroup has its name.
+	// IsForPod requires that a pod with a PodGroup has its name.
 	grouped := pod.Spec.SchedulingGroup != nil && pod.Spec.SchedulingGroup.PodGroupName != nil
 	return resourceclaim.IsForPod(pod, claim, grouped)
 }
@@ -77,7 +77,7 @@ func claimObject(namespace, name string) framework.Object {
 	return framework.Object{Kind: "ResourceClaim", Namespace: namespace, Name: name}
 }
 
-// missing says what is waited for while the claim of a template is not there.
+// missing describes a claim of a template that does not exist yet.
 func (r reference) missing() string {
 	return fmt.Sprintf("the claim of its template for %q, which kube-controller-manager makes", r.of)
 }

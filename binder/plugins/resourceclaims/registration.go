@@ -18,8 +18,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Registration returns the plugin's entry in the registry. Not every cluster serves
-// ResourceClaims.
+// Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
@@ -34,10 +33,10 @@ func Registration() framework.Registration {
 			return []client.Object{&resourcev1.ResourceClaim{}}
 		},
 		Index: func(ctx context.Context, indexer client.FieldIndexer, a framework.Arguments) error {
-			if err := SetupIndexes(ctx, indexer); err != nil || !allocates(a) {
-				return err
+			if allocates(a) {
+				return addIndexes(ctx, indexer, append(claimIndexes(), sliceIndexes()...))
 			}
-			return SetupOwnedIndexes(ctx, indexer)
+			return addIndexes(ctx, indexer, claimIndexes())
 		},
 		Permissions: func(a framework.Arguments) (framework.Permissions, error) {
 			if allocates(a) {
@@ -45,37 +44,20 @@ func Registration() framework.Registration {
 			}
 			return framework.Shipped("plugins/resource-claims")
 		},
-		New: build,
+		New: func(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+			args, err := framework.ArgumentsAs[*Arguments](a)
+			if err != nil {
+				return nil, err
+			}
+			return New(h, args)
+		},
 	}
-}
-
-// build returns the plugin, with an allocator if the operator lets Prebind allocate
-// DeviceClasses.
-func build(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
-	args, err := framework.ArgumentsAs[*Arguments](a)
-	if err != nil {
-		return nil, err
-	}
-	options := Options{
-		Cached: h.Cached, Live: h.Live, Writer: h.Writer, Status: h.Status, Changes: h.Changes, Clock: h.Clock, Domain: framework.Domain,
-		BindingTimeout: args.BindingTimeout,
-	}
-	if len(args.Allocate) > 0 {
-		owned, err := NewOwnedClasses(OwnedOptions{
-			Classes: args.Allocate, Cached: h.Cached, Live: h.Live, Writer: h.Writer, Status: h.Status, Clock: h.Clock, Namespace: h.Namespace,
-		})
-		if err != nil {
-			return nil, err
-		}
-		options.Allocator = owned
-	}
-	return New(options)
 }
 
 // Arguments of the plugin.
 type Arguments struct {
 	// BindingTimeout is how long after its allocation a claim's binding conditions may
-	// take to become true.
+	// take to become true, as the bindingTimeout of kube-scheduler's DynamicResourcesArgs.
 	BindingTimeout time.Duration `yaml:"bindingTimeout"`
 	// Allocate are the DeviceClasses whose claims Prebind allocates.
 	Allocate []string `yaml:"allocate"`

@@ -18,23 +18,23 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// scene is what an allocation for one node chooses from: the pools with devices for
-// the node, and who has devices of them. Its size depends on those pools alone, and
-// not on the rest of the cluster.
+// scene is what an allocation for one node chooses from: the pools with devices for the
+// node, and the claims that have devices of them. Its size depends on those pools alone,
+// and not on the rest of the cluster.
 type scene struct {
 	pools []poolID
-	// slices are all of the pools, by the cache: the allocator has to know whether a pool
-	// is complete.
+	// slices are all slices of the pools in the cache: the allocator has to know whether a
+	// pool is complete.
 	slices []*resourcev1.ResourceSlice
-	// claims are those that have devices of the pools by the cache.
+	// claims are those that have devices of the pools according to the cache.
 	claims []*resourcev1.ResourceClaim
 	// records are those of the pools, as the API server has them.
 	records []*poolRecord
 }
 
-// sceneOf reads the scene. A record that cannot be decoded is an error: anybody may
-// hold the devices.
-func (a *OwnedClasses) sceneOf(ctx context.Context, node *corev1.Node) (*scene, error) {
+// sceneOf reads the scene. A record that cannot be decoded is an error, because any claim
+// may hold the devices.
+func (a *allocator) sceneOf(ctx context.Context, node *corev1.Node) (*scene, error) {
 	s := &scene{}
 	found := sets.New[poolID]()
 	for _, name := range []string{node.Name, ""} {
@@ -57,7 +57,7 @@ func (a *OwnedClasses) sceneOf(ctx context.Context, node *corev1.Node) (*scene, 
 		}
 		s.slices = append(s.slices, list...)
 		var held resourcev1.ResourceClaimList
-		if err := a.o.Cached.List(ctx, &held, client.MatchingFields{heldIndex: id.key()}, client.UnsafeDisableDeepCopy); err != nil {
+		if err := a.h.Cached.List(ctx, &held, client.MatchingFields{heldIndex: id.key()}, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, err
 		}
 		for i := range held.Items {
@@ -72,9 +72,9 @@ func (a *OwnedClasses) sceneOf(ctx context.Context, node *corev1.Node) (*scene, 
 	return s, err
 }
 
-func (a *OwnedClasses) slicesBy(ctx context.Context, field, value string) ([]*resourcev1.ResourceSlice, error) {
+func (a *allocator) slicesBy(ctx context.Context, field, value string) ([]*resourcev1.ResourceSlice, error) {
 	var list resourcev1.ResourceSliceList
-	if err := a.o.Cached.List(ctx, &list, client.MatchingFields{field: value}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := a.h.Cached.List(ctx, &list, client.MatchingFields{field: value}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	found := make([]*resourcev1.ResourceSlice, 0, len(list.Items))
@@ -84,8 +84,8 @@ func (a *OwnedClasses) slicesBy(ctx context.Context, field, value string) ([]*re
 	return found, nil
 }
 
-// serves says whether the slice may have devices for the node. Where that cannot be
-// said, the allocator reports why.
+// serves says whether the slice may have devices for the node. If that cannot be decided,
+// the allocator reports why.
 func serves(slice *resourcev1.ResourceSlice, node *corev1.Node) bool {
 	matches := func(name *string, all *bool, selector *corev1.NodeSelector) bool {
 		ok, err := structured.NodeMatches(features, node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
@@ -97,8 +97,8 @@ func serves(slice *resourcev1.ResourceSlice, node *corev1.Node) bool {
 	return matches(slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector)
 }
 
-// sightings are claims as the API server had them when this allocation read them; nil
-// for one that does not exist any more.
+// sightings are claims as this allocation read them from the API server, by UID; nil for
+// one that does not exist any more.
 type sightings map[types.UID]*resourcev1.ResourceClaim
 
 // standing is whether a device is in use.
@@ -107,9 +107,9 @@ type standing int
 const (
 	// unknown: the records or the cache say that it is.
 	unknown standing = iota
-	// inUse: the API server said so to this allocation.
+	// inUse: this allocation has seen it in the API server.
 	inUse
-	// free: whoever had it does not have it any more.
+	// free: the claim that had it does not have it any more.
 	free
 )
 
@@ -124,8 +124,8 @@ func (s sightings) entry(e entry, device deviceID) standing {
 	case devicesOf(claim.Status.Allocation).Has(device):
 		return inUse
 	case e.Version == "":
-		// An earlier version of Prebind goes by the mark.
-		if claim.Status.Allocation == nil && markedBy(claim, e.Attempt) {
+		// An earlier version of Prebind wrote the entry. It decides by the mark.
+		if claim.Status.Allocation == nil && markedByAttempt(claim, e.Attempt) {
 			return inUse
 		}
 		return free
@@ -133,15 +133,15 @@ func (s sightings) entry(e entry, device deviceID) standing {
 	order, err := resourceversion.CompareResourceVersion(e.Version, claim.ResourceVersion)
 	switch {
 	case err != nil || order < 0:
-		return free // No write on the condition of that version can come about any more.
+		return free // A write that requires that version can only fail.
 	case order == 0:
 		return inUse
 	default:
-		return unknown // The entry is younger than the sight of the claim.
+		return unknown // The entry is newer than what was seen of the claim.
 	}
 }
 
-// claim decides on a device that the claim has by the cache.
+// claim decides on a device that the claim has according to the cache.
 func (s sightings) claim(cached *resourcev1.ResourceClaim, device deviceID) standing {
 	claim, seen := s[cached.UID]
 	switch {
@@ -164,18 +164,18 @@ type suspect struct {
 	name types.NamespacedName
 }
 
-// occupation is who has devices of the scene.
+// occupation says which devices of the scene are in use.
 type occupation struct {
 	// certain are the devices that are in use, and taken those that may be.
 	certain, taken sets.Set[deviceID]
-	// suspects are those to look at, by device, where it is not certain.
+	// suspects are the claims to look at, by device, if it is not certain.
 	suspects map[deviceID][]suspect
 	// contested says that another attempt has taken devices for the claim itself.
 	contested bool
 }
 
-// occupied finds out who has devices, other than the attempt at the claim. It takes
-// time in proportion to the devices of the scene.
+// occupied decides which devices are in use, by others than the attempt for the claim. Its
+// time is proportional to the devices of the scene.
 func (s *scene) occupied(claim *resourcev1.ResourceClaim, attempt string, seen sightings) occupation {
 	o := occupation{certain: sets.New[deviceID](), taken: sets.New[deviceID](), suspects: map[deviceID][]suspect{}}
 	note := func(device deviceID, is standing, who suspect) {

@@ -143,12 +143,12 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 		r := newAllocating(t, s)
 		node := &corev1.Node{}
 		require.NoError(t, s.get(client.ObjectKey{Name: fmt.Sprintf("node-%d", rng.Intn(4))}, node))
-		scene, err := r.owned.sceneOf(t.Context(), node)
+		scene, err := r.allocator.sceneOf(t.Context(), node)
 		require.NoError(t, err)
-		got, err := r.owned.fit(t.Context(), node, wanted, scene.slices, scene.occupied(wanted, "here-1", sightings{}).taken)
+		got, err := r.allocator.fit(t.Context(), node, wanted, scene.slices, scene.occupied(wanted, "here-1", sightings{}).taken)
 		require.NoError(t, err)
 		all, taken := everything(t, s, wanted.UID, "here-1")
-		want, err := r.owned.fit(t.Context(), node, wanted, all, taken)
+		want, err := r.allocator.fit(t.Context(), node, wanted, all, taken)
 		require.NoError(t, err)
 		require.Equal(t, want, got, "seed %d", seed)
 		if got != nil {
@@ -210,7 +210,7 @@ func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 			return nil
 		}
 		claim := s.claim("c0")
-		_, err := r.owned.Allocate(t.Context(), bind(pods[0], "node-a", "here-1"), claim)
+		_, err := r.allocator.allocate(t.Context(), bind(pods[0], "node-a", "here-1"), claim)
 		require.ErrorContains(t, err, "nothing that is free")
 		return claims
 	}

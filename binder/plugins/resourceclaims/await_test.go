@@ -34,7 +34,7 @@ func begin(ctx context.Context, t *testing.T, pod *corev1.Pod, objects ...client
 	t.Helper()
 	s := newAPI(append(objects, gen.Node("node-a"), deviceClass(), pod)...)
 	w := &waiting{replica: newAllocating(t, s), bc: bind(pod, "node-a", "here-1"), result: make(chan error, 1)}
-	w.began = w.o.Clock.Now()
+	w.began = w.h.Clock.Now()
 	go func() { w.result <- w.PreBind(ctx, w.bc) }()
 	synctest.Wait()
 	return w
@@ -89,7 +89,7 @@ func TestWaitForConditions(t *testing.T) {
 		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: framework.KindRefuse, then: func(w *waiting) { w.api.Remove(theClaim("c")) }},
 		"Ends":     {reason: "the claim is being deleted", refuse: "being deleted", kind: framework.KindRefuse, then: func(w *waiting) { w.api.change("c", "", meta1(gen.Terminating())) }},
 		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: framework.KindStale, then: func(w *waiting) { w.api.Remove(w.bc.Pod) }},
-		"PodBound": {reason: "it is bound elsewhere", refuse: "bound to the node node-b", kind: framework.KindStale, then: func(w *waiting) { w.api.Put(bound(w.bc.Pod, "node-b")) }},
+		"PodBound": {reason: "it is bound elsewhere", refuse: "bound elsewhere", kind: framework.KindStale, then: func(w *waiting) { w.api.Put(bound(w.bc.Pod, "node-b")) }},
 		"Unreserved": {reason: "the scheduler took the reservation back: it is reserved again", then: func(w *waiting) {
 			w.api.change("c", "kube-scheduler", unreserve)
 			w.api.change("c", "driver", set(yes))
@@ -113,7 +113,7 @@ func TestWaitForConditions(t *testing.T) {
 				if tc.refuse == "" {
 					require.NoError(t, err, tc.reason)
 					assert.Equal(t, []string{"web"}, users(w.api.claim("c")))
-					require.NoError(t, w.Confirm(t.Context(), nil, w.bc))
+					require.NoError(t, w.confirm(t.Context(), w.bc))
 					return
 				}
 				require.ErrorContains(t, err, tc.refuse, tc.reason)

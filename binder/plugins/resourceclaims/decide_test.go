@@ -14,6 +14,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -55,7 +56,7 @@ func full(claim *resourcev1.ResourceClaim) {
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestAssess(t *testing.T) {
 	inZone := gen.Node("node-a", gen.Zone("z1"))
 	cases := map[string]struct {
 		reason string
@@ -99,14 +100,15 @@ func TestJudge(t *testing.T) {
 			if pod == nil {
 				pod = thePod("web")
 			}
-			j, err := judge(pod, inZone, tc.ref, theClaim("c", tc.claim...), period{timeout: timeout, began: now, now: now})
+			b := basis{pod: pod, node: inZone, attempt: "here-1", classes: sets.New(class), timeout: timeout, since: now, now: now}
+			a, err := b.assess(tc.ref, theClaim("c", tc.claim...))
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, j.state, tc.reason)
+			assert.Equal(t, tc.want, a.state, tc.reason)
 		})
 	}
 }
@@ -192,39 +194,54 @@ func TestConditions(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
-			j, err := judge(thePod("web"), gen.Node("node-a"), reference{}, claim, period{timeout: timeout, began: now.Add(-tc.began), now: now})
+			b := basis{pod: thePod("web"), node: gen.Node("node-a"), attempt: "here-1", timeout: timeout, since: now.Add(-tc.began), now: now}
+			a, err := b.assess(reference{}, claim)
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, j.state, tc.reason)
-			assert.Contains(t, j.waits, tc.waits, tc.reason)
+			assert.Equal(t, tc.want, a.state, tc.reason)
+			assert.Contains(t, a.waits, tc.waits, tc.reason)
 			if tc.want == unready {
-				assert.True(t, j.until.After(now), "it is given up some time")
+				assert.True(t, a.until.After(now), "it is given up some time")
 			}
 		})
 	}
 }
 
-func TestSurveyWords(t *testing.T) {
+func TestReadiness(t *testing.T) {
+	b := basis{pod: thePod("web", uses("a", "b")), node: gen.Node("node-a"), attempt: "here-1", classes: sets.New(class), timeout: timeout, since: now, now: now}
+	_, err := b.readiness(claims{"a": theClaim("a"), "b": nil})
+	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
+	require.ErrorContains(t, err, "ResourceClaim default/b: the claim does not exist")
+	_, err = b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", ofOtherClass)})
+	require.ErrorContains(t, err, `"tpu"`, "one claim is enough")
+	r, err := b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})
+	require.NoError(t, err)
+	assert.Len(t, r.in(unallocated), 1)
+	assert.Len(t, r.in(borrowed), 1, "the reservation is another attempt's")
+}
+
+func TestReadiness_Words(t *testing.T) {
 	claim := func(name string) *resourcev1.ResourceClaim { return theClaim(name) }
-	s := survey{pod: thePod("web"), unmade: []reference{{of: "gpu", generated: true}}, claims: []judgement{
-		{claim: claim("a"), state: unallocated}, {claim: claim("b"), state: unreserved}, {claim: claim("c"), state: borrowed},
+	r := readiness{basis: basis{pod: thePod("web"), node: gen.Node("node-a")}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
+		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unallocated}, {claim: claim("c"), state: borrowed},
 		{claim: claim("d"), state: unready, waits: "the switch", until: now.Add(time.Hour)}, {claim: claim("e"), state: ready},
 		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},
 	}}
-	assert.False(t, s.done())
-	assert.Equal(t, now.Add(time.Minute), s.until(), "the first one that is given up")
-	assert.Len(t, s.intents("node-a"), 6, "all but the one that is ready")
-	about, what := s.waitsFor()
-	assert.Equal(t, podObject(thePod("web")), about)
-	assert.Contains(t, what, `"gpu"`)
-	s.unmade, s.claims = nil, s.claims[3:]
-	about, what = s.waitsFor()
-	assert.Equal(t, claimObject("default", "d"), about)
-	assert.Equal(t, "the switch", what)
-	assert.True(t, survey{claims: s.claims[1:2]}.done())
-	assert.True(t, survey{}.until().IsZero(), "nothing is given up where nothing waits")
+	assert.False(t, r.done())
+	assert.Len(t, r.intents(), 6, "all but the one that is ready")
+	assert.Empty(t, r.toTake(), "nothing is reserved for a pod that may have to wait for long")
+	waits := r.waits()
+	require.Len(t, waits, 3)
+	assert.Equal(t, podObject(thePod("web")), waits[0].Object)
+	assert.Contains(t, waits[0].For, `"gpu"`)
+	assert.Equal(t, framework.Waiting{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, waits[1], "until the first claim is rejected")
+	r.unmade = nil
+	require.Len(t, r.toTake(), 3)
+	assert.Equal(t, unallocated, r.toTake()[0].state, "devices come first")
+	assert.True(t, readiness{claims: r.claims[4:5]}.done())
+	assert.Empty(t, readiness{}.waits())
 }

@@ -1,0 +1,353 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// state says what a claim still needs before the pod can be bound.
+type state string
+
+const (
+	// unallocated: the claim has no devices, and Prebind may allocate them.
+	unallocated state = "unallocated"
+	// unreserved: the claim is allocated for the node, but not reserved for the pod.
+	unreserved state = "unreserved"
+	// borrowed: another attempt at the pod's bind has reserved the claim. It removes the
+	// reservation when it fails, unless this attempt marks the claim as well.
+	borrowed state = "borrowed"
+	// unready: the claim is reserved, and a binding condition is not true yet.
+	unready state = "unready"
+	// ready: the claim needs nothing.
+	ready state = "ready"
+)
+
+// assessment is the decision on one claim.
+type assessment struct {
+	ref   reference
+	claim *resourcev1.ResourceClaim
+	state state
+	// waits is the condition that an unready claim waits for.
+	waits string
+	// until is when an unready claim is rejected.
+	until time.Time
+}
+
+// basis is everything that a decision depends on, besides the claims.
+type basis struct {
+	pod     *corev1.Pod
+	node    *corev1.Node
+	attempt string
+	// classes are the DeviceClasses that Prebind allocates; empty for none.
+	classes sets.Set[string]
+	// timeout is how long binding conditions may take to become true.
+	timeout time.Duration
+	// since is when the bind began to wait. It counts for claims without an
+	// allocationTimestamp.
+	since, now time.Time
+}
+
+// readiness is the decision on all claims of a pod.
+type readiness struct {
+	basis
+	// unmade are the references to claims of templates that do not exist yet.
+	unmade []reference
+	claims []assessment
+}
+
+// readiness decides on the pod's claims, which are in all by name. An error rejects the
+// bind to this node.
+func (b basis) readiness(all claims) (readiness, error) {
+	r := readiness{basis: b}
+	refs, err := references(b.pod)
+	if err != nil {
+		return r, err
+	}
+	for _, ref := range refs {
+		if ref.claim == "" {
+			r.unmade = append(r.unmade, ref)
+			continue
+		}
+		if all[ref.claim] == nil {
+			return r, noSuchClaim(b.pod.Namespace, ref.claim)
+		}
+		a, err := b.assess(ref, all[ref.claim])
+		if err != nil {
+			return r, err
+		}
+		r.claims = append(r.claims, a)
+	}
+	return r, nil
+}
+
+func noSuchClaim(namespace, name string) *framework.Error {
+	return framework.Refuse(claimObject(namespace, name), "the claim does not exist").Advise("create it, or correct the pod")
+}
+
+// assess decides on one claim. An error rejects the bind to this node.
+func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessment, error) {
+	about := claimObject(claim.Namespace, claim.Name)
+	a := assessment{ref: ref, claim: claim}
+	if claim.DeletionTimestamp != nil {
+		return a, framework.Refuse(about, "the claim is being deleted").Advise("create it again, or correct the pod")
+	}
+	if ref.generated {
+		if err := madeFor(b.pod, claim); err != nil {
+			return a, framework.Refuse(about, "the claim was not made for this pod").Because(err).
+				Advise("delete it: kube-controller-manager creates the pod's own claim")
+		}
+	}
+	if claim.Status.Allocation == nil {
+		a.state = unallocated
+		return a, b.allocatable(ref, claim)
+	}
+	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.node); err != nil {
+		return a, framework.Refuse(about, "the nodes of its allocation cannot be read: %v", err).Because(err)
+	} else if !fits {
+		return a, framework.Refuse(about, "its devices cannot be used on the node %s", b.node.Name).
+			Advise("bind the pod to a node that its allocation admits")
+	}
+	if !resourceclaim.IsReservedForPod(b.pod, claim, true) {
+		a.state = unreserved
+		return a, reservable(b.pod, ref, claim)
+	}
+	if err := b.conditions(&a); err != nil {
+		return a, err
+	}
+	if claim.Annotations[markKey(b.pod.UID, b.attempt)] == "" && reservedFor(claim, b.pod.UID) && markedByOthers(claim, b.pod.UID, b.attempt) {
+		a.state = borrowed
+	}
+	return a, nil
+}
+
+// allocatable returns why Prebind may not allocate the claim, or nil.
+func (b basis) allocatable(ref reference, claim *resourcev1.ResourceClaim) error {
+	about := claimObject(claim.Namespace, claim.Name)
+	const advice = "use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate"
+	switch {
+	case ref.extended:
+		return framework.Refuse(about, "the claim stands for extended resources and has no devices; only the scheduler that created it allocates it").
+			Advise("check why the scheduler did not allocate it")
+	case ref.ofPodGroup(b.pod, claim):
+		return framework.Refuse(about, "the claim is the PodGroup's and has no devices; only a scheduler that supports PodGroups allocates it").
+			Advise("check why the scheduler did not allocate it")
+	case len(b.classes) == 0:
+		return framework.Refuse(about, "the claim has no devices: the scheduler has not allocated it").Advise(advice)
+	}
+	if err := owns(b.classes, claim); err != nil {
+		return framework.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).Advise(advice)
+	}
+	return nil
+}
+
+// owns returns why a claim is not Prebind's to allocate, or nil: each of its requests
+// has to be of one of the classes, and for whole devices.
+func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
+	check := func(request, class string, admin *bool, capacity *resourcev1.CapacityRequirements) error {
+		switch {
+		case !classes.Has(class):
+			return fmt.Errorf("its request %q is of the DeviceClass %q, and Prebind allocates only %s", request, class, strings.Join(sets.List(classes), ", "))
+		case ptr.Deref(admin, false):
+			return fmt.Errorf("its request %q asks for admin access", request)
+		case capacity != nil:
+			return fmt.Errorf("its request %q asks for a part of a device's capacity", request)
+		default:
+			return nil
+		}
+	}
+	if len(claim.Spec.Devices.Requests) == 0 {
+		return errors.New("it requests nothing")
+	}
+	for _, r := range claim.Spec.Devices.Requests {
+		if r.Exactly != nil {
+			if err := check(r.Name, r.Exactly.DeviceClassName, r.Exactly.AdminAccess, r.Exactly.Capacity); err != nil {
+				return err
+			}
+		}
+		for _, sub := range r.FirstAvailable {
+			if err := check(r.Name+"/"+sub.Name, sub.DeviceClassName, nil, sub.Capacity); err != nil {
+				return err
+			}
+		}
+		if r.Exactly == nil && len(r.FirstAvailable) == 0 {
+			return fmt.Errorf("its request %q is of an unknown kind", r.Name)
+		}
+	}
+	return nil
+}
+
+// admits says whether the allocation's devices can be used on the node. An allocation
+// without a selector is for every node.
+func admits(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
+	if selector == nil {
+		return true, nil
+	}
+	parsed, err := nodeaffinity.NewNodeSelector(selector)
+	if err != nil {
+		return false, err
+	}
+	return parsed.Match(node), nil
+}
+
+// reservable returns why an allocated claim cannot be reserved for the pod, or nil.
+func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
+	about := claimObject(claim.Namespace, claim.Name)
+	switch {
+	case ref.extended:
+		return framework.Refuse(about, "the claim stands for extended resources and is not reserved for the pod; only the scheduler that created it reserves it").
+			Advise("check why the scheduler did not reserve it")
+	case ref.ofPodGroup(pod, claim):
+		return framework.Refuse(about, "the claim is the PodGroup's and not reserved for it; only a scheduler that supports PodGroups reserves it").
+			Advise("check why the scheduler did not reserve it")
+	case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
+		return framework.Refuse(about, "the claim is reserved for %d pods already, and no more are possible", len(claim.Status.ReservedFor)).
+			Advise("use another claim")
+	default:
+		return nil
+	}
+}
+
+// conditions decides whether the binding conditions of a reserved claim are true
+// (KEP-5007). It follows DynamicResources: a failure condition that is true, or the end
+// of the time since the allocation, rejects the bind. It checks the failure conditions
+// of all devices first.
+func (b basis) conditions(a *assessment) error {
+	about := claimObject(a.claim.Namespace, a.claim.Name)
+	a.state = ready
+	for i := range a.claim.Status.Allocation.Devices.Results {
+		result := &a.claim.Status.Allocation.Devices.Results[i]
+		if len(result.BindingConditions) == 0 {
+			continue
+		}
+		status := deviceStatus(a.claim, result)
+		for _, name := range result.BindingFailureConditions {
+			if failed := apimeta.FindStatusCondition(status.Conditions, name); failed != nil && failed.Status == "True" {
+				return framework.Refuse(about, "the device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
+					Advise("see the driver %s; the claim has to be allocated anew", result.Driver)
+			}
+		}
+		for _, name := range result.BindingConditions {
+			if a.state == ready && !apimeta.IsStatusConditionTrue(status.Conditions, name) {
+				a.state = unready
+				a.waits = fmt.Sprintf("the condition %s of the device %s, which its driver %s sets", name, deviceName(result), result.Driver)
+			}
+		}
+	}
+	if a.state == ready {
+		return nil
+	}
+	since := b.since
+	if at := a.claim.Status.Allocation.AllocationTimestamp; at != nil {
+		since = at.Time
+	}
+	a.until = since.Add(b.timeout)
+	if !b.now.Before(a.until) {
+		return framework.Refuse(about, "its allocation is older than %s, and it is still waiting for %s", b.timeout, a.waits).
+			Advise("see the driver; the claim has to be allocated anew")
+	}
+	return nil
+}
+
+// deviceStatus returns what the driver reports of an allocated device; empty if it
+// reports nothing.
+func deviceStatus(claim *resourcev1.ResourceClaim, result *resourcev1.DeviceRequestAllocationResult) resourcev1.AllocatedDeviceStatus {
+	for _, status := range claim.Status.Devices {
+		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device && sameShare(status.ShareID, result) {
+			return status
+		}
+	}
+	return resourcev1.AllocatedDeviceStatus{}
+}
+
+func sameShare(id *string, result *resourcev1.DeviceRequestAllocationResult) bool {
+	if id == nil || result.ShareID == nil {
+		return id == nil && result.ShareID == nil
+	}
+	return *id == string(*result.ShareID)
+}
+
+func deviceName(result *resourcev1.DeviceRequestAllocationResult) string {
+	return result.Driver + "/" + result.Pool + "/" + result.Device
+}
+
+// done says whether the pod can be bound.
+func (r readiness) done() bool { return len(r.unmade) == 0 && len(r.in(ready)) == len(r.claims) }
+
+// in returns the claims in one of these states.
+func (r readiness) in(wanted ...state) []assessment {
+	var found []assessment
+	for _, a := range r.claims {
+		for _, state := range wanted {
+			if a.state == state {
+				found = append(found, a)
+			}
+		}
+	}
+	return found
+}
+
+// toTake returns the claims that PreBind has to allocate or to reserve, in this order.
+// There are none while a claim of the pod does not exist: nothing is reserved for a pod
+// that may have to wait for long.
+func (r readiness) toTake() []assessment {
+	if len(r.unmade) > 0 {
+		return nil
+	}
+	return append(r.in(unallocated), r.in(unreserved, borrowed)...)
+}
+
+// waits returns everything that has to be waited for. Each Waiting ends when the first
+// claim is rejected.
+func (r readiness) waits() []framework.Waiting {
+	var all []framework.Waiting
+	until := time.Time{}
+	for _, ref := range r.unmade {
+		all = append(all, framework.Waiting{Object: podObject(r.pod), For: ref.missing()})
+	}
+	for _, a := range r.in(unready) {
+		all = append(all, framework.Waiting{Object: claimObject(a.claim.Namespace, a.claim.Name), For: a.waits})
+		if until.IsZero() || a.until.Before(until) {
+			until = a.until
+		}
+	}
+	for i := range all {
+		all[i].Until = until
+	}
+	return all
+}
+
+// intents are the sentences about what PreBind would do.
+func (r readiness) intents() []string {
+	var all []string
+	for _, ref := range r.unmade {
+		all = append(all, "wait for "+ref.missing())
+	}
+	for _, a := range r.claims {
+		about := claimObject(a.claim.Namespace, a.claim.Name)
+		switch a.state {
+		case unallocated:
+			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s, and reserve it for the pod", r.node.Name, about))
+		case unreserved, borrowed:
+			all = append(all, fmt.Sprintf("reserve %s for the pod", about))
+		case unready:
+			all = append(all, "wait for "+a.waits)
+		case ready:
+		}
+	}
+	return all
+}

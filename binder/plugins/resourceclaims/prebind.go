@@ -1,0 +1,220 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"strings"
+	"time"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// What the plugin may do. Since Kubernetes 1.36 a change of reservations or
+// allocations requires the permission for resourceclaims/binding as well, with the verb
+// of the request, in all namespaces.
+//
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/status,verbs=patch
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/binding,verbs=patch
+
+// reserveTries is how often the plugin tries a reservation that the API server rejects
+// although the claim seems to allow it.
+const reserveTries = 5
+
+// PreBind allocates and reserves the claims for the pod, and waits for their binding
+// conditions.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	since := p.h.Clock.Now()
+	for {
+		var r readiness
+		err := framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (_ framework.Waiting, err error) {
+			if r, err = p.look(ctx, reader, bc, since); err != nil || r.done() || len(r.toTake()) > 0 {
+				return framework.Waiting{}, err
+			}
+			return r.waits()[0], nil
+		})
+		if err != nil || r.done() {
+			return err
+		}
+		for _, a := range r.toTake() {
+			if err := p.take(ctx, bc, r.basis, a.ref); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// look decides on the claims as the reader has them now, for a bind that waits since
+// then.
+func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext, since time.Time) (readiness, error) {
+	pod, node, err := framework.Present(ctx, reader, bc)
+	if err != nil {
+		return readiness{}, err
+	}
+	b := p.basis(bc)
+	b.pod, b.node, b.since, b.now = pod, node, since, p.h.Clock.Now()
+	refs, err := references(pod)
+	if err != nil {
+		return readiness{}, err
+	}
+	all, err := readClaims(ctx, reader, bc, refs)
+	if err != nil {
+		return readiness{}, err
+	}
+	return b.readiness(all)
+}
+
+// take marks the claim, allocates it if it has no devices, and reserves it for the pod.
+// It decides by the claim in the API server.
+func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, ref reference) error {
+	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
+	for left := reserveTries; err == nil; {
+		remember(bc, ref.claim, claim)
+		a, rejected := b.assess(ref, claim)
+		switch {
+		case rejected != nil || a.state == unready || a.state == ready:
+			return rejected
+		case markOn(bc, claim) == "":
+			claim, err = p.mark(ctx, bc, claim)
+		case a.state == unallocated:
+			claim, err = p.allocator.allocate(ctx, bc, claim)
+		default:
+			left--
+			claim, err = p.reserve(ctx, bc, claim, left > 0)
+		}
+	}
+	return err
+}
+
+// live returns the claim as the API server has it.
+func (p *Plugin) live(ctx context.Context, namespace, name string) (*resourcev1.ResourceClaim, error) {
+	claim, err := framework.Get(ctx, p.h.Live, &resourcev1.ResourceClaim{}, namespace, name)
+	if err == nil && claim == nil {
+		return nil, noSuchClaim(namespace, name)
+	}
+	return claim, err
+}
+
+// writtenBy returns what the attempt has written; the caller does not change it.
+func writtenBy(bc *framework.BindContext) claims {
+	had, err := written.Get(bc)
+	if err != nil {
+		return nil // Nothing yet.
+	}
+	return had
+}
+
+// remember notes that the attempt writes the claim, or the API server's answer.
+func remember(bc *framework.BindContext, name string, claim *resourcev1.ResourceClaim) {
+	all := maps.Clone(writtenBy(bc))
+	if all == nil {
+		all = claims{}
+	}
+	all[name] = claim
+	written.Set(bc, all)
+}
+
+// markOn returns the value of the attempt's mark on the claim, or "".
+func markOn(bc *framework.BindContext, claim *resourcev1.ResourceClaim) string {
+	return claim.Annotations[markKey(bc.Pod.UID, bc.Attempt)]
+}
+
+// mark marks the claim with the attempt and returns it as it is then.
+func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	key, value := markKey(bc.Pod.UID, bc.Attempt), mark{Pod: bc.Pod.Name, Node: bc.Node.Name}.encode()
+	if err := roomFor(claim, key, value); err != nil {
+		return nil, err
+	}
+	remember(bc, claim.Name, nil)
+	marked := claim.DeepCopy()
+	err := p.h.Writer.Patch(ctx, marked, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
+		"uid":         claim.UID,
+		"annotations": map[string]any{key: value},
+	}}), fieldOwner)
+	if apierrors.IsInvalid(err) {
+		// It has another UID.
+		return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "the claim was deleted and created again").Because(err).Advise("repeat the Binding")
+	}
+	if err != nil {
+		return nil, failedWrite(claim, "marking it for this bind", err)
+	}
+	return marked, nil
+}
+
+// roomFor returns why the claim cannot have one more mark, or nil. Its annotations are
+// the tenant's, and the API server limits their size.
+func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
+	about := claimObject(claim.Namespace, claim.Name)
+	if _, had := claim.Annotations[key]; !had && len(markKeys(claim)) >= maxMarks {
+		return framework.Wait(about, "%d marks %s* are on the claim, and Prebind adds no more", maxMarks, markPrefix).
+			Advise("repeat the Binding: Prebind removes marks that nothing belongs to")
+	}
+	size := len(key) + len(value)
+	for k, v := range claim.Annotations {
+		size += len(k) + len(v)
+	}
+	if size > validation.TotalAnnotationSizeLimitB {
+		return framework.Refuse(about, "its annotations leave no room for the mark of this bind: together they may have %d bytes", validation.TotalAnnotationSizeLimitB).
+			Advise("remove annotations from the claim")
+	}
+	return nil
+}
+
+// reserve adds the pod to the reservations of the claim, on the condition that the claim
+// still has this attempt's mark: a write that arrives after the roll-back must not leave
+// a reservation behind. The patch names nothing else of the claim, so that many pods
+// reserve it at the same time. If the claim has changed and may be tried again, reserve
+// returns it as it is then.
+func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, again bool) (*resourcev1.ResourceClaim, error) {
+	key := markKey(bc.Pod.UID, bc.Attempt)
+	consumer := resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: bc.Pod.Name, UID: bc.Pod.UID}
+	steps := []map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": claim.UID},
+		{"op": "test", "path": "/metadata/annotations/" + strings.ReplaceAll(key, "/", "~1"), "value": claim.Annotations[key]},
+	}
+	if len(claim.Status.ReservedFor) == 0 {
+		steps = append(steps,
+			map[string]any{"op": "test", "path": "/status/reservedFor", "value": nil},
+			map[string]any{"op": "add", "path": "/status/reservedFor", "value": []any{consumer}})
+	} else {
+		steps = append(steps, map[string]any{"op": "add", "path": "/status/reservedFor/-", "value": consumer})
+	}
+	reserved := claim.DeepCopy()
+	err := p.h.Status.Status().Patch(ctx, reserved, patch(types.JSONPatchType, steps), fieldOwner)
+	switch {
+	case err == nil:
+		return reserved, nil
+	case again && (apierrors.IsInvalid(err) || apierrors.IsConflict(err)):
+		return p.live(ctx, claim.Namespace, claim.Name)
+	default:
+		return nil, failedWrite(claim, "reserving it for the pod", err)
+	}
+}
+
+// failedWrite returns the answer for a write that the API server rejected.
+func failedWrite(claim *resourcev1.ResourceClaim, doing string, err error) error {
+	about := claimObject(claim.Namespace, claim.Name)
+	if apierrors.IsNotFound(err) {
+		return framework.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+	}
+	return framework.FromAPI(about, doing, err).Advise("check whether Prebind has the permissions of config/webhook/plugins/resource-claims")
+}
+
+// patch returns a patch of values that can always be encoded.
+func patch(kind types.PatchType, content any) client.Patch {
+	encoded, err := json.Marshal(content)
+	if err != nil {
+		encoded = []byte("{}")
+	}
+	return client.RawPatch(kind, encoded)
+}
