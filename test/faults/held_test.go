@@ -40,7 +40,7 @@ const (
 // Prebind's own only the first of these.
 var more = map[string]int{
 	// The replica has become the leader.
-	own + "binder.(*Sweeper).Run": 1,
+	own + "binder/recovery.(*Sweeper).Run": 1,
 
 	// Connections to the API server: one that is idle ends after 90 s.
 	"net/http.(*persistConn).readLoop":  6,
@@ -59,7 +59,7 @@ var more = map[string]int{
 }
 
 // observer is what the sweeper runs beside its sweeps.
-const observer = own + "binder.(*Sweeper).Run.func1"
+const observer = own + "binder/recovery.(*Sweeper).Run.func1"
 
 // mayGrow is how many more of the kind there may be. A call that a server is at is not
 // the server's, but Prebind's.
