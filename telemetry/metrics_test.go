@@ -53,7 +53,7 @@ func TestRecorder_Decided(t *testing.T) {
 		for _, metric := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion"}, l.GetName(), "no pod, node or namespace is a label")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "reason"}, l.GetName(), "no pod, node or namespace is a label")
 				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
 				labels[l.GetName()] = l.GetValue()
 			}

@@ -1,9 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry records what Prebind does as metrics and traces. One Recorder has
-// all metrics that are named prebind_…, except those of the certificates, and makes all
-// spans.
+// Package telemetry shows what Prebind does: one Recorder has all metrics that are named
+// prebind_… and makes all spans, and the debug server shows the state of a replica.
 package telemetry
 
 import (
@@ -30,6 +29,8 @@ import (
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -51,9 +52,11 @@ type Options struct {
 	Clock clock.PassiveClock
 	// Version of the program.
 	Version string
-	// Plugins and Refusals are the values of labels for which counters of failures exist
-	// from the start: an alert on their increase would miss the first one otherwise.
-	Plugins, Refusals []string
+	// Plugins are those that are compiled in. Their counters of failures exist from the
+	// start, so that an alert on an increase does not miss the first failure.
+	Plugins []string
+	// Certificates are registered as well; nil for none.
+	Certificates *certificates.Metrics
 	// Traces makes spans; nil for none.
 	Traces *Traces
 }
@@ -89,21 +92,20 @@ func New(o Options) (*Recorder, error) {
 			r.swept.WithLabelValues(plugin, verdict, failed)
 		}
 	}
-	for _, reason := range o.Refusals {
+	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	return r, Register(o.Registry, append(r.all, r.readyGauge(), newStats(func() binder.Stats { return r.stats() }))...)
-}
-
-// Register registers collectors.
-func Register(registry prometheus.Registerer, collectors ...prometheus.Collector) error {
+	all := append(r.all, r.readyGauge(), newStats(func() binder.Stats { return r.stats() }))
+	if o.Certificates != nil {
+		all = append(all, o.Certificates.Collectors()...)
+	}
 	var problems []error
-	for _, c := range collectors {
-		if err := registry.Register(c); err != nil {
+	for _, c := range all {
+		if err := o.Registry.Register(c); err != nil {
 			problems = append(problems, fmt.Errorf("registering metrics: %w", err))
 		}
 	}
-	return errors.Join(problems...)
+	return r, errors.Join(problems...)
 }
 
 // Show sets where the numbers of an engine and the readiness of the replica come from.

@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -120,4 +121,13 @@ func selected(list []Component, what string, toggles []string) ([]string, error)
 		}
 	}
 	return on, nil
+}
+
+// Summary returns the mode and everything that is switched on, as one line. The
+// configuration must be valid.
+func (c *PrebindConfiguration) Summary() string {
+	list := func(names []string, _ error) string {
+		return cmp.Or(strings.Join(names, ", "), "none")
+	}
+	return fmt.Sprintf("mode %s, mutators %s, PreBind plugins %s", c.Mode, list(c.SelectedMutators()), list(c.SelectedPlugins()))
 }

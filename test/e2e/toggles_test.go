@@ -67,7 +67,7 @@ func testToggleByFile(t *testing.T, w *world) {
 			{"mutators: [\n", "invalid YAML"},
 			{"mutators: []\nplugins: []\n", `config.yaml:4: there is no field "plugins"`},
 			{"prebindPlugins: ['*', volumes]\n", `there is no PreBind plugin "volumes"`},
-			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "the PreBind plugin resource-claims lacks permissions"},
+			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "PreBind plugin resource-claims: the service account lacks permissions"},
 		} {
 			set(bad.config)
 			w.untilMetric(t, "prebind_config_last_reload_successful 0")
