@@ -203,7 +203,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
 	}, arguments)
 	if err == nil && p.Name() != e.Name {
-		err = fmt.Errorf("Name returns %q, want the registered name", p.Name())
+		err = fmt.Errorf("must be named as registered, got %q", p.Name())
 	}
 	return p, err
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,7 +39,7 @@ const (
 	engineItself = "binder"
 	// readByPlugin is the reason of live reads that a plugin asks for.
 	readByPlugin = "plugin"
-	// failed is the result of work that is to be repeated, or was given up.
+	// failed is the result of work that Prebind retries or has given up.
 	failed = "failed"
 	// internal is the result of a step that failed; see runner.Result.
 	internal = "internal"
@@ -48,7 +49,7 @@ const (
 type Options struct {
 	// Registry gets the metrics. Required.
 	Registry prometheus.Registerer
-	// Clock times what the Recorder itself times. Required.
+	// Clock is required.
 	Clock clock.PassiveClock
 	// Version of the program.
 	Version string
@@ -61,8 +62,9 @@ type Options struct {
 	Traces *Traces
 }
 
-// Recorder records the work on binds. No pod, node or namespace is a label of a metric.
-// All methods are safe for concurrent use, except Show, which comes first.
+// Recorder records the work on binds. Labels of metrics never contain pods, nodes or
+// namespaces. All methods are safe for concurrent use, except Show, which must be called
+// first.
 type Recorder struct {
 	metrics
 	clock  clock.PassiveClock
@@ -95,7 +97,7 @@ func New(o Options) (*Recorder, error) {
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	all := append(r.all, r.readyGauge(), newStats(func() binder.Stats { return r.stats() }))
+	all := slices.Concat(r.all, []prometheus.Collector{r.readyGauge(), newStats(func() binder.Stats { return r.stats() })})
 	if o.Certificates != nil {
 		all = append(all, o.Certificates.Collectors()...)
 	}
@@ -108,8 +110,8 @@ func New(o Options) (*Recorder, error) {
 	return r, errors.Join(problems...)
 }
 
-// Show sets where the numbers of an engine and the readiness of the replica come from.
-// Call it before the metrics are served.
+// Show sets the sources of the engine's numbers and of the replica's readiness. Call it
+// before the metrics are served.
 func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
 	r.stats, r.ready = stats, ready
 }
@@ -219,7 +221,7 @@ func (r *Recorder) startStep(ctx context.Context, s runner.Step) (context.Contex
 	return ctx, span
 }
 
-// endStep ends the span of a step. To wait or to reject is not a failure.
+// endStep ends the span of a step. Waiting and rejecting are not failures.
 func endStep(span trace.Span, result string, err error) {
 	defer span.End()
 	span.SetAttributes(resultAttribute.String(result))
@@ -253,7 +255,7 @@ func (r *Recorder) Swept(plugin, verdict string, err error) {
 	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
 }
 
-// RequestRefused counts a request that the webhook did not read to its end.
+// RequestRefused counts a request that the webhook did not read to the end.
 func (r *Recorder) RequestRefused(reason string) { r.refused.WithLabelValues(reason).Inc() }
 
 // ConfigApplied records a new configuration in force.
@@ -266,7 +268,7 @@ func (r *Recorder) ConfigApplied(hash string, at time.Time) {
 	r.successful.Set(1)
 }
 
-// ConfigRefused records a configuration file that is not put in force.
+// ConfigRefused records a configuration file that was rejected.
 func (r *Recorder) ConfigRefused() {
 	r.successful.Set(0)
 	r.reloads.WithLabelValues("refused").Inc()
@@ -316,8 +318,7 @@ func (r *countedReader) List(ctx context.Context, into client.ObjectList, opts .
 	return r.reader.List(ctx, into, opts...)
 }
 
-// count goes by the Go type, which has the name of the kind: the object itself does not
-// know its kind before it is read, unless only its metadata is read.
+// count uses the name of the Go type, because a typed object has no kind before it is read.
 func (r *countedReader) count(into runtime.Object) {
 	kind := into.GetObjectKind().GroupVersionKind().Kind
 	if kind == "" {

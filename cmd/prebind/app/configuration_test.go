@@ -82,24 +82,24 @@ func TestConfigurationSaysWhatIsWrong(t *testing.T) {
 		args            []string
 		want            []string
 	}{
-		"UnknownField":    {reason: "the line, and the known ones", content: "mutator: []\n", want: []string{`FILE:3: there is no field "mutator": the known ones are apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
-		"UnknownPlugin":   {reason: "so it is for the arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: there is no field "devices": the known ones are topology, node-info, node-state, device, resource-claims`}},
-		"UnknownArgument": {reason: "of each plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: there is no field "locks": the known ones are nodeLocks, nodeLockTimeout`}},
+		"UnknownField":    {reason: "the line, and the known ones", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
+		"UnknownPlugin":   {reason: "so it is for the arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, node-state, device, resource-claims`}},
+		"UnknownArgument": {reason: "of each plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
 		"Values": {
 			reason: "values are validated, and named by field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
 			want: []string{
-				"FILE:4: budgets.hold: 0s is not positive",
-				`FILE:5: prebindPlugins: there is no PreBind plugin "volumes": the known ones are node-state, device, resource-claims, volumebinding`,
+				"FILE:4: budgets.hold: must be positive, got 0s",
+				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of node-state, device, resource-claims, volumebinding`,
 				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !" is no DeviceClass`,
 			},
 		},
-		"FlagIsWrong": {reason: "the one that counts is named", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: -1s is not positive"}},
+		"FlagIsWrong": {reason: "the one that counts is named", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},
 		"Namespaces": {
 			reason: "rules that cannot do anything", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
 			want: []string{
-				"FILE:4: namespaces[0]: it has no names", "FILE:5: namespaces[1]: nothing is different in it",
-				`FILE:6: namespaces[2].names[0]: "[" is not a name or pattern`, `FILE:7: namespaces[2].mode: there is no mode "On"`,
-				"FILE:10: namespaces[3].maxPrebindTimeout: 1m0s is less than prebindTimeout, 2m0s",
+				"FILE:4: namespaces[0]: requires names", "FILE:5: namespaces[1]: requires mode, prebindTimeout or maxPrebindTimeout",
+				`FILE:6: namespaces[2].names[0]: must be a namespace or a pattern such as team-*, got "["`, `FILE:7: namespaces[2].mode: must be Enforce, Audit or Off, got "On"`,
+				"FILE:10: namespaces[3].maxPrebindTimeout: must be at least prebindTimeout (2m0s), got 1m0s",
 			},
 		},
 	}
