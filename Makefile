@@ -159,7 +159,7 @@ lint: ## Run the linters and the prose check
 .PHONY: generate
 generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/{flags,metrics}.md and docs/configuration-defaults.yaml from the program itself, the chart's schema and README from its values
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
-		paths=./cmd/prebind/app output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
+		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \

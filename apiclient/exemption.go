@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package apiclient
 
 import (
 	"context"
@@ -13,88 +13,85 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/binder"
 )
 
 const (
-	// flowSchemaName is the name of the FlowSchema that exempts schedulers' Bindings.
+	// flowSchemaName is the name of the FlowSchema that exempts the Bindings of schedulers.
 	flowSchemaName = "prebind"
-	// exemptEvery is the time between two reads of the FlowSchema, and exemptTakes the
+	// exemptInterval is the time between two reads of the FlowSchema, and exemptTimeout the
 	// timeout of one.
-	exemptEvery = 30 * time.Second
-	exemptTakes = 5 * time.Second
+	exemptInterval = 30 * time.Second
+	exemptTimeout  = 5 * time.Second
 )
 
-// exemption reads the FlowSchema prebind and tells the engine whose Bindings it exempts from
-// the API server's concurrency limits.
-type exemption struct {
+// The number of calls that Prebind holds depends on whether the API server exempts them.
+//
+// +kubebuilder:rbac:groups=flowcontrol.apiserver.k8s.io,resources=flowschemas,resourceNames=prebind,verbs=get
+
+// Exemption follows the FlowSchema prebind, which says whose Bindings the API server
+// exempts from its concurrency limits. It is a manager.Runnable.
+type Exemption struct {
 	read  func(ctx context.Context) (*flowcontrolv1.FlowSchema, error)
-	apply func(who func(authenticationv1.UserInfo) bool)
-	clock clock.Clock
-	// logged is what was last logged.
+	apply func(exempt func(authenticationv1.UserInfo) bool)
+	// logged is the last text in the log.
 	logged string
 }
 
-func newExemption(client kubernetes.Interface, e *binder.Engine) *exemption {
-	return &exemption{
+// NewExemption returns an Exemption. It calls apply with a function that reports whether
+// a user is exempt, or with nil if nobody is.
+func NewExemption(client kubernetes.Interface, apply func(exempt func(authenticationv1.UserInfo) bool)) *Exemption {
+	return &Exemption{
 		read: func(ctx context.Context) (*flowcontrolv1.FlowSchema, error) {
 			return client.FlowcontrolV1().FlowSchemas().Get(ctx, flowSchemaName, metav1.GetOptions{})
 		},
-		apply: e.Exempt, clock: clock.RealClock{},
+		apply: apply,
 	}
 }
 
-// Start implements manager.Runnable.
-func (x *exemption) Start(ctx context.Context) error {
-	for {
-		x.update(ctx)
-		timer := x.clock.NewTimer(exemptEvery)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C():
-		}
-	}
+// Start reads the FlowSchema every 30 seconds until the context ends.
+func (x *Exemption) Start(ctx context.Context) error {
+	wait.UntilWithContext(ctx, x.update, exemptInterval)
+	return nil
 }
 
 // update reads the FlowSchema once. Nobody is exempt if it cannot be read.
-func (x *exemption) update(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, exemptTakes)
+func (x *Exemption) update(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, exemptTimeout)
 	defer cancel()
 	schema, err := x.read(ctx)
 	var subjects []flowcontrolv1.Subject
 	if err == nil {
 		subjects, err = exemptSubjects(schema)
 	}
-	var names []string
-	for _, s := range subjects {
-		names = append(names, subjectName(s))
-	}
-	text := "exempt: " + strings.Join(names, ", ")
+	var text string
 	if err != nil {
 		text = err.Error()
 		x.apply(nil)
 	} else {
+		var names []string
+		for _, s := range subjects {
+			names = append(names, subjectName(s))
+		}
+		text = strings.Join(names, ", ")
 		x.apply(func(u authenticationv1.UserInfo) bool {
 			return slices.ContainsFunc(subjects, func(s flowcontrolv1.Subject) bool { return covers(s, u) })
 		})
 	}
-	if text != x.logged && ctx.Err() == nil {
-		x.logged = text
-		if err != nil {
-			klog.InfoS("Held calls take API server seats: the FlowSchema does not exempt Bindings", "flowSchema", flowSchemaName, "reason", text)
-		} else {
-			klog.InfoS("Held calls of these schedulers take no API server seats", "flowSchema", flowSchemaName, "subjects", names)
-		}
+	switch {
+	case text == x.logged || ctx.Err() != nil:
+		return
+	case err != nil:
+		klog.InfoS("Held calls occupy API server seats: the FlowSchema does not exempt Bindings", "flowSchema", flowSchemaName, "reason", text)
+	default:
+		klog.InfoS("Held calls of these schedulers occupy no API server seats", "flowSchema", flowSchemaName, "subjects", text)
 	}
+	x.logged = text
 }
 
-// exemptSubjects returns whose Bindings the FlowSchema exempts, or an error that says why it
+// exemptSubjects returns the subjects whose Bindings the FlowSchema exempts, or why it
 // exempts none.
 func exemptSubjects(schema *flowcontrolv1.FlowSchema) ([]flowcontrolv1.Subject, error) {
 	if level := schema.Spec.PriorityLevelConfiguration.Name; level != flowcontrolv1.PriorityLevelConfigurationNameExempt {
@@ -147,7 +144,7 @@ func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
 	}
 }
 
-// subjectName names the subject in the log.
+// subjectName is the name of the subject in the log.
 func subjectName(s flowcontrolv1.Subject) string {
 	switch {
 	case s.User != nil:

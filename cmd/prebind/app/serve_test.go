@@ -4,17 +4,20 @@
 package app
 
 import (
+	"net"
 	"testing"
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // completed is what serve makes of these flags.
-func completed(t *testing.T, args ...string) (*configuration, error) {
+func completed(t *testing.T, args ...string) (*v1alpha1.Loaded, error) {
 	t.Helper()
-	o := defaultServeOptions()
+	o := defaultServeOptions(newRegistry())
 	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	sets := o.flags()
 	for _, section := range sets.Order {
@@ -92,7 +95,7 @@ func TestComplete(t *testing.T) {
 // TestFlagsAreDocumented: every flag has a usage, and the ones that design and
 // manifests rely on are there.
 func TestFlagsAreDocumented(t *testing.T) {
-	sets := defaultServeOptions().flags()
+	sets := defaultServeOptions(newRegistry()).flags()
 	known := map[string]bool{}
 	for _, section := range sets.Order {
 		sets.FlagSets[section].VisitAll(visit(t, known))
@@ -102,5 +105,99 @@ func TestFlagsAreDocumented(t *testing.T) {
 		"mutators", "prebind-plugins", "config", "mode", "hold", "max-holds", "prebind-timeout",
 	} {
 		assert.True(t, known[name], "--%s", name)
+	}
+}
+
+func TestDebugAddress(t *testing.T) {
+	cases := map[string]struct {
+		reason, address string
+		// says is part of the error; empty for none.
+		says string
+	}{
+		"Off":        {reason: "it is off by default", address: ""},
+		"Loopback":   {reason: "IPv4", address: "127.0.0.1:6060"},
+		"Loopback6":  {reason: "IPv6", address: "[::1]:6060"},
+		"Localhost":  {reason: "by name", address: "localhost:6060"},
+		"Everywhere": {reason: "profiles are nobody's business", address: ":6060", says: "must be a loopback address"},
+		"Zero":       {reason: "nor in this form", address: "0.0.0.0:6060", says: "must be a loopback address"},
+		"Address":    {reason: "nor of the pod", address: "10.0.0.7:6060", says: "must be a loopback address"},
+		"Name":       {reason: "a name may lead anywhere", address: "debug.example.com:6060", says: "must be a loopback address"},
+		"NoPort":     {reason: "an address has a port", address: "127.0.0.1", says: "must be an address with a port"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := defaultServeOptions(newRegistry())
+			require.Empty(t, o.debugAddress)
+			o.debugAddress = tc.address
+			err := oneLine(o.validate())
+			if tc.says == "" {
+				assert.NoError(t, err, tc.reason)
+				return
+			}
+			assert.ErrorContains(t, err, "--debug-bind-address: ", tc.reason)
+			assert.ErrorContains(t, err, tc.says, tc.reason)
+		})
+	}
+}
+
+// An address that is in use is named by its flag, and what was opened before it is
+// closed again; one that is switched off is not opened.
+func TestListen(t *testing.T) {
+	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, taken.Close()) }()
+	for flag, set := range map[string]func(o *serveOptions, address string){
+		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
+		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
+		"debug-bind-address":        func(o *serveOptions, address string) { o.debugAddress = address },
+	} {
+		o := defaultServeOptions(newRegistry())
+		o.webhookAddress, o.healthAddress = "127.0.0.1:0", "127.0.0.1:0"
+		open, err := o.listen(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, open, 2, "the debug server is off by default")
+		closeAll(open)
+		free := open["webhook-bind-address"].Addr().String()
+		o.webhookAddress = free
+		set(o, taken.Addr().String())
+		_, err = o.listen(t.Context())
+		require.ErrorContains(t, err, "--"+flag+": ")
+		require.ErrorContains(t, err, "address already in use")
+		assert.NotContains(t, err.Error(), "\n")
+		again, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", free)
+		require.NoError(t, err, "nothing is left open")
+		require.NoError(t, again.Close())
+	}
+}
+
+func TestLimitMemory(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		env    map[string]string
+		want   int64
+		err    string
+	}{
+		"Container": {reason: "the shipped limit of 512Mi, less a tenth", env: map[string]string{memoryLimitVariable: "536870912"}, want: 483183821},
+		"Explicit": {
+			reason: "an operator who sets GOMEMLIMIT gets it",
+			env:    map[string]string{memoryLimitVariable: "536870912", goMemoryLimitVariable: "300MiB"},
+		},
+		"None":     {reason: "a process outside a container has no limit"},
+		"Quantity": {reason: "the downward API writes bytes", env: map[string]string{memoryLimitVariable: "512Mi"}, err: `PREBIND_MEMORY_LIMIT: must be a positive number of bytes, got "512Mi"`},
+		"Zero":     {reason: "a limit of zero would stop the process from working", env: map[string]string{memoryLimitVariable: "0"}, err: `PREBIND_MEMORY_LIMIT: must be a positive number of bytes, got "0"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got int64
+			err := limitMemory(func(key string) string { return tc.env[key] }, func(limit int64) int64 {
+				got = limit
+				return 0
+			})
+			if tc.err != "" {
+				assert.EqualError(t, err, tc.err, tc.reason)
+			} else {
+				assert.NoError(t, err, tc.reason)
+			}
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
 	}
 }

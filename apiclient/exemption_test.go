@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package apiclient
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// shippedFlowSchema is the one of config/webhook as the API server keeps it.
+// shippedFlowSchema is the FlowSchema in config/webhook as the API server stores it.
 func shippedFlowSchema(t *testing.T) *flowcontrolv1.FlowSchema {
 	t.Helper()
-	content, err := os.ReadFile("../../../config/webhook/base/flowschema.yaml")
+	content, err := os.ReadFile("../config/webhook/base/flowschema.yaml")
 	require.NoError(t, err)
 	schema := &flowcontrolv1.FlowSchema{}
 	require.NoError(t, yaml.UnmarshalStrict(content, schema))
@@ -93,7 +93,7 @@ func TestExemption_Update(t *testing.T) {
 	scheduler := authenticationv1.UserInfo{Username: "system:kube-scheduler"}
 	var who func(authenticationv1.UserInfo) bool
 	var failure error
-	x := &exemption{
+	x := &Exemption{
 		read:  func(context.Context) (*flowcontrolv1.FlowSchema, error) { return shippedFlowSchema(t), failure },
 		apply: func(f func(authenticationv1.UserInfo) bool) { who = f },
 	}

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package assembly
 
 import (
 	"context"
@@ -15,18 +15,19 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/prebind/prebind/webhook/certificates"
+	"github.com/prebind/prebind/telemetry"
 )
 
 // A file is put in force once, when it is another than before; a bad one is told
 // once, tried again now and then, and forgotten when the old one comes back.
-func TestReloaderLooks(t *testing.T) {
+func TestReloader_Read(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write := func(content string) { require.NoError(t, os.WriteFile(file, []byte(content), 0o600)) }
 	registry := prometheus.NewRegistry()
-	recorder, err := newRecorder(registry, certificates.NewMetrics(), nil)
+	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	recorder.ConfigApplied("first", time.Time{})
 	value := func(name string) float64 {
@@ -41,15 +42,15 @@ func TestReloaderLooks(t *testing.T) {
 		return -1
 	}
 	told, now := events.NewFakeRecorder(100), clocktesting.NewFakeClock(time.Now())
-	r := &reloader{o: &serveOptions{configFile: file, namespace: "own"}, recorder: recorder, events: told, clock: now, seen: []byte("first")}
+	r := &Reloader{o: ReloadOptions{File: file, Recorder: recorder, Events: told, Clock: now}, content: []byte("first")}
 	var put []string
 	fails := map[string]error{}
-	r.put = func(_ context.Context, content []byte) error {
+	r.apply = func(_ context.Context, content []byte) error {
 		put = append(put, string(content))
 		return fails[string(content)]
 	}
 	successful := func() float64 { return value("prebind_config_last_reload_successful") }
-	look := func() { r.look(t.Context()) }
+	look := func() { r.read(t.Context()) }
 
 	write("first")
 	look()
@@ -67,9 +68,9 @@ func TestReloaderLooks(t *testing.T) {
 	assert.Equal(t, []string{"second", "bad"}, put, "it would fail again")
 	assert.Zero(t, successful())
 	require.Len(t, told.Events, 1)
-	assert.Equal(t, "Warning ConfigurationRefused refused a new configuration, the old one stays: line 1; line 2", <-told.Events)
+	assert.Equal(t, "Warning ConfigurationRefused rejected the new configuration; the previous one stays in force: line 1; line 2", <-told.Events)
 
-	now.Step(tryConfigurationAgain)
+	now.Step(retryInterval)
 	look()
 	assert.Len(t, put, 3, "it may do by now")
 	assert.Empty(t, told.Events, "it was told already")
