@@ -514,7 +514,7 @@ func TestNamesAreUnique(t *testing.T) {
 				},
 			}
 			e := newTestEngine(t, nil)
-			o.Changes, o.Events, o.Clock = e.o.Changes, e.o.Events, e.o.Clock
+			o.Changes, o.Events, o.Clock = framework.NewHub(), e.runner.Events, e.clock
 			for _, n := range names {
 				o.Settings.Plugins = append(o.Settings.Plugins, &plugin{name: n})
 			}

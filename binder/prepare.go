@@ -5,93 +5,79 @@ package binder
 
 import (
 	"context"
-	"math/rand/v2"
-	"time"
-
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
-	"github.com/prebind/prebind/binder/runner"
-)
-
-const (
-	// forgetWaits is when a bind that nobody asks for any more is no repeat: longer than
-	// any Retry-After.
-	forgetWaits = pacing.MaxGap + 2*time.Minute
-	// rememberWaits is how many binds are remembered that had to wait.
-	rememberWaits = 10_000
 )
 
 // prepare joins the attempt that is under way for this bind, or checks by
 // PreFlight and begins one where a plugin has something to do.
-func (e *Engine) prepare(ctx context.Context, c *call) Decision {
-	held := seat{engine: e, call: c}
+func (c *call) prepare(ctx context.Context) Decision {
+	held := hold{call: c}
 	defer held.release()
 	for {
-		a, r, at := e.attempts.Join(c.key)
-		c.join(a)
+		a, r, at := c.attempts.Join(c.key)
+		c.joined = a
 		if a != nil {
-			if err := e.withoutLease(c); err != nil {
-				return e.later(c, err)
+			if err := c.withoutLease(); err != nil {
+				return c.later(err)
 			}
 		}
-		if (at == attempt.Preparing || at == attempt.Failed) && !e.sameParameters(c, r.Context) {
+		if (at == attempt.Preparing || at == attempt.Failed) && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
 			// What is under way, or its error, is not what this call asks for.
-			e.attempts.Dismiss(a, r)
+			c.attempts.Dismiss(a, r)
 			at = attempt.RollingBack
 		}
 		switch at {
 		case attempt.Over, attempt.Prepared:
-			id := attempt.NewID(e.o.Replica)
+			id := attempt.NewID(c.replica)
 			if a != nil {
 				id = a.ID()
 			}
-			bc := c.context(id, e.o.Clock.Now())
-			run, err := e.preFlight(ctx, c, bc)
+			bc := c.context(id)
+			run, err := c.preFlight(ctx, bc)
 			if err != nil {
-				return e.later(c, err)
+				return c.later(err)
 			}
 			if len(run) == 0 {
 				if a == nil {
-					return e.allow(ctx, c, bc)
+					return c.allow(ctx, bc)
 				}
-				if d, ok := e.allowBy(ctx, c, a, bc); ok {
+				if d, ok := c.allowBy(ctx, a, bc); ok {
 					return d
 				}
 				continue
 			}
-			if err := e.withoutLease(c); err != nil {
-				return e.later(c, err)
+			if err := c.withoutLease(); err != nil {
+				return c.later(err)
 			}
 			r = attempt.NewRound(c.settings, bc, run, c.plugins)
 			if a == nil {
-				a = e.attempts.Start(ctx, c.key, r, c.budget)
-			} else if !e.attempts.Repeat(ctx, a, r) {
+				a = c.attempts.Start(ctx, c.key, r, c.budget)
+			} else if !c.attempts.Repeat(ctx, a, r) {
 				a = nil
 			}
 			if a == nil {
 				if held.over(ctx) {
-					return e.later(c, r.Stopped())
+					return c.later(r.Stopped())
 				}
 				continue
 			}
-			c.join(a)
+			c.joined = a
 		case attempt.RollingBack:
 			if !held.until(ctx, r, a.Over()) {
 				if r.OverBudget() {
-					return e.later(c, a.OverBudget(r))
+					return c.later(a.OverBudget(r))
 				}
-				return e.later(c, framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+				return c.later(framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
 			}
-			if !e.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
-				return e.later(c, r.PodChanged())
+			if !c.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
+				return c.later(r.PodChanged())
 			}
 			// That took its time: PreFlight judges the node as it is now.
 			var err *framework.Error
-			if c.node, err = e.node(ctx, c.key.Node); err != nil {
-				return e.later(c, err)
+			if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
+				return c.later(err)
 			}
 			continue
 		case attempt.Preparing, attempt.Failed:
@@ -99,179 +85,37 @@ func (e *Engine) prepare(ctx context.Context, c *call) Decision {
 		if !held.until(ctx, r, r.Done()) {
 			if r.OverBudget() {
 				// The plugin does not listen.
-				return e.later(c, a.OverBudget(r))
+				return c.later(a.OverBudget(r))
 			}
-			return e.later(c, a.Waiting(r, e.o.Clock.Now()))
+			return c.later(a.Waiting(r, c.clock.Now()))
 		}
 		if err := r.Err(); err != nil {
-			e.attempts.ErrorReturned(a)
-			return e.later(c, err)
+			c.attempts.ErrorReturned(a)
+			return c.later(err)
 		}
 		if r.Settings != c.settings {
 			// Other plugins may take part now, or judge otherwise.
 			continue
 		}
-		if d, ok := e.allowBy(ctx, c, a, r.Context); ok {
+		if d, ok := c.allowBy(ctx, a, r.Context); ok {
 			return d
 		}
-		if err := e.withoutLease(c); err != nil {
-			return e.later(c, err)
+		if err := c.withoutLease(); err != nil {
+			return c.later(err)
 		}
 		// It was prepared, and came to its outcome before this call heard of it.
-		return e.later(c, r.PodChanged())
+		return c.later(r.PodChanged())
 	}
 }
 
 // withoutLease returns why no bind may be allowed here that relies on what an attempt
 // wrote, or nil.
-func (e *Engine) withoutLease(c *call) *framework.Error {
-	if _, held := e.o.Term(); held {
+func (c *call) withoutLease() *framework.Error {
+	if _, held := c.term(); held {
 		return nil
 	}
-	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
-	err := framework.Wait(about, "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
+	err := framework.Wait(podObject(c.Pod), "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
 		Advise("repeat the Binding: another replica may answer it")
 	err.Plugin = framework.Binder
 	return err
-}
-
-// later denies; a client that has to wait is told for how long.
-func (e *Engine) later(c *call, err *framework.Error) Decision {
-	d := c.preview.deny(framework.AsError(framework.Binder, err))
-	if err.Kind == framework.KindWait {
-		d.RetryAfter = e.retryAfter(c)
-		if c.joined != nil {
-			e.attempts.Expect(c.joined, d.RetryAfter)
-		}
-	}
-	return d
-}
-
-// retryAfter decides when the client should call again; see pacing.RetryAfter. It counts
-// the call as one that had to wait.
-func (e *Engine) retryAfter(c *call) time.Duration {
-	before, now := e.waitedBefore(c), e.o.Clock.Now()
-	began := before.since
-	if !c.waitBegan.IsZero() {
-		began = c.waitBegan
-	}
-	missed := max(before.missed, c.missed)
-	after := time.Second // Where this replica is shutting down, another one may have a seat.
-	if !isClosed(e.draining) {
-		after = pacing.RetryAfter(pacing.Wait{
-			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: e.past.Past(c.kind, now),
-		}, pacing.Pace{
-			Held: c.kept, Hold: c.settings.Hold, Crowd: e.attempts.Backlog(c.Pod.Namespace), Jitter: rand.Float64(),
-		})
-	}
-	e.remember(c, func(w *waited) { w.calls, w.missed, w.next = w.calls+1, missed, now.Add(after) })
-	return after
-}
-
-// isClosed says whether a channel that carries no values is closed.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// seat is the time that one call is held, however often it waits.
-type seat struct {
-	engine *Engine
-	call   *call
-	timer  clock.Timer
-	// occupant is the call's seat among those of from, or nil.
-	occupant *occupant
-	from     *seats
-	// refused says that there was no seat, or that another call has got it.
-	refused bool
-}
-
-// until holds the call until the channel is closed, and says whether it was. It does not
-// wait where the call gets no seat, nor longer than it keeps the seat.
-func (h *seat) until(ctx context.Context, r *attempt.Round, done <-chan struct{}) bool {
-	if isClosed(done) {
-		return true
-	}
-	h.take(r)
-	if h.occupant != nil && !h.refused {
-		_, ended := h.engine.o.Recorder.Step(ctx, h.call.step(runner.StepHold, h.call.attempt))
-		tell := h.engine.tellOfHold(h.call, r)
-		select {
-		case <-done:
-		case <-h.timer.C():
-			// It stays over for the rest of the call.
-			h.timer.Reset(0)
-			h.call.kept = true
-		case <-ctx.Done():
-			h.call.kept = true
-		case <-h.occupant.gone:
-			h.refused = true
-		case <-h.engine.draining:
-		}
-		tell.Stop()
-		ended(nil)
-	}
-	return isClosed(done)
-}
-
-// take takes a seat, once for the call.
-func (h *seat) take(r *attempt.Round) {
-	if h.occupant != nil || h.refused {
-		return
-	}
-	e, c := h.engine, h.call
-	c.kind = r.WaitKind()
-	now := e.o.Clock.Now()
-	before := e.waitedBefore(c)
-	c.waitBegan = attempt.WaitBegan(r.Context, before.since, c.budget)
-	elapsed, past := now.Sub(c.waitBegan), e.past.Past(c.kind, now)
-	var most int
-	h.from, most = e.seatsFor(c)
-	last := time.Duration(0)
-	if before.calls > 0 {
-		last = before.next.Sub(c.waitBegan)
-	}
-	c.missed = before.missed + pacing.Missed(last, elapsed, pacing.Wait{
-		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Calls: before.calls + before.missed, Past: past,
-	}, pacing.Pace{
-		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: e.attempts.Backlog(c.Pod.Namespace),
-	})
-	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + c.missed + 1}
-	if likely, ok := past.Quantile(0.5, elapsed); ok {
-		wants.Due = now.Add(likely - elapsed)
-	}
-	if h.occupant = h.from.take(wants, most, now); h.occupant == nil {
-		h.refused = true
-		e.o.Recorder.HoldRefused()
-		return
-	}
-	h.timer = e.o.Clock.NewTimer(c.settings.Hold)
-}
-
-// over says whether the call has to be answered now.
-func (h *seat) over(ctx context.Context) bool {
-	if ctx.Err() != nil || isClosed(h.engine.draining) {
-		return true
-	}
-	if h.occupant == nil {
-		return false
-	}
-	select {
-	case <-h.timer.C():
-		h.timer.Reset(0)
-		return true
-	default:
-		return false
-	}
-}
-
-func (h *seat) release() {
-	if h.occupant != nil {
-		h.timer.Stop()
-		h.from.leave(h.occupant)
-	}
 }
