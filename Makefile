@@ -147,7 +147,8 @@ helm:
 # In test/controlplane the linters that need types run where k8s.io/kubernetes is not imported: to analyse all of it takes
 # longer than to build it.
 .PHONY: lint
-lint: ## Run the linters
+lint: ## Run the linters and the prose check
+	go run ./test/prose
 	@echo "golangci-lint: the first build takes minutes"
 	$(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...

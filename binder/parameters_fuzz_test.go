@@ -31,7 +31,6 @@ func FuzzBinderAnnotations(f *testing.F) {
 		Mutators: chain, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Hour,
 		Plugins: []framework.PreBinder{&plugin{name: "p"}, &plugin{name: "q"}},
 	}
-	e := &Engine{}
 	f.Fuzz(func(t *testing.T, timeout, require string, onPod bool) {
 		pod, binding := gen.Pod("web"), gen.Binding(thePod, "node-a")
 		own := map[string]string{timeoutAnnotation: timeout, requireAnnotation: require}
@@ -47,14 +46,13 @@ func FuzzBinderAnnotations(f *testing.F) {
 			assert.Contains(t, err.Error(), annotation)
 			assert.Less(t, len(err.Error()), 4096)
 		}
-		c := &call{Request: Request{Binding: binding}, settings: settings, policy: settings.policyFor("default"), pod: pod}
-		if budget, err := e.budget(c); err != nil {
+		if budget, err := budgetOf(settings.policyFor("default"), binding, pod); err != nil {
 			check(err, framework.KindInvalid, timeoutAnnotation)
 		} else {
 			assert.Positive(t, budget)
 			assert.LessOrEqual(t, budget, time.Hour)
 		}
-		if required, err := e.required(c); err != nil {
+		if required, err := requiredPlugins(settings.Plugins, binding, pod); err != nil {
 			check(err, framework.KindRefuse, requireAnnotation)
 		} else {
 			delete(required, "")

@@ -21,12 +21,12 @@ const (
 	requireAnnotation = framework.Binder + "." + framework.Domain + "/require"
 )
 
-// budget is how long the attempt may take: what the Binding or else the pod asks
-// for, at most the operator's limit, or the operator's default.
-func (e *Engine) budget(c *call) (time.Duration, *framework.Error) {
-	p, ok := parameter(timeoutAnnotation, c.Binding, c.pod)
+// budgetOf returns how long the attempt may take: what the Binding, or else the pod, requests,
+// up to the limit of the policy; otherwise the default of the policy.
+func budgetOf(own policy, b *corev1.Binding, pod *corev1.Pod) (time.Duration, *framework.Error) {
+	p, ok := parameter(timeoutAnnotation, b, pod)
 	if !ok {
-		return c.policy.preBindTimeout, nil
+		return own.preBindTimeout, nil
 	}
 	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
@@ -35,25 +35,25 @@ func (e *Engine) budget(c *call) (time.Duration, *framework.Error) {
 		invalid.Plugin = framework.Binder
 		return 0, invalid
 	}
-	return min(budget, c.policy.maxPreBindTimeout), nil
+	return min(budget, own.maxPreBindTimeout), nil
 }
 
-// required are the PreBind plugins that must take part in the bind. One that is
-// not switched on ends it: whoever asks for it relies on it.
-func (e *Engine) required(c *call) (map[string]bool, *framework.Error) {
-	p, ok := parameter(requireAnnotation, c.Binding, c.pod)
+// requiredPlugins returns the PreBind plugins that must take part in the bind. It is an error if one
+// of them is not enabled.
+func requiredPlugins(plugins []framework.PreBinder, b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *framework.Error) {
+	p, ok := parameter(requireAnnotation, b, pod)
 	if !ok {
 		return nil, nil
 	}
 	var on []string
-	for _, plugin := range c.settings.Plugins {
+	for _, plugin := range plugins {
 		on = append(on, plugin.Name())
 	}
 	known := "on: " + strings.Join(on, ", ")
 	if len(on) == 0 {
 		known = "none is on"
 	}
-	required := map[string]bool{}
+	names := map[string]bool{}
 	for name := range strings.SplitSeq(p.Value, ",") {
 		name = strings.TrimSpace(name)
 		if name != "" && !slices.Contains(on, name) {
@@ -62,9 +62,9 @@ func (e *Engine) required(c *call) (map[string]bool, *framework.Error) {
 			err.Plugin = framework.Binder
 			return nil, err
 		}
-		required[name] = true
+		names[name] = true
 	}
-	return required, nil
+	return names, nil
 }
 
 // parameter returns the annotation of the Binding, or else of the pod.
@@ -91,28 +91,31 @@ func takingPart(plugins []framework.PreBinder, required map[string]bool, b *core
 	return taking
 }
 
-// sameParameters says whether a call tells the binder and its plugins the same, by
-// Binding and pod, as the one that a context was made for. What the plugins
-// themselves added to the Binding, which comes back when the API server calls again
-// for the same request, does not count.
-func (e *Engine) sameParameters(c *call, bc *framework.BindContext) bool {
+func takesPart(plugins []framework.PreBinder, name string) bool {
+	return slices.ContainsFunc(plugins, func(p framework.PreBinder) bool { return p.Name() == name })
+}
+
+// sameParameters returns whether a Binding and its pod have the same parameters for the binder
+// and the plugins as those of the context. What plugins added to the Binding does not count: it
+// comes back when the API server calls again for the same request.
+func sameParameters(plugins []framework.PreBinder, b *corev1.Binding, pod *corev1.Pod, bc *framework.BindContext) bool {
 	added := bc.Annotations()
+	none := func(string, string) bool { return false }
 	ours := func(key, value string) bool {
 		prefix, short, _ := strings.Cut(key, "/")
 		own, ok := added[strings.TrimSuffix(prefix, "."+framework.Domain)][short]
 		return ok && own == value || key == framework.AttemptAnnotation
 	}
-	nobodys := func(string, string) bool { return false }
-	return e.sameFor(c, c.Binding.Annotations, bc.Binding.Annotations, ours) && e.sameFor(c, c.pod.Annotations, bc.Pod.Annotations, nobodys)
+	return sameFor(plugins, b.Annotations, bc.Binding.Annotations, ours) && sameFor(plugins, pod.Annotations, bc.Pod.Annotations, none)
 }
 
-// sameFor says whether the annotations tell the binder and its plugins the same, but
-// for those to leave out.
-func (e *Engine) sameFor(c *call, a, b map[string]string, leaveOut func(key, value string) bool) bool {
+// sameFor returns whether the annotations are the same for the binder and the plugins, except
+// those to leave out.
+func sameFor(plugins []framework.PreBinder, a, b map[string]string, leaveOut func(key, value string) bool) bool {
 	relevant := func(key, value string) bool {
 		prefix, _, _ := strings.Cut(key, "/")
 		name, ok := strings.CutSuffix(prefix, "."+framework.Domain)
-		return ok && (name == framework.Binder || takesPart(c.settings.Plugins, name)) && !leaveOut(key, value)
+		return ok && (name == framework.Binder || takesPart(plugins, name)) && !leaveOut(key, value)
 	}
 	within := func(x, y map[string]string) bool {
 		for key, value := range x {

@@ -42,21 +42,3 @@ func (unrecorded) RolledBack(string, error) {}
 
 // Swept implements recovery.Observer.
 func (unrecorded) Swept(string, string, error) {}
-
-// Stats are the numbers of what is in progress.
-type Stats struct {
-	// Attempts by phase, with all of attempt.Phases.
-	Attempts map[string]int
-	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
-	Holds, MaxHolds int
-}
-
-// Stats returns the present numbers; the caller owns the map.
-func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: e.attempts.Count()}
-	s.Holds, s.MaxHolds = e.held()
-	return s
-}
-
-// InFlight returns the attempts in progress, the oldest first; the caller owns the slice.
-func (e *Engine) InFlight() []attempt.InFlight { return e.attempts.InFlight() }
