@@ -21,7 +21,7 @@ COPIES = base/role.yaml=roles/prebind.yaml plugins/device/role.yaml=roles/device
 	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/resource-claims-allocate/role.yaml=roles/resource-claims-allocate.yaml \
 	plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
-	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml \
+	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \
 	monitoring/dashboard.json=monitoring/dashboard.json
 CHART_FILES = $(foreach c,$(COPIES),$(CHART)/files/$(lastword $(subst =, ,$(c))))
