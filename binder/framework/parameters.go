@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,13 @@ type Parameter struct {
 // Field names the parameter in a KindInvalid; message says what is wrong.
 func (p Parameter) Field(message string) Field {
 	return Field{Path: "metadata.annotations[" + p.Annotation + "]", Message: message}
+}
+
+// Invalid returns a KindInvalid about the annotation. The message completes a sentence that
+// begins with the annotation's key, such as "must be a positive duration".
+func (p Parameter) Invalid(format string, args ...any) *Error {
+	message := fmt.Sprintf(format, args...)
+	return Invalid(p.On, "annotation "+p.Annotation+" "+message, p.Field(message)).Advise("correct the annotation")
 }
 
 // Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and, if

@@ -160,7 +160,7 @@ func needsOf(s *settings, namespace string) ([]needs, error) {
 		return nil, err
 	}
 	for _, p := range plugins {
-		if err := add("PreBind plugin", p.Name, "prebind-plugins", p.Permissions); err != nil {
+		if err := add("PreBind plugin", p.Name, "prebind-plugins", p.Needs); err != nil {
 			return nil, err
 		}
 	}
