@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -107,9 +108,29 @@ func TestBuild_ChecksTheType(t *testing.T) {
 // oneArgument are arguments without fields.
 type oneArgument struct{ Arguments }
 
-func TestParameter_Invalid(t *testing.T) {
-	pod := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "A"))
-	err := Parameters("after", ByBindingOrPod, gen.Binding(pod, "a"), pod)["jobs"].Invalid("must be %s", "lower case")
-	assert.Equal(t, "Pod default/web: annotation after.prebind.dev/jobs must be lower case; correct the annotation", err.Error())
-	assert.Equal(t, []Field{{Path: "metadata.annotations[after.prebind.dev/jobs]", Message: "must be lower case"}}, err.Fields)
+func TestParameter(t *testing.T) {
+	const key = "after.prebind.dev/jobs"
+	pod := gen.Pod("web", gen.Annotation(key, "of-pod"))
+	cases := map[string]struct {
+		reason  string
+		source  Source
+		binding *corev1.Binding
+		pod     *corev1.Pod
+		value   string
+		on      string
+	}{
+		"Pod":       {reason: "the source includes the pod", source: ByBindingOrPod, binding: gen.Binding(pod, "a"), pod: pod, value: "of-pod", on: "Pod"},
+		"NotPod":    {reason: "the source excludes the pod", source: ByBinding, binding: gen.Binding(pod, "a"), pod: pod, on: "Binding"},
+		"Overrides": {reason: "the Binding's value wins", source: ByBindingOrPod, binding: gen.Binding(pod, "a", gen.Annotation(key, "")), pod: pod, on: "Binding"},
+		"Missing":   {reason: "a plugin that is required without its annotation still names the key", source: ByBindingOrPod, binding: gen.Binding(pod, "a"), pod: gen.Pod("web"), on: "Binding"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := (&BindContext{Pod: tc.pod, Binding: tc.binding}).Parameter("after", tc.source, "jobs")
+			assert.Equal(t, Parameter{Annotation: key, Value: tc.value, On: Object{Kind: tc.on, Namespace: "default", Name: "web"}}, p, tc.reason)
+		})
+	}
+	err := (&BindContext{Pod: pod, Binding: &corev1.Binding{}}).Parameter("after", ByBindingOrPod, "jobs").Invalid("must be %s", "empty")
+	assert.Equal(t, "Pod default/web: annotation after.prebind.dev/jobs must be empty; correct the annotation", err.Error())
+	assert.Equal(t, []Field{{Path: "metadata.annotations[" + key + "]", Message: "must be empty"}}, err.Fields)
 }

@@ -55,7 +55,7 @@ func (a *arguments) Validate() []framework.Problem {
 
 // look reads the Jobs and returns what to wait for.
 func (a *arguments) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
-	parameter := framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod)["jobs"]
+	parameter := bc.Parameter(Name, framework.ByBindingOrPod, "jobs")
 	names := strings.Split(parameter.Value, ",")
 	if len(names) > 10 || slices.ContainsFunc(names, func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 }) {
 		return framework.Waiting{}, parameter.Invalid("must be at most ten names of Jobs, separated by commas")
