@@ -373,7 +373,7 @@ func TestUndoAllocation(t *testing.T) {
 			require.NoError(t, one.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, tc.gone, s.claim("c0").Status.Allocation == nil, tc.reason)
 			assert.Equal(t, tc.users, users(s.claim("c0")), tc.reason)
-			for _, m := range marksOf(s.claim("c0")) {
+			for _, m := range unsettled(s.claim("c0")) {
 				assert.NotEqual(t, "here-1", m.Attempt, "our mark is off")
 			}
 		})
