@@ -147,7 +147,8 @@ helm:
 # In test/controlplane the linters that need types run where k8s.io/kubernetes is not imported: to analyse all of it takes
 # longer than to build it.
 .PHONY: lint
-lint: ## Run the linters
+lint: ## Run the linters and the prose check
+	go run ./test/prose
 	@echo "golangci-lint: the first build takes minutes"
 	$(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
@@ -158,7 +159,7 @@ lint: ## Run the linters
 .PHONY: generate
 generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/{flags,metrics}.md and docs/configuration-defaults.yaml from the program itself, the chart's schema and README from its values
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
-		paths=./cmd/prebind/app output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
+		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \

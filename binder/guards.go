@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
 )
 
 // targetsNode says whether the Binding asks for a node at all. The API server
@@ -106,8 +105,3 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	}
 	return err
 }
-
-// maxEcho is how much of somebody's invalid input is shown to them again.
-const maxEcho = 500
-
-func short(text string) string { return runner.Clip(text, maxEcho) }
