@@ -36,7 +36,7 @@ type unreadable struct {
 // Error implements error.
 func (u *unreadable) Error() string {
 	const most = 300 // A JSON decoder quotes in full what it does not understand.
-	return fmt.Sprintf("its key %q, without which it is not known who holds what, cannot be read: %s", cut(u.key, 80), cut(u.err.Error(), most))
+	return fmt.Sprintf("key %q cannot be decoded: %s", cut(u.key, 80), cut(u.err.Error(), most))
 }
 
 // Unwrap returns the cause.
@@ -46,10 +46,10 @@ func (u *unreadable) Unwrap() error { return u.err }
 func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
 	record, err := s.kind.Decode(object.Data)
 	for key := range object.BinaryData {
-		err = Unreadable(key, errors.New("it is in binaryData"), "delete it")
+		err = Unreadable(key, errors.New("it is in binaryData"), "move it to data, or delete it")
 	}
 	if err == nil && s.kind.Name(record.Key()) != object.Name {
-		err = fmt.Errorf("it is the record of %s, which must be in the ConfigMap %s", short(record.Key()), s.kind.Name(record.Key()))
+		err = fmt.Errorf("it contains the record of %s, which must be in ConfigMap %s", short(record.Key()), s.kind.Name(record.Key()))
 	}
 	if err != nil {
 		return nil, undecodable(object, err)
@@ -61,7 +61,7 @@ func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
 func (s *Store[K, R]) decodeAs(key K, object *corev1.ConfigMap) (*Version[R], error) {
 	v, err := s.decode(object)
 	if err == nil && v.Record.Key() != key {
-		return nil, undecodable(object, fmt.Errorf("it is the record of %s, whose name is the same as that of %s", short(v.Record.Key()), short(key)))
+		return nil, undecodable(object, fmt.Errorf("it contains the record of %s, not of %s: both have the same ConfigMap name", short(v.Record.Key()), short(key)))
 	}
 	return v, err
 }
@@ -74,7 +74,7 @@ func undecodable(object *corev1.ConfigMap, err error) error {
 	if errors.As(err, &u) && u.advice != "" {
 		return e.Advise("%s", u.advice)
 	}
-	return e.Advise("correct it, or delete it when you know that nobody holds anything of it")
+	return e.Advise("fix it, or delete it if none of its devices is in use")
 }
 
 func short(key any) string { return cut(fmt.Sprintf("%q", fmt.Sprint(key)), 80) }
@@ -123,7 +123,7 @@ func Unmarshal(text string, into any) error {
 		return err
 	}
 	if rest := strings.TrimSpace(text[decoder.InputOffset():]); rest != "" {
-		return fmt.Errorf("%q is behind its end", cut(rest, 80))
+		return fmt.Errorf("unexpected %q after the value", cut(rest, 80))
 	}
 	return noneTwice(json.NewDecoder(strings.NewReader(text)), 0)
 }
@@ -157,7 +157,7 @@ func noneTwice(decoder *json.Decoder, depth int) error {
 				key = strings.ToLower(key)
 			}
 			if seen.Has(key) {
-				return fmt.Errorf("%q is there twice", cut(key, 80))
+				return fmt.Errorf("duplicate key %q", cut(key, 80))
 			}
 			seen.Insert(key)
 		}

@@ -46,7 +46,7 @@ func (s share) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (s *share) UnmarshalText(text []byte) error {
 	parsed, ok := parseShare(string(text))
 	if !ok {
-		return fmt.Errorf("%q is no share of a device", short(string(text)))
+		return fmt.Errorf("%q: invalid share of a device", short(string(text)))
 	}
 	*s = parsed
 	return nil
@@ -150,17 +150,17 @@ type limits struct{ text, devices int }
 // add adds the devices of one annotation.
 func (a *ask) add(key, value string, left *limits) error {
 	if key == "" {
-		return errors.New("what follows the slash must name a resource")
+		return errors.New("the key needs a resource name after the slash")
 	}
 	if left.text -= len(key) + len(value); left.text < 0 {
-		return fmt.Errorf("the annotations that name devices are longer than %d bytes in all", maxText)
+		return fmt.Errorf("the annotations that list devices exceed %d bytes in total", maxText)
 	}
 	ids, err := parseIDs(value)
 	if err != nil {
 		return err
 	}
 	if left.devices -= len(ids); left.devices < 0 {
-		return fmt.Errorf("the annotations name more than %d devices in all", maxDevices)
+		return fmt.Errorf("the annotations list more than %d devices in total", maxDevices)
 	}
 	a.devices[key] = ids
 	return nil
@@ -186,10 +186,10 @@ func (ps problems) asError() *framework.Error {
 		}
 	}
 	if more := len(ps) - len(texts); more > 0 {
-		texts = append(texts, fmt.Sprintf("and %d more are wrong", more))
+		texts = append(texts, fmt.Sprintf("%d more annotations are invalid", more))
 	}
 	return framework.Invalid(ps[0].On, strings.Join(texts, "; "), fields...).
-		Advise("name devices as in GPU-1,GPU-2, and shares of them as in GPU-1:0.5")
+		Advise("list devices as in GPU-1,GPU-2 and shares of devices as in GPU-1:0.5")
 }
 
 func parseLock(value string) (bool, error) {
@@ -199,7 +199,7 @@ func parseLock(value string) (bool, error) {
 	case "false":
 		return false, nil
 	default:
-		return false, fmt.Errorf("%q is neither true nor false", short(value))
+		return false, fmt.Errorf("must be true or false, got %q", short(value))
 	}
 }
 
@@ -213,18 +213,18 @@ func parseIDs(value string) (map[string]share, error) {
 		if colon := strings.LastIndex(id, ":"); colon >= 0 {
 			var ok bool
 			if s, ok = parseShare(id[colon+1:]); !ok {
-				return nil, fmt.Errorf("%q: what follows the last colon must be a share over 0 and up to 1, such as 0.5; an ID with colons in it needs its share, as in 0000:3b:00.0:1", short(id))
+				return nil, fmt.Errorf("%q: the share after the last colon must be greater than 0 and at most 1, such as 0.5; an ID that contains colons requires a share, as in 0000:3b:00.0:1", short(id))
 			}
 			id = id[:colon]
 		}
 		if !validID(id) {
-			return nil, fmt.Errorf("%q is no device ID: it has 1 to %d printable ASCII characters, without spaces and commas", short(id), maxID)
+			return nil, fmt.Errorf("%q: invalid device ID: must be 1 to %d printable ASCII characters without spaces and commas", short(id), maxID)
 		}
 		if id == "true" || id == "false" {
-			return nil, fmt.Errorf("%q is no device ID: only the key %s takes it", id, lockKey)
+			return nil, fmt.Errorf("%q: invalid device ID: only the key %s has this value", id, lockKey)
 		}
 		if _, twice := ids[id]; twice {
-			return nil, fmt.Errorf("the device %q is named twice", short(id))
+			return nil, fmt.Errorf("device %q is listed twice", short(id))
 		}
 		ids[id] = s
 	}

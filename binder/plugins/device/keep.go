@@ -20,7 +20,7 @@ import (
 // and the sweep repeats it.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	if err := p.confirmBound(ctx, bc); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to confirm the grant of devices, the sweep will repeat it", "node", bc.Node.Name)
+		klog.FromContext(ctx).Error(err, "Failed to confirm a grant of devices, the sweep retries it", "node", bc.Node.Name)
 	}
 }
 
@@ -32,7 +32,7 @@ func (p *Plugin) confirmBound(ctx context.Context, bc *framework.BindContext) er
 	at := whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
 	if at == framework.Pending {
 		// The engine saw the pod bound, so this answer is old. The mark stays.
-		return errors.New("the API server shows the pod as pending although it was seen bound")
+		return errors.New("the API server returned an outdated pod: pending, but already seen bound")
 	}
 	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		changed := rec.unlock(bc.Pod.UID, "")
@@ -70,7 +70,7 @@ const tidyNodes = 500
 func (p *Plugin) Tidy(ctx context.Context) error {
 	return p.records.Visit(ctx, tidyNodes, func(ctx context.Context, v *ledger.Version[*record]) error {
 		if err := p.tidy(ctx, v); err != nil {
-			return fmt.Errorf("tidying the devices of node %s: %w", v.Record.Node, err)
+			return fmt.Errorf("cleaning up the device record of node %s: %w", v.Record.Node, err)
 		}
 		return nil
 	})

@@ -118,7 +118,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 		bc.Intend("%s would grant %s of Node %s to the pod", Name, a.devices, bc.Node.Name)
 	}
 	if a.lock {
-		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
+		bc.Intend("%s would lock Node %s for the bind, and wait while another bind holds the lock", Name, bc.Node.Name)
 		if rec.lockedByOther(bc.Pod.UID) {
 			bc.WouldWait(waitingFor(rec.Lock, bc))
 		}
@@ -157,7 +157,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 				return false, nil
 			}
 			if rec.isBound(bc.Pod.UID) {
-				return false, framework.Stale(podObject(bc), "it is bound to the node %s already", bc.Node.Name).Advise("forget this bind")
+				return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("drop this Binding")
 			}
 			if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
 				return false, err
@@ -230,11 +230,11 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	case rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(p.h.Clock.Now())):
 		return nil
 	case rec.granted(bc.Pod.UID, bc.Attempt, a):
-		return framework.Wait(nodeObject(bc), "the lock of the node, which was taken for this bind, has expired").
-			Advise("repeat the Binding; where other plugins take long, raise the timeout of the lock")
+		return framework.Wait(nodeObject(bc), "the node lock of this bind expired").
+			Advise("retry the Binding, or raise --device-node-lock-timeout if other plugins need more time")
 	default:
-		return framework.Wait(p.records.Ref(bc.Node.Name).Object(), "what was granted for this bind is not in it any more").
-			Advise("repeat the Binding")
+		return framework.Wait(p.records.Ref(bc.Node.Name).Object(), "the grant of this bind was removed").
+			Advise("retry the Binding")
 	}
 }
 
@@ -256,7 +256,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 		bc.Undid("released its devices")
 	}
 	if unlocked {
-		bc.Undid("released the lock of the node")
+		bc.Undid("released the node lock")
 	}
 	return nil
 }
@@ -274,7 +274,7 @@ func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
 // refuseConflicts refuses a bind that asks for devices that other pods hold.
 func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
 	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
-		return framework.Refuse(nodeObject(bc), "%s", describe(held)).Advise("choose other devices, or another node")
+		return framework.Refuse(nodeObject(bc), "%s", describe(held)).Advise("choose other devices or another node")
 	}
 	return nil
 }

@@ -75,7 +75,7 @@ func listRunning(ctx context.Context, live framework.Reader, into client.ObjectL
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 	)})
 	if err != nil {
-		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods, to see which devices they hold", err)
+		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
 	}
 	return nil
 }

@@ -138,26 +138,30 @@ func describe(conflicts []conflict) string {
 	for _, c := range conflicts[:min(most, len(conflicts))] {
 		var who []string
 		for _, h := range c.holders[:min(most, len(c.holders))] {
-			text := "pod " + h.pod.String()
+			var details []string
 			if h.share != whole {
-				text += " (" + h.share.String() + ")"
+				details = append(details, h.share.String())
 			}
 			if !h.bound {
-				text += ", whose bind is under way"
+				details = append(details, "bind in progress")
+			}
+			text := "pod " + h.pod.String()
+			if len(details) > 0 {
+				text += " (" + strings.Join(details, ", ") + ")"
 			}
 			who = append(who, text)
 		}
 		if more := len(c.holders) - len(who); more > 0 {
-			who = append(who, fmt.Sprintf("%d more", more))
+			who = append(who, fmt.Sprintf("%d more pods", more))
 		}
-		text := fmt.Sprintf("the device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
+		text := fmt.Sprintf("device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
 		if c.asked != whole || c.free > 0 {
-			text += fmt.Sprintf(": %s of it is asked for and %s is free", c.asked, max(c.free, 0))
+			text += fmt.Sprintf(": requested %s, free %s", c.asked, max(c.free, 0))
 		}
 		parts = append(parts, text)
 	}
 	if more := len(conflicts) - len(parts); more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more devices are held", more))
+		parts = append(parts, fmt.Sprintf("%d more devices are held", more))
 	}
 	return strings.Join(parts, "; ")
 }
