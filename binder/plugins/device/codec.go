@@ -19,12 +19,12 @@ import (
 
 const (
 	recordPrefix = "prebind-devices-"
-	// recordValue is the component of the records.
+	// recordValue is the ledger component of the records.
 	recordValue = "prebind-device-record"
 )
 
-// recordName returns the name of the node's record. A node's name can be as long as that
-// of a ConfigMap. A long one is cut, and made unique by a hash.
+// recordName returns the name of the ConfigMap for a node. If the name would be too long, it
+// is truncated and ends with a hash of the node name.
 func recordName(node string) string {
 	name := recordPrefix + node
 	if len(name) <= validation.DNS1123SubdomainMaxLength {
@@ -56,8 +56,8 @@ func (r *record) Encode() (map[string]string, error) {
 	return data, errors.Join(errs...)
 }
 
-// decode is the reverse of Encode. Whatever cannot be read is an error: a grant that is
-// lost is a device given twice.
+// decode is the reverse of Encode. It is strict, because a grant that is lost is a device
+// granted twice.
 func decode(data map[string]string) (*record, error) {
 	r := newRecord(data[nodeField])
 	for key, text := range data {

@@ -14,7 +14,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// The record of a node is in Prebind's own namespace.
+// The records are in Prebind's own namespace.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=prebind-system,verbs=get;list;watch;create;update;delete
 
@@ -47,9 +47,9 @@ func Registration() framework.Registration {
 
 // Arguments of the plugin.
 type Arguments struct {
-	// NodeLocks makes every pod that names devices take the lock of its node.
+	// NodeLocks makes every pod with device annotations take the node lock.
 	NodeLocks bool `yaml:"nodeLocks"`
-	// NodeLockTimeout is the age at which a lock can be taken from its holder. It should be
+	// NodeLockTimeout is the age at which another bind can take over a lock. It should be
 	// longer than any bind takes.
 	NodeLockTimeout time.Duration `yaml:"nodeLockTimeout"`
 }
