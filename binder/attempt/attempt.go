@@ -18,6 +18,15 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
+const (
+	// KeepFailure is how long the failure of an attempt is kept for a client that is between
+	// two calls, after the time when it should call again.
+	KeepFailure = time.Minute
+	// AbandonAfter is how long an attempt continues without a call, after the time when one
+	// should have come.
+	AbandonAfter = time.Minute
+)
+
 // Key identifies a bind. Two calls with one Key are the same bind. The UID of the request
 // is not part of it: the API server gives each call, and each reinvocation, another one.
 type Key struct {

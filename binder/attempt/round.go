@@ -13,6 +13,27 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+// Why a round is given up, or an attempt ended, early.
+const (
+	// ErrBudgetSpent: it took longer than its budget.
+	ErrBudgetSpent = runner.Cause("the time for this bind is over")
+	// ErrStopped: the process ends. Nothing is rolled back: the repeated call reaches
+	// another replica, which continues from there.
+	ErrStopped = runner.Cause("this replica is shutting down")
+	// errPodGone: the pod was deleted, or bound without this attempt.
+	errPodGone = runner.Cause("the pod is gone, being deleted, or bound already")
+	// errSuperseded: the scheduler has chosen another node for the pod.
+	errSuperseded = runner.Cause("another node was chosen for the pod")
+	// errOtherParameters: the scheduler posts the Binding with other parameters of
+	// the plugins.
+	errOtherParameters = runner.Cause("the Binding was posted again, with other parameters")
+	// errLeaseLost: another replica may have rolled back what the attempt wrote.
+	errLeaseLost = runner.Cause("this replica could not renew its lease for a while")
+	// errAbandoned: the client stopped calling.
+	errAbandoned = runner.Cause("nobody has asked for this bind in a while")
 )
 
 // Round is one pass of an attempt through PreBind; see NewRound.

@@ -181,3 +181,8 @@ func contained(ctx context.Context, f func() error) (err error) {
 	}
 	return err
 }
+
+// liveFor returns the live reader of a plugin, whose reads the tracker sees.
+func (r *Runner) liveFor(p framework.PreBinder) framework.Reader {
+	return trackedReader{Reader: r.Live, tracker: r.Tracker, plugin: p.Name()}
+}
