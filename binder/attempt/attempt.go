@@ -135,10 +135,10 @@ func (a *Attempt) keptUntil() time.Time {
 func (a *Attempt) Waiting(r *Round, now time.Time) *framework.Error {
 	w := r.Context.WaitingFor()
 	if w.For == "" {
-		w.For = "the plugin's work on this bind"
+		w.For = "the plugin"
 	}
-	err := framework.Wait(w.Object, "waiting for %s (%s so far)", w.For, now.Sub(a.started).Round(time.Second)).
-		Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
+	err := framework.Wait(w.Object, "waiting for %s (%s)", w.For, now.Sub(a.started).Round(time.Second)).
+		Advise("retry the Binding")
 	err.Plugin = a.pluginName()
 	return err
 }
@@ -147,13 +147,13 @@ func (a *Attempt) Waiting(r *Round, now time.Time) *framework.Error {
 // ErrBudgetSpent.
 func (a *Attempt) OverBudget(r *Round) *framework.Error {
 	w := r.Context.WaitingFor()
-	message := "the bind took longer than its budget of %s"
+	message := "timed out after %s"
 	args := []any{a.budget}
 	if w.For != "" {
-		message, args = message+", waiting for %s", append(args, w.For)
+		message, args = message+" waiting for %s", append(args, w.For)
 	}
 	err := framework.Refuse(w.Object, message, args...).Because(ErrBudgetSpent).
-		Advise("see why that does not happen, or raise --prebind-timeout")
+		Advise("check the cause of the delay, or raise --prebind-timeout")
 	err.Plugin = a.pluginName()
 	return err
 }

@@ -36,7 +36,7 @@ func (s *Set) rollBack(ctx context.Context, a *Attempt) {
 		return err
 	})
 	if err != nil {
-		log.Error(err, "What this attempt wrote is left as it is: the API server did not tell whether the pod is bound")
+		log.Error(err, "Not rolled back: the API server did not return the pod")
 		return
 	}
 	if pod != nil && pod.UID == a.key.Pod && pod.Spec.NodeName == a.key.Node {
@@ -52,7 +52,7 @@ func (s *Set) rollBack(ctx context.Context, a *Attempt) {
 		err := persistently(ctx, func() error { return s.o.Runner.RollBack(ctx, r.Plugin, r.Context) })
 		s.o.Observer.RolledBack(r.Plugin.Name(), err)
 		if err != nil {
-			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.Plugin.Name())
+			log.Error(err, "Rollback failed, the writes of the plugin remain", "plugin", r.Plugin.Name())
 		}
 		if pod != nil && pod.UID == a.key.Pod {
 			s.o.Runner.ReportRolledBack(pod, a.key.Node, r.Plugin.Name(), r.Context.Undone()[before:])

@@ -58,9 +58,9 @@ func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework
 	case errors.Is(cause, ErrBudgetSpent):
 		err = a.OverBudget(r)
 	case errors.Is(cause, errPodGone), errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
-		err = framework.Stale(about, "the bind to %s was given up: %v", a.key.Node, cause).Because(cause)
+		err = framework.Stale(about, "bind to %s canceled: %v", a.key.Node, cause).Because(cause)
 	case errors.Is(cause, errLeaseLost):
-		err = framework.Wait(about, "the bind to %s begins again: %v", a.key.Node, cause).Because(cause).Advise("repeat the Binding")
+		err = framework.Wait(about, "bind to %s starts again: %v", a.key.Node, cause).Because(cause).Advise("retry the Binding")
 	}
 	return framework.AsError(framework.Binder, err)
 }

@@ -104,7 +104,7 @@ func (s *Set) spend(ctx context.Context, a *Attempt, r *Round) (stop func() bool
 	}
 	s.mu.Unlock()
 	timer := s.o.Clock.AfterFunc(max(left, 0), func() {
-		klog.FromContext(ctx).Info("An attempt has spent its budget", "attempt", a.id, "plugin", a.pluginName(), "budget", a.budget)
+		klog.FromContext(ctx).Info("Attempt timed out", "attempt", a.id, "plugin", a.pluginName(), "budget", a.budget)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.giveUp(a, r, ErrBudgetSpent)
