@@ -147,7 +147,7 @@ func TestExplain(t *testing.T) {
 		b.pod(byHand)
 		x, code := b.explain("nowhere")
 		assert.Equal(t, 2, code)
-		assert.Contains(t, x.Reason, "there is no such node")
+		assert.Contains(t, x.Reason, "Node nowhere: not found")
 		assert.Equal(t, x.Reason, b.bindByHand(b.binding("nowhere")).Error())
 	})
 

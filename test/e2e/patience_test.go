@@ -95,21 +95,21 @@ func TestTimeoutAnnotation(t *testing.T) {
 			reason: "the claim's volume is never there, and the pod would rather be elsewhere than wait",
 			value:  "2s",
 			is:     apierrors.IsForbidden,
-			says:   []string{"budget of 2s", "/data", "waiting for a volume to be made"},
+			says:   []string{"timed out after 2s", "/data", "waiting for a volume to be made"},
 		},
 		"no time": {
 			reason: "the pod's author should see it, rather than wait for ten minutes",
 			value:  "soon",
 			always: true,
 			is:     apierrors.IsInvalid,
-			says:   []string{timeoutKey, "is no time"},
+			says:   []string{timeoutKey, "invalid duration"},
 		},
 		"a negative time": {
 			reason: "it cannot be meant",
 			value:  "-5s",
 			always: true,
 			is:     apierrors.IsInvalid,
-			says:   []string{timeoutKey, "is no time"},
+			says:   []string{timeoutKey, "invalid duration"},
 		},
 	}
 	for name, tc := range tests {

@@ -42,7 +42,7 @@ func TestRefusals(t *testing.T) {
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-none",
 			is:      apierrors.IsForbidden,
-			says:    []string{"Node node-none", "no such node", "choose another"},
+			says:    []string{"Node node-none: not found", "choose another node"},
 			decided: "refused",
 		},
 		"missing pod": {
