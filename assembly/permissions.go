@@ -151,7 +151,7 @@ func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([
 		return nil, err
 	}
 	for _, p := range plugins {
-		if err := add("PreBind plugin", p.Name, "prebind-plugins", p.Permissions); err != nil {
+		if err := add("PreBind plugin", p.Name, "prebind-plugins", p.Needs); err != nil {
 			return nil, err
 		}
 	}
