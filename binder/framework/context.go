@@ -32,7 +32,7 @@ type BindContext struct {
 	User authenticationv1.UserInfo
 	// Attempt identifies this bind's PreBind in this replica. What a plugin writes
 	// carries it, so that it can be told whose write it is, also after a crash. The
-	// pod carries it as the annotation binder.<domain>/attempt once it is bound.
+	// pod carries it as the annotation binder.prebind.dev/attempt once it is bound.
 	Attempt string
 	// Recovered says that this context was made from a Mark, after the process that
 	// made the write had ended: Pod has its name and UID only, Node its name, and
@@ -60,7 +60,7 @@ type BindContext struct {
 	devices     []Device
 }
 
-// Annotate adds <plugin>.<domain>/<key> to the Binding, and so to the pod; plugin
+// Annotate adds <plugin>.prebind.dev/<key> to the Binding, and so to the pod; plugin
 // is the caller's own name, and key the part behind the slash. The last value of a
 // key counts. It is for PreFlight and PreBind: a plugin whose PreBind is skipped
 // annotates in PreFlight. A key that is not valid is the plugin's own failure.

@@ -182,6 +182,9 @@ func testPolicyBind(t *testing.T, w *world) {
 			b.assertTopology(b.untilBound())
 		})
 	}
+	b := newBench(t, w, nil)
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	assert.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(b.podWith(byHand), "node-1"), dry), "a dry run writes nothing")
 }
 
 // userClient is a user who may bind pods, as far as RBAC goes.

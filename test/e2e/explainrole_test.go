@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
 )
@@ -21,7 +22,7 @@ import (
 func TestExplainRole(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 1)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "explain", "annotation-policy"))
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "explain"))
 	b, other := newBench(t, w, nil), newBench(t, w, nil)
 	const user = "ana"
 	_, err := w.client.RbacV1().RoleBindings(b.ns).Create(t.Context(), &rbacv1.RoleBinding{
@@ -51,6 +52,9 @@ func TestExplainRole(t *testing.T) {
 	err = ana.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{})
 	assert.True(t, apierrors.IsForbidden(err), "%v", err)
 	assert.ErrorContains(t, err, user+": the ClusterRole prebind-explain permits only dry runs of Bindings")
+	claim, err := w.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.NotContains(t, claim.Annotations, volume.AnnSelectedNode, "Prebind prepares nothing for a rejected Binding")
 
 	_, errs, code = b.command("explain", "pod", "--node=node-1", "-n="+other.ns, "--as="+user)
 	assert.Equal(t, 3, code, "a tenant cannot read the pods of another")

@@ -160,4 +160,6 @@ func TestExplain(t *testing.T) {
 	assert.Equal(t, policy.Name, binding.Spec.PolicyName)
 	assert.Equal(t, []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny}, binding.Spec.ValidationActions)
 	assert.Nil(t, binding.Spec.MatchResources, "it holds in every namespace, also in exempt ones")
+	require.Len(t, webhook.MatchConditions, 1)
+	assert.Equal(t, policy.Spec.Validations[0].Expression, webhook.MatchConditions[0].Expression, "Prebind must not prepare a bind that the policy rejects")
 }
