@@ -23,7 +23,7 @@ import (
 // the method of each request that the client has canceled.
 func mute(t *testing.T) (address string, givenUp <-chan string) {
 	t.Helper()
-	told := make(chan string, 10)
+	canceled := make(chan string, 10)
 	// Errors are expected here and below: the client cancels its requests.
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -33,11 +33,11 @@ func mute(t *testing.T) (address string, givenUp <-chan string) {
 			_ = http.NewResponseController(w).Flush()
 		}
 		<-r.Context().Done()
-		told <- r.Method
+		canceled <- r.Method
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	return server.URL, told
+	return server.URL, canceled
 }
 
 // TestImpatient: a request without a complete answer is canceled, and a watch is not.

@@ -145,7 +145,7 @@ func TestHealth_Permissions(t *testing.T) {
 		require.ErrorContains(t, after(time.Minute), "does not answer", "that comes first")
 		assert.Zero(t, checked(), "the API server would not answer a check")
 		send(t.Context(), t, h, answer{code: 200})
-		require.ErrorIs(t, h.Problem(), denied, "the last result stays meanwhile")
+		require.ErrorIs(t, h.Problem(), denied, "the last result stays in force")
 
 		set(nil)
 		require.NoError(t, after(checkAgain), "it is granted again")

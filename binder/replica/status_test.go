@@ -99,7 +99,7 @@ func TestStatuses(t *testing.T) {
 	require.Len(t, all, 3)
 	for i, want := range []time.Duration{time.Hour, -90 * time.Second, 0} {
 		assert.Equal(t, want, all[i].ClockAhead.Duration)
-		assert.WithinDuration(t, written, all[i].Told.Time, 0, "the API server's clock counts")
+		assert.WithinDuration(t, written, all[i].Reported.Time, 0, "the API server's clock counts")
 		assert.WithinDuration(t, written.Add(-time.Minute), all[i].InFlight[0].Since.Time, clockTolerance)
 		assert.Equal(t, all[i].Replica == "bbb", all[i].Leader)
 	}
