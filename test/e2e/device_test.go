@@ -270,11 +270,11 @@ func TestDeviceInvalid(t *testing.T) {
 		annotation gen.Meta
 		says       []string
 	}{
-		"more than a whole":    {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "greater than 0 and at most 1"}},
-		"one device twice":     {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "listed twice"}},
-		"no device":            {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
-		"a space in it":        {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
-		"invalid lock": {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
+		"more than a whole": {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "greater than 0 and at most 1"}},
+		"one device twice":  {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "listed twice"}},
+		"no device":         {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
+		"a space in it":     {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
+		"invalid lock":      {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
