@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replica lets the replicas of Prebind know of each other: each keeps a
-// Lease, by which the others see that it lives.
+// Package replica keeps the Lease of this replica, with its status, observes the Leases of
+// the other replicas, and elects a leader.
 package replica
 
 import (
@@ -45,6 +45,10 @@ const (
 	prefix = "prebind-replica-"
 )
 
+// Replicas keep leases and elect a leader in Prebind's own namespace.
+//
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;delete
+
 // NewID returns an identifier for this process that no other has.
 func NewID() string { return rand.String(8) }
 
@@ -79,6 +83,22 @@ type Replicas struct {
 	lost bool
 
 	observer observer
+}
+
+// observer holds what was seen of the leases.
+type observer struct {
+	mu sync.Mutex
+	// seen is when, by the clock of this process, each lease was last seen to change:
+	// the clocks of others may differ.
+	seen map[string]observation
+	// living are the replicas of the last look, and looked is when that was.
+	living map[string]bool
+	looked time.Time
+}
+
+type observation struct {
+	version string
+	at      time.Time
 }
 
 // New checks the options. It starts nothing.

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
 // Reasons of the events on pods. They are stable.
 const (
 	// ReasonWaiting: the bind waits for what the event says.
@@ -43,7 +45,7 @@ func (r *Runner) ReportRolledBack(pod *corev1.Pod, node, plugin string, undone [
 		return
 	}
 	r.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
-		"the bind to "+node+" did not come about: "+plugin+" "+strings.Join(undone, ", "))
+		plugin+": Node "+node+": the pod was not bound; "+strings.Join(undone, ", "))
 }
 
 // Clip returns at most that many bytes of the text, and marks that it is shortened.

@@ -370,7 +370,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 		return !has
 	})
 	assert.True(t, sooner, "what a deleted pod was granted should be given back before the bind's time is up")
-	first.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+	first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound; released its devices")
 	require.NoError(t, second.park())
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 	require.NoError(t, first.park(gpu("GPU-3")))

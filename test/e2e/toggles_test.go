@@ -65,9 +65,9 @@ func testToggleByFile(t *testing.T, w *world) {
 		// What cannot be read, what there is not, and what Prebind may not do.
 		for _, bad := range []struct{ config, says string }{
 			{"mutators: [\n", "invalid YAML"},
-			{"mutators: []\nplugins: []\n", `config.yaml:4: there is no field "plugins"`},
-			{"prebindPlugins: ['*', volumes]\n", `there is no PreBind plugin "volumes"`},
-			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "the PreBind plugin resource-claims lacks permissions"},
+			{"mutators: []\nplugins: []\n", `config.yaml:4: unknown field "plugins"`},
+			{"prebindPlugins: ['*', volumes]\n", `unknown PreBind plugin "volumes"`},
+			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "PreBind plugin resource-claims: the service account lacks permissions"},
 		} {
 			set(bad.config)
 			w.untilMetric(t, "prebind_config_last_reload_successful 0")
@@ -103,8 +103,8 @@ func testToggleByFile(t *testing.T, w *world) {
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		assert.Empty(t, b.untilBound().Annotations, "nothing is added")
 		require.Len(t, warned.all(), 1)
-		assert.Contains(t, warned.all()[0], "audit: the bind would not be allowed (refused): volumebinding:")
-		b.untilEvent("BindAudited", "would not be allowed", b.ns+"/missing")
+		assert.Contains(t, warned.all()[0], "audit: the bind would be rejected (refused): volumebinding:")
+		b.untilEvent("BindAudited", "would be rejected", b.ns+"/missing")
 		assert.Equal(t, []string{"audited"}, b.decisions())
 		x, code := newPending(t, w, "missing").explain("node-1")
 		assert.Equal(t, 0, code, "it would go ahead")
