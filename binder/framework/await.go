@@ -113,7 +113,7 @@ func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, 
 		return nil, nil, err
 	}
 	if at := WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name); at != Pending {
-		return nil, nil, Stale(about, "the pod is %s", at).Advise("forget this bind")
+		return nil, nil, Stale(about, "the pod is %s", at).Advise("do not retry")
 	}
 	about = Object{Kind: "Node", Name: bc.Node.Name}
 	node, err := Get(ctx, reader, &corev1.Node{}, "", bc.Node.Name)
@@ -121,9 +121,9 @@ func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, 
 	case err != nil:
 		return nil, nil, err
 	case node == nil:
-		return nil, nil, Refuse(about, "the node is gone").Advise("choose another node")
+		return nil, nil, Refuse(about, "the node does not exist").Advise("choose another node")
 	case node.UID != bc.Node.UID:
-		return nil, nil, Refuse(about, "the node was deleted and created anew under its name").Advise("schedule the pod again")
+		return nil, nil, Refuse(about, "the node was deleted and recreated").Advise("schedule the pod again")
 	}
 	return pod, node, nil
 }

@@ -5,12 +5,17 @@ package framework
 
 import (
 	"context"
+	"fmt"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/registration"
 )
@@ -48,9 +53,9 @@ type Registration struct {
 	// in the life of the process. A process that starts with the plugin switched on is not
 	// ready before they have seen all objects.
 	Handlers map[string]toolscache.ResourceEventHandler
-	// Permissions returns all that Prebind needs while the plugin is on, those for Watches
-	// included. If one is missing, Prebind does not start, or keeps its old configuration.
-	// Nil checks nothing.
+	// Permissions returns all permissions that Prebind needs while the plugin is on, those for
+	// Watches included. If one is missing, Prebind does not start, or keeps its old
+	// configuration. Nil stands for get, list, and watch on the kinds of Watches.
 	Permissions func(a Arguments) (Permissions, error)
 	// New builds the plugin. It is called when the plugin is switched on, and when its
 	// arguments change. The arguments are valid, and never changed. What an earlier
@@ -81,7 +86,41 @@ func Positive(field string, d time.Duration) []Problem { return registration.Pos
 // grant, such as plugins/device.
 func Shipped(folders ...string) (Permissions, error) { return registration.Shipped(folders...) }
 
-// Always makes a Registration.Watches of kinds that do not depend on the arguments.
+// Always returns a Registration.Watches for kinds that do not depend on the arguments.
 func Always(examples ...client.Object) func(Arguments) []client.Object {
 	return func(Arguments) []client.Object { return examples }
+}
+
+// Build returns a Registration.New that calls build with the arguments in their own type.
+func Build[T Arguments](build func(h Handle, args T) (PreBinder, error)) func(Handle, Arguments) (PreBinder, error) {
+	return func(h Handle, a Arguments) (PreBinder, error) {
+		args, err := ArgumentsAs[T](a)
+		if err != nil {
+			return nil, err
+		}
+		return build(h, args)
+	}
+}
+
+// Needs returns the permissions that Prebind needs while the plugin is on with the
+// arguments; see Registration.Permissions.
+func (r Registration) Needs(a Arguments) (Permissions, error) {
+	switch {
+	case r.Permissions != nil:
+		return r.Permissions(a)
+	case r.Watches == nil:
+		return Permissions{}, nil
+	}
+	var needs Permissions
+	for _, example := range r.Watches(a) {
+		gvk, err := apiutil.GVKForObject(example, scheme.Scheme)
+		if err != nil {
+			return Permissions{}, fmt.Errorf("watched kind %s: %w", KindOf(example), err)
+		}
+		resource, _ := meta.UnsafeGuessKindToResource(gvk)
+		needs.Cluster = append(needs.Cluster, rbacv1.PolicyRule{
+			APIGroups: []string{resource.Group}, Resources: []string{resource.Resource}, Verbs: []string{"get", "list", "watch"},
+		})
+	}
+	return needs, nil
 }

@@ -11,7 +11,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -82,6 +84,25 @@ func cut(text string, most int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+// ObjectName is the namespace and the name of an object. Its text is namespace/name.
+type ObjectName types.NamespacedName
+
+// String implements fmt.Stringer.
+func (n ObjectName) String() string { return n.Namespace + "/" + n.Name }
+
+// MarshalText implements encoding.TextMarshaler.
+func (n ObjectName) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. It accepts valid names only.
+func (n *ObjectName) UnmarshalText(text []byte) error {
+	namespace, name, ok := strings.Cut(string(text), "/")
+	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return fmt.Errorf("%s: must be namespace/name", short(string(text)))
+	}
+	*n = ObjectName{Namespace: namespace, Name: name}
+	return nil
 }
 
 // Marshal returns the value as JSON on one line, for people to read.

@@ -159,50 +159,50 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 		"cordoned": {
 			reason: "nothing new is to come to it",
 			change: func(b *bench, node string) { b.kubectl("cordon", node) },
-			says:   []string{"expected the node to be schedulable, it is cordoned"},
+			says:   []string{"expected the node to be schedulable, but it is cordoned"},
 		},
 		"drained": {
 			reason: "nobody would evict the pod any more",
 			change: func(b *bench, node string) { b.kubectl("drain", node, "--ignore-daemonsets") },
-			says:   []string{"expected the node to be schedulable, it is cordoned"},
+			says:   []string{"expected the node to be schedulable, but it is cordoned"},
 		},
 		"tainted NoExecute": {
 			reason: "the pod would be evicted at once",
 			change: func(b *bench, node string) { b.taint(node, "example.com/broken", corev1.TaintEffectNoExecute) },
-			says:   []string{"expected the taint example.com/broken:NoExecute to be gone", "does not tolerate it"},
+			says:   []string{"expected the taint example.com/broken:NoExecute to be removed", "does not tolerate it"},
 		},
 		"tainted NoSchedule": {
 			reason: "the scheduler would not have chosen it",
 			change: func(b *bench, node string) { b.taint(node, "example.com/reserved", corev1.TaintEffectNoSchedule) },
-			says:   []string{"expected the taint example.com/reserved:NoSchedule to be gone"},
+			says:   []string{"expected the taint example.com/reserved:NoSchedule to be removed"},
 		},
 		"not ready": {
 			reason: "its kubelet would not start the pod",
 			change: func(b *bench, node string) { b.report(node, "Ready", "False", "KubeletNotReady") },
-			says:   []string{"expected the condition Ready to be True, it is False (KubeletNotReady)"},
+			says:   []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"},
 		},
 		"relabelled": {
 			reason: "its kubelet would reject the pod",
 			change: func(b *bench, node string) { b.forbid(node) },
-			says:   []string{"by the pod's nodeSelector, the node does not have it"},
+			says:   []string{"as required by the pod's nodeSelector, but it is not set"},
 		},
 		"not what the scheduler went by": {
 			reason:  "the scheduler says what it believed",
 			change:  func(b *bench, node string) { b.installDriver(node, "535") },
 			binding: []gen.BindingOption{expects(driver + "=550,!maintenance")},
-			says:    []string{`expected the label ` + driver + ` to be "550", it is "535"`},
+			says:    []string{`expected the label ` + driver + ` to be "550", but it is "535"`},
 		},
 		"without a condition that the scheduler went by": {
 			reason:  "the scheduler says what it believed",
 			change:  func(b *bench, node string) { b.report(node, "GPUReady", "False", "Resetting") },
 			binding: []gen.BindingOption{expectsConditions("GPUReady,DiskPressure!=True")},
-			says:    []string{"expected the condition GPUReady to be True, it is False (Resetting)"},
+			says:    []string{"expected the condition GPUReady to be True, but it is False (Resetting)"},
 		},
 		"never what is waited for": {
 			reason:  "it is waited for as long as was asked",
 			change:  func(*bench, string) {},
 			binding: []gen.BindingOption{expects(driver + "=550"), waits("3s")},
-			says:    []string{`after a wait of 3s: expected the label ` + driver + ` to be "550", the node does not have it`},
+			says:    []string{`still waiting for the label ` + driver + ` to be "550" (it is not set) after 3s`},
 		},
 	}
 	for name, tc := range tests {
@@ -232,7 +232,7 @@ func TestNodeBecomesAsExpected(t *testing.T) {
 			before:   func(*bench, string) {},
 			after:    func(b *bench, node string) { b.installDriver(node, "550") },
 			expects:  expects(driver + "=550"),
-			waitsFor: `waiting for the label ` + driver + ` to be "550" (the node does not have it)`,
+			waitsFor: `waiting for the label ` + driver + ` to be "550" (it is not set)`,
 		},
 		"a condition": {
 			before:   func(b *bench, node string) { b.report(node, "GPUReady", "False", "Resetting") },
@@ -301,7 +301,7 @@ func TestNodeStateOfPodAndBinding(t *testing.T) {
 			b.podWith(byHand, tc.pod...)
 			err := b.bindByHand(b.binding("node-1", tc.binding...))
 			if tc.refused {
-				b.assertRefused(err, "node-state: Node node-1: expected the", "the node does not have it")
+				b.assertRefused(err, "node-state: Node node-1: expected the", "it is not set")
 				return
 			}
 			assert.NoError(t, err, tc.reason)
@@ -317,7 +317,7 @@ func TestNodeStateInvalid(t *testing.T) {
 		says       []string
 	}{
 		"no selector":    {annotation: expects("a=b,,=c"), says: []string{"node-state.prebind.dev/expect", "must be a label selector"}},
-		"no condition":   {annotation: expectsConditions("GPUReady=yes"), says: []string{"node-state.prebind.dev/expect-conditions", "True, False or Unknown"}},
+		"no condition":   {annotation: expectsConditions("GPUReady=yes"), says: []string{"node-state.prebind.dev/expect-conditions", "True, False, or Unknown"}},
 		"no time":        {annotation: waits("soon"), says: []string{"node-state.prebind.dev/wait", `it is "soon"`}},
 		"an unknown key": {annotation: gen.Annotation("node-state.prebind.dev/expects", "a=b"), says: []string{"node-state.prebind.dev/expects", "is not known"}},
 		"too long":       {annotation: expects("a=" + strings.Repeat("b", 5000)), says: []string{"node-state.prebind.dev/expect", "longer than 4096 bytes"}},
@@ -353,7 +353,7 @@ func testNodeDrained(t *testing.T, w *world) {
 		bound := b.beginBind(node)
 		require.Equal(t, node, b.untilSelected("data"))
 		b.kubectl("drain", node, "--ignore-daemonsets")
-		b.assertRefused(b.end(bound), "node-state: Node "+node, "after the bind was prepared: expected the node to be schedulable, it is cordoned")
+		b.assertRefused(b.end(bound), "node-state: Node "+node, "after the bind was prepared: expected the node to be schedulable, but it is cordoned")
 		claim := b.assertClaimBound("data", node)
 		assert.Equal(t, node, claim.Annotations[volume.AnnSelectedNode])
 		assert.False(t, says(b.events(), "PreBindRolledBack"), "nothing of it can be undone: %q", b.events())
@@ -407,7 +407,7 @@ func TestNodeStateWithKubeScheduler(t *testing.T) {
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")
 		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"))
-		b.untilEvent("FailedScheduling", "node-state: Node "+node, `expected the label `+driver+` to be "550", the node does not have it`)
+		b.untilEvent("FailedScheduling", "node-state: Node "+node, `expected the label `+driver+` to be "550", but it is not set`)
 		b.installDriver(node, "550")
 		b.assertTopology(b.untilBound())
 	})

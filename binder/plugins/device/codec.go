@@ -89,14 +89,14 @@ func (r *record) decodeKey(key, text string) error {
 }
 
 func (l *lock) check() error {
-	if l.Pod == (podName{}) || l.UID == "" || len(l.Attempts) == 0 || slices.Contains(l.Attempts, "") || l.Expires.IsZero() {
+	if l.Pod == (ledger.ObjectName{}) || l.UID == "" || len(l.Attempts) == 0 || slices.Contains(l.Attempts, "") || l.Expires.IsZero() {
 		return errors.New("pod, uid, attempts or expires is missing")
 	}
 	return nil
 }
 
 func (e *entry) check() error {
-	if e.Pod == (podName{}) || len(e.Grants) == 0 {
+	if e.Pod == (ledger.ObjectName{}) || len(e.Grants) == 0 {
 		return errors.New("pod or grants is missing")
 	}
 	for _, g := range e.Grants {

@@ -437,6 +437,22 @@ func TestLostRecord(t *testing.T) {
 	assert.Less(t, len(s.object("node-a").Data["long"]), 1000, "what is no attempt does not come into the record")
 }
 
+// A tenant can add annotations to a running pod. If the record is then lost, the pod blocks
+// the devices that it names, but it takes none from their holders.
+func TestLostRecord_ForgedAnnotationsFreeNothing(t *testing.T) {
+	s := newServer(t, podNamed("me"),
+		podNamed("holder", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1")),
+		podNamed("forger", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1,GPU-2")))
+	p := replicaOf(s)
+	err := prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	require.ErrorContains(t, err, "pod default/holder")
+	err = prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-2")))
+	require.ErrorContains(t, err, "pod default/forger")
+	s.delete(podNamed("forger"))
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-2"))))
+	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1"))))
+}
+
 // TestRecordLostWhileBinding: the last look sees it; a bind that was allowed before
 // holds its devices again when it is confirmed.
 func TestRecordLostWhileBinding(t *testing.T) {

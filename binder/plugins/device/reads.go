@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
 // maxAttempt is longer than any attempt of the engine. A longer text is not an attempt,
@@ -94,7 +95,7 @@ func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *frame
 }
 
 // look returns where the pod of an entry or of a lock is.
-func look(ctx context.Context, live framework.Reader, node string, name podName, uid types.UID) (framework.Whereabouts, error) {
+func look(ctx context.Context, live framework.Reader, node string, name ledger.ObjectName, uid types.UID) (framework.Whereabouts, error) {
 	pod, err := framework.Get(ctx, live, &corev1.Pod{}, name.Namespace, name.Name)
 	if err != nil {
 		return "", err

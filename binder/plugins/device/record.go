@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
 // The keys of a record's ConfigMap that are no pod's UID.
@@ -37,7 +37,7 @@ func newRecord(node string) *record { return &record{Node: node, Entries: map[ty
 
 // entry is what one pod was granted.
 type entry struct {
-	Pod podName `json:"pod"`
+	Pod ledger.ObjectName `json:"pod"`
 	// Bound says that the pod was seen bound to the node. From then on the grant belongs
 	// to the pod, until the pod is gone or finished. Before, it belongs to the attempts.
 	Bound bool `json:"bound,omitempty"`
@@ -54,35 +54,18 @@ type grant struct {
 
 // lock is held by the attempts at one pod's bind.
 type lock struct {
-	Pod      podName   `json:"pod"`
-	UID      types.UID `json:"uid"`
-	Attempts []string  `json:"attempts"`
+	Pod      ledger.ObjectName `json:"pod"`
+	UID      types.UID         `json:"uid"`
+	Attempts []string          `json:"attempts"`
 	// Expires is when the lock ends for its holder, by the clock of the replica that took
 	// it. Other replicas take it after they have seen it unchanged for the timeout: see
 	// sights.
 	Expires time.Time `json:"expires"`
 }
 
-// podName is written as namespace/name.
-type podName types.NamespacedName
-
-// String implements fmt.Stringer.
-func (n podName) String() string { return n.Namespace + "/" + n.Name }
-
-// MarshalText implements encoding.TextMarshaler.
-func (n podName) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (n *podName) UnmarshalText(text []byte) error {
-	namespace, name, ok := strings.Cut(string(text), "/")
-	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return fmt.Errorf("%q is no pod's namespace/name", short(string(text)))
-	}
-	*n = podName{Namespace: namespace, Name: name}
-	return nil
+func nameOf(pod *corev1.Pod) ledger.ObjectName {
+	return ledger.ObjectName{Namespace: pod.Namespace, Name: pod.Name}
 }
-
-func nameOf(pod *corev1.Pod) podName { return podName{Namespace: pod.Namespace, Name: pod.Name} }
 
 func (r *record) empty() bool { return len(r.Entries) == 0 && r.Lock == nil }
 
@@ -106,7 +89,7 @@ type conflict struct {
 // holder is a pod that holds a device, or a part of it.
 type holder struct {
 	uid   types.UID
-	pod   podName
+	pod   ledger.ObjectName
 	share share
 	bound bool
 }
@@ -300,7 +283,7 @@ func (r *record) unlock(uid types.UID, attempt string) bool {
 // marks returns the attempts whose grants and locks are not confirmed.
 func (r *record) marks() []framework.Mark {
 	var marks []framework.Mark
-	add := func(pod podName, uid types.UID, attempt string) {
+	add := func(pod ledger.ObjectName, uid types.UID, attempt string) {
 		m := framework.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt}
 		if !slices.Contains(marks, m) {
 			marks = append(marks, m)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -32,7 +33,7 @@ var (
 // of makes a record with these entries.
 func of(entries map[types.UID]*entry) *record {
 	for uid, e := range entries {
-		e.Pod = podName{Namespace: "default", Name: string(uid)}
+		e.Pod = ledger.ObjectName{Namespace: "default", Name: string(uid)}
 	}
 	return &record{Node: "node-a", Entries: entries}
 }

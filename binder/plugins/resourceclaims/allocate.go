@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
 // celExpressions is the size of the cache of compiled CEL expressions.
@@ -32,7 +33,7 @@ type allocator struct {
 	h framework.Handle
 	// classes are the DeviceClasses that Prebind alone allocates.
 	classes sets.Set[string]
-	pools   *pools
+	pools   pools
 	// turn lets one allocation run at a time: all of them choose from the same devices.
 	turn chan struct{}
 	cel  *cel.Cache
@@ -41,7 +42,7 @@ type allocator struct {
 func newAllocator(h framework.Handle, classes []string) *allocator {
 	return &allocator{
 		h: h, classes: sets.New(classes...), turn: make(chan struct{}, 1), cel: cel.NewCache(celExpressions, cel.Features{}),
-		pools: &pools{live: h.Live, writer: h.Writer, namespace: h.Namespace},
+		pools: openPools(h),
 	}
 }
 
@@ -148,8 +149,8 @@ func (a *allocator) contested(ctx context.Context, bc *framework.BindContext, cl
 func (a *allocator) give(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene, result *resourcev1.AllocationResult) (trial, error) {
 	protected, err := a.protect(ctx, claim)
 	if err == nil {
-		e := entry{Claim: name(claim), UID: claim.UID, Attempt: bc.Attempt, Version: protected.ResourceVersion}
-		if err := a.pools.take(ctx, s.records, e, devicesOf(result)); errors.Is(err, errOthersWrote) {
+		e := entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: bc.Attempt, Version: protected.ResourceVersion}
+		if err := a.pools.take(ctx, s.records, e, devicesOf(result)); errors.Is(err, ledger.ErrChanged) {
 			return trial{claim: protected}, nil
 		} else if err != nil {
 			return trial{}, err
@@ -245,8 +246,4 @@ func (a *allocator) deallocate(ctx context.Context, claim *resourcev1.ResourceCl
 	empty := claim.DeepCopy()
 	empty.Status = resourcev1.ResourceClaimStatus{}
 	return empty, a.h.Status.Status().Patch(ctx, empty, whileAsIn(claim), fieldOwner)
-}
-
-func name(claim *resourcev1.ResourceClaim) claimName {
-	return claimName{Namespace: claim.Namespace, Name: claim.Name}
 }

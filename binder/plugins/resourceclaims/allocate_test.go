@@ -15,7 +15,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -374,7 +373,7 @@ func TestUndoAllocation(t *testing.T) {
 			require.NoError(t, one.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, tc.gone, s.claim("c0").Status.Allocation == nil, tc.reason)
 			assert.Equal(t, tc.users, users(s.claim("c0")), tc.reason)
-			for _, m := range marksOf(s.claim("c0")) {
+			for _, m := range unsettled(s.claim("c0")) {
 				assert.NotEqual(t, "here-1", m.Attempt, "our mark is off")
 			}
 		})
@@ -468,12 +467,14 @@ func TestTidy(t *testing.T) {
 	})
 	t.Run("BrokenRecord", func(t *testing.T) {
 		s, pods := world(t, 1, 1)
-		s.Put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: poolRecordName(driver, "node-a"), Labels: map[string]string{poolLabel: poolValue}}})
+		broken := recordOf(t, newPoolRecord(poolID{driver, "node-a"}))
+		broken.Data = nil
+		s.Put(broken)
 		r := newAllocating(t, s)
 		bc := bind(pods[0], "node-a", "here-1")
-		require.ErrorContains(t, r.PreBind(t.Context(), bc), "its keys driver and pool are missing", "nothing is allocated while a record cannot be read")
+		require.ErrorContains(t, r.PreBind(t.Context(), bc), "the keys driver and pool are required", "nothing is allocated while a record cannot be read")
 		require.NoError(t, r.PreBindRollBack(t.Context(), bc), "but what was reserved is given back")
-		require.ErrorContains(t, r.Tidy(t.Context()), "its keys driver and pool are missing", "and somebody is told")
+		require.ErrorContains(t, r.Tidy(t.Context()), "the keys driver and pool are required", "and somebody is told")
 	})
 }
 

@@ -31,6 +31,7 @@ import (
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -217,10 +218,16 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 		return nil, err
 	}
 	var marks []framework.Mark
+	seen := sets.New[framework.Mark]()
 	for i := range list.Items {
-		marks = append(marks, unsettled(&list.Items[i])...)
+		for _, m := range unsettled(&list.Items[i]) {
+			if !seen.Has(m) { // A pod can have several claims.
+				seen.Insert(m)
+				marks = append(marks, m)
+			}
+		}
 	}
-	return unique(marks), nil
+	return marks, nil
 }
 
 // Tidy removes devices from the records that no claim has any more.

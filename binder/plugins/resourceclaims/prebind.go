@@ -155,7 +155,7 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 // the tenant's, and the API server limits their size.
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := claimObject(claim.Namespace, claim.Name)
-	if _, had := claim.Annotations[key]; !had && len(markKeys(claim)) >= maxMarks {
+	if _, had := claim.Annotations[key]; !had && len(markings(claim)) >= maxMarks {
 		return framework.Wait(about, "%d marks %s* are on the claim, and Prebind adds no more", maxMarks, markPrefix).
 			Advise("repeat the Binding: Prebind removes marks that nothing belongs to")
 	}

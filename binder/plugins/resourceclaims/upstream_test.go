@@ -238,7 +238,7 @@ func TestUpstream(t *testing.T) {
 				}
 				if tc.want == "" && !tc.skip && tc.devices != nil {
 					r.PostBind(t.Context(), bc)
-					assert.Empty(t, marksOf(s.claim("c")), "PostBind takes the mark off")
+					assert.Empty(t, unsettled(s.claim("c")), "PostBind takes the mark off")
 					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "and leaves the rest")
 				}
 			}
@@ -274,7 +274,7 @@ func TestUpstreamBindFailure(t *testing.T) {
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
 			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
-			assert.Empty(t, marksOf(s.claim("c")), "no mark is left")
+			assert.Empty(t, unsettled(s.claim("c")), "no mark is left")
 			s.Forget()
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, s.written(), "once more does nothing")
