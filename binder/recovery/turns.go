@@ -12,7 +12,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// orphan is what a sweeper knows of a mark whose attempt is in progress nowhere.
+// orphan is the record of a sweeper about a mark whose attempt is in progress nowhere.
 type orphan struct {
 	// since is when the sweeper first found that out, by its own clock.
 	since time.Time

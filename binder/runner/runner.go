@@ -90,7 +90,7 @@ func (r *Runner) Confirm(ctx context.Context, plugins []framework.PreBinder, bc 
 				return nil
 			}
 			if ctx.Err() != nil {
-				// Nobody can ask the API server any more, and the cache alone decides nothing.
+				// The cache alone must not reject the bind, and there is no time for a live read.
 				return context.Cause(ctx)
 			}
 			bc.Live = true
