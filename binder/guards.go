@@ -31,7 +31,7 @@ func guardTarget(b *corev1.Binding) *framework.Error {
 	if len(problems) == 0 {
 		return nil
 	}
-	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "not found: invalid name: %s", problems[0]).Advise("choose another node")
+	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "invalid name: %s", problems[0]).Advise("choose another node")
 	err.Plugin = framework.Binder
 	return err
 }
