@@ -61,7 +61,7 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Devic
 			claim, err = r.allocated(ctx, pod, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("the claim %q of the pod: %w", ref.Name, err))
+			errs = append(errs, fmt.Errorf("claim %q of the pod: %w", ref.Name, err))
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
@@ -83,10 +83,10 @@ func (r *Reader) allocated(ctx context.Context, pod *corev1.Pod, key client.Obje
 	}
 	claim = &resourcev1.ResourceClaim{}
 	if err := r.live.Get(ctx, key, claim); err != nil {
-		return nil, fmt.Errorf("reading it: %w", err)
+		return nil, fmt.Errorf("reading ResourceClaim %s: %w", key, err)
 	}
 	if claim.Status.Allocation == nil {
-		return nil, errors.New("it is not allocated")
+		return nil, errors.New("not allocated")
 	}
 	return claim, nil
 }

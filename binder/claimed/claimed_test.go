@@ -110,7 +110,7 @@ func TestDevices(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, tc.says)
-			assert.ErrorContains(t, err, `"b" of the pod: it is not allocated`)
+			assert.ErrorContains(t, err, `"b" of the pod: not allocated`)
 			assert.ErrorContains(t, err, `"made"`)
 		})
 	}

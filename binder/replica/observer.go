@@ -34,7 +34,7 @@ func (r *Replicas) Observe(ctx context.Context) {
 			err = r.remove(ctx, dead)
 		}
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Could not observe the leases of the replicas, will try again")
+			klog.FromContext(ctx).Error(err, "Could not observe the leases of the replicas, will retry")
 		}
 		timer := r.o.Clock.NewTimer(observeEvery)
 		select {

@@ -117,7 +117,7 @@ func (r *Replicas) Start(ctx context.Context) error {
 	for {
 		pause := renewal
 		if err := r.renew(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica, will try again", "lease", klog.KRef(r.o.Namespace, r.name()))
+			klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica, will retry", "lease", klog.KRef(r.o.Namespace, r.name()))
 			pause = renewAgain
 		}
 		timer := r.o.Clock.NewTimer(pause)
@@ -158,7 +158,7 @@ func (r *Replicas) renew(ctx context.Context) error {
 	if err == nil || status == "" || ctx.Err() != nil {
 		return err
 	}
-	klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica with its status, will try without", "bytes", len(status))
+	klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica with its status, will retry without", "bytes", len(status))
 	return r.write(ctx, "")
 }
 
