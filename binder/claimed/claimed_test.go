@@ -93,7 +93,7 @@ func TestDevices(t *testing.T) {
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"))},
 			live:   []client.Object{claim("bare")},
 			want:   []mutators.Device{device("c.gpu", "gpu-0")},
-			says:   `the claim "a" of the pod: reading it`,
+			says:   `claim "a" of the pod: reading ResourceClaim`,
 		},
 	}
 	for name, tc := range cases {
