@@ -147,7 +147,8 @@ helm:
 # In test/controlplane the linters that need types run where k8s.io/kubernetes is not imported: to analyse all of it takes
 # longer than to build it.
 .PHONY: lint
-lint: ## Run the linters
+lint: ## Run the linters and the prose check
+	go run ./test/prose
 	@echo "golangci-lint: the first build takes minutes"
 	$(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
@@ -158,7 +159,7 @@ lint: ## Run the linters
 .PHONY: generate
 generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/{flags,metrics}.md and docs/configuration-defaults.yaml from the program itself, the chart's schema and README from its values
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
-		paths=./cmd/prebind/app output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
+		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \
@@ -197,8 +198,9 @@ verify: ## Check that generated files, go.mod, manifests, chart and format are u
 	cd test/controlplane && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
 	cd test/image && go mod tidy -diff
-	$(TOOL) kustomize build config/webhook >bin/verify/webhook.yaml
-	$(TOOL) kustomize build config/webhook/overlays/self-managed >bin/verify/self-managed.yaml
+	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
+		$(TOOL) kustomize build config/$$install >bin/verify/install.yaml || exit 1; \
+	done
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
 	$(MAKE) build
 	$(call sbom,bin/prebind) >bin/verify/prebind.cdx.json
@@ -234,8 +236,9 @@ release: ## Build bin/release: static binaries, what is in them, manifests, char
 		GOOS=linux GOARCH=$$arch $(STATIC) -o $(RELEASE)/prebind-linux-$$arch ./cmd/prebind && \
 		$(call sbom,$(RELEASE)/prebind-linux-$$arch) >$(RELEASE)/prebind-linux-$$arch.cdx.json || exit 1; \
 	done
-	for install in prebind=. prebind-self-managed=overlays/self-managed; do \
-		$(TOOL) kustomize build config/webhook/$${install#*=} | \
+	for install in prebind=webhook prebind-self-managed=webhook/overlays/self-managed \
+		prebind-first-install=first-install prebind-first-install-self-managed=first-install/self-managed; do \
+		$(TOOL) kustomize build config/$${install#*=} | \
 			sed 's|ghcr.io/prebind/prebind:latest|ghcr.io/prebind/prebind:$(VERSION)|' >$(RELEASE)/$${install%%=*}.yaml || exit 1; \
 	done
 	$(TOOL) helm package $(CHART) --version=$(CHART_VERSION) --app-version=$(VERSION) --destination=$(RELEASE)

@@ -58,7 +58,7 @@ func TestImpatient(t *testing.T) {
 
 	err = pods.Delete(t.Context(), "web", metav1.DeleteOptions{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "has not answered within 100ms")
+	require.ErrorContains(t, err, "no answer from the API server within 100ms")
 	assert.Equal(t, http.MethodDelete, <-givenUp)
 	_, err = pods.List(t.Context(), metav1.ListOptions{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -68,7 +68,7 @@ func TestImpatient(t *testing.T) {
 	cancel()
 	err = pods.Delete(own, "web", metav1.DeleteOptions{})
 	require.ErrorIs(t, err, context.Canceled)
-	assert.NotContains(t, err.Error(), "has not answered", "it was the caller who gave up")
+	assert.NotContains(t, err.Error(), "no answer", "it was the caller who gave up")
 
 	select {
 	case event, open := <-watching.ResultChan():
@@ -83,9 +83,9 @@ func TestImpatient(t *testing.T) {
 func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
 	health := NewHealth(clock.RealClock{})
-	Prepare(config, "agent", health)
+	prepare(config, "agent", health)
 	assert.Zero(t, config.Timeout, "it would end watches")
-	assert.Error(t, Contact(config))
+	assert.Error(t, contact(config))
 	assert.Error(t, health.failure, "health should see it")
 	transport, err := rest.TransportFor(config)
 	require.NoError(t, err)

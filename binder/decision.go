@@ -102,6 +102,76 @@ func (d Decision) deny(err *framework.Error) Decision {
 	return d
 }
 
+// Verdict is what would become of a Binding.
+type Verdict string
+
+const (
+	// VerdictBind says that it would be bound at once.
+	VerdictBind Verdict = "bind"
+	// VerdictWait says that it would have to wait, as far as can be seen without beginning it.
+	VerdictWait Verdict = "wait"
+	// VerdictRefuse says that it would be refused.
+	VerdictRefuse Verdict = "refuse"
+)
+
+// Explanation tells what a Binding would do if it were no dry run. Its JSON is
+// stable.
+type Explanation struct {
+	Verdict Verdict `json:"verdict"`
+	// Mode is that of the pod's namespace: in ModeAudit the bind goes ahead whatever
+	// the verdict is, and nothing is added to it.
+	Mode Mode `json:"mode"`
+	// Annotations and Labels would be added, by complete key. Those that an attempt
+	// would add at its end are not known before.
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	// Plugins are the PreBind plugins that are switched on, in their order. It is
+	// empty where the bind ends before any of them.
+	Plugins []PluginExplanation `json:"plugins,omitempty"`
+	// Refusal is why the bind would be refused, or would have to begin anew later.
+	Refusal *Refusal `json:"refusal,omitempty"`
+	// Warnings are those that the client would be shown.
+	Warnings []string `json:"warnings,omitempty"`
+	// Incomplete says that something was too long to be told.
+	Incomplete bool `json:"incomplete,omitempty"`
+}
+
+// PluginVerdict is what a PreBind plugin would do about a bind.
+type PluginVerdict string
+
+const (
+	// PluginNotAsked says that it takes no part, for nothing asks for it.
+	PluginNotAsked PluginVerdict = "not-asked"
+	// PluginReady says that there is nothing to do.
+	PluginReady PluginVerdict = "ready"
+	// PluginActs says that it would do what Would says, without a wait that could be foreseen.
+	PluginActs PluginVerdict = "acts"
+	// PluginWaits says that it would wait for what WaitsFor says.
+	PluginWaits PluginVerdict = "waits"
+	// PluginRefuses says that it would refuse the bind.
+	PluginRefuses PluginVerdict = "refuses"
+)
+
+// PluginExplanation is what one PreBind plugin would do.
+type PluginExplanation struct {
+	Name    string        `json:"name"`
+	Verdict PluginVerdict `json:"verdict"`
+	// Would are the writes and waits, in whole sentences.
+	Would []string `json:"would,omitempty"`
+	// WaitsFor are objects with what has to happen to them.
+	WaitsFor []string `json:"waitsFor,omitempty"`
+	Refusal  *Refusal `json:"refusal,omitempty"`
+}
+
+// Refusal is an framework.Error to be shown elsewhere.
+type Refusal struct {
+	Kind    framework.Kind `json:"kind"`
+	Plugin  string         `json:"plugin,omitempty"`
+	Object  string         `json:"object,omitempty"`
+	Message string         `json:"message"`
+	Advice  string         `json:"advice,omitempty"`
+}
+
 // Limits of the texts of a decision, in bytes. They hold whatever plugins and mutators
 // echo of a pod, of a Binding, or of an object that a tenant can write.
 const (
@@ -144,4 +214,14 @@ func boundedError(err *framework.Error) *framework.Error {
 		bounded.Fields = append(bounded.Fields, framework.Field{Message: fmt.Sprintf("and %d more", left)})
 	}
 	return &bounded
+}
+
+// maxEcho is how much of an invalid input is repeated in an error.
+const maxEcho = 500
+
+func short(text string) string { return runner.Clip(text, maxEcho) }
+
+// podObject is the pod as the object of an error.
+func podObject(pod types.NamespacedName) framework.Object {
+	return framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 }

@@ -20,9 +20,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -73,24 +71,8 @@ func (o Options) validate() error {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	o        Options
+	services
 	settings atomic.Pointer[Settings]
-	runner   *runner.Runner
-	attempts *attempt.Set
-	// past records how long rounds take.
-	past *pacing.History
-	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
-	anyAttempt map[string]string
-	// waits holds, by attempt.Key, the calls that had to wait; see waited.
-	waits *utilcache.LRUExpireCache
-	// waitsMu is held while an entry of waits is changed.
-	waitsMu sync.Mutex
-	seats   seats
-	// exempt are the seats of calls for which isExempt returns true; see Exempt.
-	exempt   seats
-	isExempt atomic.Pointer[func(authenticationv1.UserInfo) bool]
-	// draining is closed by drain.
-	draining chan struct{}
 	drain    func()
 }
 
@@ -107,20 +89,64 @@ func New(o Options) (*Engine, error) {
 	}
 	draining := make(chan struct{})
 	e := &Engine{
-		o:        o,
-		runner:   &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
-		past:     pacing.NewHistory(),
-		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
-		draining: draining,
-		drain:    sync.OnceFunc(func() { close(draining) }),
+		services: services{
+			reader:  reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
+			runner:  &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
+			past:    pacing.NewHistory(),
+			waits:   newWaits(o.Clock),
+			replica: o.Replica, term: o.Term, clock: o.Clock,
+			anyAttempt: map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)},
+			draining:   draining,
+		},
+		drain: sync.OnceFunc(func() { close(draining) }),
 	}
 	e.attempts = attempt.NewSet(attempt.Options{
 		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Past: e.past, Clock: o.Clock,
 	})
-	e.anyAttempt = map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)}
 	e.settings.Store(&o.Settings)
 	return e, nil
 }
+
+// Configure applies other settings at once, or returns an error and changes nothing. A call
+// or an attempt in progress continues with the settings that it began with. What a disabled
+// plugin has prepared is still followed and rolled back by this replica, but no sweep settles
+// what other replicas left behind.
+func (e *Engine) Configure(s Settings) error {
+	if err := s.validateNames(); err != nil {
+		return err
+	}
+	e.settings.Store(&s)
+	return nil
+}
+
+// Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
+// held call of such a user takes no seat of the API server, so more of them are held. The
+// function must be safe for concurrent use; nil means nobody.
+func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) {
+	if is == nil {
+		e.seats.isExempt.Store(nil)
+		return
+	}
+	e.seats.isExempt.Store(&is)
+}
+
+// Stats are the numbers of what is in progress.
+type Stats struct {
+	// Attempts by phase, with all of attempt.Phases.
+	Attempts map[string]int
+	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
+	Holds, MaxHolds int
+}
+
+// Stats returns the present numbers; the caller owns the map.
+func (e *Engine) Stats() Stats {
+	s := Stats{Attempts: e.attempts.Count()}
+	s.Holds, s.MaxHolds = e.seats.count(e.settings.Load().MaxHolds)
+	return s
+}
+
+// InFlight returns the attempts in progress, the oldest first; the caller owns the slice.
+func (e *Engine) InFlight() []attempt.InFlight { return e.attempts.InFlight() }
 
 // Drain ends every hold: the calls that wait are told to call again, and so is
 // every later one. It cannot be undone.
@@ -141,8 +167,8 @@ func (e *Engine) Stop(ctx context.Context) error {
 // replica at a time should run it.
 func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	return recovery.New(recovery.Options{
-		Runner: e.runner, Observer: e.o.Recorder, Replica: e.o.Replica, Replicas: replicas, Working: e.attempts.Working,
-		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.o.Clock,
+		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.attempts.Working,
+		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.clock,
 	})
 }
 
@@ -153,9 +179,9 @@ func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
-	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
+	ctx, began := e.recorder.Begin(ctx), e.clock.Now()
 	d := e.answer(ctx, r, began)
-	e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
+	e.recorder.Decided(ctx, r, d, e.clock.Since(began))
 	return d
 }
 
@@ -164,60 +190,59 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Request: r, settings: e.settings.Load(), began: began}
+	c := &call{services: &e.services, Request: r, settings: e.settings.Load(), began: began}
 	c.policy = c.settings.policyFor(r.Pod.Namespace)
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
 	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
-	d, pod := e.decide(ctx, c)
+	d, pod := c.decide(ctx)
 	if cutShort(ctx, d.Err) {
-		// Nothing is known of the pod that it should be told.
+		// Nothing is known of the pod that an event could report.
 		d, pod = d.deny(unfinished(r, d.Err)), nil
 	}
 	d = d.bounded()
 	if c.DryRun {
-		d = explain(c, d)
+		d = explain(c.policy.mode, d)
 	}
 	if c.policy.mode == ModeAudit && !d.PassThrough {
-		d = audited(d)
+		d = auditOnly(d)
 	}
 	if pod != nil && !r.DryRun {
-		e.tell(c, pod, d)
+		c.report(pod, d)
 	}
 	return d
 }
 
 // decide decides on a Binding, and returns the pod unless the API server gives its
 // own answer about it.
-func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
-	r := c.Request
-	if err := guardTarget(r.Binding); err != nil {
+func (c *call) decide(ctx context.Context) (Decision, *corev1.Pod) {
+	if err := guardTarget(c.Binding); err != nil {
 		if c.settings.idle() {
 			return Decision{PassThrough: true}, nil
 		}
 		return denied(err), nil
 	}
-	pod, err := e.pod(ctx, r)
-	if pod == nil && err == nil {
+	pod, err := c.reader.pod(ctx, c.Request)
+	if err != nil {
+		c.key = attempt.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
+		return c.later(err), pod
+	}
+	if pod == nil {
 		return Decision{PassThrough: true}, nil
 	}
-	if err != nil {
-		c.key = attempt.Key{Pod: types.UID(r.Pod.String()), Node: r.Binding.Target.Name}
-		return e.later(c, err), pod
-	}
-	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: r.Binding.Target.Name}
-	before := e.waitedBefore(c)
-	d := e.bind(ctx, c)
-	if c.attempt != "" || before.calls > 0 {
-		d.Attempt, d.Calls, d.Waited = c.attempt, before.calls+1, e.o.Clock.Since(before.since)
+	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
+	before := c.before()
+	d := c.bind(ctx)
+	if c.joined != nil || before.calls > 0 {
+		d.Attempt, d.Calls, d.Waited = c.attemptID(), before.calls+1, c.clock.Since(before.since)
 	}
 	return d, pod
 }
 
 // bind decides on a Binding for a pod that can be bound.
-func (e *Engine) bind(ctx context.Context, c *call) Decision {
-	required, err := e.required(c)
+func (c *call) bind(ctx context.Context) Decision {
+	required, err := requiredPlugins(c.settings.Plugins, c.Binding, c.pod)
 	if err != nil {
 		return denied(err)
 	}
@@ -227,62 +252,20 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 		}
 		return Decision{PassThrough: true}
 	}
-	if c.budget, err = e.budget(c); err != nil {
+	if c.budget, err = budgetOf(c.policy, c.Binding, c.pod); err != nil {
 		return denied(err)
 	}
-	if c.node, err = e.node(ctx, c.key.Node); err != nil {
-		return e.later(c, err)
+	if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
+		return c.later(err)
 	}
 	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
-	if err := e.preview(ctx, c); err != nil {
+	if err := c.mutate(ctx); err != nil {
 		return c.preview.deny(err)
 	}
 	if c.DryRun {
-		return e.rehearse(ctx, c)
+		return c.rehearse(ctx)
 	}
-	return e.prepare(ctx, c)
-}
-
-// pod returns the pod to be bound. It returns nil when it is gone or bound: the
-// API server then gives its own answer. The pod comes with the error that is about
-// it.
-func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Error) {
-	pod, reason := &corev1.Pod{}, runner.ReadMissing
-	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil {
-		if pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
-			return pod, nil
-		}
-		reason = runner.ReadDoubted
-	}
-	// The cache lacks the pod, or what it holds would end the bind. It may be
-	// behind, so the API server has the last word.
-	pod = &corev1.Pod{}
-	e.o.Recorder.ReadLive("", "Pod", reason)
-	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, e.unreadable(framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}, err)
-	}
-	if pod.Spec.NodeName != "" {
-		return nil, nil
-	}
-	stale := guardPod(pod, r.Binding)
-	if r.Binding.UID != "" && r.Binding.UID != pod.UID {
-		// It is not about this pod, which must not be told of it: anybody who can post a
-		// review could have it told anything.
-		return nil, stale
-	}
-	return pod, stale
-}
-
-// node returns the target.
-func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
-	key := types.NamespacedName{Name: name}
-	node := &corev1.Node{}
-	if err := e.o.Cached.Get(ctx, key, node); err == nil {
-		return node, nil
-	}
-	return e.liveNode(ctx, name, runner.ReadMissing)
+	return c.prepare(ctx)
 }
 
 // cutShort reports whether the decision failed because the call ended: its client has
@@ -293,13 +276,7 @@ func cutShort(ctx context.Context, err *framework.Error) bool {
 
 // unfinished is the answer to a call that ended before it was decided.
 func unfinished(r Request, cause *framework.Error) *framework.Error {
-	about := framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
-	err := framework.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
+	err := framework.Wait(podObject(r.Pod), "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
 	err.Plugin = framework.Binder
 	return err
-}
-
-func (e *Engine) unreadable(object framework.Object, err error) *framework.Error {
-	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
-		Advise("see whether the API server answers and whether Prebind may read it"))
 }

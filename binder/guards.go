@@ -4,15 +4,12 @@
 package binder
 
 import (
-	"maps"
-
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
 )
 
 // targetsNode says whether the Binding asks for a node at all. The API server
@@ -78,12 +75,12 @@ var (
 // refuses every later update of that pod, the kubelet's included. There must be room
 // for the annotations that may come, too.
 func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *framework.Error {
-	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(annotations)+len(mayCome))
-	maps.Copy(merged, pod.Annotations)
-	maps.Copy(merged, b.Annotations)
-	maps.Copy(merged, mayCome)
-	maps.Copy(merged, annotations)
-	problems := apivalidation.ValidateAnnotations(merged, annotationsPath)
+	sources := []map[string]string{pod.Annotations, b.Annotations, mayCome, annotations}
+	problems := validKeys.check(sources...)
+	fits := fitTogether(sources...)
+	if !fits {
+		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
+	}
 	// The pod's own labels are valid already.
 	problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	problems = append(problems, metav1validation.ValidateLabels(labels, labelsPath)...)
@@ -91,7 +88,7 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 		return nil
 	}
 	advice := "bound like this, the pod could never be updated again; correct the Binding"
-	if len(annotations)+len(mayCome) > 0 && apivalidation.ValidateAnnotationsSize(merged) != nil && guardMerged(pod, b, nil, nil, nil) == nil {
+	if len(annotations)+len(mayCome) > 0 && !fits && guardMerged(pod, b, nil, nil, nil) == nil {
 		advice = "the annotations that Prebind adds do not fit any more; shorten those of the pod or the Binding, or let fewer mutators run"
 	}
 	err := &framework.Error{
@@ -106,8 +103,3 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	}
 	return err
 }
-
-// maxEcho is how much of somebody's invalid input is shown to them again.
-const maxEcho = 500
-
-func short(text string) string { return runner.Clip(text, maxEcho) }

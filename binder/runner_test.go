@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
@@ -163,11 +162,11 @@ func TestRunnerProperties(t *testing.T) {
 
 		checks, calls := &journal{}, &journal{}
 		c := &call{
-			Request: theRequest(), settings: e.settings.Load(), pod: thePod, node: theNode,
+			services: &e.services, Request: theRequest(), settings: e.settings.Load(), pod: thePod, node: theNode,
 			key: attempt.Key{Pod: thePod.UID, Node: theNode.Name}, plugins: scripted(scripts, checks),
 		}
-		bc := c.context("here-1", time.Time{})
-		selected, err := e.preFlight(ctx, c, bc)
+		bc := c.context("here-1")
+		selected, err := c.preFlight(ctx, bc)
 		note := fmt.Sprintf("round %d of seed %d: %+v", round, seed, scripts)
 		require.Equal(t, wantCheck, kindOf(err), note)
 		if err != nil {

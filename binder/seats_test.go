@@ -158,27 +158,27 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 
 // An event is a write of the API server: a wait has one every two minutes, however often the
 // client calls, and not one of each replica.
-func TestTellsWait(t *testing.T) {
+func TestReportsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, nil)
-		c := &call{Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-1", Node: "node-a"}}
+		c := &call{services: &e.services, Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-1", Node: "node-a"}}
 		wait := framework.Wait(claim, "waiting for the volume of the test")
-		assert.True(t, e.tellsWait(c, wait), "users have to see it")
+		assert.True(t, c.reportsWait(wait), "users have to see it")
 		pass(time.Minute)
-		assert.False(t, e.tellsWait(c, wait), "it has just been reported")
-		assert.True(t, e.tellsWait(c, framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "it waits for something else")
-		pass(tellAgain)
-		assert.True(t, e.tellsWait(c, wait))
+		assert.False(t, c.reportsWait(wait), "it has just been reported")
+		assert.True(t, c.reportsWait(framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "it waits for something else")
+		pass(reportAgain)
+		assert.True(t, c.reportsWait(wait))
 
-		other := &call{Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-2", Node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
-		assert.False(t, e.tellsWait(other, wait), "another replica has reported it")
-		pass(tellAgain)
-		assert.True(t, e.tellsWait(other, wait), "that was a while ago")
+		other := &call{services: &e.services, Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-2", Node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
+		assert.False(t, other.reportsWait(wait), "another replica has reported it")
+		pass(reportAgain)
+		assert.True(t, other.reportsWait(wait), "that was a while ago")
 	})
 }
 
 // A user sees what a bind waits for long before the hold ends.
-func TestHold_IsTold(t *testing.T) {
+func TestHold_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
@@ -187,7 +187,7 @@ func TestHold_IsTold(t *testing.T) {
 			PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		}))
 		answer := later(quiet(t), s.Engine, theRequest())
-		pass(tellAfter - time.Second)
+		pass(reportAfter - time.Second)
 		assert.Empty(t, s.events.all(), "most waits are shorter")
 		pass(2 * time.Second)
 		require.Len(t, s.events.all(), 1)

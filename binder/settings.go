@@ -128,16 +128,3 @@ func (s *Settings) validateNames() error {
 	}
 	return nil
 }
-
-// Configure puts other settings in force, all at once, or returns what is wrong
-// with them and changes nothing. A call that has begun, and what an attempt has
-// under way, goes on with the settings that it began with. What a plugin has
-// prepared is followed and rolled back also when the plugin is in the settings no
-// more; what other replicas left behind of it is then nobody's.
-func (e *Engine) Configure(s Settings) error {
-	if err := s.validateNames(); err != nil {
-		return err
-	}
-	e.settings.Store(&s)
-	return nil
-}

@@ -117,3 +117,24 @@ func refusing(name, message string) *checker {
 		return framework.Run, framework.Refuse(claim, "%s", message)
 	}}
 }
+
+func TestNamesAreUnique(t *testing.T) {
+	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{
+				Cached: holding(), Live: holding(), Replica: "here",
+				Settings: Settings{
+					Mode: ModeEnforce, Mutators: chain(t, mutatorFunc(nil)),
+					Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,
+				},
+			}
+			e := newTestEngine(t, nil)
+			o.Changes, o.Events, o.Clock = framework.NewHub(), e.runner.Events, e.clock
+			for _, n := range names {
+				o.Settings.Plugins = append(o.Settings.Plugins, &plugin{name: n})
+			}
+			_, err := New(o)
+			assert.ErrorContains(t, err, `"`+names[0]+`"`)
+		})
+	}
+}

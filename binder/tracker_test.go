@@ -204,7 +204,7 @@ func TestHoldRefused(t *testing.T) {
 		over := make(chan struct{})
 		close(over)
 		r := attempt.NewRound(nil, &framework.BindContext{Pod: other}, nil, nil)
-		h := seat{engine: e, call: &call{settings: e.settings.Load()}}
+		h := hold{call: &call{services: &e.services, settings: e.settings.Load()}}
 		assert.True(t, h.until(t.Context(), r, over))
 		assert.Equal(t, 1, f.refusals(), "it needs no seat")
 		assert.False(t, h.until(t.Context(), r, make(chan struct{})))

@@ -60,7 +60,7 @@ func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision
 // recording returns a Recorder that sends its spans to the endpoint.
 func recording(ctx context.Context, t testing.TB, endpoint string, rate int32) *Recorder {
 	t.Helper()
-	traces, err := NewTraces(ctx, TracesOptions{Endpoint: endpoint, Rate: rate, Version: "v1", Replica: "replica-1"})
+	traces, err := NewTraces(ctx, TracesOptions{Endpoint: endpoint, Rate: rate}, "v1", "replica-1")
 	require.NoError(t, err)
 	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}, Traces: traces})
 	require.NoError(t, err)
@@ -180,5 +180,32 @@ func BenchmarkStepTraced(b *testing.B) {
 	for b.Loop() {
 		_, end := tracker.Step(ctx, step)
 		end(nil)
+	}
+}
+
+func TestTracingFlags(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		o      TracesOptions
+		says   string
+	}{
+		"Off":         {reason: "no spans by default"},
+		"On":          {reason: "only what the API server traces", o: TracesOptions{Endpoint: "localhost:4317"}},
+		"All":         {reason: "every bind", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_000}},
+		"NoPort":      {reason: "it would be sent nowhere", o: TracesOptions{Endpoint: "localhost"}, says: "--tracing-endpoint: "},
+		"URL":         {reason: "gRPC takes no URL", o: TracesOptions{Endpoint: "http://localhost:4317"}, says: "--tracing-endpoint: "},
+		"TooMuch":     {reason: "there are no more than all", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
+		"Negative":    {reason: "nor less than none", o: TracesOptions{Endpoint: "localhost:4317", Rate: -1}, says: "--tracing-sampling-rate-per-million: "},
+		"RateForNone": {reason: "the endpoint was forgotten", o: TracesOptions{Rate: 1}, says: "--tracing-endpoint"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := errors.Join(tc.o.Validate()...)
+			if tc.says == "" {
+				assert.NoError(t, err, tc.reason)
+				return
+			}
+			assert.ErrorContains(t, err, tc.says, tc.reason)
+		})
 	}
 }

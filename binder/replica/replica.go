@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replica lets the replicas of Prebind know of each other: each keeps a
-// Lease, by which the others see that it lives.
+// Package replica keeps the Lease of this replica, with its status, observes the Leases of
+// the other replicas, and elects a leader.
 package replica
 
 import (
@@ -44,6 +44,10 @@ const (
 	// prefix begins their names.
 	prefix = "prebind-replica-"
 )
+
+// Replicas keep leases and elect a leader in Prebind's own namespace.
+//
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;delete
 
 // NewID returns an identifier for this process that no other has.
 func NewID() string { return rand.String(8) }

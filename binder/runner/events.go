@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
 // Reasons of the events on pods. They are stable.
 const (
 	// ReasonWaiting: the bind waits for what the event says.

@@ -103,6 +103,9 @@ func Default(r Registered) *PrebindConfiguration {
 	return c
 }
 
+// Registered returns what Default was given.
+func (c *PrebindConfiguration) Registered() Registered { return c.registered }
+
 // Registered are the mutators and PreBind plugins that a configuration can switch on, in
 // the order in which they run.
 type Registered struct{ Mutators, Plugins []Component }

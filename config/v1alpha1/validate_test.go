@@ -86,7 +86,7 @@ func TestSelected(t *testing.T) {
 		"Twice":           {reason: "what is on runs once", flag: []string{"a", "a"}, want: []string{"a"}},
 		"OnAndOff":        {reason: "a contradiction is an error", flag: []string{"a", "-a"}, says: `"a" is switched both on and off`},
 		"Unknown":         {reason: "an unknown name lists the known ones", flag: []string{"x"}, says: "a, b, c"},
-		"UnknownOff":      {reason: "also to switch off", flag: []string{"*", "-x"}, says: `no thing "x"`},
+		"UnknownOff":      {reason: "also to switch off", flag: []string{"*", "-x"}, says: `unknown thing "x"`},
 		"MinusStar":       {reason: "there is no '-*'", flag: []string{"-*"}, says: `"*"`},
 		"EmptyName":       {reason: "nothing is not a name", flag: []string{""}, says: `""`},
 		"Case":            {reason: "names are compared exactly", flag: []string{"A"}, says: `"A"`},

@@ -108,8 +108,8 @@ func TestIndex(t *testing.T) {
 
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
-	admission-control-config-file build-arg controllers create-namespace election-timeout field-selector help image max-mutating-requests-inflight name no-hooks output overrides prefix previous
-	push set show-labels tail timeout type`)
+	admission-control-config-file annotations build-arg controllers create-namespace election-timeout field-selector force help image
+	max-mutating-requests-inflight name no-hooks output overrides prefix previous push reuse-values set show-labels tail timeout type`)
 
 // A flag that the documentation names is there.
 func TestFlags(t *testing.T) {

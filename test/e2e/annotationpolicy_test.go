@@ -62,6 +62,8 @@ func untilPolicy(t *testing.T, w *world) {
 var metadata = map[string]struct {
 	annotation, label string
 	forged            bool
+	// forgedOnBound: only Prebind writes it once the pod is bound.
+	forgedOnBound bool
 }{
 	"topology":           {annotation: "topology.prebind.dev/zone", forged: true},
 	"topology label":     {label: "topology.prebind.dev/rack", forged: true},
@@ -73,7 +75,7 @@ var metadata = map[string]struct {
 	"timeout":            {annotation: "binder.prebind.dev/timeout"},
 	"require":            {annotation: "binder.prebind.dev/require"},
 	"node-state":         {annotation: "node-state.prebind.dev/expect"},
-	"device":             {annotation: "device.prebind.dev/gpu"},
+	"device":             {annotation: "device.prebind.dev/gpu", forgedOnBound: true},
 	"another's":          {annotation: "topology.example.com/zone"},
 	"another's prefix":   {annotation: "mytopology.prebind.dev/zone"},
 	"Kubernetes's label": {label: "topology.kubernetes.io/zone"},
@@ -110,7 +112,7 @@ func testPolicyUpdate(t *testing.T, w *world) {
 					field, key = "labels", tc.label
 				}
 				err := b.patchMetadata(field, key, `"mine"`, subresource)
-				assertForged(t, err, tc.forged, key)
+				assertForged(t, err, tc.forged || tc.forgedOnBound, key)
 			})
 		}
 	}

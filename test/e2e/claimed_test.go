@@ -186,7 +186,7 @@ func TestWithoutItsComponent(t *testing.T) {
 	_, err := b.program("serve", "--resource-claims-allocate=gpu.example.com", "--kubeconfig="+b.prebind.Kubeconfig(), "--cert-dir="+b.prebind.CertDir(),
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
-	for _, words := range []string{"the PreBind plugin resource-claims lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
+	for _, words := range []string{"PreBind plugin resource-claims: the service account lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
 		require.ErrorContains(t, err, words)
 	}
 	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)

@@ -92,7 +92,7 @@ func TestDeviceRecovery(t *testing.T) {
 		t.Run("a bind that had been allowed is swept", func(t *testing.T) {
 			t.Parallel()
 			left, next := left.in(t), g.in(t).parker(gpu("GPU-1"))
-			next.assertRefused(next.park(), left.holds("GPU-1")+", whose bind is under way")
+			next.assertRefused(next.park(), left.holds("GPU-1")+" (bind in progress)")
 			left.untilFree()
 			left.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
 			require.NoError(t, next.park())
@@ -114,7 +114,7 @@ func TestDeviceRecovery(t *testing.T) {
 			g := g.in(t)
 			first, second, deleted := g.parker(gpu("GPU-3")), g.parker(gpu("GPU-3")), g.parker(gpu("GPU-4"))
 			hook.refused(first)
-			second.assertRefused(second.park(), first.holds("GPU-3")+", whose bind is under way")
+			second.assertRefused(second.park(), first.holds("GPU-3")+" (bind in progress)")
 			hook.refused(deleted)
 			deleted.deletePod()
 			deleted.untilFree()

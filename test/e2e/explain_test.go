@@ -158,7 +158,7 @@ func TestExplain(t *testing.T) {
 		out, _, code := b.command("explain", "pod", "--node=node-1", "-n="+b.ns)
 		assert.Equal(t, 0, code)
 		assert.Contains(t, out, "would be bound")
-		assert.Contains(t, out, "Prebind has no part in this bind")
+		assert.Contains(t, out, "Prebind does not take part in this bind")
 	})
 
 	t.Run("as a plugin of kubectl", func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestExplain(t *testing.T) {
 		require.NoError(t, os.Symlink(kubectl, filepath.Join(dir, "kubectl")))
 		out, errs, code := b.ran(exec.CommandContext(t.Context(), filepath.Join(dir, "kubectl"), "prebind", "explain", "pod", "--node=node-4", "-n="+b.ns))
 		assert.Equal(t, 1, code, "%s", errs)
-		for _, words := range []string{"it would have to wait", "volumebinding", "waits for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
+		for _, words := range []string{"would wait", "volumebinding", "waiting for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
 			assert.Contains(t, out, words)
 		}
 		t.Logf("for the eye:\n%s", out)
@@ -217,6 +217,7 @@ func TestStatus(t *testing.T) {
 	}()
 	type status struct {
 		Replica, Pod, Config, Problem string
+		Leader                        bool
 		InFlight                      []attempt.InFlight
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -241,15 +242,34 @@ func TestStatus(t *testing.T) {
 	}, patience, again)
 	out, _, code := b.command("status")
 	assert.Equal(t, 0, code)
-	for _, words := range []string{"REPLICA", "Enforce", "WAITS FOR", b.ns, "volumebinding", "29m"} {
+	for _, words := range []string{"REPLICA", "Enforce", "WAITING FOR", b.ns, "volumebinding", "29m"} {
 		assert.Contains(t, out, words)
 	}
 	t.Logf("for the eye:\n%s", out)
+	binds := func(args ...string) (count int) {
+		out, errs, code := b.command(append([]string{"status", "-o=json"}, args...)...)
+		require.Equal(t, 0, code, errs)
+		var all []status
+		require.NoError(t, json.Unmarshal([]byte(out), &all))
+		leaders := 0
+		for _, s := range all {
+			count += len(s.InFlight)
+			if s.Leader {
+				leaders++
+			}
+		}
+		assert.Equal(t, 1, leaders, "one replica leads: %s", out)
+		return count
+	}
+	assert.Equal(t, 1, binds("-n="+b.ns))
+	assert.Equal(t, 1, binds("-n="+b.ns, "--pod=pod"))
+	assert.Zero(t, binds("-n="+b.ns, "--pod=another"))
+	assert.Zero(t, binds("--namespace=another", "--pod=pod"))
 	cancel()
 	require.Error(t, <-waiting, "the call was given up")
 
-	out, _, _ = b.command("status", "-n="+b.ns)
-	assert.Contains(t, out, "No replica of Prebind has a lease in the namespace "+b.ns)
+	out, _, _ = b.command("status", "--prebind-namespace="+b.ns)
+	assert.Contains(t, out, "No replica of Prebind has a lease in namespace "+b.ns)
 	_, errs, code := b.command("status", "--as=nobody")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "cannot list resource \"leases\"")

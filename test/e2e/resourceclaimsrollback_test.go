@@ -143,10 +143,10 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	require.NoError(t, err)
 	err = b.bindByHand(gen.Binding(other, "node-2"))
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "nothing that is free on the node node-2 fits")
+	assert.ErrorContains(t, err, "no free devices on node node-2 match")
 
 	b.untilResourceClaim("gpu", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
-	b.untilEvent("PreBindRolledBack", "the bind to node-2 did not come about", "resource-claims gave back the devices of", b.ns+"/gpu")
+	b.untilEvent("PreBindRolledBack", "the bind to node-2 did not come about", "resource-claims deallocated", b.ns+"/gpu")
 	errs := b.insist(t.Context(), gen.Binding(other, "node-2"))
 	require.NoError(t, errs[len(errs)-1])
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(b.assertReserved("other", other)))

@@ -65,9 +65,9 @@ func testToggleByFile(t *testing.T, w *world) {
 		// What cannot be read, what there is not, and what Prebind may not do.
 		for _, bad := range []struct{ config, says string }{
 			{"mutators: [\n", "invalid YAML"},
-			{"mutators: []\nplugins: []\n", `config.yaml:4: there is no field "plugins"`},
-			{"prebindPlugins: ['*', volumes]\n", `there is no PreBind plugin "volumes"`},
-			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "the PreBind plugin resource-claims lacks permissions"},
+			{"mutators: []\nplugins: []\n", `config.yaml:4: unknown field "plugins"`},
+			{"prebindPlugins: ['*', volumes]\n", `unknown PreBind plugin "volumes"`},
+			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "PreBind plugin resource-claims: the service account lacks permissions"},
 		} {
 			set(bad.config)
 			w.untilMetric(t, "prebind_config_last_reload_successful 0")

@@ -109,10 +109,10 @@ func TestUnregister(t *testing.T) {
 		require.NoError(t, err)
 		return out
 	}
-	assert.Equal(t, "the MutatingWebhookConfiguration "+name+" is gone: binds do not ask Prebind any more\n", unregister())
+	assert.Equal(t, "MutatingWebhookConfiguration "+name+" deleted: the API server does not call Prebind any more\n", unregister())
 	_, err = configurations.Get(t.Context(), name, metav1.GetOptions{})
 	assert.True(t, apierrors.IsNotFound(err))
-	assert.Equal(t, "there is no MutatingWebhookConfiguration "+name+": binds do not ask Prebind\n", unregister())
+	assert.Equal(t, "MutatingWebhookConfiguration "+name+" does not exist: the API server does not call Prebind\n", unregister())
 	_, err = configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
 	assert.NoError(t, err, "another one should be left alone")
 	_, err = b.program("unregister", "--kubeconfig="+b.prebind.Kubeconfig())

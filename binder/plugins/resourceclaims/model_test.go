@@ -474,7 +474,7 @@ func (m *model) settle() {
 	delete(held, "fabric/link")
 	for _, name := range m.claims() {
 		claim := m.s.claim(name)
-		if marks := marksOf(claim); len(marks) > 0 {
+		if marks := unsettled(claim); len(marks) > 0 {
 			m.fault("%s still has marks: %v", name, marks)
 		}
 		for _, r := range claim.Status.ReservedFor {

@@ -31,6 +31,7 @@ import (
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -174,7 +175,7 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	if left := r.in(unallocated, unreserved, borrowed, unready); len(r.unmade) == 0 {
 		about = claimObject(left[0].claim.Namespace, left[0].claim.Name)
 	}
-	return framework.Wait(about, "it changed while the bind was prepared").Advise("repeat the Binding")
+	return framework.Wait(about, "changed during the bind").Advise("retry the Binding")
 }
 
 // PreBindRollBack removes the reservations that this attempt made, and nothing else. The
@@ -199,11 +200,11 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	names, err := p.touched(ctx, bc)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not list the marked claims, will try again")
+		klog.FromContext(ctx).Error(err, "Failed to list the marked claims, the sweep retries it")
 	}
 	for _, name := range names {
 		if err := p.unmark(ctx, bc, name); err != nil {
-			klog.FromContext(ctx).Error(err, "The mark of a reservation stays, will be tried again", "claim", klog.KRef(bc.Pod.Namespace, name))
+			klog.FromContext(ctx).Error(err, "Failed to remove the mark of a reservation, the sweep retries it", "claim", klog.KRef(bc.Pod.Namespace, name))
 		}
 	}
 }
@@ -217,10 +218,16 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 		return nil, err
 	}
 	var marks []framework.Mark
+	seen := sets.New[framework.Mark]()
 	for i := range list.Items {
-		marks = append(marks, unsettled(&list.Items[i])...)
+		for _, m := range unsettled(&list.Items[i]) {
+			if !seen.Has(m) { // A pod can have several claims.
+				seen.Insert(m)
+				marks = append(marks, m)
+			}
+		}
 	}
-	return unique(marks), nil
+	return marks, nil
 }
 
 // Tidy removes devices from the records that no claim has any more.

@@ -29,7 +29,7 @@ type scene struct {
 	// claims are those that have devices of the pools according to the cache.
 	claims []*resourcev1.ResourceClaim
 	// records are those of the pools, as the API server has them.
-	records []*poolRecord
+	records []*poolVersion
 }
 
 // sceneOf reads the scene. A record that cannot be decoded is an error, because any claim
@@ -189,16 +189,17 @@ func (s *scene) occupied(claim *resourcev1.ResourceClaim, attempt string, seen s
 		case free:
 		}
 	}
-	for _, r := range s.records {
-		for device, e := range r.entries {
+	for _, v := range s.records {
+		for name, e := range v.Record.entries {
 			if e.UID == claim.UID && e.Attempt == attempt {
 				continue
 			}
-			is := seen.entry(e, r.id(device))
+			device := v.Record.id.device(name)
+			is := seen.entry(e, device)
 			if e.UID == claim.UID {
 				o.contested = o.contested || is != free
 			}
-			note(r.id(device), is, suspect{uid: e.UID, name: types.NamespacedName(e.Claim)})
+			note(device, is, suspect{uid: e.UID, name: types.NamespacedName(e.Claim)})
 		}
 	}
 	for _, c := range s.claims {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -27,7 +28,7 @@ func versioned(version string) claimOption {
 
 func TestSightings_Entry(t *testing.T) {
 	device := structured.MakeDeviceID(driver, "node-a", "gpu-0")
-	e := entry{Claim: claimName{"default", "c"}, UID: "claim-c", Attempt: "here-1", Version: "10"}
+	e := entry{Claim: ledger.ObjectName{Namespace: "default", Name: "c"}, UID: "claim-c", Attempt: "here-1", Version: "10"}
 	old := e
 	old.Version = ""
 	cases := map[string]struct {
@@ -113,7 +114,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 			node := fmt.Sprintf("node-%d", n)
 			s.Put(gen.Node(node, gen.Zone(fmt.Sprintf("z%d", n%2))))
 			s.Put(pool(node, "gpu-0", "gpu-1"))
-			own := poolRecord{driver: driver, pool: node, entries: map[string]entry{}}
+			own := newPoolRecord(poolID{driver, node})
 			for d := range 2 {
 				claim := theClaim(fmt.Sprintf("c%d%d", n, d))
 				device := fmt.Sprintf("gpu-%d", d)
@@ -122,13 +123,11 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 					allocated(node, device)(claim)
 					s.Put(claim)
 				case 1:
-					own.entries[device] = entry{Claim: name(claim), UID: claim.UID, Attempt: "gone-1", Version: "1"}
+					own.entries[device] = entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: "gone-1", Version: "1"}
 				}
 			}
-			if data, err := own.encode(); err == nil && len(own.entries) > 0 {
-				object := &corev1.ConfigMap{Data: data}
-				object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
-				s.Put(object)
+			if len(own.entries) > 0 {
+				s.Put(recordOf(t, own))
 			}
 		}
 		fabric, ok := pool("fabric", "gpu-0").(*resourcev1.ResourceSlice)
@@ -167,13 +166,11 @@ func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]
 	var claims resourcev1.ResourceClaimList
 	require.NoError(t, s.Cache().List(t.Context(), &slices))
 	require.NoError(t, s.Cache().List(t.Context(), &claims))
-	all, err := (&pools{live: s.Connect(), namespace: system}).list(t.Context())
-	require.NoError(t, err)
 	taken := sets.New[deviceID]()
-	for _, r := range all {
+	for _, r := range poolRecords(t, s) {
 		for device, e := range r.entries {
 			if e.UID != claim || e.Attempt != attempt {
-				taken.Insert(r.id(device))
+				taken.Insert(r.id.device(device))
 			}
 		}
 	}
@@ -211,7 +208,7 @@ func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 		}
 		claim := s.claim("c0")
 		_, err := r.allocator.allocate(t.Context(), bind(pods[0], "node-a", "here-1"), claim)
-		require.ErrorContains(t, err, "nothing that is free")
+		require.ErrorContains(t, err, "no free devices")
 		return claims
 	}
 	assert.Equal(t, 2, reads(t), "those of the node, which hold what it needs")

@@ -37,7 +37,9 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/test/gen"
 	prebindwebhook "github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
@@ -140,7 +142,7 @@ func admissionVariants(tb testing.TB) []admissionVariant {
 func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	tb.Helper()
 	registry := prometheus.NewRegistry()
-	recorder, err := newRecorder(registry, certificates.NewMetrics(), nil)
+	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics()})
 	require.NoError(tb, err)
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
 	engine := benchEngine(tb, untimed, nil)
@@ -157,17 +159,18 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 // benchEngine has all that is on by default.
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
-	s := defaultSettings(&registry{mutators: RegisteredMutators(), plugins: RegisteredPlugins()})
+	registry := newRegistry()
+	s := v1alpha1.Default(registry.Components())
 	world, changes := benchWorld(), framework.NewHub()
-	selectedMutators, err := s.selectedMutators()
+	selectedMutators, err := registry.MutatorsOf(s)
 	require.NoError(tb, err)
 	var chain []mutators.Mutator
 	for _, m := range selectedMutators {
-		built, err := m.New(s.argumentsOf(m.Name))
+		built, err := m.New(s.Arguments.Of(m.Name))
 		require.NoError(tb, err)
 		chain = append(chain, timed(built))
 	}
-	selectedPlugins, err := s.selectedPlugins()
+	selectedPlugins, err := registry.PluginsOf(s)
 	require.NoError(tb, err)
 	require.Len(tb, selectedPlugins, 4, "all that are on")
 	var plugins []framework.PreBinder
@@ -175,7 +178,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 		built, err := p.New(framework.Handle{
 			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},
 			Namespace: "prebind-system",
-		}, s.argumentsOf(p.Name))
+		}, s.Arguments.Of(p.Name))
 		require.NoError(tb, err)
 		plugins = append(plugins, built)
 	}

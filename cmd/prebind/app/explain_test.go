@@ -4,25 +4,17 @@
 package app
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientsetfake "k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 )
 
@@ -62,7 +54,7 @@ func TestJudge(t *testing.T) {
 		},
 		"APIServerInTrouble": {
 			reason: "an API server without etcd refuses nothing",
-			answer: denial(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "request did not complete"), err: "cannot decide on the bind",
+			answer: denial(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "request did not complete"), err: "the API server could not decide",
 		},
 		"Internal": {
 			reason: "a failure of Prebind's own keeps the pod from being bound", answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, "p: it panicked"),
@@ -100,15 +92,15 @@ func TestReportText(t *testing.T) {
 	}
 	var out strings.Builder
 	require.NoError(t, r.text(&out))
-	assert.Equal(t, `Pod shop/web to Node a: it would be refused
+	assert.Equal(t, `Bind of pod shop/web to node a: would be rejected
   p: no
 
-Prebind is in audit mode here: it would only report what follows (verdict: refuse), and add nothing.
+Prebind is in mode Audit in this namespace: it only reports the following (verdict: refuse).
 
 PLUGIN   VERDICT   DETAIL
 p        refuses   Node a: no
                    another
-q        waits     waits for rain
+q        waits     waiting for rain
                    would dance
 
 ADDED        KEY   VALUE
@@ -116,7 +108,7 @@ annotation   a     1
 annotation   b     2
 label        l     3
 
-Some of it is left out: it is longer than the API server passes on.
+The explanation is incomplete: it is longer than the API server allows.
 
 Warning: somebody's
 Warning: ours
@@ -128,65 +120,4 @@ func TestExitCode(t *testing.T) {
 	assert.Equal(t, 1, ExitCode(errors.New("any")))
 	assert.Equal(t, 2, ExitCode(exitError{code: exitRefuse}))
 	assert.Empty(t, exitError{code: exitRefuse}.Error(), "the report says it all")
-}
-
-func TestStatusText(t *testing.T) {
-	now := time.Now()
-	var out strings.Builder
-	text := (&statusOptions{clock: clocktesting.NewFakeClock(now)}).text
-	require.NoError(t, text("own", nil)(&out))
-	assert.Equal(t, "No replica of Prebind has a lease in the namespace own.\n", out.String())
-
-	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
-	all := []replicaStatus{
-		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Told: ago(3 * time.Second), InFlight: []attempt.InFlight{
-			{Namespace: "shop", Pod: "web", Node: "a", Attempt: "aaa-1", Phase: "preparing", Plugin: "q", WaitsFor: "rain", Since: ago(time.Minute), Budget: metav1.Duration{Duration: 10 * time.Minute}},
-		}},
-		{Replica: "bbb", Problem: "draining", Told: ago(time.Second), InFlight: []attempt.InFlight{
-			{Namespace: "shop", Pod: "old", Node: "b", Attempt: "bbb-1", Phase: "prepared", Since: ago(time.Hour), Budget: metav1.Duration{Duration: time.Hour}},
-		}},
-		{Replica: "ccc", Told: ago(time.Minute)},
-	}
-	out.Reset()
-	require.NoError(t, text("own", all)(&out))
-	assert.Equal(t, `REPLICA   POD         VERSION   MODE      CONFIG   PREPARING   PREPARED   HOLDS   TOLD      READY
-aaa       prebind-1   v1        Enforce   123      3           1          2/32    3s ago    yes
-bbb       -           -         -         -        0           0          0/0     1s ago    no: draining
-ccc       -           -         -         -        0           0          0/0     60s ago   unknown: it has told nothing for a while
-
-NAMESPACE   POD   NODE   REPLICA   PHASE       FOR   OF    PLUGIN   WAITS FOR
-shop        old   b      bbb       prepared    60m   60m   -        -
-shop        web   a      aaa       preparing   60s   10m   q        rain
-
-3 more are not shown: each replica reports at most 64 KiB.
-`, out.String())
-}
-
-// TestStatusOfAWrongClock: that is said, and what it tells is put right.
-func TestStatusOfAWrongClock(t *testing.T) {
-	written := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	client := clientsetfake.NewClientset()
-	// The fake client would note its own time.
-	client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-		list := &coordinationv1.LeaseList{}
-		for id, ahead := range map[string]time.Duration{"aaa": time.Hour, "bbb": -90 * time.Second, "ccc": 4 * time.Second} {
-			told, err := json.Marshal(replicaStatus{Replica: id, InFlight: []attempt.InFlight{{Pod: "web", Since: metav1.NewTime(written.Add(ahead - time.Minute))}}})
-			require.NoError(t, err)
-			lease := coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(ahead)))}}
-			lease.Labels, lease.Annotations = map[string]string{"prebind.dev/replica": id}, map[string]string{"prebind.dev/status": string(told)}
-			lease.ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(metav1.NewTime(written))}}
-			list.Items = append(list.Items, lease)
-		}
-		return true, list, nil
-	})
-	all, err := readStatus(t.Context(), client, "prebind-system")
-	require.NoError(t, err)
-	require.Len(t, all, 3)
-	for i, want := range []string{"yes, but its clock is 60m ahead of the API server's", "yes, but its clock is 90s behind the API server's", "yes"} {
-		assert.Equal(t, want, all[i].health(written))
-		assert.WithinDuration(t, written, all[i].Told.Time, 0, "the API server knows")
-		assert.WithinDuration(t, written.Add(-time.Minute), all[i].InFlight[0].Since.Time, clocksDiffer)
-	}
-	all[0].Problem = "draining"
-	assert.Equal(t, "no: draining, and its clock is 60m ahead of the API server's", all[0].health(written))
 }

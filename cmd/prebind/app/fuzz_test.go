@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // FuzzConfiguration: whatever the file says, with the arguments of all mutators and
@@ -26,10 +28,10 @@ func FuzzConfiguration(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	r := defaultServeOptions().registry
+	r := newRegistry().Components()
 	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		c, err := newConfiguration(r, "file", append([]byte(fileHead), content...), none)
+		c, err := v1alpha1.Parse(r, "file", append([]byte(fileHead), content...), none)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				assert.NotEmpty(t, strings.TrimSpace(line), "%q", err)
@@ -38,8 +40,8 @@ func FuzzConfiguration(f *testing.F) {
 		}
 		encoded, err := c.Encode()
 		require.NoError(t, err)
-		again, err := newConfiguration(r, "file", encoded, none)
+		again, err := v1alpha1.Parse(r, "file", encoded, none)
 		require.NoError(t, err, "%s", encoded)
-		assert.Equal(t, c.hash, again.hash, "%s", encoded)
+		assert.Equal(t, c.Hash, again.Hash, "%s", encoded)
 	})
 }

@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/test/gen"
@@ -117,7 +118,7 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
-	options := cacheOptions(&registry{plugins: RegisteredPlugins()}, "prebind-system")
+	options := assembly.CacheOptions(newRegistry(), "prebind-system")
 	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
 	c, err := cache.New(&rest.Config{Host: url}, options)
 	if err != nil {

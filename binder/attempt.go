@@ -1,0 +1,121 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+
+	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// prepare joins the attempt that is under way for this bind, or checks by
+// PreFlight and begins one where a plugin has something to do.
+func (c *call) prepare(ctx context.Context) Decision {
+	held := hold{call: c}
+	defer held.release()
+	for {
+		a, r, at := c.attempts.Join(c.key)
+		c.joined = a
+		if a != nil {
+			if err := c.withoutLease(); err != nil {
+				return c.later(err)
+			}
+		}
+		if (at == attempt.Preparing || at == attempt.Failed) && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
+			// What is under way, or its error, is not what this call asks for.
+			c.attempts.Dismiss(a, r)
+			at = attempt.RollingBack
+		}
+		switch at {
+		case attempt.Over, attempt.Prepared:
+			id := attempt.NewID(c.replica)
+			if a != nil {
+				id = a.ID()
+			}
+			bc := c.context(id)
+			run, err := c.preFlight(ctx, bc)
+			if err != nil {
+				return c.later(err)
+			}
+			if len(run) == 0 {
+				if a == nil {
+					return c.allow(ctx, bc)
+				}
+				if d, ok := c.allowBy(ctx, a, bc); ok {
+					return d
+				}
+				continue
+			}
+			if err := c.withoutLease(); err != nil {
+				return c.later(err)
+			}
+			r = attempt.NewRound(c.settings, bc, run, c.plugins)
+			if a == nil {
+				a = c.attempts.Start(ctx, c.key, r, c.budget)
+			} else if !c.attempts.Repeat(ctx, a, r) {
+				a = nil
+			}
+			if a == nil {
+				if held.over(ctx) {
+					return c.later(r.Stopped())
+				}
+				continue
+			}
+			c.joined = a
+		case attempt.RollingBack:
+			if !held.until(ctx, r, a.Over()) {
+				if r.OverBudget() {
+					return c.later(a.OverBudget(r))
+				}
+				return c.later(framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+			}
+			if !c.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
+				return c.later(r.PodChanged())
+			}
+			// That took its time: PreFlight judges the node as it is now.
+			var err *framework.Error
+			if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
+				return c.later(err)
+			}
+			continue
+		case attempt.Preparing, attempt.Failed:
+		}
+		if !held.until(ctx, r, r.Done()) {
+			if r.OverBudget() {
+				// The plugin does not listen.
+				return c.later(a.OverBudget(r))
+			}
+			return c.later(a.Waiting(r, c.clock.Now()))
+		}
+		if err := r.Err(); err != nil {
+			c.attempts.ErrorReturned(a)
+			return c.later(err)
+		}
+		if r.Settings != c.settings {
+			// Other plugins may take part now, or judge otherwise.
+			continue
+		}
+		if d, ok := c.allowBy(ctx, a, r.Context); ok {
+			return d
+		}
+		if err := c.withoutLease(); err != nil {
+			return c.later(err)
+		}
+		// It was prepared, and came to its outcome before this call heard of it.
+		return c.later(r.PodChanged())
+	}
+}
+
+// withoutLease returns why no bind may be allowed here that relies on what an attempt
+// wrote, or nil.
+func (c *call) withoutLease() *framework.Error {
+	if _, held := c.term(); held {
+		return nil
+	}
+	err := framework.Wait(podObject(c.Pod), "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
+		Advise("repeat the Binding: another replica may answer it")
+	err.Plugin = framework.Binder
+	return err
+}
