@@ -182,7 +182,7 @@ generate: ## Write generated files: roles, docs/{flags,metrics}.md, docs/configu
 		mkdir -p $$(dirname $$to) && cp $$from $$to || exit 1; \
 	done
 	@test "$(GENERATED_DIR)" = . || cp $(CHART)/Chart.yaml $(CHART)/values.yaml $(CHART)/README.md.gotmpl $(GENERATED_DIR)/$(CHART)/
-	go run ./test/chartschema $(CHART)/values.yaml >$(GENERATED_DIR)/$(CHART)/values.schema.json
+	go run ./test/chartschema $(CHART)/values.yaml $(GENERATED_DIR)/docs/configuration.schema.json >$(GENERATED_DIR)/$(CHART)/values.schema.json
 	$(TOOL) helm-docs --chart-search-root=$(GENERATED_DIR)/$(CHART) --sort-values-order=file --ignore-non-descriptions \
 		--skip-version-footer --log-level=warning
 
