@@ -69,7 +69,7 @@ func (c *call) prepare(ctx context.Context) Decision {
 				if r.OverBudget() {
 					return c.later(a.OverBudget(r))
 				}
-				return c.later(framework.Wait(framework.Object{}, "waiting for an earlier attempt at this bind to be rolled back"))
+				return c.later(framework.Wait(podObject(c.Pod), "waiting for the rollback of an earlier attempt").Advise("retry the Binding"))
 			}
 			if !c.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
 				return c.later(r.PodChanged())
@@ -114,8 +114,8 @@ func (c *call) withoutLease() *framework.Error {
 	if _, held := c.term(); held {
 		return nil
 	}
-	err := framework.Wait(podObject(c.Pod), "this replica of Prebind could not renew its lease in time, so another one may roll back what it prepares").
-		Advise("repeat the Binding: another replica may answer it")
+	err := framework.Wait(podObject(c.Pod), "waiting for this replica of Prebind to renew its lease").
+		Advise("retry the Binding")
 	err.Plugin = framework.Binder
 	return err
 }

@@ -156,7 +156,7 @@ func TestBind_Names(t *testing.T) {
 				return
 			}
 			require.Equal(t, tc.kind, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
-			assert.Contains(t, d.Err.Error(), "there is no such node")
+			assert.Contains(t, d.Err.Error(), "not found")
 			assert.Less(t, len(d.Err.Error()), 2000)
 		})
 	}

@@ -276,7 +276,7 @@ func cutShort(ctx context.Context, err *framework.Error) bool {
 
 // unfinished is the answer to a call that ended before it was decided.
 func unfinished(r Request, cause *framework.Error) *framework.Error {
-	err := framework.Wait(podObject(r.Pod), "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
+	err := framework.Wait(podObject(r.Pod), "the request ended before the decision").Advise("retry the Binding").Because(cause)
 	err.Plugin = framework.Binder
 	return err
 }

@@ -113,7 +113,7 @@ func auditOnly(d Decision) Decision {
 	out := Decision{Audit: a, Explanation: d.Explanation}
 	switch x := d.Explanation; {
 	case d.Err != nil:
-		out.Warnings = []string{"audit: the bind would not be allowed (" + a.Kind + "): " + d.Err.Error()}
+		out.Warnings = []string{"audit: the bind would be rejected (" + a.Kind + "): " + d.Err.Error()}
 	case x != nil && x.Verdict == VerdictWait:
 		a.Kind = string(framework.KindWait)
 		for _, p := range x.Plugins {

@@ -115,8 +115,8 @@ func TestExplanation(t *testing.T) {
 			binding: func(b *corev1.Binding) { b.Annotations = map[string]string{"binder.prebind.dev/require": "nobody"} },
 			want: &Explanation{Verdict: VerdictRefuse, Mode: ModeEnforce, Refusal: &Refusal{
 				Kind: framework.KindRefuse, Plugin: "binder", Object: "Binding default/web",
-				Message: `its annotation binder.prebind.dev/require asks for the PreBind plugin "nobody", which is not switched on (on: a)`,
-				Advice:  "correct the annotation, or switch the plugin on by --prebind-plugins",
+				Message: `annotation binder.prebind.dev/require: PreBind plugin "nobody" is not enabled (enabled: a)`,
+				Advice:  "correct the annotation, or enable the plugin with --prebind-plugins",
 			}},
 		},
 		"NoNode": {
@@ -161,8 +161,8 @@ func TestAudit(t *testing.T) {
 		"Refused": {
 			reason: "nothing is refused", plugins: []framework.PreBinder{refusing("a", "never")},
 			want:    Audit{Kind: "refused", Err: &framework.Error{Kind: framework.KindRefuse, Plugin: "a", Object: claim, Message: "never"}},
-			warning: "audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
-			event:   "web Normal BindAudited: audit: the bind would not be allowed (refused): a: " + aboutClaim + ": never",
+			warning: "audit: the bind would be rejected (refused): a: " + aboutClaim + ": never",
+			event:   "web Normal BindAudited: audit: the bind would be rejected (refused): a: " + aboutClaim + ": never",
 		},
 		"Failed": {
 			reason: "our own failure is in nobody's way either", plugins: []framework.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(*framework.BindContext) (framework.Next, error) { panic("oops") }}},

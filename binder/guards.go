@@ -4,8 +4,6 @@
 package binder
 
 import (
-	"maps"
-
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -35,7 +33,7 @@ func guardTarget(b *corev1.Binding) *framework.Error {
 	if len(problems) == 0 {
 		return nil
 	}
-	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
+	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "not found: invalid name: %s", problems[0]).Advise("choose another node")
 	err.Plugin = framework.Binder
 	return err
 }
@@ -52,16 +50,16 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	}
 	switch {
 	case b.UID != "" && b.UID != pod.UID:
-		return stale("the Binding is for the UID %s, the pod has %s", short(string(b.UID)), pod.UID).
-			Advise("the pod was created anew under its name: schedule it again")
+		return stale("has UID %s, but the Binding requires %s", pod.UID, short(string(b.UID))).
+			Advise("schedule the new pod")
 	case pod.DeletionTimestamp != nil:
-		return stale("the pod is being deleted").Advise("forget this bind")
+		return stale("terminating").Advise("discard the Binding")
 	case len(pod.Spec.SchedulingGates) > 0:
-		return stale("the pod has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
-			Advise("bind it when its gates are removed")
+		return stale("has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
+			Advise("bind the pod after its scheduling gates are removed")
 	case b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
-		return stale("the Binding is for the resourceVersion %s, the pod has %s", short(b.ResourceVersion), pod.ResourceVersion).
-			Advise("the pod has changed: schedule it again")
+		return stale("has resourceVersion %s, but the Binding requires %s", pod.ResourceVersion, short(b.ResourceVersion)).
+			Advise("schedule the changed pod")
 	}
 	return nil
 }
@@ -77,27 +75,27 @@ var (
 // refuses every later update of that pod, the kubelet's included. There must be room
 // for the annotations that may come, too.
 func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *framework.Error {
-	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(annotations)+len(mayCome))
-	maps.Copy(merged, pod.Annotations)
-	maps.Copy(merged, b.Annotations)
-	maps.Copy(merged, mayCome)
-	maps.Copy(merged, annotations)
-	problems := apivalidation.ValidateAnnotations(merged, annotationsPath)
+	sources := []map[string]string{pod.Annotations, b.Annotations, mayCome, annotations}
+	problems := validKeys.check(sources...)
+	fits := fitTogether(sources...)
+	if !fits {
+		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
+	}
 	// The pod's own labels are valid already.
 	problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	problems = append(problems, metav1validation.ValidateLabels(labels, labelsPath)...)
 	if len(problems) == 0 {
 		return nil
 	}
-	advice := "bound like this, the pod could never be updated again; correct the Binding"
-	if len(annotations)+len(mayCome) > 0 && apivalidation.ValidateAnnotationsSize(merged) != nil && guardMerged(pod, b, nil, nil, nil) == nil {
-		advice = "the annotations that Prebind adds do not fit any more; shorten those of the pod or the Binding, or let fewer mutators run"
+	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
+	if len(annotations)+len(mayCome) > 0 && !fits && guardMerged(pod, b, nil, nil, nil) == nil {
+		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
 	}
 	err := &framework.Error{
 		Kind:    framework.KindInvalid,
 		Plugin:  framework.Binder,
 		Object:  framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
+		Message: "invalid metadata after the merge with the Binding: " + short(problems.ToAggregate().Error()),
 		Advice:  advice,
 	}
 	for _, p := range problems {

@@ -57,14 +57,14 @@ func TestGuardPod(t *testing.T) {
 			pod:     gen.Pod("web", gen.UID("2")),
 			binding: []gen.BindingOption{gen.UID("1")},
 			want:    framework.KindStale,
-			says:    "schedule it again",
+			says:    "schedule the new pod",
 		},
 		"Terminating": {
 			reason:  "a pod that is being deleted is not bound",
 			pod:     gen.Pod("web", gen.UID("1"), gen.Terminating()),
 			binding: []gen.BindingOption{gen.UID("1")},
 			want:    framework.KindStale,
-			says:    "being deleted",
+			says:    "terminating",
 		},
 		"Gated": {
 			reason:  "the API server refuses to bind a gated pod, but only after the plugins would have run",

@@ -24,7 +24,7 @@ func (c *call) mutate(ctx context.Context) *framework.Error {
 	var err *framework.Error
 	c.preview, err = c.compose(ctx, additions{})
 	for _, f := range c.preview.Failures {
-		klog.FromContext(ctx).Error(f.Err, "A mutator failed, what it adds is left out", "mutator", f.Mutator, "stack", f.Stack)
+		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
 	}
 	return err
 }
@@ -75,7 +75,7 @@ func (c *call) compose(ctx context.Context, add additions) (Decision, *framework
 		claimed, err := c.settings.Claimed(ctx, c.pod)
 		if err != nil && ctx.Err() != nil {
 			// No mutator has failed.
-			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(podObject(c.Pod), "reading its ResourceClaims", err))
+			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(podObject(c.Pod), "reading the ResourceClaims of the pod", err))
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
@@ -97,7 +97,7 @@ func (c *call) compose(ctx context.Context, add additions) (Decision, *framework
 		for short, value := range annotations {
 			key := plugin + "." + framework.Domain + "/" + short
 			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
-				return d, framework.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
+				return d, framework.AsError(plugin, fmt.Errorf("invalid annotation key %q", short))
 			}
 			d.Annotations[key] = value
 		}
@@ -128,7 +128,7 @@ func mutatorWarnings(r mutators.Result) []string {
 		warnings = append(warnings, c.String())
 	}
 	for _, f := range r.Failures {
-		warnings = append(warnings, fmt.Sprintf("%s: what it adds is left out: %v", f.Mutator, f.Err))
+		warnings = append(warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
 	}
 	return warnings
 }

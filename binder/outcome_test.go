@@ -341,7 +341,7 @@ func TestRollBackProperties(t *testing.T) {
 func quiet(t testing.TB) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
 // The pod is told what was undone, and nothing when nothing was.
-func TestRollBackIsTold(t *testing.T) {
+func TestRollBack_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		silent, speaking := newWriter("silent", calls), newWriter("speaking", calls)
@@ -356,7 +356,7 @@ func TestRollBackIsTold(t *testing.T) {
 		s := newScene(t, silent, speaking)
 		require.Nil(t, s.Bind(quiet(t), theRequest()).Err)
 		pass(framework.BindSettles + time.Minute)
-		assert.Equal(t, []string{"web Normal PreBindRolledBack: the bind to node-a did not come about: speaking gave back the thing"}, s.events.all())
+		assert.Equal(t, []string{"web Normal PreBindRolledBack: speaking: Node node-a: the pod was not bound; gave back the thing"}, s.events.all())
 
 		only := newScene(t, silent)
 		require.Nil(t, only.Bind(quiet(t), theRequest()).Err)

@@ -59,7 +59,7 @@ func (c *call) refresh(ctx context.Context, bc *framework.BindContext) *framewor
 		return err
 	}
 	if at := framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node); at != framework.Pending {
-		return framework.AsError(framework.Binder, framework.Stale(podObject(c.Pod), "the pod is %s", at).Advise("forget this bind"))
+		return framework.AsError(framework.Binder, framework.Stale(podObject(c.Pod), "%s", at).Advise("discard the Binding"))
 	}
 	if err := guardPod(pod, c.Binding); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (c *call) refresh(ctx context.Context, bc *framework.BindContext) *framewor
 	if node.UID != c.node.UID {
 		// The scheduler can mean the new node, and all plugins have to see it.
 		return framework.AsError(framework.Binder, framework.Wait(framework.Object{Kind: "Node", Name: node.Name},
-			"the node was deleted and created anew under its name, and Prebind has not heard of the new one yet").Advise("repeat the Binding"))
+			"recreated under the same name, waiting for the new node in the cache").Advise("retry the Binding"))
 	}
 	changed := pod.ResourceVersion != c.pod.ResourceVersion || node.ResourceVersion != c.node.ResourceVersion
 	c.pod, c.node = pod, node

@@ -119,7 +119,7 @@ func BenchmarkStep(b *testing.B) {
 func BenchmarkMutator(b *testing.B) {
 	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)
-	plain, err := topology.New(topology.Options{Labels: topology.DefaultLabels()})
+	plain, err := topology.New(&topology.Arguments{Labels: topology.DefaultLabels()})
 	require.NoError(b, err)
 	pod := gen.Pod("web")
 	in := mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a")}

@@ -70,12 +70,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.elsewhere(w, err)
 		return
 	}
-	body, bad := readReview(w, r)
+	body, object, bad := readReview(w, r)
 	if bad != nil {
 		h.refuse(w, r, bad)
 		return
 	}
-	x := &exchange{ResponseWriter: w, counted: r.Body}
+	x := &exchange{ResponseWriter: w, object: object, counted: r.Body}
 	x.body.Reset(body)
 	defer x.release()
 	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), budget(r))
@@ -109,6 +109,10 @@ func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Res
 	x.accept()
 	if x.bad = checkUID(r.UID); x.bad != nil {
 		return admission.Response{}
+	}
+	if x.object != nil {
+		// parse releases it.
+		r.Object.Raw, x.object = x.object, nil
 	}
 	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
 }

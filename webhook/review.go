@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,17 +56,17 @@ func invalid(format string, args ...any) *badRequest {
 }
 
 // readReview reads the body of a request, and checks what admission.Webhook does not check or does not
-// answer with an HTTP status: method, content type, size, kind and UID.
-func readReview(w http.ResponseWriter, r *http.Request) ([]byte, *badRequest) {
+// answer with an HTTP status: method, content type, size, kind and UID. The object is nil if the review contains it.
+func readReview(w http.ResponseWriter, r *http.Request) (review, object []byte, bad *badRequest) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		return nil, &badRequest{
+		return nil, nil, &badRequest{
 			code: http.StatusMethodNotAllowed, reason: metav1.StatusReasonMethodNotAllowed,
 			err: fmt.Errorf("method %s is not allowed: send an AdmissionReview with POST", r.Method),
 		}
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
-		return nil, &badRequest{
+		return nil, nil, &badRequest{
 			code: http.StatusUnsupportedMediaType, reason: metav1.StatusReasonUnsupportedMediaType,
 			err: fmt.Errorf("content type %q is not supported: send application/json", r.Header.Get("Content-Type")),
 		}
@@ -74,17 +76,16 @@ func readReview(w http.ResponseWriter, r *http.Request) ([]byte, *badRequest) {
 		err: fmt.Errorf("the body is larger than %d bytes", maxBody),
 	}
 	if r.ContentLength > maxBody {
-		return nil, tooLarge
+		return nil, nil, tooLarge
 	}
 	body, err := readAll(r.Body, r.ContentLength)
-	bad := bodyProblem(err, tooLarge)
-	if bad == nil {
-		bad = checkKind(body)
+	if bad = bodyProblem(err, tooLarge); bad == nil {
+		review, object, bad = split(body)
 	}
 	if bad != nil {
 		_ = r.Body.Close() // Its bytes no longer count.
 	}
-	return body, bad
+	return review, object, bad
 }
 
 // bodyProblem maps an error of reading a body.
@@ -118,34 +119,56 @@ func readAll(body io.Reader, length int64) ([]byte, error) {
 	return all, err
 }
 
-// checkKind rejects what is not an AdmissionReview of v1: admission.Webhook would decode it anyway and repeat
-// its kind and UID in the answer. A review that begins as the API server writes it is not scanned here if it is
-// small. If its kind and UID are wrong, the answer is wrong, but still small.
-func checkKind(body []byte) *badRequest {
+// split rejects a body that is not an AdmissionReview of v1: admission.Webhook would decode it anyway and repeat
+// its kind and UID in the answer. A small review that begins as the API server writes it is returned as it is. If its
+// kind and UID are wrong, the answer is wrong, but still small.
+//
+// Of every other review, split returns the object separately. admission.Webhook keeps its request until the handler
+// returns. A held call would otherwise keep up to maxBody bytes that nobody reads.
+func split(body []byte) (review, object []byte, bad *badRequest) {
 	if len(body) <= ordinaryBody && bytes.HasPrefix(body, []byte(reviewPrefix)) {
-		return nil
+		return body, nil, nil
 	}
 	// The same function decides about the kind of the answer.
 	kind, err := metajson.DefaultMetaFactory.Interpret(body)
 	if err != nil {
-		return invalidReview(err)
+		return nil, nil, invalidReview(err)
 	}
 	if *kind != reviewKind {
-		return invalid("the body is a %q of %q, not an AdmissionReview of %s", kind.Kind, groupVersion(kind), reviewKind.GroupVersion())
+		return nil, nil, invalid("the body is a %q of %q, not an AdmissionReview of %s", kind.Kind, groupVersion(kind), reviewKind.GroupVersion())
 	}
-	var review struct {
-		Request *struct {
-			UID types.UID `json:"uid"`
-		} `json:"request"`
+	var parts struct {
+		metav1.TypeMeta `json:",inline"`
+		Request         map[string]json.RawMessage `json:"request"`
 	}
-	if err := apijson.Unmarshal(body, &review); err != nil {
-		return invalidReview(err)
+	if err := apijson.Unmarshal(body, &parts); err != nil {
+		return nil, nil, invalidReview(err)
 	}
-	if review.Request == nil {
-		return invalid("the AdmissionReview has no request")
+	if parts.Request == nil {
+		return nil, nil, invalid("the AdmissionReview has no request")
 	}
-	return checkUID(review.Request.UID)
+	var uid types.UID
+	if raw := parts.Request["uid"]; raw != nil {
+		if err := json.Unmarshal(raw, &uid); err != nil {
+			return nil, nil, invalidReview(err)
+		}
+	}
+	if bad := checkUID(uid); bad != nil {
+		return nil, nil, bad
+	}
+	if object = parts.Request["object"]; string(object) == "null" {
+		object = nil
+	}
+	parts.APIVersion, parts.Kind = reviewKind.ToAPIVersionAndKind()
+	maps.DeleteFunc(parts.Request, func(field string, _ json.RawMessage) bool { return !slices.Contains(readFields, field) })
+	if review, err = json.Marshal(parts); err != nil {
+		return nil, nil, invalidReview(err)
+	}
+	return review, object, nil
 }
+
+// readFields are the fields of a request that the handler reads, except the object.
+var readFields = []string{"uid", "kind", "resource", "subResource", "name", "namespace", "operation", "userInfo", "dryRun"}
 
 func checkUID(uid types.UID) *badRequest {
 	switch {
@@ -182,6 +205,8 @@ func budget(r *http.Request) time.Duration {
 type exchange struct {
 	http.ResponseWriter
 	body bytes.Reader
+	// object is the object of the review if the body does not contain it.
+	object []byte
 	// counted is the body of the HTTP request. Its bytes count until it is closed.
 	counted io.Closer
 	// decoded is set once admission.Webhook has called the handler. What it writes before is a refusal.

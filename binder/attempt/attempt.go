@@ -18,6 +18,15 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
+const (
+	// KeepFailure is how long the failure of an attempt is kept for a client that is between
+	// two calls, after the time when it should call again.
+	KeepFailure = time.Minute
+	// AbandonAfter is how long an attempt continues without a call, after the time when one
+	// should have come.
+	AbandonAfter = time.Minute
+)
+
 // Key identifies a bind. Two calls with one Key are the same bind. The UID of the request
 // is not part of it: the API server gives each call, and each reinvocation, another one.
 type Key struct {
@@ -126,10 +135,10 @@ func (a *Attempt) keptUntil() time.Time {
 func (a *Attempt) Waiting(r *Round, now time.Time) *framework.Error {
 	w := r.Context.WaitingFor()
 	if w.For == "" {
-		w.For = "the plugin's work on this bind"
+		w.For = "the plugin"
 	}
-	err := framework.Wait(w.Object, "waiting for %s (%s so far)", w.For, now.Sub(a.started).Round(time.Second)).
-		Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
+	err := framework.Wait(w.Object, "waiting for %s (%s)", w.For, now.Sub(a.started).Round(time.Second)).
+		Advise("retry the Binding")
 	err.Plugin = a.pluginName()
 	return err
 }
@@ -138,13 +147,13 @@ func (a *Attempt) Waiting(r *Round, now time.Time) *framework.Error {
 // ErrBudgetSpent.
 func (a *Attempt) OverBudget(r *Round) *framework.Error {
 	w := r.Context.WaitingFor()
-	message := "the bind took longer than its budget of %s"
+	message := "timed out after %s"
 	args := []any{a.budget}
 	if w.For != "" {
-		message, args = message+", waiting for %s", append(args, w.For)
+		message, args = message+" waiting for %s", append(args, w.For)
 	}
 	err := framework.Refuse(w.Object, message, args...).Because(ErrBudgetSpent).
-		Advise("see why that does not happen, or raise --prebind-timeout")
+		Advise("check the cause of the delay, or raise --prebind-timeout")
 	err.Plugin = a.pluginName()
 	return err
 }

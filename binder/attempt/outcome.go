@@ -79,7 +79,7 @@ func (s *Set) follow(ctx context.Context, a *Attempt) outcome {
 		if pause <= 0 || !s.o.Runner.StillPending(ctx, pod, bind.pod) {
 			live, err := s.o.Runner.LivePod(ctx, pod)
 			if err != nil {
-				klog.FromContext(ctx).V(2).Info("Cannot read the outcome of a bind yet", "attempt", a.id, "reason", err.Error())
+				klog.FromContext(ctx).V(2).Info("Could not read the outcome of a bind, will retry", "attempt", a.id, "reason", err.Error())
 				pause = ReadAgain
 			} else if o := outcomeOf(bind, live, now); o != outcomePending {
 				if !s.close(a, bind) {

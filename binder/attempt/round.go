@@ -13,6 +13,27 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/pacing"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+// Why a round is given up, or an attempt ended, early.
+const (
+	// ErrBudgetSpent: it took longer than its budget.
+	ErrBudgetSpent = runner.Cause("timed out")
+	// ErrStopped: the process ends. Nothing is rolled back: the repeated call reaches
+	// another replica, which continues from there.
+	ErrStopped = runner.Cause("this replica is shutting down")
+	// errPodGone: the pod was deleted, or bound without this attempt.
+	errPodGone = runner.Cause("the pod is deleted, terminating or already bound")
+	// errSuperseded: the scheduler has chosen another node for the pod.
+	errSuperseded = runner.Cause("the scheduler chose another node")
+	// errOtherParameters: the scheduler posts the Binding with other parameters of
+	// the plugins.
+	errOtherParameters = runner.Cause("the Binding was posted again with different parameters")
+	// errLeaseLost: another replica may have rolled back what the attempt wrote.
+	errLeaseLost = runner.Cause("this replica did not renew its lease in time")
+	// errAbandoned: the client stopped calling.
+	errAbandoned = runner.Cause("the client stopped retrying")
 )
 
 // Round is one pass of an attempt through PreBind; see NewRound.
@@ -63,12 +84,12 @@ func (r *Round) about() framework.Object {
 // PodChanged returns an error that makes the client call again, so that the next call
 // decides by the pod as it is then.
 func (r *Round) PodChanged() *framework.Error {
-	return framework.Wait(r.about(), "the pod changed while its bind was prepared").Advise("repeat the Binding")
+	return framework.Wait(r.about(), "changed during PreBind").Advise("retry the Binding")
 }
 
 // Stopped returns the answer to calls that wait in a process that ends.
 func (r *Round) Stopped() *framework.Error {
-	err := framework.Wait(r.about(), "%v", ErrStopped).Because(ErrStopped).Advise("repeat the Binding: another replica goes on with it")
+	err := framework.Wait(r.about(), "%v", ErrStopped).Because(ErrStopped).Advise("retry the Binding, another replica continues with it")
 	err.Plugin = framework.Binder
 	return err
 }

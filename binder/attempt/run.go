@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
@@ -39,29 +38,6 @@ func (s *Set) run(ctx context.Context, a *Attempt) {
 	}
 }
 
-// conclude carries out the outcome.
-func (s *Set) conclude(ctx context.Context, a *Attempt, o outcome) {
-	switch o {
-	case outcomeBound, outcomeBoundByOther, outcomeNotBound:
-		s.o.Observer.AttemptEnded(string(o))
-	case outcomeLeft, outcomePending, outcomeAgain:
-	}
-	switch o {
-	case outcomeBound, outcomeBoundByOther:
-		// Whichever attempt bound the pod, it uses what was written.
-		s.commit(ctx, a)
-	case outcomeNotBound:
-		s.rollBack(ctx, a)
-	case outcomeLeft, outcomePending, outcomeAgain:
-	}
-}
-
-func (s *Set) present(a *Attempt) *Round {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return a.round
-}
-
 // prepare runs one round within the budget. A round that succeeds is followed to its
 // outcome even if it was given up in the meantime.
 func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework.Error) {
@@ -82,9 +58,9 @@ func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework
 	case errors.Is(cause, ErrBudgetSpent):
 		err = a.OverBudget(r)
 	case errors.Is(cause, errPodGone), errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
-		err = framework.Stale(about, "the bind to %s was given up: %v", a.key.Node, cause).Because(cause)
+		err = framework.Stale(about, "bind to %s canceled: %v", a.key.Node, cause).Because(cause)
 	case errors.Is(cause, errLeaseLost):
-		err = framework.Wait(about, "the bind to %s begins again: %v", a.key.Node, cause).Because(cause).Advise("repeat the Binding")
+		err = framework.Wait(about, "bind to %s starts again: %v", a.key.Node, cause).Because(cause).Advise("retry the Binding")
 	}
 	return framework.AsError(framework.Binder, err)
 }
@@ -141,15 +117,6 @@ func (s *Set) canBeBound(ctx context.Context, a *Attempt, name types.NamespacedN
 	return true
 }
 
-// prepared allows the calls that wait.
-func (s *Set) prepared(a *Attempt, r *Round) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.idle.Stop()
-	a.phase, a.since = Prepared, s.o.Clock.Now()
-	r.close(nil)
-}
-
 // fail returns the error to the calls that wait, and rolls back: at once, or, if an earlier
 // round has allowed a call, when it is known that the pod was not bound. An error that no
 // call has received is kept for a client that is between two calls, as long as the pod can
@@ -179,38 +146,16 @@ func (s *Set) fail(ctx context.Context, a *Attempt, r *Round, err *framework.Err
 	s.whenUnbindable(ctx, a, r.Pod(), func() { s.forget(a) })
 }
 
-// forgotten records that a failed attempt is rolled back. It returns true if that is its end.
-// Otherwise the attempt ends when its error has been kept for long enough.
-func (s *Set) forgotten(a *Attempt) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.rolledBack = true
-	left := a.keptUntil().Sub(s.o.Clock.Now())
-	if a.phase == RollingBack || left < 0 {
-		s.forget(a)
-		return true
-	}
-	s.o.Clock.AfterFunc(left, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.forget(a)
-	})
-	return false
-}
-
-// end forgets the attempt; calls that still wait for a round get the error.
-func (s *Set) end(a *Attempt, err *framework.Error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.round.close(err)
-	s.forget(a)
-}
-
-// commit calls PostBind of the plugins: the pod is bound.
-func (s *Set) commit(ctx context.Context, a *Attempt) {
-	for _, r := range a.ran {
-		if err := s.o.Runner.PostBind(context.WithoutCancel(ctx), r.Plugin, r.Context); err != nil {
-			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", r.Plugin.Name(), "attempt", a.id)
-		}
+// conclude carries out the outcome.
+func (s *Set) conclude(ctx context.Context, a *Attempt, o outcome) {
+	switch o {
+	case outcomeBound, outcomeBoundByOther:
+		// Whichever attempt bound the pod, it uses what was written.
+		s.o.Observer.AttemptEnded(string(o))
+		s.commit(ctx, a)
+	case outcomeNotBound:
+		s.o.Observer.AttemptEnded(string(o))
+		s.rollBack(ctx, a)
+	case outcomeLeft, outcomePending, outcomeAgain:
 	}
 }

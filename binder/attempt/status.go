@@ -12,17 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Observer counts the outcomes of attempts. Its methods are called concurrently, and must
-// not block.
-type Observer interface {
-	// AttemptEnded is called with the outcome of an attempt that had prepared its bind:
-	// "bound", "bound by another attempt", or "not bound".
-	AttemptEnded(outcome string)
-	// RolledBack is called when the rollback of a plugin has ended: err is why it failed,
-	// or nil.
-	RolledBack(plugin string, err error)
-}
-
 // InFlight is an attempt in progress in this replica.
 type InFlight struct {
 	Namespace string `json:"namespace"`

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -128,14 +129,18 @@ func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, 
 	return pod, node, nil
 }
 
-// Get reads an object into the given one and returns it, or nil if there is none. An
-// error is one of this package, about the object. Objects from the cache are shared and
-// must not be changed.
+// Get reads an object into the given one and returns it, or nil if there is no such object. It
+// also returns nil for an invalid name, which a client answers with an error. Its errors are
+// those of this package, about the object. Objects from the cache are shared: do not change
+// them.
 func Get[T interface {
 	client.Object
 	comparable
 }](ctx context.Context, reader Reader, into T, namespace, name string) (T, error) {
 	var none T
+	if name == "" || len(content.IsPathSegmentName(name)) > 0 {
+		return none, nil
+	}
 	err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into, client.UnsafeDisableDeepCopy)
 	switch {
 	case apierrors.IsNotFound(err):

@@ -146,10 +146,10 @@ func (s *Sweeper) Run(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	for {
 		if err := s.sweep(ctx); err != nil {
-			log.Error(err, "Could not look for what ended replicas left behind, will try again")
+			log.Error(err, "Sweep failed, will retry")
 		}
 		if err := s.tidy(ctx); err != nil {
-			log.Error(err, "Could not tidy what belongs to pods that are gone, will try again")
+			log.Error(err, "Tidy failed, will retry")
 		}
 		timer := s.o.Clock.NewTimer(sweepEvery)
 		select {
@@ -168,7 +168,7 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 	if s.o.Replicas != nil {
 		var err error
 		if living, err = s.o.Replicas.Living(ctx); err != nil {
-			return fmt.Errorf("reading which replicas live: %w", err)
+			return fmt.Errorf("reading the live replicas: %w", err)
 		}
 	}
 	s.sweeps++
@@ -264,7 +264,7 @@ func (s *Sweeper) settle(ctx context.Context, o orphaned) error {
 	if act == actionKeep {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Settling what an attempt left behind",
+	klog.FromContext(ctx).Info("Settling the writes of an ended attempt",
 		"plugin", p.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "action", act)
 	err = s.carryOut(ctx, act, p, m, pod)
 	s.o.Observer.Swept(p.Name(), string(act), err)

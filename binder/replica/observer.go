@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -23,22 +22,6 @@ const (
 	// count: the API server was away, and no replica could renew.
 	blind = 3 * observeEvery
 )
-
-// observer holds what was seen of the leases.
-type observer struct {
-	mu sync.Mutex
-	// seen is when, by the clock of this process, each lease was last seen to change:
-	// the clocks of others may differ.
-	seen map[string]observation
-	// living are the replicas of the last look, and looked is when that was.
-	living map[string]bool
-	looked time.Time
-}
-
-type observation struct {
-	version string
-	at      time.Time
-}
 
 // Observe looks at the leases of all replicas every few seconds, until the context
 // ends. It removes leases that are not renewed.

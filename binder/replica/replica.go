@@ -85,6 +85,22 @@ type Replicas struct {
 	observer observer
 }
 
+// observer holds what was seen of the leases.
+type observer struct {
+	mu sync.Mutex
+	// seen is when, by the clock of this process, each lease was last seen to change:
+	// the clocks of others may differ.
+	seen map[string]observation
+	// living are the replicas of the last look, and looked is when that was.
+	living map[string]bool
+	looked time.Time
+}
+
+type observation struct {
+	version string
+	at      time.Time
+}
+
 // New checks the options. It starts nothing.
 func New(o Options) (*Replicas, error) {
 	if o.ID == "" || o.Client == nil || o.Namespace == "" || o.Clock == nil {

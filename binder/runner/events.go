@@ -45,7 +45,7 @@ func (r *Runner) ReportRolledBack(pod *corev1.Pod, node, plugin string, undone [
 		return
 	}
 	r.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
-		"the bind to "+node+" did not come about: "+plugin+" "+strings.Join(undone, ", "))
+		plugin+": Node "+node+": the pod was not bound; "+strings.Join(undone, ", "))
 }
 
 // Clip returns at most that many bytes of the text, and marks that it is shortened.

@@ -171,8 +171,8 @@ func (r *Runner) call(ctx context.Context, name string, p framework.PreBinder, b
 func contained(ctx context.Context, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			klog.FromContext(ctx).Error(nil, "A plugin panicked", "panic", r, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the plugin panicked (%v): this is a bug, Prebind's log has the stack", r)
+			klog.FromContext(ctx).Error(nil, "Plugin panicked", "panic", r, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the plugin panicked: %v; report the bug with the stack trace from Prebind's log", r)
 		}
 	}()
 	err = f()
@@ -180,4 +180,9 @@ func contained(ctx context.Context, f func() error) (err error) {
 		return nil
 	}
 	return err
+}
+
+// liveFor returns the live reader of a plugin, whose reads the tracker sees.
+func (r *Runner) liveFor(p framework.PreBinder) framework.Reader {
+	return trackedReader{Reader: r.Live, tracker: r.Tracker, plugin: p.Name()}
 }

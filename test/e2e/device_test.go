@@ -83,7 +83,7 @@ func (p *parker) park(options ...gen.BindingOption) error {
 
 // holds is what others are told of a device that the pod holds.
 func (p *parker) holds(device string) string {
-	return fmt.Sprintf("the device %s (gpu) is held by pod %s/pod", device, p.ns)
+	return fmt.Sprintf("device %s (gpu) is held by pod %s/pod", device, p.ns)
 }
 
 // finish ends the pod as its kubelet would.
@@ -227,11 +227,11 @@ func TestDeviceShares(t *testing.T) {
 	require.NoError(t, quarter.park(gpu("GPU-1:0.25")))
 	quarter.untilSettled(map[string]string{"GPU-1": "0.25"})
 
-	other.assertRefused(other.park(gpu("GPU-1")), "the device GPU-1 (gpu) is held by",
-		"pod "+half.ns+"/pod (0.5)", "pod "+quarter.ns+"/pod (0.25)", "1 of it is asked for and 0.25 is free")
+	other.assertRefused(other.park(gpu("GPU-1")), "device GPU-1 (gpu) is held by",
+		"pod "+half.ns+"/pod (0.5)", "pod "+quarter.ns+"/pod (0.25)", "requested 1, free 0.25")
 	err := other.park(gpu("GPU-1:0.250001"))
 	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
-	assert.ErrorContains(t, err, "0.250001 of it is asked for and 0.25 is free")
+	assert.ErrorContains(t, err, "requested 0.250001, free 0.25")
 	require.NoError(t, other.park(gpu("GPU-1:0.25")), "what is left")
 	other.untilSettled(map[string]string{"GPU-1": "0.25"})
 }
@@ -274,7 +274,7 @@ func TestDeviceInvalid(t *testing.T) {
 		"one device twice":     {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "named twice"}},
 		"no device":            {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "no device ID"}},
 		"a space in it":        {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "no device ID"}},
-		"a lock that is vague": {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "neither true nor false"}},
+		"a lock that is vague": {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -360,7 +360,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 	first, second, third := g.parker(gpu("GPU-1")), g.parker(gpu("GPU-1")), g.parker(gpu("GPU-3"))
 	first.refusedAfterUs(g.node)
 	third.refusedAfterUs(g.node)
-	second.assertRefused(second.park(), first.holds("GPU-1")+", whose bind is under way")
+	second.assertRefused(second.park(), first.holds("GPU-1")+" (bind in progress)")
 
 	third.deletePod()
 	sooner := false
@@ -370,7 +370,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 		return !has
 	})
 	assert.True(t, sooner, "what a deleted pod was granted should be given back before the bind's time is up")
-	first.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+	first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound; released its devices")
 	require.NoError(t, second.park())
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 	require.NoError(t, first.park(gpu("GPU-3")))
@@ -531,7 +531,7 @@ func TestDeviceDryRun(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []string{
 		"prebind: dry run: device would grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node " + g.node + " to the pod",
-		"prebind: dry run: device would lock Node " + g.node + " for the bind, and wait where another bind has locked it",
+		"prebind: dry run: device would lock Node " + g.node + " for the bind, and wait while another bind holds the lock",
 	}, warnings)
 	assert.Nil(t, first.record(g.node), "nothing should be recorded")
 	first.until("still unbound", notBound)

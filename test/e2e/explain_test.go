@@ -112,7 +112,7 @@ func TestExplain(t *testing.T) {
 		says := x.plugin("volumebinding")
 		assert.Equal(t, binder.PluginWaits, says.Verdict)
 		require.Len(t, says.WaitsFor, 1)
-		assert.Contains(t, says.WaitsFor[0], "PersistentVolumeClaim "+b.ns+"/data: a volume to be made on the node node-2")
+		assert.Contains(t, says.WaitsFor[0], "PersistentVolumeClaim "+b.ns+"/data: provisioning on node-2")
 		require.Len(t, says.Would, 1)
 		assert.Contains(t, says.Would[0], "set selected-node")
 		assert.Empty(t, b.events(), "nothing has happened")
@@ -122,7 +122,7 @@ func TestExplain(t *testing.T) {
 		for key, value := range x.Prebind.Annotations {
 			assert.Equal(t, value, pod.Annotations[key], key)
 		}
-		b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "a volume to be made on the node node-2")
+		b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "provisioning on node-2")
 	})
 
 	t.Run("a pod that is refused", func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestExplain(t *testing.T) {
 		b.pod(byHand)
 		x, code := b.explain("nowhere")
 		assert.Equal(t, 2, code)
-		assert.Contains(t, x.Reason, "there is no such node")
+		assert.Contains(t, x.Reason, "Node nowhere: not found")
 		assert.Equal(t, x.Reason, b.bindByHand(b.binding("nowhere")).Error())
 	})
 
@@ -238,7 +238,7 @@ func TestStatus(t *testing.T) {
 		assert.Equal(c, "node-5", found.Node)
 		assert.Equal(c, "preparing", found.Phase)
 		assert.Equal(c, "volumebinding", found.Plugin)
-		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: a volume to be made")
+		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: provisioning")
 	}, patience, again)
 	out, _, code := b.command("status")
 	assert.Equal(t, 0, code)

@@ -424,25 +424,25 @@ func testUsersLabels(t *testing.T, w *world, replacing *variant) {
 		"none": {reason: "it is added", bench: keeping, want: "rack-1-2"},
 		"of the pod": {
 			reason: "others select by it", bench: keeping, pod: "mine",
-			want: "mine", warnings: "topology: the pod's own value of the label " + rackPodLabel + " is kept",
+			want: "mine", warnings: "topology: kept the pod's value of label " + rackPodLabel,
 		},
 		"of the Binding": {
 			reason: "the scheduler knows why", bench: keeping, binding: "theirs",
-			want: "theirs", warnings: "topology: the Binding's own value of the label " + rackPodLabel + " is kept",
+			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
 		},
 		"of both": {
 			reason: "the Binding's counts, as without Prebind", bench: keeping, pod: "mine", binding: "theirs",
-			want: "theirs", warnings: "topology: the Binding's own value of the label " + rackPodLabel + " is kept",
+			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
 		},
 		"equal":           {reason: "there is nothing to tell", bench: keeping, pod: "rack-1-2", want: "rack-1-2"},
 		"none, replacing": {reason: "it is added", bench: replacing.bench, want: "rack-1-2"},
 		"of the pod, replacing": {
 			reason: "the operator wants it so", bench: replacing.bench, pod: "mine",
-			want: "rack-1-2", warnings: "topology: the pod's value of the label " + rackPodLabel + " is replaced",
+			want: "rack-1-2", warnings: "topology: replaced the pod's value of label " + rackPodLabel,
 		},
 		"of the Binding, replacing": {
 			reason: "the operator wants it so", bench: replacing.bench, binding: "theirs",
-			want: "rack-1-2", warnings: "topology: the Binding's value of the label " + rackPodLabel + " is replaced",
+			want: "rack-1-2", warnings: "topology: replaced the Binding's value of label " + rackPodLabel,
 		},
 	}
 	for name, tc := range tests {

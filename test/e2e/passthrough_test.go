@@ -122,7 +122,7 @@ func (b *bench) patchStatus(name string) error {
 func (b *bench) assertInvalid(err error, words ...string) {
 	b.t.Helper()
 	require.True(b.t, apierrors.IsInvalid(err), "it should be refused as invalid: %v (%s)", err, apierrors.ReasonForError(err))
-	for _, w := range append(words, "metadata together are not valid") {
+	for _, w := range append(words, "invalid metadata after the merge") {
 		assert.ErrorContains(b.t, err, w)
 	}
 	assert.Equal(b.t, []string{"invalid"}, b.decisions())

@@ -42,7 +42,7 @@ func TestRefusals(t *testing.T) {
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-none",
 			is:      apierrors.IsForbidden,
-			says:    []string{"Node node-none", "no such node", "choose another"},
+			says:    []string{"Node node-none: not found", "choose another node"},
 			decided: "refused",
 		},
 		"missing pod": {
@@ -119,10 +119,10 @@ func TestRefusals(t *testing.T) {
 			},
 			node:    "node-1",
 			is:      apierrors.IsForbidden,
-			says:    []string{"volumebinding", "/data", "node-1", "makes none"},
+			says:    []string{"volumebinding", "/data", "node-1", "does not provision"},
 			decided: "refused",
 		},
-		"volume in the making for another node": {
+		"volume being provisioned on another node": {
 			reason: "it would be reachable from there only",
 			prepare: func(b *bench) {
 				b.claim("data", b.dynamic("10m"))
@@ -133,7 +133,7 @@ func TestRefusals(t *testing.T) {
 			},
 			node:    "node-1",
 			is:      apierrors.IsForbidden,
-			says:    []string{"made for the node node-2", "bind the pod to node-2"},
+			says:    []string{"being provisioned on node node-2", "bind the pod to node-2"},
 			decided: "refused",
 		},
 	}

@@ -59,11 +59,11 @@ func (b *bench) assertNotSwitchedOn(err error, plugin string, on ...string) {
 	b.t.Helper()
 	require.Error(b.t, err)
 	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v", err)
-	words := append([]string{"binder.prebind.dev/require", `"` + plugin + `", which is not switched on (`}, on...)
+	words := append([]string{"binder.prebind.dev/require", `"` + plugin + `" is not enabled (`}, on...)
 	for _, w := range words {
 		assert.ErrorContains(b.t, err, w)
 	}
-	_, list, _ := strings.Cut(err.Error(), "which is not switched on (")
+	_, list, _ := strings.Cut(err.Error(), "is not enabled (")
 	assert.NotContains(b.t, list, plugin)
 	assert.Equal(b.t, []string{"refused"}, b.decisions())
 	b.untilEvent(append(words, "BindRefused")...)

@@ -238,7 +238,7 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	err = b.bindByHand(b.binding("node-3"))
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	for _, words := range []string{"resource-claims", b.ns + "/gpu", "node-3", "a node that its allocation admits"} {
+	for _, words := range []string{"resource-claims", b.ns + "/gpu", "node-3", "a node that its allocation selects"} {
 		assert.ErrorContains(t, err, words)
 	}
 	require.NoError(t, b.bindByHand(b.binding("node-2")))
@@ -265,17 +265,17 @@ func TestResourceClaimRefusals(t *testing.T) {
 	}{
 		"missing": {
 			reason: "the pod could never start",
-			says:   []string{"the claim does not exist", "create it"},
+			says:   []string{"does not exist", "create it"},
 		},
 		"unallocated": {
 			reason: "nobody has chosen devices",
 			claim:  []gen.ResourceClaimOption{requests},
-			says:   []string{"the claim has no devices", "use a scheduler that knows ResourceClaims", "--resource-claims-allocate"},
+			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims", "--resource-claims-allocate"},
 		},
 		"allocated for another node": {
 			reason: "the devices are not there",
 			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-2", "some.example.com", device)},
-			says:   []string{"cannot be used on the node node-1", "its allocation admits"},
+			says:   []string{"not available on node node-1", "its allocation selects"},
 		},
 		"being deleted": {
 			reason: "its devices are about to be given up",
@@ -283,7 +283,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 			after: func(b *bench) {
 				require.NoError(b.t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(b.t.Context(), "gpu", metav1.DeleteOptions{}))
 			},
-			says: []string{"the claim is being deleted"},
+			says: []string{"is being deleted"},
 		},
 		"no more reservations": {
 			reason: "the API allows 256",
@@ -324,14 +324,14 @@ func TestResourceClaimNotMadeYet(t *testing.T) {
 	// There is no template yet, so that no claim is made of it.
 	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
 	bound := b.beginBind("node-1")
-	b.untilEvent("WaitingForPreBind", "the claim of its template", `"gpus"`)
+	b.untilEvent("WaitingForPreBind", "kube-controller-manager to create the claim", `"gpus"`)
 	b.resourceClaimTemplate("gpus", gen.RequestsDevices("none.example.com", 1))
 	err := b.end(bound)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
 	claims := b.resourceClaims()
 	require.Len(t, claims, 1)
 	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+claims[0].Name)
-	assert.ErrorContains(t, err, "the claim has no devices")
+	assert.ErrorContains(t, err, "not allocated by the scheduler")
 	b.assertWaited()
 }
 

@@ -51,7 +51,7 @@ func testAllocationRace(t *testing.T, w *world) {
 	refused := b.bindAll(racers)
 	assert.Len(t, refused, pods-devices)
 	for name, err := range refused {
-		assert.ErrorContains(t, err, "nothing that is free on the node "+racers[name].Target.Name+" fits its requests")
+		assert.ErrorContains(t, err, "no free devices on node "+racers[name].Target.Name+" match its requests")
 		assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+name+"-device-")
 	}
 	b.assertDevicesGiven(devices)
@@ -274,7 +274,7 @@ func testAllocatesWhenMade(t *testing.T, w *world) {
 	d.publish("node-1", gen.Device("gpu-0"))
 	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
 	bound := b.beginBind("node-1")
-	b.untilEvent("WaitingForPreBind", "the claim of its template", `"gpus"`)
+	b.untilEvent("WaitingForPreBind", "kube-controller-manager to create the claim", `"gpus"`)
 	b.resourceClaimTemplate("gpus", gen.RequestsDevices(d.name, 1))
 	require.NoError(t, b.end(bound))
 	pod := b.untilBound()
@@ -323,7 +323,7 @@ func testAllocationRefused(t *testing.T, w *world) {
 		},
 		"more than there are": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 3)},
-			says:  []string{"nothing that is free on the node node-1 fits its requests"},
+			says:  []string{"no free devices on node node-1 match its requests"},
 		},
 	}
 	for name, tc := range tests {

@@ -107,7 +107,7 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still be on its way")
 	claim := b.untilResourceClaim("free", "released", released)
 	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
-	b.untilEvent("PreBindRolledBack", "the bind to node-1 did not come about", "resource-claims", b.ns+"/free")
+	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-1: the pod was not bound", b.ns+"/free")
 	assert.False(t, says(b.events(), "PreBindRolledBack", b.ns+"/reserved"), "%q", b.events())
 	own := b.assertReserved("reserved", pod)
 	for _, claim := range seen.upTo(b, own) {
@@ -143,10 +143,10 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	require.NoError(t, err)
 	err = b.bindByHand(gen.Binding(other, "node-2"))
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "nothing that is free on the node node-2 fits")
+	assert.ErrorContains(t, err, "no free devices on node node-2 match")
 
 	b.untilResourceClaim("gpu", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
-	b.untilEvent("PreBindRolledBack", "the bind to node-2 did not come about", "resource-claims gave back the devices of", b.ns+"/gpu")
+	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-2: the pod was not bound; deallocated", b.ns+"/gpu")
 	errs := b.insist(t.Context(), gen.Binding(other, "node-2"))
 	require.NoError(t, errs[len(errs)-1])
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(b.assertReserved("other", other)))

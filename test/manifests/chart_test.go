@@ -406,6 +406,8 @@ func TestChartRefuses(t *testing.T) {
 		"Digest":           {reason: "it is no digest", values: "image.digest=latest", says: []string{"/image/digest"}},
 		"FilesWithoutCA":   {reason: "the API server would trust no replica", values: "certificates.mode=files", says: []string{"certificates.files.caBundle"}},
 		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
+		"UnknownField":     {reason: "no replica would start", values: "config.budgets.hodl=5s", says: []string{"/config/budgets", "hodl", "not allowed"}},
+		"FieldType":        {reason: "no replica would start", values: "config.budgets.maxHolds=many", says: []string{"/config/budgets/maxHolds", "integer"}},
 		"AllocateWhileOff": {reason: "nobody would allocate", values: "prebindPlugins.resource-claims.enabled=false,prebindPlugins.resource-claims.allocate={gpu}", says: []string{"allocate needs"}},
 	}
 	for name, tc := range cases {

@@ -102,7 +102,7 @@ func fromGo(name string, content []byte) ([]text, error) {
 	return all, nil
 }
 
-// literal returns the value of a string literal or of a sum that contains one, with a placeholder for other operands.
+// literal returns the value of a string literal or of a sum that contains one.
 func literal(expr ast.Expr) (string, bool) {
 	switch expr := expr.(type) {
 	case *ast.BasicLit:

@@ -44,7 +44,7 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 		next, err := preFlight(t.Context(), c.two, c.b)
 		require.NoError(t, err)
 		assert.Equal(t, framework.Run, next)
-		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait where another bind has locked it")
+		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait while another bind holds the lock")
 		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
 		c.waits()
 		waiting := c.b.WaitingFor()
@@ -79,7 +79,7 @@ func pass(d time.Duration) { <-time.After(d) }
 func TestLockIsReleasedByRollBack(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		assert.Equal(c, []string{"released its devices", "released the lock of the node"}, c.a.Undone())
+		assert.Equal(c, []string{"released its devices", "released the node lock"}, c.a.Undone())
 		c.goesOn()
 	})
 }
@@ -117,7 +117,7 @@ func TestLockExpires(t *testing.T) {
 
 		err := confirm(c.Context(), c.one, c.a)
 		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
-		assert.ErrorContains(c, err, "has expired")
+		assert.ErrorContains(c, err, "expired")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "who lost it cannot release it")
 		assert.Equal(c, []string{"released its devices"}, c.a.Undone())

@@ -527,7 +527,7 @@ func (m *model) check() {
 		rec := m.s.record(node)
 		if rec == nil {
 			var err error
-			if rec, err = madeUp(m.t.Context(), m.s, node); err != nil {
+			if rec, err = restore(m.t.Context(), m.s, node); err != nil {
 				m.failf("%v", err)
 			}
 		}

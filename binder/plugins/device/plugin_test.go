@@ -129,7 +129,7 @@ func TestHolders(t *testing.T) {
 		then func(s *server, p *Plugin, holder *framework.BindContext)
 		want string
 	}{
-		"UnderWay": {reason: "it is about to be bound", want: "the device GPU-1 (gpu) is held by pod default/holder, whose bind is under way"},
+		"UnderWay": {reason: "it is about to be bound", want: "device GPU-1 (gpu) is held by pod default/holder (bind in progress)"},
 		"BoundNotConfirmed": {
 			reason: "PostBind comes later, if at all", want: "is held by pod default/holder",
 			then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.bind(bc) },
@@ -220,7 +220,7 @@ func TestShares(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("a"), "1", gen.Annotation(gpu, "GPU-1:0.5"))))
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("b"), "2", gen.Annotation(gpu, "GPU-1:0.3"))))
 	err := prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.3")))
-	assert.ErrorContains(t, err, "pod default/a (0.5), whose bind is under way and pod default/b (0.3), whose bind is under way: 0.3 of it is asked for and 0.2 is free")
+	assert.ErrorContains(t, err, "pod default/a (0.5, bind in progress) and pod default/b (0.3, bind in progress): requested 0.3, free 0.2")
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.2"))))
 }
 
@@ -429,7 +429,7 @@ func TestLostRecord(t *testing.T) {
 	_, err := preFlight(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
 	require.NoError(t, err, "PreFlight asks the cache first")
 	err = p.PreBind(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
-	assert.ErrorContains(t, err, "is held by pod default/running (0.7): 1 of it is asked for and 0.3 is free")
+	assert.ErrorContains(t, err, "is held by pod default/running (0.7): requested 1, free 0.3")
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1:0.3,GPU-2"))))
 	assert.Equal(t, map[string]string{
 		"running": "[x: 0.7 of GPU-1 (gpu)] bound", "long": "[: F (fpga)] bound", "me": "[b: 0.3 of GPU-1 (gpu), GPU-2 (gpu)]",

@@ -72,7 +72,7 @@ func (a *allocator) allocate(ctx context.Context, bc *framework.BindContext, cla
 				changes++
 			}
 			if changes > maxChanges {
-				return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "it changed %d times while it was being allocated", changes).Advise("repeat the Binding")
+				return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "changed %d times during its allocation", changes).Advise("retry the Binding")
 			}
 			claim = t.claim
 		case len(t.suspects) > 0:
@@ -129,15 +129,15 @@ func (a *allocator) try(ctx context.Context, bc *framework.BindContext, claim *r
 			return trial{suspects: o.toLookAt(devicesOf(possible))}, nil
 		}
 	}
-	return trial{}, framework.Refuse(about, "nothing that is free on the node %s fits its requests", bc.Node.Name).
-		Advise("choose another node, or wait until devices are given back")
+	return trial{}, framework.Refuse(about, "no free devices on node %s match its requests", bc.Node.Name).
+		Advise("choose another node, or wait until devices are released")
 }
 
 // contested ends a try for a claim that another attempt has taken devices for.
 func (a *allocator) contested(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
 	t, err := a.asItIs(ctx, bc, claim, s)
 	if err == nil && t.claim != nil && t.claim.ResourceVersion == claim.ResourceVersion {
-		return trial{}, framework.Wait(claimObject(claim.Namespace, claim.Name), "another bind is allocating it").Advise("repeat the Binding")
+		return trial{}, framework.Wait(claimObject(claim.Namespace, claim.Name), "another bind is allocating it").Advise("retry the Binding")
 	}
 	return t, err
 }
@@ -166,7 +166,7 @@ func (a *allocator) give(ctx context.Context, bc *framework.BindContext, claim *
 	}
 	about := claimObject(claim.Namespace, claim.Name)
 	if apierrors.IsNotFound(err) {
-		return trial{}, framework.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+		return trial{}, framework.Refuse(about, "was deleted").Because(err).Advise("create it, or change the pod")
 	}
 	return trial{}, framework.FromAPI(about, "allocating it", err)
 }
@@ -180,13 +180,13 @@ func (a *allocator) asItIs(ctx context.Context, bc *framework.BindContext, claim
 	case err != nil:
 		return trial{}, err
 	case fresh == nil, fresh.UID != claim.UID:
-		return trial{}, framework.Refuse(about, "the claim is gone").Advise("create it, or correct the pod")
+		return trial{}, framework.Refuse(about, "was deleted").Advise("create it, or change the pod")
 	case fresh.Status.Allocation != nil:
 		return trial{allocated: fresh}, a.pools.giveBack(ctx, s.pools, claim.UID, bc.Attempt, devicesOf(fresh.Status.Allocation))
 	case fresh.DeletionTimestamp != nil:
-		return trial{}, framework.Refuse(about, "the claim is being deleted").Advise("create it again, or correct the pod")
+		return trial{}, framework.Refuse(about, "is being deleted").Advise("create it again, or change the pod")
 	case markOn(bc, fresh) == "":
-		return trial{}, framework.Wait(about, "this bind was rolled back by another replica").Advise("repeat the Binding")
+		return trial{}, framework.Wait(about, "another replica rolled this bind back").Advise("retry the Binding")
 	default:
 		return trial{claim: fresh}, nil
 	}

@@ -31,13 +31,13 @@ func TestOwns(t *testing.T) {
 	}{
 		"Owned":      {reason: "all of it is Prebind's", claim: theClaim("c")},
 		"Listed":     {reason: "so are alternatives", claim: theClaim("c", firstOf(1, 2))},
-		"OtherClass": {reason: "a scheduler may give those devices at the same time", claim: theClaim("c", ofOtherClass), text: `"tpu", and Prebind allocates only gpu`},
+		"OtherClass": {reason: "a scheduler may give those devices at the same time", claim: theClaim("c", ofOtherClass), text: `"tpu", Prebind allocates only gpu`},
 		"OneOfTwo":   {reason: "all have to be", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
 		"Admin":      {reason: "admin access is no allocation", claim: theClaim("c", admin), text: "admin access"},
-		"Capacity":   {reason: "parts of a device would need to be counted", claim: theClaim("c", partOf), text: "part of a device's capacity"},
-		"PartOfList": {reason: "also in a list", claim: theClaim("c", firstOf(1), partInList), text: "part of a device's capacity"},
-		"Nothing":    {reason: "there is nothing to give", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = nil }), text: "requests nothing"},
-		"Unknown":    {reason: "a request of a later Kubernetes", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "unknown kind"},
+		"Capacity":   {reason: "parts of a device would need to be counted", claim: theClaim("c", partOf), text: "part of the capacity of a device"},
+		"PartOfList": {reason: "also in a list", claim: theClaim("c", firstOf(1), partInList), text: "part of the capacity of a device"},
+		"Nothing":    {reason: "there is nothing to give", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = nil }), text: "no requests"},
+		"Unknown":    {reason: "a request of a later Kubernetes", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "unknown type"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestTwoReplicasAllocate(t *testing.T) {
 	for _, err := range errs {
 		if err != nil {
 			require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-			require.ErrorContains(t, err, "nothing that is free on the node node-a fits its requests")
+			require.ErrorContains(t, err, "no free devices on node node-a match its requests")
 			refused++
 		}
 	}
@@ -542,7 +542,7 @@ func TestRecordsChange(t *testing.T) {
 		between(one, "update", 1, func() { require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1"))) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), bc))
 		assert.Equal(t, map[string]string{"node-a/gpu-1": "c1"}, records(t, s))
-		assert.Equal(t, []string{"gave back the devices of ResourceClaim default/c0"}, bc.Undone())
+		assert.Equal(t, []string{"deallocated ResourceClaim default/c0"}, bc.Undone())
 	})
 }
 

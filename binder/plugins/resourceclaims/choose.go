@@ -43,7 +43,7 @@ func (a *allocator) fit(ctx context.Context, node *corev1.Node, claim *resourcev
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
-		return nil, framework.Refuse(about, "its devices could not be allocated: %v", err).Because(err).Advise("correct the claim, its DeviceClass, or the ResourceSlices")
+		return nil, framework.Refuse(about, "the allocation failed: %v", err).Because(err).Advise("fix the claim, its DeviceClass, or the ResourceSlices")
 	case len(results) != 1:
 		return nil, nil
 	}

@@ -96,7 +96,7 @@ func (b basis) readiness(all claims) (readiness, error) {
 }
 
 func noSuchClaim(namespace, name string) *framework.Error {
-	return framework.Refuse(claimObject(namespace, name), "the claim does not exist").Advise("create it, or correct the pod")
+	return framework.Refuse(claimObject(namespace, name), "does not exist").Advise("create it, or change the pod")
 }
 
 // assess decides on one claim. An error rejects the bind to this node.
@@ -104,12 +104,12 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 	about := claimObject(claim.Namespace, claim.Name)
 	a := assessment{ref: ref, claim: claim}
 	if claim.DeletionTimestamp != nil {
-		return a, framework.Refuse(about, "the claim is being deleted").Advise("create it again, or correct the pod")
+		return a, framework.Refuse(about, "is being deleted").Advise("create it again, or change the pod")
 	}
 	if ref.generated {
 		if err := madeFor(b.pod, claim); err != nil {
-			return a, framework.Refuse(about, "the claim was not made for this pod").Because(err).
-				Advise("delete it: kube-controller-manager creates the pod's own claim")
+			return a, framework.Refuse(about, "was not created for this pod").Because(err).
+				Advise("delete it, so that kube-controller-manager creates a claim for the pod")
 		}
 	}
 	if claim.Status.Allocation == nil {
@@ -117,10 +117,11 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 		return a, b.allocatable(ref, claim)
 	}
 	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.node); err != nil {
-		return a, framework.Refuse(about, "the nodes of its allocation cannot be read: %v", err).Because(err)
+		return a, framework.Refuse(about, "its allocation has an invalid node selector: %v", err).Because(err).
+			Advise("allocate the claim again")
 	} else if !fits {
-		return a, framework.Refuse(about, "its devices cannot be used on the node %s", b.node.Name).
-			Advise("bind the pod to a node that its allocation admits")
+		return a, framework.Refuse(about, "its devices are not available on node %s", b.node.Name).
+			Advise("bind the pod to a node that its allocation selects")
 	}
 	if !resourceclaim.IsReservedForPod(b.pod, claim, true) {
 		a.state = unreserved
@@ -138,19 +139,19 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 // allocatable returns why Prebind may not allocate the claim, or nil.
 func (b basis) allocatable(ref reference, claim *resourcev1.ResourceClaim) error {
 	about := claimObject(claim.Namespace, claim.Name)
-	const advice = "use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate"
+	const advice = "use a scheduler that supports ResourceClaims, or add the DeviceClass to --resource-claims-allocate"
 	switch {
 	case ref.extended:
-		return framework.Refuse(about, "the claim stands for extended resources and has no devices; only the scheduler that created it allocates it").
+		return framework.Refuse(about, "represents extended resources and is not allocated: only the scheduler that created it can allocate it").
 			Advise("check why the scheduler did not allocate it")
 	case ref.ofPodGroup(b.pod, claim):
-		return framework.Refuse(about, "the claim is the PodGroup's and has no devices; only a scheduler that supports PodGroups allocates it").
+		return framework.Refuse(about, "belongs to a PodGroup and is not allocated: only a scheduler that supports PodGroups can allocate it").
 			Advise("check why the scheduler did not allocate it")
 	case len(b.classes) == 0:
-		return framework.Refuse(about, "the claim has no devices: the scheduler has not allocated it").Advise(advice)
+		return framework.Refuse(about, "not allocated by the scheduler").Advise(advice)
 	}
 	if err := owns(b.classes, claim); err != nil {
-		return framework.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).Advise(advice)
+		return framework.Refuse(about, "not allocated, and Prebind cannot allocate it: %v", err).Because(err).Advise(advice)
 	}
 	return nil
 }
@@ -161,17 +162,17 @@ func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
 	check := func(request, class string, admin *bool, capacity *resourcev1.CapacityRequirements) error {
 		switch {
 		case !classes.Has(class):
-			return fmt.Errorf("its request %q is of the DeviceClass %q, and Prebind allocates only %s", request, class, strings.Join(sets.List(classes), ", "))
+			return fmt.Errorf("request %q has DeviceClass %q, Prebind allocates only %s", request, class, strings.Join(sets.List(classes), ", "))
 		case ptr.Deref(admin, false):
-			return fmt.Errorf("its request %q asks for admin access", request)
+			return fmt.Errorf("request %q asks for admin access", request)
 		case capacity != nil:
-			return fmt.Errorf("its request %q asks for a part of a device's capacity", request)
+			return fmt.Errorf("request %q asks for part of the capacity of a device", request)
 		default:
 			return nil
 		}
 	}
 	if len(claim.Spec.Devices.Requests) == 0 {
-		return errors.New("it requests nothing")
+		return errors.New("it has no requests")
 	}
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly != nil {
@@ -185,7 +186,7 @@ func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
 			}
 		}
 		if r.Exactly == nil && len(r.FirstAvailable) == 0 {
-			return fmt.Errorf("its request %q is of an unknown kind", r.Name)
+			return fmt.Errorf("request %q has an unknown type", r.Name)
 		}
 	}
 	return nil
@@ -209,13 +210,13 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 	about := claimObject(claim.Namespace, claim.Name)
 	switch {
 	case ref.extended:
-		return framework.Refuse(about, "the claim stands for extended resources and is not reserved for the pod; only the scheduler that created it reserves it").
+		return framework.Refuse(about, "represents extended resources and is not reserved for the pod: only the scheduler that created it can reserve it").
 			Advise("check why the scheduler did not reserve it")
 	case ref.ofPodGroup(pod, claim):
-		return framework.Refuse(about, "the claim is the PodGroup's and not reserved for it; only a scheduler that supports PodGroups reserves it").
+		return framework.Refuse(about, "belongs to a PodGroup and is not reserved for it: only a scheduler that supports PodGroups can reserve it").
 			Advise("check why the scheduler did not reserve it")
 	case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
-		return framework.Refuse(about, "the claim is reserved for %d pods already, and no more are possible", len(claim.Status.ReservedFor)).
+		return framework.Refuse(about, "already reserved for %d pods, which is the maximum", len(claim.Status.ReservedFor)).
 			Advise("use another claim")
 	default:
 		return nil
@@ -237,14 +238,14 @@ func (b basis) conditions(a *assessment) error {
 		status := deviceStatus(a.claim, result)
 		for _, name := range result.BindingFailureConditions {
 			if failed := apimeta.FindStatusCondition(status.Conditions, name); failed != nil && failed.Status == "True" {
-				return framework.Refuse(about, "the device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
-					Advise("see the driver %s; the claim has to be allocated anew", result.Driver)
+				return framework.Refuse(about, "device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
+					Advise("check driver %s, and allocate the claim again", result.Driver)
 			}
 		}
 		for _, name := range result.BindingConditions {
 			if a.state == ready && !apimeta.IsStatusConditionTrue(status.Conditions, name) {
 				a.state = unready
-				a.waits = fmt.Sprintf("the condition %s of the device %s, which its driver %s sets", name, deviceName(result), result.Driver)
+				a.waits = fmt.Sprintf("condition %s of device %s, set by driver %s", name, deviceName(result), result.Driver)
 			}
 		}
 	}
@@ -257,8 +258,8 @@ func (b basis) conditions(a *assessment) error {
 	}
 	a.until = since.Add(b.timeout)
 	if !b.now.Before(a.until) {
-		return framework.Refuse(about, "its allocation is older than %s, and it is still waiting for %s", b.timeout, a.waits).
-			Advise("see the driver; the claim has to be allocated anew")
+		return framework.Refuse(about, "allocated more than %s ago and still waiting for %s", b.timeout, a.waits).
+			Advise("check the driver, and allocate the claim again")
 	}
 	return nil
 }
@@ -341,7 +342,7 @@ func (r readiness) intents() []string {
 		about := claimObject(a.claim.Namespace, a.claim.Name)
 		switch a.state {
 		case unallocated:
-			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s, and reserve it for the pod", r.node.Name, about))
+			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s and reserve it for the pod", r.node.Name, about))
 		case unreserved, borrowed:
 			all = append(all, fmt.Sprintf("reserve %s for the pod", about))
 		case unready:

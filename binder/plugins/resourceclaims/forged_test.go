@@ -187,7 +187,7 @@ func TestCrowd(t *testing.T) {
 		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 		require.True(t, framework.IsKind(err, framework.KindWait), "no mark is added to so many: %v", err)
-		assert.ErrorContains(t, err, "512 marks")
+		assert.ErrorContains(t, err, "512 annotations")
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, 1, "one stands for them all")
@@ -267,7 +267,7 @@ func TestRoomForAMark(t *testing.T) {
 	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	assert.ErrorContains(t, err, "leave no room")
+	assert.ErrorContains(t, err, "no room")
 	assert.Empty(t, s.written())
 }
 

@@ -21,7 +21,7 @@ func (a *allocator) look(ctx context.Context, suspects []suspect, seen sightings
 	for _, who := range suspects {
 		claim, err := a.sight(ctx, who)
 		if err != nil {
-			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "checking whether it still holds its devices", err)
+			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "checking its devices", err)
 		}
 		seen[who.uid] = claim
 	}

@@ -175,7 +175,7 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	if left := r.in(unallocated, unreserved, borrowed, unready); len(r.unmade) == 0 {
 		about = claimObject(left[0].claim.Namespace, left[0].claim.Name)
 	}
-	return framework.Wait(about, "it changed while the bind was prepared").Advise("repeat the Binding")
+	return framework.Wait(about, "changed during the bind").Advise("retry the Binding")
 }
 
 // PreBindRollBack removes the reservations that this attempt made, and nothing else. The
@@ -200,11 +200,11 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	names, err := p.touched(ctx, bc)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not list the marked claims, will try again")
+		klog.FromContext(ctx).Error(err, "Failed to list the marked claims, the sweep retries it")
 	}
 	for _, name := range names {
 		if err := p.unmark(ctx, bc, name); err != nil {
-			klog.FromContext(ctx).Error(err, "The mark of a reservation stays, will be tried again", "claim", klog.KRef(bc.Pod.Namespace, name))
+			klog.FromContext(ctx).Error(err, "Failed to remove the mark of a reservation, the sweep retries it", "claim", klog.KRef(bc.Pod.Namespace, name))
 		}
 	}
 }

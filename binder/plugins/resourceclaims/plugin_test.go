@@ -285,7 +285,7 @@ func TestRollBackWithoutCache(t *testing.T) {
 	again := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBindRollBack(t.Context(), again), "of another round's context")
 	assert.Empty(t, users(s.claim("c")))
-	assert.Equal(t, []string{"released its reservation of ResourceClaim default/c"}, again.Undone())
+	assert.Equal(t, []string{"removed its reservation of ResourceClaim default/c"}, again.Undone())
 }
 
 func TestPodIsGone(t *testing.T) {

@@ -132,10 +132,10 @@ func decodePool(data map[string]string) (*poolRecord, error) {
 		var e entry
 		err := ledger.Unmarshal(text, &e)
 		if err == nil && (e.UID == "" || e.Claim == ledger.ObjectName{}) {
-			err = errors.New("claim or uid is missing")
+			err = errors.New("claim and uid are required")
 		}
 		if err != nil {
-			return nil, ledger.Unreadable(key, err, "correct it, or delete the key when you know that no claim has the device")
+			return nil, ledger.Unreadable(key, err, "fix it, or delete the key if no claim has the device")
 		}
 		r.entries[device] = e
 	}

@@ -143,7 +143,7 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 	}}), fieldOwner)
 	if apierrors.IsInvalid(err) {
 		// It has another UID.
-		return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "the claim was deleted and created again").Because(err).Advise("repeat the Binding")
+		return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "was deleted and created again").Because(err).Advise("retry the Binding")
 	}
 	if err != nil {
 		return nil, failedWrite(claim, "marking it for this bind", err)
@@ -156,15 +156,15 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if _, had := claim.Annotations[key]; !had && len(markings(claim)) >= maxMarks {
-		return framework.Wait(about, "%d marks %s* are on the claim, and Prebind adds no more", maxMarks, markPrefix).
-			Advise("repeat the Binding: Prebind removes marks that nothing belongs to")
+		return framework.Wait(about, "has %d annotations %s*, which is the maximum", maxMarks, markPrefix).
+			Advise("retry the Binding after Prebind has removed unused ones")
 	}
 	size := len(key) + len(value)
 	for k, v := range claim.Annotations {
 		size += len(k) + len(v)
 	}
 	if size > validation.TotalAnnotationSizeLimitB {
-		return framework.Refuse(about, "its annotations leave no room for the mark of this bind: together they may have %d bytes", validation.TotalAnnotationSizeLimitB).
+		return framework.Refuse(about, "no room for the annotation of this bind: all annotations together can have %d bytes", validation.TotalAnnotationSizeLimitB).
 			Advise("remove annotations from the claim")
 	}
 	return nil
@@ -205,9 +205,9 @@ func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claim *
 func failedWrite(claim *resourcev1.ResourceClaim, doing string, err error) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if apierrors.IsNotFound(err) {
-		return framework.Refuse(about, "the claim is gone").Because(err).Advise("create it, or correct the pod")
+		return framework.Refuse(about, "was deleted").Because(err).Advise("create it, or change the pod")
 	}
-	return framework.FromAPI(about, doing, err).Advise("check whether Prebind has the permissions of config/webhook/plugins/resource-claims")
+	return framework.FromAPI(about, doing, err).Advise("check that Prebind has the permissions in config/webhook/plugins/resource-claims")
 }
 
 // patch returns a patch of values that can always be encoded.

@@ -42,8 +42,8 @@ func references(pod *corev1.Pod) ([]reference, error) {
 		case errors.Is(err, resourceclaim.ErrClaimNotFound):
 			refs = append(refs, reference{of: ref.Name, generated: true})
 		case err != nil:
-			return nil, framework.Refuse(podObject(pod), "its resource claim %q names neither a claim nor a template that Prebind knows how to read", ref.Name).
-				Because(err).Advise("correct the pod, or use a newer Prebind")
+			return nil, framework.Refuse(podObject(pod), "spec.resourceClaims %q refers to neither a ResourceClaim nor a ResourceClaimTemplate", ref.Name).
+				Because(err).Advise("change the pod, or upgrade Prebind")
 		case name == nil:
 			// The template needs no claim.
 		default:
@@ -79,5 +79,5 @@ func claimObject(namespace, name string) framework.Object {
 
 // missing describes a claim of a template that does not exist yet.
 func (r reference) missing() string {
-	return fmt.Sprintf("the claim of its template for %q, which kube-controller-manager makes", r.of)
+	return fmt.Sprintf("kube-controller-manager to create the claim %q from its template", r.of)
 }

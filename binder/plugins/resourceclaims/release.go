@@ -112,13 +112,13 @@ func (p *Plugin) giveBack(ctx context.Context, bc *framework.BindContext, claim 
 	}
 	if p.allocator != nil && claim.Status.Allocation != nil {
 		if undone, err := p.allocator.undo(ctx, bc, claim); err != nil || undone {
-			return "gave back the devices of", err
+			return "deallocated", err
 		}
 	}
 	if at == "" {
 		return "", nil
 	}
-	return "released its reservation of", p.h.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
+	return "removed its reservation of", p.h.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
 		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": bc.Pod.UID}}},
 	}), fieldOwner)

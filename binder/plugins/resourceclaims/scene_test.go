@@ -208,7 +208,7 @@ func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 		}
 		claim := s.claim("c0")
 		_, err := r.allocator.allocate(t.Context(), bind(pods[0], "node-a", "here-1"), claim)
-		require.ErrorContains(t, err, "nothing that is free")
+		require.ErrorContains(t, err, "no free devices")
 		return claims
 	}
 	assert.Equal(t, 2, reads(t), "those of the node, which hold what it needs")

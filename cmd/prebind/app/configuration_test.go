@@ -90,7 +90,7 @@ func TestConfigurationSaysWhatIsWrong(t *testing.T) {
 			want: []string{
 				"FILE:4: budgets.hold: must be positive, got 0s",
 				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of node-state, device, resource-claims, volumebinding`,
-				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !" is no DeviceClass`,
+				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !": invalid DeviceClass name`,
 			},
 		},
 		"FlagIsWrong": {reason: "the one that counts is named", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},
