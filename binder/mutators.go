@@ -24,7 +24,7 @@ func (c *call) mutate(ctx context.Context) *framework.Error {
 	var err *framework.Error
 	c.preview, err = c.compose(ctx, additions{})
 	for _, f := range c.preview.Failures {
-		klog.FromContext(ctx).Error(f.Err, "A mutator failed, what it adds is left out", "mutator", f.Mutator, "stack", f.Stack)
+		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
 	}
 	return err
 }
@@ -34,13 +34,13 @@ type additions struct {
 	attempt     string
 	annotations map[string]map[string]string
 	devices     []framework.Device
-	// started are the plugins whose PreBind was: they may be switched off meanwhile.
+	// started are the plugins whose PreBind was started. They may be disabled since then.
 	started []string
 }
 
-// additionsOf collects what plugins add: each by the context of its own last
-// PreBind, if there was any, and by the latest one, which wins. The latest one knows
-// the devices: PreFlight, which every context has been through, tells of all.
+// additionsOf returns what plugins add: each by the context of its own last PreBind, if any,
+// and by the latest context, which wins. The latest context has all devices, because PreFlight
+// reports them and runs for every context.
 func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
 	add := additions{attempt: id, devices: latest.Devices()}
 	if len(started) == 0 {
@@ -67,15 +67,15 @@ func (a additions) none() bool {
 	return a.attempt == "" && len(a.annotations) == 0 && len(a.devices) == 0
 }
 
-// compose makes the decision that lets the bind go ahead, or says why it may not.
-// The decision tells in any case what the mutators met with.
+// compose returns the decision that allows the bind, or an error if it is not allowed. The
+// decision has the warnings of the mutators in both cases.
 func (c *call) compose(ctx context.Context, add additions) (Decision, *framework.Error) {
 	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: c.course(add.attempt), Devices: add.devices}
 	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
 		claimed, err := c.settings.Claimed(ctx, c.pod)
 		if err != nil && ctx.Err() != nil {
 			// No mutator has failed.
-			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(podObject(c.Pod), "reading its ResourceClaims", err))
+			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(podObject(c.Pod), "reading the ResourceClaims of the pod", err))
 		}
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
@@ -97,7 +97,7 @@ func (c *call) compose(ctx context.Context, add additions) (Decision, *framework
 		for short, value := range annotations {
 			key := plugin + "." + framework.Domain + "/" + short
 			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
-				return d, framework.AsError(plugin, fmt.Errorf("it adds the annotation %q, which is no key of its own", short))
+				return d, framework.AsError(plugin, fmt.Errorf("invalid annotation key %q", short))
 			}
 			d.Annotations[key] = value
 		}
@@ -128,7 +128,7 @@ func mutatorWarnings(r mutators.Result) []string {
 		warnings = append(warnings, c.String())
 	}
 	for _, f := range r.Failures {
-		warnings = append(warnings, fmt.Sprintf("%s: what it adds is left out: %v", f.Mutator, f.Err))
+		warnings = append(warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
 	}
 	return warnings
 }

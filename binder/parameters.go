@@ -30,8 +30,8 @@ func budgetOf(own policy, b *corev1.Binding, pod *corev1.Pod) (time.Duration, *f
 	}
 	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
-		invalid := framework.Invalid(p.On, "its annotation "+p.Annotation+" is no time", p.Field("must be a positive duration")).
-			Advise("write it such as 90s or 5m")
+		invalid := framework.Invalid(p.On, "annotation "+p.Annotation+": invalid duration", p.Field("must be a positive duration")).
+			Advise("use a positive duration, for example 90s or 5m")
 		invalid.Plugin = framework.Binder
 		return 0, invalid
 	}
@@ -49,16 +49,16 @@ func requiredPlugins(plugins []framework.PreBinder, b *corev1.Binding, pod *core
 	for _, plugin := range plugins {
 		on = append(on, plugin.Name())
 	}
-	known := "on: " + strings.Join(on, ", ")
+	known := "enabled: " + strings.Join(on, ", ")
 	if len(on) == 0 {
-		known = "none is on"
+		known = "none is enabled"
 	}
 	names := map[string]bool{}
 	for name := range strings.SplitSeq(p.Value, ",") {
 		name = strings.TrimSpace(name)
 		if name != "" && !slices.Contains(on, name) {
-			err := framework.Refuse(p.On, "its annotation %s asks for the PreBind plugin %q, which is not switched on (%s)",
-				p.Annotation, short(name), known).Advise("correct the annotation, or switch the plugin on by --prebind-plugins")
+			err := framework.Refuse(p.On, "annotation %s: PreBind plugin %q is not enabled (%s)",
+				p.Annotation, short(name), known).Advise("correct the annotation, or enable the plugin with --prebind-plugins")
 			err.Plugin = framework.Binder
 			return nil, err
 		}

@@ -71,7 +71,7 @@ func (r *reader) liveNode(ctx context.Context, name, reason string) (*corev1.Nod
 	node := &corev1.Node{}
 	r.recorder.ReadLive("", "Node", reason)
 	if err := r.live.Get(ctx, types.NamespacedName{Name: name}, node); apierrors.IsNotFound(err) {
-		return nil, framework.AsError(framework.Binder, framework.Refuse(object, "there is no such node").Advise("choose another"))
+		return nil, framework.AsError(framework.Binder, framework.Refuse(object, "not found").Advise("choose another node"))
 	} else if err != nil {
 		return nil, unreadable(object, err)
 	}
@@ -82,5 +82,5 @@ func (r *reader) liveNode(ctx context.Context, name, reason string) (*corev1.Nod
 
 func unreadable(object framework.Object, err error) *framework.Error {
 	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
-		Advise("see whether the API server answers and whether Prebind may read it"))
+		Advise("check that the API server responds and that Prebind has permission to read the object"))
 }
