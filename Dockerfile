@@ -1,12 +1,12 @@
 # Copyright The Prebind Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Both bases can be replaced, by a mirror or by `scratch` for the second: the binary is static and brings all it needs. With
-# GOPROXY at a mirror as well, nothing outside is asked: go.sum says what the modules must be.
+# To build without access to public registries, set both images to a mirror, or the second to `scratch`, and GOPROXY to a module
+# mirror. go.sum verifies the modules.
 ARG GO_IMAGE=golang:1.26
 ARG BASE_IMAGE=gcr.io/distroless/static:nonroot
 
-# Compiles on the builder's own platform for the target's.
+# Cross-compiles on the build platform.
 FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS build
 WORKDIR /src
 # Empty means Go's default.
@@ -27,7 +27,7 @@ LABEL org.opencontainers.image.title=prebind \
       org.opencontainers.image.licenses=Apache-2.0 \
       org.opencontainers.image.version=${VERSION}
 COPY --from=build /prebind /prebind
-# By number, so that the kubelet can check runAsNonRoot.
+# A number, so that the kubelet can check runAsNonRoot.
 USER 65532:65532
 ENTRYPOINT ["/prebind"]
 CMD ["serve"]

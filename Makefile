@@ -5,23 +5,23 @@ IMAGE ?= ghcr.io/prebind/prebind:latest
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 
-# Where `generate` writes. `verify` lets it write elsewhere, and compares.
+# Output directory of `generate`. `verify` sets another one and compares.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
 	config/webhook/plugins/resource-claims/role.yaml config/webhook/mutators/device-info/role.yaml \
 	config/webhook/certificates/self-managed/role.yaml docs/flags.md docs/metrics.md docs/configuration-defaults.yaml docs/configuration.schema.json \
 	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES)
 
-# What Helm takes the cluster to be where it is asked without one.
+# Kubernetes version for Helm without a cluster.
 KUBE_VERSION = 1.36.0
 
-# The chart has copies of what it ships as it is in config/webhook, for Helm reads nothing outside of a chart: <file>=<copy>.
+# Files of config/webhook that the chart contains as copies, because Helm reads only files of the chart: <file>=<copy>.
 CHART = charts/prebind
 COPIES = base/role.yaml=roles/prebind.yaml plugins/device/role.yaml=roles/device.yaml \
 	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/resource-claims-allocate/role.yaml=roles/resource-claims-allocate.yaml \
 	plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
-	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml \
+	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \
 	monitoring/dashboard.json=monitoring/dashboard.json
 CHART_FILES = $(foreach c,$(COPIES),$(CHART)/files/$(lastword $(subst =, ,$(c))))
@@ -31,27 +31,27 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: control-plane ## Show binds, with and without Prebind, on a real control plane (KEEP=1 leaves it running)
+demo: control-plane ## Show binds with and without Prebind on a real control plane (KEEP=1 keeps it running)
 	go run ./test/demo $(if $(filter-out 0 false no,$(KEEP)),--keep)
 
 .PHONY: test
 test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
-test-unit: kustomize helm ## Run the unit tests, with the race detector
+test-unit: kustomize helm ## Run the unit tests with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults)(/|$$)|bench$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
-	@echo "the alerts, on Prometheus' own engine: the first build takes a minute (and go test does not see that files outside of its module change)"
+	@echo "alerts on the Prometheus engine: the first build takes a minute"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
 	cd test/image && go test -count=1 -timeout 10m ./...
 
-# Tests that make random choices have fixed seeds in make test: chance does not decide whether a change passes.
+# make test uses fixed seeds, so that its result does not depend on chance.
 .PHONY: properties
-properties: ## Run the tests of properties and models with random seeds (ROUNDS=50 for more of them, SEED=7 for one that has failed)
+properties: ## Run property and model tests with random seeds (ROUNDS=50: number of rounds; SEED=7: repeat a failure)
 	PREBIND_SEED=$(if $(filter-out file,$(origin SEED)),$(SEED),random) go test -race -timeout 60m -count=$(ROUNDS) \
 		-run 'Properties$$|^TestModel' $$(go list ./... | grep -v /test/)
 
-# One package at a time: each starts a control plane, and go test shows what one package does while it does it.
+# One package at a time: each starts a control plane, and go test shows the output of a single package immediately.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 20m -v ./test/cluster
@@ -59,21 +59,21 @@ test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 20m -v ./test/faults
 	go test -count=1 -timeout 10m -v ./test/bench
 
-# What the benchmarks write, beside what was kept of the last run that was.
+# Results of this run, and the results that are committed.
 RESULTS = bin/bench
 KEPT = docs/performance/data
 BENCH = go test -run '^$$' -timeout 60m -v ./test/bench
-# How many rounds, in each of which all variants have their turn.
+# Rounds. Each variant runs once per round.
 ROUNDS ?= 10
-# A batch is ten claims.
+# Batches of ten claims.
 BATCHES ?= 5
 
 .PHONY: bench
-bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler, in twenty minutes or so (ROUNDS=20 for more), and compare with what was kept
+bench: control-plane ## Benchmark binds against other webhooks and kube-scheduler in about twenty minutes, and compare with the committed results (ROUNDS=20: number of rounds)
 	@rm -f $(RESULTS)/* && mkdir -p $(RESULTS)
 	go test -c -o $(RESULTS)/admission.test ./cmd/prebind/app
 	@for round in $$(seq $(ROUNDS)); do \
-		echo "the review in process, round $$round of $(ROUNDS)"; \
+		echo "in-process review, round $$round of $(ROUNDS)"; \
 		$(RESULTS)/admission.test -test.run '^$$' -test.bench BenchmarkAdmission -test.benchtime 0.5s >>$(RESULTS)/admission.txt || exit 1; \
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
@@ -84,13 +84,13 @@ bench: control-plane ## Measure binds, beside other webhooks and kube-scheduler,
 	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkLostReplica$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
-	@echo "the review in process, beside the last result that was kept; the machine may be another one, so look at the allocations, or at the ratios below:"
+	@echo "in-process review, compared with the committed result; on another machine compare only the allocations and the ratios below:"
 	$(TOOL) benchstat kept=$(KEPT)/admission.txt now=$(RESULTS)/admission.txt
-	@echo "what was kept:" && go run ./test/bench/report $(KEPT)
-	@echo "now:" && go run ./test/bench/report $(RESULTS)
+	@echo "committed results:" && go run ./test/bench/report $(KEPT)
+	@echo "this run:" && go run ./test/bench/report $(RESULTS)
 
 .PHONY: scale
-scale: control-plane ## Measure a large cluster, many pods that wait, and cost against size, in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller one)
+scale: control-plane ## Benchmark a large cluster, many waiting pods and growth in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller cluster)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
@@ -100,7 +100,7 @@ scale: control-plane ## Measure a large cluster, many pods that wait, and cost a
 	@go run ./test/bench/report $(RESULTS)
 
 .PHONY: bench-keep
-bench-keep: ## Keep what bench and scale have measured: in docs/performance
+bench-keep: ## Copy the results of bench and scale to docs/performance
 	cp $(RESULTS)/*.csv $(RESULTS)/admission.txt $(KEPT)/
 	go run ./test/bench/report $(KEPT) docs/performance/README.md
 
@@ -109,28 +109,28 @@ SEEDS ?= 20
 DURATION ?= 1m
 
 .PHONY: faults
-faults: control-plane ## Break the whole cluster while pods are bound, and check what is left (SEED=7 SEEDS=1 for one, DURATION=5m for longer, ATTACK=false to leave out the attacking tenant, FAULTS_CSV=file to add a line for each to)
+faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration; ATTACK=false: no attacking tenant; FAULTS_CSV=file: append results)
 	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
 		$(if $(ATTACK),-attack=$(ATTACK)) $(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
 
 .PHONY: faults-broken
-faults-broken: control-plane ## Show that the checker of the faults turns red, with a Prebind that forgets to roll back
+faults-broken: control-plane ## Check that the fault test fails with a Prebind that does not roll back
 	go test -race -tags faults_broken -count=1 -timeout 30m -v -run TestBrokenRollBack ./test/faults -args -length $(DURATION)
 
 FUZZTIME ?= 10m
 
-# The seeds, and what was found and is kept under testdata/fuzz, run with every go test. To make inputs smaller takes most of
-# the time where a run has goroutines, and helps nobody before something is found.
+# Every go test runs the seeds and the inputs in testdata/fuzz. Minimization is limited, because it uses most of the time of a
+# target with goroutines.
 .PHONY: fuzz
-fuzz: ## Run every fuzz target, one after the other (FUZZTIME=1m for less time each, FUZZ=FuzzReview for one)
+fuzz: ## Run every fuzz target (FUZZTIME=1m: time per target; FUZZ=FuzzReview: one target)
 	@for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
 		for target in $$(go test -list '^$(or $(FUZZ),Fuzz.*)$$' $$dir | grep '^Fuzz'); do \
 			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$dir || exit 1; \
 		done; \
 	done
 
-# The tests would build these by themselves, but go test shows nothing meanwhile. The control plane takes minutes once, then
-# comes from the cache; where KUBEBUILDER_ASSETS is set it is taken from there.
+# The tests would also build these, but go test shows no progress. The first build of the control plane takes minutes, later ones
+# use a cache. If KUBEBUILDER_ASSETS is set, its binaries are used.
 .PHONY: control-plane
 control-plane:
 	go run ./test/cluster/build
@@ -145,10 +145,11 @@ helm:
 	@echo "helm: the first build takes a minute"
 	@$(TOOL) helm version --short
 
-# In test/controlplane the linters that need types run where k8s.io/kubernetes is not imported: to analyse all of it takes
-# longer than to build it.
+# In test/controlplane, linters that need types run only on packages that do not import k8s.io/kubernetes: its analysis takes
+# longer than its build.
 .PHONY: lint
-lint: ## Run the linters
+lint: ## Run the linters and the prose check
+	go run ./test/prose
 	@echo "golangci-lint: the first build takes minutes"
 	$(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
@@ -157,9 +158,9 @@ lint: ## Run the linters
 	cd test/image && $(TOOL) golangci-lint run ./...
 
 .PHONY: generate
-generate: ## Write the generated files: ClusterRoles from the markers in the Go source, docs/{flags,metrics}.md and docs/configuration-defaults.yaml from the program itself, the chart's schema and README from its values
+generate: ## Write generated files: roles, docs/{flags,metrics}.md, docs/configuration-defaults.yaml, and the chart's schema and README
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
-		paths=./cmd/prebind/app output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
+		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \
@@ -182,12 +183,12 @@ generate: ## Write the generated files: ClusterRoles from the markers in the Go 
 		mkdir -p $$(dirname $$to) && cp $$from $$to || exit 1; \
 	done
 	@test "$(GENERATED_DIR)" = . || cp $(CHART)/Chart.yaml $(CHART)/values.yaml $(CHART)/README.md.gotmpl $(GENERATED_DIR)/$(CHART)/
-	go run ./test/chartschema $(CHART)/values.yaml >$(GENERATED_DIR)/$(CHART)/values.schema.json
+	go run ./test/chartschema $(CHART)/values.yaml $(GENERATED_DIR)/docs/configuration.schema.json >$(GENERATED_DIR)/$(CHART)/values.schema.json
 	$(TOOL) helm-docs --chart-search-root=$(GENERATED_DIR)/$(CHART) --sort-values-order=file --ignore-non-descriptions \
 		--skip-version-footer --log-level=warning
 
 .PHONY: verify
-verify: ## Check that generated files, go.mod, manifests, chart and format are up to date, and that the binary is static
+verify: ## Check generated files, go.mod, manifests, chart, format, and that the binary is static
 	@rm -rf bin/verify && mkdir -p bin/verify
 	$(MAKE) generate GENERATED_DIR=bin/verify
 	@for f in $(GENERATED); do \
@@ -198,8 +199,9 @@ verify: ## Check that generated files, go.mod, manifests, chart and format are u
 	cd test/controlplane && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
 	cd test/image && go mod tidy -diff
-	$(TOOL) kustomize build config/webhook >bin/verify/webhook.yaml
-	$(TOOL) kustomize build config/webhook/overlays/self-managed >bin/verify/self-managed.yaml
+	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
+		$(TOOL) kustomize build config/$$install >bin/verify/install.yaml || exit 1; \
+	done
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
 	$(MAKE) build
 	$(call sbom,bin/prebind) >bin/verify/prebind.cdx.json
@@ -207,12 +209,12 @@ verify: ## Check that generated files, go.mod, manifests, chart and format are u
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi
 
-# Needs nothing of the machine that it runs on; the Dockerfile does the same. The tag keeps golang.org/x/net/trace out, of
-# which gRPC has no need here: with it, the linker keeps every method of every type, and the program is half as large again.
+# A static binary, built in the same way by the Dockerfile. The tag excludes golang.org/x/net/trace, with which the linker keeps
+# every method of every type, so that the program grows by half.
 STATIC = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace \
 	-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
 
-# Prints the SBOM of a binary, the same for the same binary. It fails for a binary that is not static.
+# Prints a reproducible SBOM of a binary. Fails if the binary is not static.
 sbom = go version -m $(1) | grep -q 'CGO_ENABLED=0$$' && \
 	$(TOOL) cyclonedx-gomod bin -json -output-version=1.6 -std -noserial -notimestamp -version=$(VERSION) $(1)
 
@@ -225,23 +227,24 @@ image: ## Build the container image (DOCKER=podman, IMAGE=..., PLATFORM=linux/am
 	$(DOCKER) build --build-arg VERSION=$(VERSION) $(if $(PLATFORM),--platform=$(PLATFORM)) $(BUILD_ARGS) --tag $(IMAGE) .
 
 RELEASE = bin/release
-# A chart's version has no v before it, and what is no release yet is before all of them.
+# A chart version has no v. Builds that are not releases sort before all releases.
 CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-g$(VERSION))
 
 .PHONY: release
-release: ## Build bin/release: static binaries, what is in them, manifests, chart and checksums (VERSION=v1.2.3; see docs/release.md)
+release: ## Build bin/release: static binaries, SBOMs, manifests, chart and checksums (VERSION=v1.2.3; see docs/release.md)
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	for arch in amd64 arm64; do \
 		GOOS=linux GOARCH=$$arch $(STATIC) -o $(RELEASE)/prebind-linux-$$arch ./cmd/prebind && \
 		$(call sbom,$(RELEASE)/prebind-linux-$$arch) >$(RELEASE)/prebind-linux-$$arch.cdx.json || exit 1; \
 	done
-	for install in prebind=. prebind-self-managed=overlays/self-managed; do \
-		$(TOOL) kustomize build config/webhook/$${install#*=} | \
+	for install in prebind=webhook prebind-self-managed=webhook/overlays/self-managed \
+		prebind-first-install=first-install prebind-first-install-self-managed=first-install/self-managed; do \
+		$(TOOL) kustomize build config/$${install#*=} | \
 			sed 's|ghcr.io/prebind/prebind:latest|ghcr.io/prebind/prebind:$(VERSION)|' >$(RELEASE)/$${install%%=*}.yaml || exit 1; \
 	done
 	$(TOOL) helm package $(CHART) --version=$(CHART_VERSION) --app-version=$(VERSION) --destination=$(RELEASE)
 	cd $(RELEASE) && sha256sum * >SHA256SUMS
 
 .PHONY: clean
-clean: ## Remove what was built here
+clean: ## Remove bin
 	rm -rf bin

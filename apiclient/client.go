@@ -1,9 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apiclient is how Prebind reaches the API server: clients that give up on a
-// request without an answer, and what the answers say about the API server and about
-// Prebind's permissions.
+// Package apiclient has Prebind's clients of the API server, which give up on a request
+// without an answer, and follows the state of the API server: whether it answers, what it
+// permits, and whom it exempts from concurrency limits.
 package apiclient
 
 import (
@@ -16,26 +16,41 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 const (
-	// answerTakes is longer than the API server gives any request but a watch, 60 s. A
-	// request without an answer by then never gets one.
+	// answerTakes is the time limit of a request. The API server ends every request except
+	// watches after 60 s.
 	answerTakes = 70 * time.Second
-	// firstContact is how long the API server may take to answer at the start.
+	// firstContact is the time limit of the first request.
 	firstContact = 10 * time.Second
 )
 
-// Prepare sets what every client of this config has in common: no rate limit, because
-// the API server's priority and fairness is the limit; a limit on the time of each
-// request but watches; and the observation of all answers by health, which may be nil.
-func Prepare(config *rest.Config, userAgent string, health *Health) {
+// Connect returns the client configuration of the kubeconfig or, if it is empty, of the
+// pod's service account. It returns an error if the API server does not answer within ten
+// seconds. Clients of the configuration report all answers to health.
+func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: required outside a pod: %w", err)
+		}
+	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	prepare(config, userAgent, health)
+	return config, contact(config)
+}
+
+// prepare sets no rate limit, because the API server's priority and fairness is the limit,
+// and a time limit for every request except watches.
+func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.QPS = -1
 	config.UserAgent = userAgent
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return impatient{next: next, takes: answerTakes} })
-	if health != nil {
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return observed{next: next, health: health} })
-	}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return observed{next: next, health: health} })
 }
 
 // NewWithTimeout returns a client whose requests end after the time, watches included.
@@ -49,9 +64,8 @@ func NewWithTimeout(config *rest.Config, takes time.Duration) (kubernetes.Interf
 	return client, nil
 }
 
-// Contact returns an error when the API server does not answer within ten seconds. It
-// needs no permission.
-func Contact(config *rest.Config) error {
+// contact returns an error when the API server does not answer. It needs no permission.
+func contact(config *rest.Config) error {
 	soon := rest.CopyConfig(config)
 	soon.Timeout = firstContact
 	client, err := discovery.NewDiscoveryClientForConfig(soon)
@@ -80,7 +94,7 @@ func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := i.next.RoundTrip(r.WithContext(ctx))
 	if err != nil {
 		if ctx.Err() != nil && r.Context().Err() == nil {
-			err = fmt.Errorf("the API server has not answered within %s: %w", i.takes, err)
+			err = fmt.Errorf("no answer from the API server within %s: %w", i.takes, err)
 		}
 		cancel()
 		return nil, err

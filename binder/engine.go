@@ -1,12 +1,11 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package binder decides what becomes of a Binding before the API server
-// carries it out. It knows nothing of HTTP.
+// Package binder decides on Bindings before the API server executes them. It does not depend
+// on HTTP.
 //
-// The way of a bind: guards, mutators, the check of the merged metadata, the
-// PreFlight of every plugin, and, where a plugin has something to do, an attempt
-// that runs their PreBind and outlives the call.
+// A bind passes through guards, mutators, the check of the merged metadata, and PreFlight of
+// every plugin. If a plugin has work to do, an attempt runs PreBind. It outlives the call.
 package binder
 
 import (
@@ -20,9 +19,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -35,25 +32,24 @@ import (
 
 // Options of an Engine. All fields are required but Term and Recorder.
 type Options struct {
-	// Cached reads pods without a node, nodes, and what plugins watch, from a cache. What
-	// it returns is never changed.
+	// Cached reads pods without a node, nodes, and the kinds that plugins watch, from a
+	// cache. The engine never changes the returned objects.
 	Cached framework.Reader
-	// Live reads the same from the API server, if the cache has nothing or says
-	// something that would end the bind.
+	// Live reads the same from the API server, if the cache lacks an object or has one that
+	// would end the bind.
 	Live framework.Reader
-	// Settings are those in force until Configure changes them.
+	// Settings apply until Configure changes them.
 	Settings Settings
-	// Replica identifies this process among the others, by letters and digits.
+	// Replica identifies this process, by letters and digits.
 	Replica string
-	// Term returns the number of the replica's current term, and whether it holds it:
-	// only then is a bind allowed that relies on what an attempt wrote, and only on
-	// what was written in the same term. Other replicas may have rolled back the rest.
-	// It must be fast, and safe for concurrent use. It may be nil: then no other
-	// replica ever does.
+	// Term returns the number of the replica's current term, and whether the replica holds
+	// it. A bind may rely only on writes of an attempt in a term that is still held: other
+	// replicas may have rolled back the others. Term must be fast, and safe for concurrent
+	// use. It may be nil if there are no other replicas.
 	Term func() (term int64, held bool)
-	// Changes tells of changes of pods.
+	// Changes reports changes of pods.
 	Changes *framework.Hub
-	// Events tells the pod what its bind waits for, and why it is refused.
+	// Events records on the pod what its bind waits for, and why it is rejected.
 	Events events.EventRecorder
 	// Recorder records the work on binds. It may be nil.
 	Recorder Recorder
@@ -73,24 +69,8 @@ func (o Options) validate() error {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	o        Options
+	services
 	settings atomic.Pointer[Settings]
-	runner   *runner.Runner
-	attempts *attempt.Set
-	// past records how long rounds take.
-	past *pacing.History
-	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
-	anyAttempt map[string]string
-	// waits holds, by attempt.Key, the calls that had to wait; see waited.
-	waits *utilcache.LRUExpireCache
-	// waitsMu is held while an entry of waits is changed.
-	waitsMu sync.Mutex
-	seats   seats
-	// exempt are the seats of calls for which isExempt returns true; see Exempt.
-	exempt   seats
-	isExempt atomic.Pointer[func(authenticationv1.UserInfo) bool]
-	// draining is closed by drain.
-	draining chan struct{}
 	drain    func()
 }
 
@@ -107,117 +87,160 @@ func New(o Options) (*Engine, error) {
 	}
 	draining := make(chan struct{})
 	e := &Engine{
-		o:        o,
-		runner:   &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
-		past:     pacing.NewHistory(),
-		waits:    utilcache.NewLRUExpireCacheWithClock(rememberWaits, o.Clock),
-		draining: draining,
-		drain:    sync.OnceFunc(func() { close(draining) }),
+		services: services{
+			reader:  reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
+			runner:  &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
+			past:    pacing.NewHistory(),
+			waits:   newWaits(o.Clock),
+			replica: o.Replica, term: o.Term, clock: o.Clock,
+			anyAttempt: map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)},
+			draining:   draining,
+		},
+		drain: sync.OnceFunc(func() { close(draining) }),
 	}
 	e.attempts = attempt.NewSet(attempt.Options{
 		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Past: e.past, Clock: o.Clock,
 	})
-	e.anyAttempt = map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)}
 	e.settings.Store(&o.Settings)
 	return e, nil
 }
 
-// Drain ends every hold: the calls that wait are told to call again, and so is
-// every later one. It cannot be undone.
+// Configure applies other settings at once, or returns an error and changes nothing. A call
+// or an attempt in progress continues with the settings that it began with. This replica still
+// follows and rolls back the work of a disabled plugin, but no sweep settles the marks that
+// other replicas left behind for it.
+func (e *Engine) Configure(s Settings) error {
+	if err := s.validateNames(); err != nil {
+		return err
+	}
+	e.settings.Store(&s)
+	return nil
+}
+
+// Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
+// held call of such a user takes no seat of the API server, so more of them are held. The
+// function must be safe for concurrent use; nil exempts no user.
+func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) {
+	if is == nil {
+		e.seats.isExempt.Store(nil)
+		return
+	}
+	e.seats.isExempt.Store(&is)
+}
+
+// Stats are the numbers of what is in progress.
+type Stats struct {
+	// Attempts by phase, with all of attempt.Phases.
+	Attempts map[string]int
+	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
+	Holds, MaxHolds int
+}
+
+// Stats returns the present numbers; the caller owns the map.
+func (e *Engine) Stats() Stats {
+	s := Stats{Attempts: e.attempts.Count()}
+	s.Holds, s.MaxHolds = e.seats.count(e.settings.Load().MaxHolds)
+	return s
+}
+
+// InFlight returns the attempts in progress, the oldest first; the caller owns the slice.
+func (e *Engine) InFlight() []attempt.InFlight { return e.attempts.InFlight() }
+
+// Drain ends every hold. Waiting calls, and all later ones that would wait, are answered with
+// KindWait. It cannot be undone.
 func (e *Engine) Drain() { e.drain() }
 
-// Settle waits until every bind that was allowed has come to its outcome, or the
-// context ends. Call it between Drain and Stop, while the caches still follow.
+// Settle waits until the outcome of every allowed bind is known, or the context ends. Call it
+// between Drain and Stop, while the caches are still updated.
 func (e *Engine) Settle(ctx context.Context) { e.attempts.Settle(ctx) }
 
-// Stop drains, ends the attempts where they are, and waits for them until the
-// context ends. Nothing is undone: the repeated calls reach another replica.
+// Stop drains, ends the attempts without a rollback, and waits for them until the context
+// ends. The repeated calls reach another replica, which continues.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
 	return e.attempts.Stop(ctx)
 }
 
-// Sweeper returns the sweeper for what other replicas left behind when they ended. One
-// replica at a time should run it.
+// Sweeper returns the sweeper for the writes that ended replicas left behind. One replica at a
+// time should run it.
 func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	return recovery.New(recovery.Options{
-		Runner: e.runner, Observer: e.o.Recorder, Replica: e.o.Replica, Replicas: replicas, Working: e.attempts.Working,
-		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.o.Clock,
+		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.attempts.Working,
+		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.clock,
 	})
 }
 
-// OwnSweeper returns the sweeper for what attempts of this replica could not roll back, for
-// example because the API server did not answer for long. Every replica runs one.
+// OwnSweeper returns the sweeper for the writes that attempts of this replica could not roll
+// back, for example because the API server did not respond. Every replica runs one.
 func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
-	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
+	ctx, began := e.recorder.Begin(ctx), e.clock.Now()
 	d := e.answer(ctx, r, began)
-	e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
+	e.recorder.Decided(ctx, r, d, e.clock.Since(began))
 	return d
 }
 
-// answer decides on one Binding that came at the time.
+// answer decides on one Binding that arrived at the time.
 func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Request: r, settings: e.settings.Load(), began: began}
+	c := &call{services: &e.services, Request: r, settings: e.settings.Load(), began: began}
 	c.policy = c.settings.policyFor(r.Pod.Namespace)
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
 	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
-	d, pod := e.decide(ctx, c)
+	d, pod := c.decide(ctx)
 	if cutShort(ctx, d.Err) {
-		// Nothing is known of the pod that it should be told.
+		// There is no decision that an event could report.
 		d, pod = d.deny(unfinished(r, d.Err)), nil
 	}
 	d = d.bounded()
 	if c.DryRun {
-		d = explain(c, d)
+		d = explain(c.policy.mode, d)
 	}
 	if c.policy.mode == ModeAudit && !d.PassThrough {
-		d = audited(d)
+		d = auditOnly(d)
 	}
 	if pod != nil && !r.DryRun {
-		e.tell(c, pod, d)
+		c.report(pod, d)
 	}
 	return d
 }
 
 // decide decides on a Binding, and returns the pod unless the API server gives its
 // own answer about it.
-func (e *Engine) decide(ctx context.Context, c *call) (Decision, *corev1.Pod) {
-	r := c.Request
-	if err := guardTarget(r.Binding); err != nil {
+func (c *call) decide(ctx context.Context) (Decision, *corev1.Pod) {
+	if err := guardTarget(c.Binding); err != nil {
 		if c.settings.idle() {
 			return Decision{PassThrough: true}, nil
 		}
 		return denied(err), nil
 	}
-	pod, err := e.pod(ctx, r)
-	if pod == nil && err == nil {
+	pod, err := c.reader.pod(ctx, c.Request)
+	if err != nil {
+		c.key = attempt.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
+		return c.later(err), pod
+	}
+	if pod == nil {
 		return Decision{PassThrough: true}, nil
 	}
-	if err != nil {
-		c.key = attempt.Key{Pod: types.UID(r.Pod.String()), Node: r.Binding.Target.Name}
-		return e.later(c, err), pod
-	}
-	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: r.Binding.Target.Name}
-	before := e.waitedBefore(c)
-	d := e.bind(ctx, c)
-	if c.attempt != "" || before.calls > 0 {
-		d.Attempt, d.Calls, d.Waited = c.attempt, before.calls+1, e.o.Clock.Since(before.since)
+	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
+	before := c.before()
+	d := c.bind(ctx)
+	if c.joined != nil || before.calls > 0 {
+		d.Attempt, d.Calls, d.Waited = c.attemptID(), before.calls+1, c.clock.Since(before.since)
 	}
 	return d, pod
 }
 
 // bind decides on a Binding for a pod that can be bound.
-func (e *Engine) bind(ctx context.Context, c *call) Decision {
-	required, err := e.required(c)
+func (c *call) bind(ctx context.Context) Decision {
+	required, err := requiredPlugins(c.settings.Plugins, c.Binding, c.pod)
 	if err != nil {
 		return denied(err)
 	}
@@ -227,79 +250,31 @@ func (e *Engine) bind(ctx context.Context, c *call) Decision {
 		}
 		return Decision{PassThrough: true}
 	}
-	if c.budget, err = e.budget(c); err != nil {
+	if c.budget, err = budgetOf(c.policy, c.Binding, c.pod); err != nil {
 		return denied(err)
 	}
-	if c.node, err = e.node(ctx, c.key.Node); err != nil {
-		return e.later(c, err)
+	if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
+		return c.later(err)
 	}
 	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
-	if err := e.preview(ctx, c); err != nil {
+	if err := c.mutate(ctx); err != nil {
 		return c.preview.deny(err)
 	}
 	if c.DryRun {
-		return e.rehearse(ctx, c)
+		return c.rehearse(ctx)
 	}
-	return e.prepare(ctx, c)
+	return c.prepare(ctx)
 }
 
-// pod returns the pod to be bound. It returns nil when it is gone or bound: the
-// API server then gives its own answer. The pod comes with the error that is about
-// it.
-func (e *Engine) pod(ctx context.Context, r Request) (*corev1.Pod, *framework.Error) {
-	pod, reason := &corev1.Pod{}, runner.ReadMissing
-	if err := e.o.Cached.Get(ctx, r.Pod, pod); err == nil {
-		if pod.Spec.NodeName == "" && guardPod(pod, r.Binding) == nil {
-			return pod, nil
-		}
-		reason = runner.ReadDoubted
-	}
-	// The cache lacks the pod, or what it holds would end the bind. It may be
-	// behind, so the API server has the last word.
-	pod = &corev1.Pod{}
-	e.o.Recorder.ReadLive("", "Pod", reason)
-	if err := e.o.Live.Get(ctx, r.Pod, pod); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, e.unreadable(framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}, err)
-	}
-	if pod.Spec.NodeName != "" {
-		return nil, nil
-	}
-	stale := guardPod(pod, r.Binding)
-	if r.Binding.UID != "" && r.Binding.UID != pod.UID {
-		// It is not about this pod, which must not be told of it: anybody who can post a
-		// review could have it told anything.
-		return nil, stale
-	}
-	return pod, stale
-}
-
-// node returns the target.
-func (e *Engine) node(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
-	key := types.NamespacedName{Name: name}
-	node := &corev1.Node{}
-	if err := e.o.Cached.Get(ctx, key, node); err == nil {
-		return node, nil
-	}
-	return e.liveNode(ctx, name, runner.ReadMissing)
-}
-
-// cutShort reports whether the decision failed because the call ended: its client has
-// gone, or its time is over.
+// cutShort returns whether the decision failed because the call ended: the client canceled
+// it, or it timed out.
 func cutShort(ctx context.Context, err *framework.Error) bool {
 	return err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
-// unfinished is the answer to a call that ended before it was decided.
+// unfinished is the answer to a call that ended before the decision.
 func unfinished(r Request, cause *framework.Error) *framework.Error {
-	about := framework.Object{Kind: "Pod", Namespace: r.Pod.Namespace, Name: r.Pod.Name}
-	err := framework.Wait(about, "the call ended before Prebind decided on it").Advise("repeat the Binding").Because(cause)
+	err := framework.Wait(podObject(r.Pod), "the request ended before the decision").Advise("retry the Binding").Because(cause)
 	err.Plugin = framework.Binder
 	return err
-}
-
-func (e *Engine) unreadable(object framework.Object, err error) *framework.Error {
-	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
-		Advise("see whether the API server answers and whether Prebind may read it"))
 }

@@ -10,31 +10,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
 )
 
-// targetsNode says whether the Binding asks for a node at all. The API server
-// takes an empty kind for Node and refuses every other target by itself.
+// targetsNode returns whether the target of the Binding is a node. The API server treats an
+// empty kind as Node and rejects every other target.
 func targetsNode(b *corev1.Binding) bool {
 	return b.Target.Name != "" && (b.Target.Kind == "" || b.Target.Kind == "Node")
 }
 
-// namesPod reports whether the Binding is for a pod that can exist. The API server
-// answers every other one with an error of its own: a name in the URL that differs from
-// the object's, and names that no pod and no namespace has.
+// namesPod returns whether the Binding names a pod that can exist. The API server rejects names
+// that differ from the URL, and invalid names of pods and namespaces.
 func namesPod(r Request) bool {
 	return r.Binding.Name == r.Pod.Name && len(apivalidation.NameIsDNSSubdomain(r.Pod.Name, false)) == 0 &&
 		len(apivalidation.ValidateNamespaceName(r.Pod.Namespace, false)) == 0
 }
 
-// guardTarget checks that a node can have the target's name. The API server would bind
-// the pod to any name.
+// guardTarget checks that the target is a valid node name. The API server accepts every name.
 func guardTarget(b *corev1.Binding) *framework.Error {
 	problems := apivalidation.NameIsDNSSubdomain(b.Target.Name, false)
 	if len(problems) == 0 {
 		return nil
 	}
-	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "there is no such node: not a valid name: %s", problems[0]).Advise("choose another")
+	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "invalid name: %s", problems[0]).Advise("choose another node")
 	err.Plugin = framework.Binder
 	return err
 }
@@ -51,16 +48,16 @@ func guardPod(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	}
 	switch {
 	case b.UID != "" && b.UID != pod.UID:
-		return stale("the Binding is for the UID %s, the pod has %s", short(string(b.UID)), pod.UID).
-			Advise("the pod was created anew under its name: schedule it again")
+		return stale("has UID %s, but the Binding requires %s", pod.UID, short(string(b.UID))).
+			Advise("schedule the new pod")
 	case pod.DeletionTimestamp != nil:
-		return stale("the pod is being deleted").Advise("forget this bind")
+		return stale("terminating").Advise("discard the Binding")
 	case len(pod.Spec.SchedulingGates) > 0:
-		return stale("the pod has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
-			Advise("bind it when its gates are removed")
+		return stale("has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
+			Advise("bind the pod after its scheduling gates are removed")
 	case b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
-		return stale("the Binding is for the resourceVersion %s, the pod has %s", short(b.ResourceVersion), pod.ResourceVersion).
-			Advise("the pod has changed: schedule it again")
+		return stale("has resourceVersion %s, but the Binding requires %s", pod.ResourceVersion, short(b.ResourceVersion)).
+			Advise("schedule the changed pod")
 	}
 	return nil
 }
@@ -88,15 +85,15 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	if len(problems) == 0 {
 		return nil
 	}
-	advice := "bound like this, the pod could never be updated again; correct the Binding"
+	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
 	if len(annotations)+len(mayCome) > 0 && !fits && guardMerged(pod, b, nil, nil, nil) == nil {
-		advice = "the annotations that Prebind adds do not fit any more; shorten those of the pod or the Binding, or let fewer mutators run"
+		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
 	}
 	err := &framework.Error{
 		Kind:    framework.KindInvalid,
 		Plugin:  framework.Binder,
 		Object:  framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-		Message: "the pod's and the Binding's metadata together are not valid: " + short(problems.ToAggregate().Error()),
+		Message: "invalid metadata after the merge with the Binding: " + short(problems.ToAggregate().Error()),
 		Advice:  advice,
 	}
 	for _, p := range problems {
@@ -104,8 +101,3 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 	}
 	return err
 }
-
-// maxEcho is how much of somebody's invalid input is shown to them again.
-const maxEcho = 500
-
-func short(text string) string { return runner.Clip(text, maxEcho) }

@@ -5,22 +5,18 @@ package binder
 
 import (
 	"context"
-	"errors"
-	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// asked is a plugin that takes part when annotations ask for it.
+// asked is a plugin that takes part if annotations request it.
 type asked struct {
 	checker
 	by framework.Source
@@ -38,7 +34,7 @@ func annotated(pairs ...string) Request {
 	return requestFor(b)
 }
 
-func TestDispatch(t *testing.T) {
+func TestTakingPart(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		by      framework.Source
@@ -47,22 +43,22 @@ func TestDispatch(t *testing.T) {
 		runs    bool
 		refused string
 	}{
-		"NotAsked":        {reason: "no annotation, no part", by: framework.ByBindingOrPod},
-		"ByBinding":       {reason: "a scheduler's plugin asks", binding: []string{"p.prebind.dev/x", ""}, runs: true},
-		"ByPod":           {reason: "a user asks", by: framework.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
-		"PodMayNot":       {reason: "where only schedulers may ask, a user does not", pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}},
-		"OtherPlugin":     {reason: "another's annotation does not ask", binding: []string{"q.prebind.dev/x", "", "pp.prebind.dev/x", "", "p.prebind.dev.x/y", ""}},
-		"OtherDomain":     {reason: "another domain does not ask", binding: []string{"p.example.com/x", ""}},
-		"Required":        {reason: "its name asks", binding: []string{"binder.prebind.dev/require", "p"}, runs: true},
-		"RequiredSeveral": {reason: "spaces and empty names do not matter", binding: []string{"binder.prebind.dev/require", " always , p,"}, runs: true},
+		"NotAsked":        {reason: "no annotation requests the plugin", by: framework.ByBindingOrPod},
+		"ByBinding":       {reason: "a scheduler requests the plugin", binding: []string{"p.prebind.dev/x", ""}, runs: true},
+		"ByPod":           {reason: "a user requests the plugin", by: framework.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
+		"PodMayNot":       {reason: "only schedulers may request this plugin", pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}},
+		"OtherPlugin":     {reason: "the annotation belongs to another plugin", binding: []string{"q.prebind.dev/x", "", "pp.prebind.dev/x", "", "p.prebind.dev.x/y", ""}},
+		"OtherDomain":     {reason: "the annotation has another domain", binding: []string{"p.example.com/x", ""}},
+		"Required":        {reason: "the annotation require names the plugin", binding: []string{"binder.prebind.dev/require", "p"}, runs: true},
+		"RequiredSeveral": {reason: "spaces and empty names are ignored", binding: []string{"binder.prebind.dev/require", " always , p,"}, runs: true},
 		"RequiredByPod":   {reason: "a user may require", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "p")}, runs: true},
 		"BindingsWins": {
-			reason: "the Binding's word counts", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "nobody")},
+			reason: "the annotation of the Binding wins", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "other")},
 			binding: []string{"binder.prebind.dev/require", "p"}, runs: true,
 		},
-		"RequiredEmpty":   {reason: "nobody is required", binding: []string{"binder.prebind.dev/require", ""}},
-		"RequiredUnknown": {reason: "whoever asks relies on it", binding: []string{"binder.prebind.dev/require", "p,nobody"}, refused: `"nobody"`},
-		"RequiredMutator": {reason: "a mutator is no PreBind plugin", binding: []string{"binder.prebind.dev/require", "test"}, refused: `"test"`},
+		"RequiredEmpty":   {reason: "an empty list requires no plugin", binding: []string{"binder.prebind.dev/require", ""}},
+		"RequiredUnknown": {reason: "a required plugin must be enabled", binding: []string{"binder.prebind.dev/require", "p,other"}, refused: `"other"`},
+		"RequiredMutator": {reason: "a mutator is not a PreBind plugin", binding: []string{"binder.prebind.dev/require", "test"}, refused: `"test"`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -78,261 +74,30 @@ func TestDispatch(t *testing.T) {
 			if tc.refused != "" {
 				require.Equal(t, framework.KindRefuse, kindOf(d.Err), tc.reason)
 				assert.Contains(t, d.Err.Error(), tc.refused)
-				assert.Contains(t, d.Err.Error(), "always, p", "those that are on are listed")
+				assert.Contains(t, d.Err.Error(), "always, p", "the enabled plugins are listed")
 				assert.Equal(t, "binder", d.Err.Plugin)
 				assert.Zero(t, always.preFlights.Load()+p.preFlights.Load())
 				return
 			}
 			require.Nil(t, d.Err)
-			assert.EqualValues(t, 1, always.preFlights.Load(), "a plugin that is not on annotation takes part always")
+			assert.EqualValues(t, 1, always.preFlights.Load(), "a plugin without OnAnnotation always takes part")
 			assert.Equal(t, tc.runs, p.preFlights.Load() == 1, tc.reason)
 		})
 	}
 }
 
-var errUnread = errors.New("no")
-
-func skipping(*framework.BindContext) (framework.Next, error) {
-	return framework.Skip, nil
-}
-
-// TestRequireWithAllOff: a Binding that relies on a plugin does not pass an engine
-// that has none.
-func TestRequireWithAllOff(t *testing.T) {
+// TestRequire_AllDisabled: a Binding that requires a plugin does not pass an engine without plugins.
+func TestRequire_AllDisabled(t *testing.T) {
 	e := newTestEngine(t, nil)
 	d := e.Bind(t.Context(), annotated("binder.prebind.dev/require", "device"))
 	assert.Equal(t, framework.KindRefuse, kindOf(d.Err))
 }
 
-func TestPluginAnnotates(t *testing.T) {
-	cases := map[string]struct {
-		reason    string
-		preFlight func(bc *framework.BindContext)
-		preBind   func(bc *framework.BindContext)
-		next      framework.Next
-		want      map[string]string
-		kind      framework.Kind
-	}{
-		"InPreFlight": {
-			reason: "one whose PreBind is skipped annotates before", next: framework.Skip,
-			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "seen", "1") },
-			want:      map[string]string{"p.prebind.dev/seen": "1"},
-		},
-		"InPreBind": {
-			reason:    "what is known only then reaches the pod as well, and replaces",
-			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "a", "1"); bc.Annotate("p", "b", "1") },
-			preBind:   func(bc *framework.BindContext) { bc.Annotate("p", "a", "2") },
-			want:      map[string]string{"p.prebind.dev/a": "2", "p.prebind.dev/b": "1"},
-		},
-		"ForeignName": {
-			reason: "another's keys are not its to write", next: framework.Skip,
-			preFlight: func(bc *framework.BindContext) { bc.Annotate("q", "a", "1") },
-			kind:      framework.KindInternal,
-		},
-		"BadKey": {
-			reason: "a mistake of the plugin's is its failure", next: framework.Skip,
-			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "no good", "1") },
-			kind:      framework.KindInternal,
-		},
-		"BadKeyInPreBind": {
-			reason:  "and what was prepared is rolled back",
-			preBind: func(bc *framework.BindContext) { bc.Annotate("p", "a/b", "1") },
-			kind:    framework.KindInternal,
-		},
-		"TooMuch": {
-			reason:  "what the pod could not be updated with is not admitted",
-			preBind: func(bc *framework.BindContext) { bc.Annotate("p", "a", strings.Repeat("x", 256<<10)) },
-			kind:    framework.KindInvalid,
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &checker{plugin: plugin{name: "p"}}
-				p.preFlight = func(bc *framework.BindContext) (framework.Next, error) {
-					if tc.preFlight != nil {
-						tc.preFlight(bc)
-					}
-					return tc.next, nil
-				}
-				p.preBind = func(_ context.Context, bc *framework.BindContext) error {
-					if tc.preBind != nil {
-						tc.preBind(bc)
-					}
-					return nil
-				}
-				e := engineWith(t, p)
-				d := e.Bind(t.Context(), theRequest())
-				require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
-				if tc.kind != "" {
-					pass(time.Second)
-					assert.Equal(t, p.preBinds.Load(), p.rollBacks.Load(), "whatever was begun is rolled back within a second")
-					return
-				}
-				delete(d.Annotations, "binder.prebind.dev/attempt")
-				assert.Equal(t, tc.want, d.Annotations, tc.reason)
-			})
-		})
-	}
-}
-
-// TestAnnotationsOfLaterRounds: a plugin that ran again no longer adds what it added
-// before.
-func TestAnnotationsOfLaterRounds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, other := &plugin{name: "p"}, &checker{plugin: plugin{name: "other"}}
-		p.preBind = func(_ context.Context, bc *framework.BindContext) error {
-			if bc.Binding.Annotations["p.prebind.dev/pin"] == "" {
-				bc.Annotate("p", "pin", "pod")
-			}
-			return nil
-		}
-		other.preBind = func(_ context.Context, bc *framework.BindContext) error {
-			bc.Annotate("other", "round", "1")
-			return nil
-		}
-		other.preFlight = func(*framework.BindContext) (framework.Next, error) {
-			if other.preBinds.Load() > 0 {
-				return framework.Skip, nil
-			}
-			return framework.Run, nil
-		}
-		e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []framework.PreBinder{p, other}, holding(thePod) })
-		first := e.Bind(t.Context(), theRequest())
-		require.Nil(t, first.Err)
-		assert.Equal(t, "pod", first.Annotations["p.prebind.dev/pin"])
-		second := e.Bind(t.Context(), annotated("p.prebind.dev/pin", "binding"))
-		require.Nil(t, second.Err)
-		assert.NotContains(t, second.Annotations, "p.prebind.dev/pin", "the Binding's own stands")
-		assert.Equal(t, "1", second.Annotations["other.prebind.dev/round"], "one that did not run again still adds it")
-	})
-}
-
-// TestMutatorsSeeTheBind: what plugins found, and how the bind went, is known to
-// the mutators by the time that the bind is allowed.
-func TestMutatorsSeeTheBind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen []mutators.Input
-		w := newWaiter()
-		p := &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
-			bc.Has(framework.Device{Request: "gpu", Name: "GPU-1"})
-			return framework.Skip, nil
-		}}
-		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins = []framework.PreBinder{p, w}
-			o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
-				seen = append(seen, in)
-				return mutators.Output{}, nil
-			}))
-		})
-		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
-		begin := time.Now()
-		answer := later(t.Context(), e, theRequest())
-		synctest.Wait()
-		pass(2 * time.Second)
-		w.release <- nil
-		d := <-answer
-		require.Nil(t, d.Err)
-
-		assert.Empty(t, seen[0].Devices)
-		assert.Empty(t, seen[0].Bind.Attempt)
-		assert.Equal(t, 1, seen[0].Bind.Calls)
-		last := seen[len(seen)-1]
-		assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}}, last.Devices)
-		assert.Equal(t, d.Annotations["binder.prebind.dev/attempt"], last.Bind.Attempt)
-		assert.Equal(t, 2, last.Bind.Calls)
-		assert.Equal(t, testHold+2*time.Second, last.Bind.Waited, "the time of the call that was told to wait counts")
-		assert.Equal(t, begin.Add(2*time.Second), last.Bind.At)
-	})
-}
-
-// TestClaimedDevices: those of ResourceClaims are read for pods that have some.
-func TestClaimedDevices(t *testing.T) {
-	withClaim := gen.Pod("web", gen.UID("pod-1"))
-	withClaim.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
-	for name, pod := range map[string]*corev1.Pod{"With": withClaim, "Without": thePod} {
-		t.Run(name, func(t *testing.T) {
-			var seen mutators.Input
-			e := newTestEngine(t, func(o *Options) {
-				o.Cached = holding(pod, theNode)
-				o.Settings.Claimed = func(_ context.Context, pod *corev1.Pod) ([]framework.Device, error) {
-					return []framework.Device{{Request: pod.Spec.ResourceClaims[0].Name, Driver: "d"}}, errUnread
-				}
-				o.Settings.Mutators = chain(t, mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
-					seen = in
-					return mutators.Output{}, nil
-				}))
-			})
-			require.Nil(t, e.Bind(t.Context(), theRequest()).Err, "what cannot be read is the mutator's matter")
-			if name == "Without" {
-				assert.Empty(t, seen.Devices)
-				require.NoError(t, seen.DevicesErr)
-				return
-			}
-			assert.Equal(t, []framework.Device{{Request: "gpu", Driver: "d"}}, seen.Devices)
-			assert.Equal(t, errUnread, seen.DevicesErr)
-		})
-	}
-}
-
-// confirmer is a plugin that takes a last look.
-type confirmer struct {
-	checker
-	confirm  func() error
-	confirms int
-}
-
-func (c *confirmer) Confirm(context.Context, framework.Reader, *framework.BindContext) error {
-	c.confirms++
-	if c.confirm == nil {
-		return nil
-	}
-	return c.confirm()
-}
-
-func TestConfirm(t *testing.T) {
-	t.Run("Nothing ran", func(t *testing.T) {
-		c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}
-		require.Nil(t, engineWith(t, c).Bind(t.Context(), theRequest()).Err)
-		assert.Zero(t, c.confirms, "no time has gone by since PreFlight")
-	})
-	t.Run("Holds", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}
-			p := &plugin{name: "p"}
-			require.Nil(t, engineWith(t, c, p).Bind(t.Context(), theRequest()).Err)
-			assert.Equal(t, 1, c.confirms, "another plugin's PreBind may have taken long")
-		})
-	})
-	t.Run("Holds no more", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { return framework.Refuse(claim, "drained") }}
-			p := &plugin{name: "p"}
-			d := engineWith(t, c, p).Bind(t.Context(), theRequest())
-			require.Equal(t, framework.KindRefuse, kindOf(d.Err))
-			assert.Equal(t, "c", d.Err.Plugin)
-			synctest.Wait()
-			assert.EqualValues(t, 1, p.rollBacks.Load(), "what was prepared is undone")
-			assert.Zero(t, c.rollBacks.Load(), "never one that was not started")
-		})
-	})
-	t.Run("Panics", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { panic("boom") }}
-			p := &plugin{name: "p"}
-			d := engineWith(t, c, p).Bind(quiet(t), theRequest())
-			require.Equal(t, framework.KindInternal, kindOf(d.Err))
-			synctest.Wait()
-			assert.EqualValues(t, 1, p.rollBacks.Load())
-		})
-	})
-}
-
-// TestOtherParameters: a call that tells the plugins something else than the one
-// before is never answered by what was prepared for that.
-func TestOtherParameters(t *testing.T) {
+// TestOtherParameters_StartAgain: a call with other parameters does not use the attempt of the
+// earlier ones.
+func TestOtherParameters_StartAgain(t *testing.T) {
 	const key = "waiter.prebind.dev/device"
-	t.Run("While it is prepared", func(t *testing.T) {
+	t.Run("DuringPreBind", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var prepared []string
 			w := newWaiter()
@@ -345,14 +110,14 @@ func TestOtherParameters(t *testing.T) {
 			first := later(t.Context(), e, annotated(key, "1"))
 			synctest.Wait()
 			second := later(t.Context(), e, annotated(key, "2"))
-			assert.Equal(t, framework.KindStale, kindOf((<-first).Err), "its parameters are out of date")
+			assert.Equal(t, framework.KindStale, kindOf((<-first).Err), "its parameters are outdated")
 			w.release <- nil
 			require.Nil(t, (<-second).Err)
 			assert.Equal(t, []string{"1", "2"}, prepared)
 			assert.EqualValues(t, 1, w.rollBacks.Load())
 		})
 	})
-	t.Run("Instead of its additions", func(t *testing.T) {
+	t.Run("OtherThanItsAdditions", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			wait := w.preBind
@@ -366,11 +131,11 @@ func TestOtherParameters(t *testing.T) {
 			second := later(t.Context(), e, annotated(key, "2"))
 			assert.Equal(t, framework.KindStale, kindOf((<-first).Err))
 			w.release <- nil
-			require.Nil(t, (<-second).Err, "another value is not what came back")
+			require.Nil(t, (<-second).Err, "another value is another parameter")
 			assert.EqualValues(t, 2, w.preBinds.Load())
 		})
 	})
-	t.Run("By the pod", func(t *testing.T) {
+	t.Run("OfThePod", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			edited := gen.Pod("web", gen.UID("pod-1"), gen.Annotation(key, "2"))
 			w := newWaiter()
@@ -391,7 +156,7 @@ func TestOtherParameters(t *testing.T) {
 			assert.EqualValues(t, 2, w.preBinds.Load(), "a user may have edited the pod")
 		})
 	})
-	t.Run("After it failed", func(t *testing.T) {
+	t.Run("AfterAFailure", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			e := engineWith(t, w)
@@ -401,7 +166,7 @@ func TestOtherParameters(t *testing.T) {
 			second := later(t.Context(), e, annotated(key, "2"))
 			synctest.Wait()
 			w.release <- nil
-			require.Nil(t, (<-second).Err, "the error was that of other parameters")
+			require.Nil(t, (<-second).Err, "the error belongs to other parameters")
 		})
 	})
 	t.Run("Others' annotations", func(t *testing.T) {
@@ -414,11 +179,11 @@ func TestOtherParameters(t *testing.T) {
 			synctest.Wait()
 			w.release <- nil
 			require.Nil(t, (<-first).Err)
-			require.Nil(t, (<-second).Err, "what is no plugin's makes no other bind")
+			require.Nil(t, (<-second).Err, "annotations of other programs do not matter")
 			assert.EqualValues(t, 1, w.preBinds.Load())
 		})
 	})
-	t.Run("Its own additions come back", func(t *testing.T) {
+	t.Run("OwnAdditionsComeBack", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			wait := w.preBind
@@ -433,93 +198,8 @@ func TestOtherParameters(t *testing.T) {
 			synctest.Wait()
 			w.release <- nil
 			require.Nil(t, (<-first).Err)
-			require.Nil(t, (<-second).Err, "a reinvocation carries what the first answer added")
+			require.Nil(t, (<-second).Err, "a reinvocation has the annotations of the first answer")
 			assert.EqualValues(t, 1, w.preBinds.Load())
 		})
 	})
-}
-
-// TestMutators_RunOncePerAnswer counts the runs of the mutators: one for the preview, which
-// must succeed before anything is written, and one for the answer that allows the bind.
-func TestMutators_RunOncePerAnswer(t *testing.T) {
-	tests := map[string]struct {
-		reason  string
-		plugins func() []framework.PreBinder
-		want    int
-	}{
-		"NoPlugin": {reason: "the preview is the answer", plugins: func() []framework.PreBinder { return nil }, want: 1},
-		"NothingToDo": {reason: "no attempt was begun, so the preview is the answer", want: 1, plugins: func() []framework.PreBinder {
-			return []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: skipping}}
-		}},
-		"Attempt": {reason: "the answer has the annotations of the attempt", want: 2, plugins: func() []framework.PreBinder {
-			return []framework.PreBinder{&plugin{name: "p"}, &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}}
-		}},
-		"Waits": {reason: "a call that has to call again gets no answer from the mutators", want: 1, plugins: func() []framework.PreBinder {
-			return []framework.PreBinder{newWaiter()}
-		}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				runs := 0
-				e := newTestEngine(t, func(o *Options) {
-					o.Settings.Plugins = tc.plugins()
-					o.Settings.Mutators = chain(t, mutatorFunc(func(mutators.Input) (mutators.Output, error) {
-						runs++
-						return mutators.Output{}, nil
-					}))
-				})
-				e.Bind(t.Context(), theRequest())
-				synctest.Wait()
-				assert.Equal(t, tc.want, runs, tc.reason)
-			})
-		})
-	}
-}
-
-// TestRequiredMutatorFailsLate: what was prepared is undone at once when the bind
-// cannot be allowed after all.
-func TestRequiredMutatorFailsLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		calls := 0
-		m := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
-			if calls++; calls > 1 { // After the preview.
-				return mutators.Output{Missing: []string{"the node has no rack"}}, nil
-			}
-			return mutators.Output{}, nil
-		})
-		c, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{m}, Required: []string{"test"}})
-		require.NoError(t, err)
-		p := &plugin{name: "p"}
-		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins, o.Settings.Mutators, o.Live = []framework.PreBinder{p}, c, holding(thePod)
-		})
-		d := e.Bind(t.Context(), theRequest())
-		require.Equal(t, framework.KindRefuse, kindOf(d.Err))
-		assert.Equal(t, "test", d.Err.Plugin)
-		assert.Contains(t, d.Err.Error(), "the node has no rack")
-		pass(time.Second)
-		assert.EqualValues(t, 1, p.rollBacks.Load())
-	})
-}
-
-func TestNamesAreUnique(t *testing.T) {
-	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
-		t.Run(name, func(t *testing.T) {
-			o := Options{
-				Cached: holding(), Live: holding(), Replica: "here",
-				Settings: Settings{
-					Mode: ModeEnforce, Mutators: chain(t, mutatorFunc(nil)),
-					Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,
-				},
-			}
-			e := newTestEngine(t, nil)
-			o.Changes, o.Events, o.Clock = e.o.Changes, e.o.Events, e.o.Clock
-			for _, n := range names {
-				o.Settings.Plugins = append(o.Settings.Plugins, &plugin{name: n})
-			}
-			_, err := New(o)
-			assert.ErrorContains(t, err, `"`+names[0]+`"`)
-		})
-	}
 }

@@ -6,20 +6,16 @@ package binder
 import (
 	"context"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
 )
 
 // preFlight runs the PreFlight of every plugin, in order, and returns those whose PreBind
 // has to run. The first rejection ends it.
-func (e *Engine) preFlight(ctx context.Context, c *call, bc *framework.BindContext) ([]framework.PreBinder, *framework.Error) {
+func (c *call) preFlight(ctx context.Context, bc *framework.BindContext) ([]framework.PreBinder, *framework.Error) {
 	var run []framework.PreBinder
 	for _, p := range c.plugins {
-		next, err := e.check(ctx, c, p, bc)
+		next, err := c.check(ctx, p, bc)
 		if err != nil {
 			return nil, err
 		}
@@ -30,58 +26,52 @@ func (e *Engine) preFlight(ctx context.Context, c *call, bc *framework.BindConte
 	return run, nil
 }
 
-// check runs the PreFlight of one plugin by the cache. When it rejects, or asks to
-// verify, the API server has the last word: check reads pod and node live, once for the
-// call, and repeats Setup and PreFlight with the live reader, once for the plugin.
-func (e *Engine) check(ctx context.Context, c *call, p framework.PreBinder, bc *framework.BindContext) (framework.Next, *framework.Error) {
+// check runs the PreFlight of one plugin with the cached reader. If the plugin rejects the bind
+// or asks to verify, check reads the pod and the node live, once for the call, and repeats
+// Setup and PreFlight with the live reader. That result decides.
+func (c *call) check(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) (framework.Next, *framework.Error) {
 	before := bc.Checkpoint()
-	next, err := e.runner.PreFlight(ctx, p, false, bc)
+	next, err := c.runner.PreFlight(ctx, p, false, bc)
 	if err == nil && next != framework.Verify || ctx.Err() != nil {
 		return next, err
 	}
 	bc.Restore(before)
-	if err := e.refresh(ctx, c, bc); err != nil {
+	if err := c.refresh(ctx, bc); err != nil {
 		return framework.Run, err
 	}
 	bc.Live = true
 	defer func() { bc.Live = false }()
-	next, err = e.runner.PreFlight(ctx, p, true, bc)
+	next, err = c.runner.PreFlight(ctx, p, true, bc)
 	if next == framework.Verify {
 		next = framework.Run
 	}
 	return next, err
 }
 
-// refresh reads the pod and the node from the API server, for this call and its context,
-// and repeats the preview if one of them has changed.
-func (e *Engine) refresh(ctx context.Context, c *call, bc *framework.BindContext) *framework.Error {
+// refresh reads the pod and the node from the API server into the call and its context. If one
+// of them has changed, it runs the mutators again.
+func (c *call) refresh(ctx context.Context, bc *framework.BindContext) *framework.Error {
 	if c.refreshed == bc {
 		return nil
 	}
-	about := framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
-	pod := &corev1.Pod{}
-	e.o.Recorder.ReadLive("", "Pod", runner.ReadDoubted)
-	err := e.o.Live.Get(ctx, c.Pod, pod)
-	switch {
-	case apierrors.IsNotFound(err):
-		pod = nil
-	case err != nil:
-		return e.unreadable(about, err)
+	pod, err := c.livePod(ctx, c.Pod, runner.ReadDoubted)
+	if err != nil {
+		return err
 	}
 	if at := framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node); at != framework.Pending {
-		return framework.AsError(framework.Binder, framework.Stale(about, "the pod is %s", at).Advise("forget this bind"))
+		return framework.AsError(framework.Binder, framework.Stale(podObject(c.Pod), "%s", at).Advise("discard the Binding"))
 	}
 	if err := guardPod(pod, c.Binding); err != nil {
 		return err
 	}
-	node, refused := e.liveNode(ctx, c.key.Node, runner.ReadDoubted)
-	if refused != nil {
-		return refused
+	node, err := c.liveNode(ctx, c.key.Node, runner.ReadDoubted)
+	if err != nil {
+		return err
 	}
 	if node.UID != c.node.UID {
-		// The scheduler can mean the new node, and all plugins have to see it.
+		// The scheduler may have chosen the new node, and all plugins must read it.
 		return framework.AsError(framework.Binder, framework.Wait(framework.Object{Kind: "Node", Name: node.Name},
-			"the node was deleted and created anew under its name, and Prebind has not heard of the new one yet").Advise("repeat the Binding"))
+			"recreated under the same name, waiting for the new node in the cache").Advise("retry the Binding"))
 	}
 	changed := pod.ResourceVersion != c.pod.ResourceVersion || node.ResourceVersion != c.node.ResourceVersion
 	c.pod, c.node = pod, node
@@ -89,20 +79,5 @@ func (e *Engine) refresh(ctx context.Context, c *call, bc *framework.BindContext
 	if !changed {
 		return nil
 	}
-	return e.preview(ctx, c)
-}
-
-// liveNode returns the node as the API server has it.
-func (e *Engine) liveNode(ctx context.Context, name, reason string) (*corev1.Node, *framework.Error) {
-	object := framework.Object{Kind: "Node", Name: name}
-	node := &corev1.Node{}
-	e.o.Recorder.ReadLive("", "Node", reason)
-	if err := e.o.Live.Get(ctx, types.NamespacedName{Name: name}, node); apierrors.IsNotFound(err) {
-		return nil, framework.AsError(framework.Binder, framework.Refuse(object, "there is no such node").Advise("choose another"))
-	} else if err != nil {
-		return nil, e.unreadable(object, err)
-	}
-	// As in the cache.
-	node.ManagedFields, node.Status.Images = nil, nil
-	return node, nil
+	return c.mutate(ctx)
 }

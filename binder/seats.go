@@ -6,6 +6,7 @@ package binder
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -18,28 +19,28 @@ import (
 // replica that held 512 had 97 MB.
 const exemptFactor = 16
 
-// Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
-// held call of such a user takes no seat of the API server, so more of them are held. The
-// function must be safe for concurrent use; nil means nobody.
-func (e *Engine) Exempt(who func(authenticationv1.UserInfo) bool) {
-	e.isExempt.Store(&who)
+// seating holds the seats of a replica. It is safe for concurrent use.
+type seating struct {
+	regular, exempt seats
+	// isExempt returns whether the API server exempts the user from its concurrency limits. It
+	// may be nil.
+	isExempt atomic.Pointer[func(authenticationv1.UserInfo) bool]
 }
 
-// seatsFor returns the seats for the call, and how many there are.
-func (e *Engine) seatsFor(c *call) (*seats, int) {
-	if who := e.isExempt.Load(); who != nil && *who != nil && (*who)(c.User) {
-		return &e.exempt, exemptFactor * c.settings.MaxHolds
+// of returns the seats for a call of the user, and how many there are.
+func (s *seating) of(user authenticationv1.UserInfo, maxHolds int) (*seats, int) {
+	if is := s.isExempt.Load(); is != nil && (*is)(user) {
+		return &s.exempt, exemptFactor * maxHolds
 	}
-	return &e.seats, c.settings.MaxHolds
+	return &s.regular, maxHolds
 }
 
-// held returns how many calls are held, and how many can be.
-func (e *Engine) held() (holds, most int) {
-	most = e.settings.Load().MaxHolds
-	if who := e.isExempt.Load(); who != nil && *who != nil {
-		most += exemptFactor * most
+// count returns how many calls are held, and how many can be.
+func (s *seating) count(maxHolds int) (held, most int) {
+	if s.isExempt.Load() != nil {
+		maxHolds += exemptFactor * maxHolds
 	}
-	return e.seats.count() + e.exempt.count(), most
+	return s.regular.count() + s.exempt.count(), maxHolds
 }
 
 // seats are calls that are held in this replica. It is safe for concurrent use.
@@ -57,10 +58,10 @@ type occupant struct {
 
 // take gives the call a seat, that of another call if need be (see pacing.Displace), or
 // returns nil.
-func (s *seats) take(call pacing.Occupant, most int, now time.Time) *occupant {
+func (s *seats) take(newcomer pacing.Occupant, most int, now time.Time) *occupant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := &occupant{Occupant: call, gone: make(chan struct{})}
+	o := &occupant{Occupant: newcomer, gone: make(chan struct{})}
 	if len(s.held) < most {
 		s.held = append(s.held, o)
 		return o
@@ -69,7 +70,7 @@ func (s *seats) take(call pacing.Occupant, most int, now time.Time) *occupant {
 	for _, o := range s.held {
 		taken = append(taken, o.Occupant)
 	}
-	leaves, ok := pacing.Displace(taken, call, most, now)
+	leaves, ok := pacing.Displace(taken, newcomer, most, now)
 	if !ok {
 		return nil
 	}

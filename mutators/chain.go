@@ -16,19 +16,19 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-// reserved is the name under which the binder itself writes annotations.
+// reserved is the name of Prebind itself in annotation keys.
 const reserved = "binder"
 
 // Options of a Chain.
 type Options struct {
 	// Mutators in the order in which they run.
 	Mutators []Mutator
-	// Required names those without whose output no pod is bound.
+	// Required are the names of the mutators without whose complete output the bind is rejected.
 	Required []string
 }
 
-// Chain runs mutators in their configured order and owns their keys. It is safe
-// for concurrent use.
+// Chain runs mutators in order and adds the prefixes of their keys. It is safe for concurrent
+// use.
 type Chain struct {
 	links []link
 }
@@ -40,9 +40,8 @@ type link struct {
 	required bool
 }
 
-// NewChain checks the options and returns the chain. Two mutators with one name,
-// a name that makes no valid annotation prefix, or a required one that is not in
-// the chain, are an error.
+// NewChain returns the chain, or an error if two mutators have the same name, a name is not a
+// DNS label, or a required mutator is not in the chain.
 func NewChain(o Options) (*Chain, error) {
 	c := &Chain{}
 	seen := map[string]bool{}
@@ -53,23 +52,23 @@ func NewChain(o Options) (*Chain, error) {
 		}
 		seen[name] = true
 		if name == reserved {
-			return nil, fmt.Errorf("mutator %q: the name is the binder's own", name)
+			return nil, fmt.Errorf("mutator %q: the name is reserved", name)
 		}
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
-			return nil, fmt.Errorf("mutator %q: its name is not a DNS label: %s", name, strings.Join(problems, "; "))
+			return nil, fmt.Errorf("mutator %q: the name is not a DNS label: %s", name, strings.Join(problems, "; "))
 		}
 		prefix := name + "." + registration.Domain
 		c.links = append(c.links, link{mutator: m, name: name, prefix: prefix + "/", required: slices.Contains(o.Required, name)})
 	}
 	for _, name := range o.Required {
 		if !seen[name] {
-			return nil, fmt.Errorf("mutator %q is required and not switched on", name)
+			return nil, fmt.Errorf("mutator %q is required but not switched on", name)
 		}
 	}
 	return c, nil
 }
 
-// Len is the number of mutators.
+// Len returns the number of mutators.
 func (c *Chain) Len() int { return len(c.links) }
 
 // Names returns the mutators' names in order; the caller owns the slice.
@@ -81,55 +80,54 @@ func (c *Chain) Names() []string {
 	return names
 }
 
-// Result is what the whole chain adds to a Binding.
+// Result is the output of the chain.
 type Result struct {
 	// Annotations and Labels by complete key; the caller owns the maps.
 	Annotations, Labels map[string]string
-	// Conflicts lists, in order, the keys for which the Binding or the pod had
-	// another value.
+	// Conflicts are the keys for which the Binding or the pod had another value, in order.
 	Conflicts []Conflict
-	// Failures lists, in order, the mutators that gave no output.
+	// Failures are the mutators that failed, in order.
 	Failures []Failure
 	// Refused is the first error of a required mutator, or nil.
 	Refused *Refusal
 }
 
-// Where the other value of a Conflict stood.
+// The sources of the other value of a Conflict.
 const (
 	sourceBinding = "Binding"
 	sourcePod     = "pod"
 )
 
-// Conflict is a value of a mutator where another one stood.
+// Conflict is a key for which the Binding or the pod had another value than the mutator.
 type Conflict struct {
 	Mutator string
 	// Field is "annotation" or "label".
 	Field string
 	Key   string
-	// Source is where the other value stood: "Binding" or "pod".
+	// Source is the object with the other value: "Binding" or "pod".
 	Source string
-	// Kept says that the other value stands; otherwise the mutator's does.
+	// Kept means that the other value was kept. Otherwise the mutator's value replaced it.
 	Kept bool
 }
 
-// String tells of the conflict in plain words.
+// String returns a warning for the client.
 func (c Conflict) String() string {
 	if c.Kept {
-		return fmt.Sprintf("%s: the %s's own value of the %s %s is kept", c.Mutator, c.Source, c.Field, c.Key)
+		return fmt.Sprintf("%s: kept the %s's value of %s %s", c.Mutator, c.Source, c.Field, c.Key)
 	}
-	return fmt.Sprintf("%s: the %s's value of the %s %s is replaced", c.Mutator, c.Source, c.Field, c.Key)
+	return fmt.Sprintf("%s: replaced the %s's value of %s %s", c.Mutator, c.Source, c.Field, c.Key)
 }
 
-// Failure is a mutator that gave no output.
+// Failure is the failure of a mutator.
 type Failure struct {
 	Mutator string
 	Err     error
-	// Stack is that of a panic.
+	// Stack is the stack of a panic, or empty.
 	Stack string
 }
 
-// Mutate runs the chain. A mutator that fails, panics or returns a key that is
-// not its to write is left out as a whole and reported; the others go on.
+// Mutate runs the chain. It discards and reports the output of a mutator that fails, panics, or
+// returns an invalid key. The other mutators still run.
 func (c *Chain) Mutate(in Input) Result {
 	result := Result{Annotations: map[string]string{}, Labels: map[string]string{}}
 	for _, l := range c.links {
@@ -170,7 +168,7 @@ func byFieldAndKey(a, b Conflict) int {
 	return cmp.Or(strings.Compare(a.Field, b.Field), strings.Compare(a.Key, b.Key))
 }
 
-// Refusal says why a required mutator ends a bind.
+// Refusal is the error of a required mutator, which rejects the bind.
 type Refusal struct {
 	Mutator, Message, Advice string
 	// Cause is the mutator's error, if it failed.
@@ -183,27 +181,26 @@ func (r *Refusal) Error() string { return r.Mutator + ": " + r.Message + "; " + 
 // Unwrap returns the cause, if there is one.
 func (r *Refusal) Unwrap() error { return r.Cause }
 
-// refusal is why a required mutator ends the bind, or nil.
+// refusal returns the error of a required mutator, or nil.
 func (l link) refusal(out Output, err error) *Refusal {
 	switch {
 	case err != nil:
 		return &Refusal{
-			Mutator: l.name, Message: fmt.Sprintf("this mutator is required and failed: %v", err),
-			Advice: "see Prebind's log, or take it out of --required-mutators", Cause: err,
+			Mutator: l.name, Message: fmt.Sprintf("the required mutator failed: %v", err),
+			Advice: "see the log of Prebind, or remove the mutator from --required-mutators", Cause: err,
 		}
 	case len(out.Missing) > 0:
 		return &Refusal{
-			Mutator: l.name, Message: "this mutator is required, and " + strings.Join(out.Missing, ", "),
-			Advice: "choose another node, or complete this one",
+			Mutator: l.name, Message: "the mutator is required, but " + strings.Join(out.Missing, ", "),
+			Advice: "choose another node, or fix this one",
 		}
 	default:
 		return nil
 	}
 }
 
-// held tells whether the Binding, or else the pod, holds another value of the
-// key. The Binding's wins when the API server merges the two, so it is the one
-// that counts.
+// held returns whether the Binding, or else the pod, has another value of the key. The
+// Binding's value counts, because it wins when the API server merges the two.
 func held(key, value string, binding, pod map[string]string) (source string, differs bool) {
 	if had, ok := binding[key]; ok {
 		return sourceBinding, had != value
@@ -215,7 +212,7 @@ func held(key, value string, binding, pod map[string]string) (source string, dif
 func (l link) run(in Input) (out Output, stack string, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			out, stack, err = Output{}, string(debug.Stack()), fmt.Errorf("it panicked: %v", r)
+			out, stack, err = Output{}, string(debug.Stack()), fmt.Errorf("panic: %v", r)
 		}
 	}()
 	if out, err = l.mutator.Mutate(in); err != nil {
@@ -227,14 +224,13 @@ func (l link) run(in Input) (out Output, stack string, err error) {
 	return out, "", nil
 }
 
-// check says what the API server would store, and never update again, of the
-// output. Of several mistakes it names the first by key, so that a mutator fails
-// alike every time.
+// check returns an error for output with which the API server would store the pod but reject
+// its updates. It reports the first key in sorted order, so that the error is deterministic.
 func check(out Output) error {
 	for _, values := range []map[string]string{out.Annotations, out.Labels} {
-		// A slash in the key would be the second one, which is not valid.
+		// A key with a slash is invalid, because the prefix already contains one.
 		if short, bad := first(values, func(short, _ string) bool { return !keys.Valid(short) }); bad {
-			return fmt.Errorf("it returned %q, which is no key of its own", short)
+			return fmt.Errorf("it returned the invalid key %q", short)
 		}
 	}
 	if short, bad := first(out.Labels, func(_, value string) bool { return !keys.ValidLabelValue(value) }); bad {
@@ -244,7 +240,7 @@ func check(out Output) error {
 	return nil
 }
 
-// first returns the first key for which is holds, if there is one.
+// first returns the first key for which is returns true.
 func first(values map[string]string, is func(short, value string) bool) (found string, ok bool) {
 	for short, value := range values {
 		if is(short, value) && (!ok || short < found) {

@@ -96,7 +96,7 @@ func TestNewChain(t *testing.T) {
 		"None":             {reason: "an empty chain is fine"},
 		"Some":             {reason: "names in kebab-case", names: []string{"topology", "rack-name", "a1"}},
 		"Duplicate":        {reason: "two of a name would own the same keys", names: []string{"a", "b", "a"}, says: `"a" is registered twice`},
-		"Binder":           {reason: "binder.prebind.dev is the engine's", names: []string{"a", "binder"}, says: "binder's own"},
+		"Binder":           {reason: "binder.prebind.dev is the engine's", names: []string{"a", "binder"}, says: "reserved"},
 		"EmptyName":        {reason: "a name is needed", names: []string{""}, says: "DNS label"},
 		"Dot":              {reason: "a.b could own what belongs to b", names: []string{"a.b"}, says: "DNS label"},
 		"UpperCase":        {reason: "no DNS label", names: []string{"Topology"}, says: "DNS label"},
@@ -104,7 +104,7 @@ func TestNewChain(t *testing.T) {
 		"LongName":         {reason: "64 are not", names: []string{strings.Repeat("a", 64)}, says: "DNS label"},
 		"Required":         {reason: "any of them may be required", names: []string{"a", "b"}, required: []string{"b", "a"}},
 		"RequiredTwice":    {reason: "it is no more required than once", names: []string{"a"}, required: []string{"a", "a"}},
-		"RequiredUnknown":  {reason: "no pod would be bound as the operator wants it", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required and not switched on`},
+		"RequiredUnknown":  {reason: "no pod would be bound as the operator wants it", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required but not switched on`},
 		"RequiredEmpty":    {reason: "the empty name is no mutator's", names: []string{"a"}, required: []string{""}, says: "not switched on"},
 		"RequiredFromNone": {reason: "an empty chain has none", required: []string{"a"}, says: `"a"`},
 	}
@@ -390,10 +390,10 @@ func TestRequired(t *testing.T) {
 		"Fine":          {reason: "a complete output is all that is required", chain: []Mutator{writes("a", "k", "1")}, want: pairs("a.prebind.dev/k", "1")},
 		"NothingToSay":  {reason: "an empty output is complete where nothing is missing", chain: []Mutator{returns("a", Output{})}},
 		"Fails":         {reason: "its error refuses the bind", chain: []Mutator{fails("a")}, refusing: "a", says: "failed: no", failed: []string{"a"}},
-		"Panics":        {reason: "so does a panic", chain: []Mutator{panics("a")}, refusing: "a", says: "it panicked: boom", failed: []string{"a"}},
+		"Panics":        {reason: "so does a panic", chain: []Mutator{panics("a")}, refusing: "a", says: "panic: boom", failed: []string{"a"}},
 		"InvalidKey":    {reason: "so does an output that is left out", chain: []Mutator{writes("a", "x/y", "1")}, refusing: "a", says: `"x/y"`, failed: []string{"a"}},
 		"InvalidValue":  {reason: "for whatever it is", chain: []Mutator{invalid}, refusing: "a", says: "not valid", failed: []string{"a"}},
-		"Missing":       {reason: "half an output is not enough", chain: []Mutator{misses("a", "the node has no label x", "the node has no label y")}, refusing: "a", says: "and the node has no label x, the node has no label y", want: pairs("a.prebind.dev/half", "done")},
+		"Missing":       {reason: "half an output is not enough", chain: []Mutator{misses("a", "the node has no label x", "the node has no label y")}, refusing: "a", says: "but the node has no label x, the node has no label y", want: pairs("a.prebind.dev/half", "done")},
 		"OtherFails":    {reason: "one that is not required is left out and reported", chain: []Mutator{fails("x"), writes("a", "k", "1"), panics("y")}, failed: []string{"x", "y"}, want: pairs("a.prebind.dev/k", "1")},
 		"OtherMisses":   {reason: "nor is it asked what it misses", chain: []Mutator{misses("x", "all"), writes("a", "k", "1")}, want: pairs("x.prebind.dev/half", "done", "a.prebind.dev/k", "1")},
 		"FirstCounts":   {reason: "the first in the order of the chain is told of", chain: []Mutator{misses("b", "one"), fails("a")}, refusing: "b", says: "one", failed: []string{"a"}, want: pairs("b.prebind.dev/half", "done")},
@@ -499,9 +499,9 @@ func TestFailureIsTheSameEveryTime(t *testing.T) {
 
 func TestConflictString(t *testing.T) {
 	c := Conflict{Mutator: "topology", Field: "label", Key: "topology.prebind.dev/zone", Source: "pod", Kept: true}
-	assert.Equal(t, "topology: the pod's own value of the label topology.prebind.dev/zone is kept", c.String())
+	assert.Equal(t, "topology: kept the pod's value of label topology.prebind.dev/zone", c.String())
 	c.Kept = false
-	assert.Equal(t, "topology: the pod's value of the label topology.prebind.dev/zone is replaced", c.String())
+	assert.Equal(t, "topology: replaced the pod's value of label topology.prebind.dev/zone", c.String())
 }
 
 func BenchmarkChain(b *testing.B) {

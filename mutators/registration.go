@@ -5,23 +5,22 @@ package mutators
 
 import "github.com/prebind/prebind/registration"
 
-// Registration describes a mutator, whether it is part of Prebind or not. Name,
-// Description and New are required.
+// Registration describes a mutator. Name, Description, and New are required.
 type Registration struct {
-	// Name in kebab-case: that of the mutator that New returns.
+	// Name in kebab-case. The mutator that New returns has the same name.
 	Name string
-	// Description is a line for 'prebind plugins'.
+	// Description is one line for 'prebind plugins'.
 	Description string
-	// On says that '*' of --mutators includes the mutator.
+	// On means that '*' in --mutators includes the mutator.
 	On bool
 	// Claims requests the devices of the pod's ResourceClaims in the input. Prebind needs
-	// the permission to get, list and watch ResourceClaims for it.
+	// permission to get, list, and watch ResourceClaims.
 	Claims bool
-	// Arguments returns new ones with their defaults; nil if there are none.
+	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() registration.Arguments
-	// Permissions returns what Prebind needs while the mutator is on; nil for nothing.
+	// Permissions returns what Prebind needs while the mutator is on. Nil means nothing.
 	Permissions func(a registration.Arguments) (registration.Permissions, error)
-	// New is called whenever a configuration that has the mutator on comes into force. The
-	// arguments are valid, and never changed.
+	// New builds the mutator. It is called for each new configuration with the mutator on. The
+	// arguments are valid and do not change.
 	New func(a registration.Arguments) (Mutator, error)
 }

@@ -45,12 +45,12 @@ func Invalid(field string, err error) []Problem {
 	return []Problem{{Field: field, Err: err}}
 }
 
-// Positive returns the problem of a duration that is not positive.
+// Positive returns a problem unless the duration is positive.
 func Positive(field string, d time.Duration) []Problem {
 	if d > 0 {
 		return nil
 	}
-	return []Problem{{Field: field, Err: fmt.Errorf("%s is not positive", d)}}
+	return []Problem{{Field: field, Err: fmt.Errorf("must be positive, got %s", d)}}
 }
 
 // ArgumentsAs returns the arguments in their own type. Each entry gets the arguments that
@@ -58,7 +58,7 @@ func Positive(field string, d time.Duration) []Problem {
 func ArgumentsAs[T Arguments](a Arguments) (T, error) {
 	typed, ok := a.(T)
 	if !ok {
-		return typed, fmt.Errorf("the arguments are a %T, not a %T", a, typed)
+		return typed, fmt.Errorf("arguments must be a %T, got a %T", typed, a)
 	}
 	return typed, nil
 }

@@ -38,86 +38,86 @@ type metrics struct {
 	configInfo   *prometheus.GaugeVec
 }
 
-// newMetrics returns the metrics, which nobody has registered yet.
+// newMetrics returns metrics that are not registered.
 func newMetrics(version string) metrics {
 	m := metrics{}
 	m.buildInfo = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "prebind_build_info",
-		Help:        "Always 1. The labels tell the version and the Go version it was built by.",
+		Help:        "Always 1, with the versions of Prebind and of Go as labels.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	}))
 	m.decisions = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_decisions_total",
-		Help: "Answers to Bindings, by decision and by the plugin that decided against the bind.",
+		Help: "Answers to Bindings, by decision and by the plugin that rejected or delayed the bind.",
 	}, []string{"decision", "plugin"}))
 	m.duration = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "prebind_decision_duration_seconds",
-		Help:    "Time until the answer to a Binding, holds included.",
+		Help:    "Time from a call to its answer, holds included.",
 		Buckets: prometheus.ExponentialBuckets(0.0005, 2, 17),
 	}, []string{"decision"}))
 	m.wait = add(&m, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "prebind_bind_wait_seconds",
-		Help:    "Time from the first call for a bind, as this replica saw it, until it was allowed; only binds for which a plugin had something to do.",
+		Help:    "Time from the first call for a bind that this replica got until it allowed the bind. Only binds for which a plugin had work.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 17),
 	}))
 	m.audited = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_audited_decisions_total",
-		Help: "What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.",
+		Help: "Decisions that mode Audit did not apply, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.",
 	}, []string{"decision", "plugin"}))
 	m.conflicts = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_mutator_conflicts_total",
-		Help: "Annotations and labels of a mutator for which the Binding or the pod had another value, by where that stood and by which of the two stands.",
+		Help: "Annotations and labels of a mutator for which the Binding or the pod had another value, by the source of that value and by result: replaced or kept.",
 	}, []string{"mutator", "source", "result"}))
 	m.failures = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_mutator_failures_total",
-		Help: "Bindings for which a mutator failed: without what it adds or, where it is required, refused.",
+		Help: "Failed calls of mutators. Prebind skips the mutator or, if it is required, rejects the Binding.",
 	}, []string{"mutator"}))
 	m.attempts = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_attempts_total",
-		Help: "Attempts that had prepared their bind, by what became of it: bound, bound by another attempt, or not bound.",
+		Help: "Attempts that had prepared their bind, by outcome: bound, bound by another attempt, or not bound.",
 	}, []string{"outcome"}))
 	m.rollBacks = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_rollbacks_total",
-		Help: "PreBindRollBacks of plugins, by result: done, or failed when it was given up after minutes of repeats.",
+		Help: "Rollbacks of plugins, by result: done, or failed if Prebind gave up after minutes of retries.",
 	}, []string{"plugin", "result"}))
 	m.swept = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_swept_total",
-		Help: "What ended attempts had left behind, by plugin, verdict (commit or roll back), and result: done, or failed when it is to be tried again.",
+		Help: "Marks of ended attempts that Prebind completed, by plugin, verdict (commit or roll back) and result: done, or failed if Prebind will retry.",
 	}, []string{"plugin", "verdict", "result"}))
 	m.refused = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_webhook_refused_total",
-		Help: "Requests that were not read to their end, by reason: connections (too many were open), bodies (all of them together were too large), or slow (the body took too long to arrive).",
+		Help: "Requests that Prebind did not read to the end, by reason: connections (too many were open), bodies (all bodies together were too large), or slow (the body took too long to arrive).",
 	}, []string{"reason"}))
 	m.plugins = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "prebind_plugin_duration_seconds",
-		Help:    "Time that a call of a PreBind plugin took, by extension point and result: ok, the kind of the error, or ended when it was given up from outside.",
+		Help:    "Duration of calls of PreBind plugins, by extension point and result: ok, the kind of the error, or ended if the call was canceled.",
 		Buckets: prometheus.ExponentialBuckets(0.0005, 4, 12),
 	}, []string{"plugin", "extension_point", "result"}))
 	m.mutators = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "prebind_mutator_duration_seconds",
-		Help:    "Time that a call of a mutator took. A bind for which plugins have something to do calls it more than once.",
+		Help:    "Duration of calls of mutators. A bind for which plugins have work calls each mutator more than once.",
 		Buckets: prometheus.ExponentialBuckets(0.000001, 10, 7),
 	}, []string{"mutator"}))
 	m.reads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_live_reads_total",
-		Help: "Reads from the API server instead of the cache, by who read (a plugin, or binder for the engine), kind and reason: " +
-			"missing and doubted for what the cache lacked or that would have ended the bind, outcome to see what became of a bind, plugin where a plugin asked for it.",
+		Help: "Reads from the API server instead of the cache, by plugin (binder for the engine), kind and reason: missing (not in the cache), " +
+			"doubted (the cached object would end the bind), outcome (to see whether the pod was bound), or plugin (the plugin asked for it).",
 	}, []string{"plugin", "kind", "reason"}))
 	m.holdsRefused = add(&m, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "prebind_holds_refused_total",
-		Help: "Calls that had to wait and were told at once to call again, because --max-holds calls were kept waiting.",
+		Help: "Calls that had to wait and were answered 429 at once, because Prebind already held --max-holds calls.",
 	}))
 	m.generation = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "prebind_config_generation",
-		Help: "How many configurations this replica has put in force since its start, the first included.",
+		Help: "Number of configurations that this replica has applied since its start, including the first.",
 	}))
 	m.successful = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "prebind_config_last_reload_successful",
-		Help: "1 if the configuration file as it is now is in force, 0 if it was refused and an older one stays.",
+		Help: "1 if the present configuration file is in force, 0 if Prebind rejected it and keeps the previous configuration.",
 	}))
 	m.configAt = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "prebind_config_last_reload_success_timestamp_seconds",
-		Help: "When the configuration in force was put in force.",
+		Help: "Time when the configuration in force was applied, in seconds since 1970.",
 	}))
 	m.reloads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_config_reloads_total",
@@ -125,7 +125,7 @@ func newMetrics(version string) metrics {
 	}, []string{"result"}))
 	m.configInfo = add(&m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "prebind_config_info",
-		Help: "Always 1, with a hash of the configuration in force: replicas with the same hash do the same.",
+		Help: "Always 1, with the hash of the configuration in force as a label. Replicas with the same hash behave in the same way.",
 	}, []string{"hash"}))
 	m.buildInfo.Set(1)
 	return m
@@ -141,7 +141,7 @@ func add[C prometheus.Collector](m *metrics, c C) C {
 func (r *Recorder) readyGauge() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "prebind_ready",
-		Help: "1 if this replica is ready for Bindings, else 0; /readyz says why.",
+		Help: "1 if this replica is ready for Bindings, else 0. /readyz returns the reason.",
 	}, func() float64 {
 		if r.ready() != nil {
 			return 0
@@ -159,9 +159,9 @@ type stats struct {
 func newStats(of func() binder.Stats) *stats {
 	return &stats{
 		of:       of,
-		attempts: prometheus.NewDesc("prebind_attempts", "Attempts under way, by phase.", []string{"phase"}, nil),
-		holds:    prometheus.NewDesc("prebind_holds", "Calls that are held. Each takes a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil, nil),
-		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, and 16 times as many that the FlowSchema prebind exempts.", nil, nil),
+		attempts: prometheus.NewDesc("prebind_attempts", "Attempts in progress, by phase.", []string{"phase"}, nil),
+		holds:    prometheus.NewDesc("prebind_holds", "Calls that Prebind holds now. Each occupies a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil, nil),
+		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, plus 16 times as many that the FlowSchema prebind exempts.", nil, nil),
 	}
 }
 

@@ -53,8 +53,8 @@ func TestRecorder_Decided(t *testing.T) {
 		for _, metric := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion"}, l.GetName(), "no pod, node or namespace is a label")
-				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "reason"}, l.GetName(), "labels do not contain pods, nodes or namespaces")
+				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "values of labels do not contain pods, nodes or namespaces")
 				labels[l.GetName()] = l.GetValue()
 			}
 			switch family.GetName() {
@@ -113,7 +113,7 @@ func TestRecorder_Attempts(t *testing.T) {
 	}, values)
 }
 
-// What is only reported is counted apart; readiness is shown as it is.
+// TestAuditAndReadyMetrics: decisions in mode Audit have a metric of their own.
 func TestAuditAndReadyMetrics(t *testing.T) {
 	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
 	refusal := framework.Refuse(framework.Object{}, "no")
@@ -126,15 +126,15 @@ func TestAuditAndReadyMetrics(t *testing.T) {
 		m.Decided(t.Context(), binder.Request{}, d, time.Second)
 	}
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP prebind_audited_decisions_total What would have been decided on Bindings in audit mode, which all went ahead, by decision and by the plugin that would have decided against the bind.
+# HELP prebind_audited_decisions_total Decisions that mode Audit did not apply, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.
 # TYPE prebind_audited_decisions_total counter
 prebind_audited_decisions_total{decision="refused",plugin="device"} 1
 prebind_audited_decisions_total{decision="waiting",plugin=""} 1
-# HELP prebind_decisions_total Answers to Bindings, by decision and by the plugin that decided against the bind.
+# HELP prebind_decisions_total Answers to Bindings, by decision and by the plugin that rejected or delayed the bind.
 # TYPE prebind_decisions_total counter
 prebind_decisions_total{decision="allowed",plugin=""} 1
 prebind_decisions_total{decision="audited",plugin=""} 2
-# HELP prebind_ready 1 if this replica is ready for Bindings, else 0; /readyz says why.
+# HELP prebind_ready 1 if this replica is ready for Bindings, else 0. /readyz returns the reason.
 # TYPE prebind_ready gauge
 prebind_ready 0
 `), "prebind_audited_decisions_total", "prebind_decisions_total", "prebind_ready"))

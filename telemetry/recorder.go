@@ -1,9 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry records what Prebind does as metrics and traces. One Recorder has
-// all metrics that are named prebind_…, except those of the certificates, and makes all
-// spans.
+// Package telemetry shows what Prebind does: one Recorder has all metrics that are named
+// prebind_… and makes all spans, and the debug server shows the state of a replica.
 package telemetry
 
 import (
@@ -13,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +30,8 @@ import (
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/webhook"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -37,7 +39,7 @@ const (
 	engineItself = "binder"
 	// readByPlugin is the reason of live reads that a plugin asks for.
 	readByPlugin = "plugin"
-	// failed is the result of work that is to be repeated, or was given up.
+	// failed is the result of work that Prebind retries or has given up.
 	failed = "failed"
 	// internal is the result of a step that failed; see runner.Result.
 	internal = "internal"
@@ -47,19 +49,22 @@ const (
 type Options struct {
 	// Registry gets the metrics. Required.
 	Registry prometheus.Registerer
-	// Clock times what the Recorder itself times. Required.
+	// Clock is required.
 	Clock clock.PassiveClock
 	// Version of the program.
 	Version string
-	// Plugins and Refusals are the values of labels for which counters of failures exist
-	// from the start: an alert on their increase would miss the first one otherwise.
-	Plugins, Refusals []string
+	// Plugins are those that are compiled in. Their counters of failures exist from the
+	// start, so that an alert on an increase does not miss the first failure.
+	Plugins []string
+	// Certificates are registered as well; nil for none.
+	Certificates *certificates.Metrics
 	// Traces makes spans; nil for none.
 	Traces *Traces
 }
 
-// Recorder records the work on binds. No pod, node or namespace is a label of a metric.
-// All methods are safe for concurrent use, except Show, which comes first.
+// Recorder records the work on binds. Labels of metrics never contain pods, nodes or
+// namespaces. All methods are safe for concurrent use, except Show, which must be called
+// first.
 type Recorder struct {
 	metrics
 	clock  clock.PassiveClock
@@ -89,25 +94,24 @@ func New(o Options) (*Recorder, error) {
 			r.swept.WithLabelValues(plugin, verdict, failed)
 		}
 	}
-	for _, reason := range o.Refusals {
+	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	return r, Register(o.Registry, append(r.all, r.readyGauge(), newStats(func() binder.Stats { return r.stats() }))...)
-}
-
-// Register registers collectors.
-func Register(registry prometheus.Registerer, collectors ...prometheus.Collector) error {
+	all := slices.Concat(r.all, []prometheus.Collector{r.readyGauge(), newStats(func() binder.Stats { return r.stats() })})
+	if o.Certificates != nil {
+		all = append(all, o.Certificates.Collectors()...)
+	}
 	var problems []error
-	for _, c := range collectors {
-		if err := registry.Register(c); err != nil {
+	for _, c := range all {
+		if err := o.Registry.Register(c); err != nil {
 			problems = append(problems, fmt.Errorf("registering metrics: %w", err))
 		}
 	}
-	return errors.Join(problems...)
+	return r, errors.Join(problems...)
 }
 
-// Show sets where the numbers of an engine and the readiness of the replica come from.
-// Call it before the metrics are served.
+// Show sets the sources of the engine's numbers and of the replica's readiness. Call it
+// before the metrics are served.
 func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
 	r.stats, r.ready = stats, ready
 }
@@ -217,7 +221,7 @@ func (r *Recorder) startStep(ctx context.Context, s runner.Step) (context.Contex
 	return ctx, span
 }
 
-// endStep ends the span of a step. To wait or to reject is not a failure.
+// endStep ends the span of a step. Waiting and rejecting are not failures.
 func endStep(span trace.Span, result string, err error) {
 	defer span.End()
 	span.SetAttributes(resultAttribute.String(result))
@@ -251,7 +255,7 @@ func (r *Recorder) Swept(plugin, verdict string, err error) {
 	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
 }
 
-// RequestRefused counts a request that the webhook did not read to its end.
+// RequestRefused counts a request that the webhook did not read to the end.
 func (r *Recorder) RequestRefused(reason string) { r.refused.WithLabelValues(reason).Inc() }
 
 // ConfigApplied records a new configuration in force.
@@ -264,7 +268,7 @@ func (r *Recorder) ConfigApplied(hash string, at time.Time) {
 	r.successful.Set(1)
 }
 
-// ConfigRefused records a configuration file that is not put in force.
+// ConfigRefused records a configuration file that was rejected.
 func (r *Recorder) ConfigRefused() {
 	r.successful.Set(0)
 	r.reloads.WithLabelValues("refused").Inc()
@@ -314,8 +318,7 @@ func (r *countedReader) List(ctx context.Context, into client.ObjectList, opts .
 	return r.reader.List(ctx, into, opts...)
 }
 
-// count goes by the Go type, which has the name of the kind: the object itself does not
-// know its kind before it is read, unless only its metadata is read.
+// count uses the name of the Go type, because a typed object has no kind before it is read.
 func (r *countedReader) count(into runtime.Object) {
 	kind := into.GetObjectKind().GroupVersionKind().Kind
 	if kind == "" {

@@ -5,9 +5,12 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"time"
 
+	"github.com/spf13/pflag"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -19,7 +22,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// flushTakes is how long the last spans may take to be sent when the process ends.
+// flushTakes bounds the time to send the last spans when the process ends.
 const flushTakes = 3 * time.Second
 
 // Attributes of spans in addition to the conventional ones of Kubernetes. They are stable.
@@ -32,15 +35,36 @@ const (
 	callsAttribute    = attribute.Key("prebind.calls")
 )
 
-// TracesOptions say where spans go. All fields are required but Rate.
+// TracesOptions are the flags of tracing. The zero value switches it off.
 type TracesOptions struct {
 	// Endpoint is the host and port of an OpenTelemetry collector: OTLP, gRPC without TLS.
 	Endpoint string
-	// Rate is how many binds of a million are traced, beside those that the API server
-	// traces.
+	// Rate is the number of binds per million that are traced, in addition to those that
+	// the API server traces.
 	Rate int32
-	// Version of the program, and ID of this replica.
-	Version, Replica string
+}
+
+// AddFlags adds the flags to fs, bound to the options.
+func (o *TracesOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Endpoint, "tracing-endpoint", o.Endpoint,
+		"Host and port of the OpenTelemetry collector that receives spans (OTLP, gRPC without TLS). If empty, Prebind sends no spans.")
+	fs.Int32Var(&o.Rate, "tracing-sampling-rate-per-million", o.Rate,
+		"Number of binds per million that are traced. Prebind always traces binds that the API server traces.")
+}
+
+// Validate returns an error for each problem of the flags.
+func (o *TracesOptions) Validate() []error {
+	var problems []error
+	if _, _, err := net.SplitHostPort(o.Endpoint); o.Endpoint != "" && err != nil {
+		problems = append(problems, fmt.Errorf("--tracing-endpoint: must be a host with a port, such as localhost:4317, got %q", o.Endpoint))
+	}
+	if o.Rate < 0 || o.Rate > 1_000_000 {
+		problems = append(problems, fmt.Errorf("--tracing-sampling-rate-per-million: must be from 0 to 1000000, got %d", o.Rate))
+	}
+	if o.Rate > 0 && o.Endpoint == "" {
+		problems = append(problems, errors.New("--tracing-sampling-rate-per-million: requires --tracing-endpoint"))
+	}
+	return problems
 }
 
 // Traces sends spans.
@@ -49,19 +73,23 @@ type Traces struct {
 	tracer   trace.Tracer
 }
 
-// NewTraces returns traces that are sent until Flush. The collector need not be there yet.
-func NewTraces(ctx context.Context, o TracesOptions) (*Traces, error) {
+// NewTraces returns traces that are sent until Flush, or nil without an endpoint. The
+// collector may start later.
+func NewTraces(ctx context.Context, o TracesOptions, version, replica string) (*Traces, error) {
+	if o.Endpoint == "" {
+		return nil, nil
+	}
 	// An absent collector is logged once a minute, not for each batch.
 	sometimes := rate.Sometimes{Interval: time.Minute}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		sometimes.Do(func() { klog.ErrorS(err, "Could not send traces, they are dropped", "endpoint", o.Endpoint) })
+		sometimes.Do(func() { klog.ErrorS(err, "Dropped spans that could not be sent", "endpoint", o.Endpoint) })
 	}))
 	provider, err := tracing.NewProvider(ctx, &tracingapi.TracingConfiguration{Endpoint: &o.Endpoint, SamplingRatePerMillion: &o.Rate}, nil,
 		[]resource.Option{resource.WithAttributes(
-			semconv.ServiceName("prebind"), semconv.ServiceVersion(o.Version), semconv.ServiceInstanceID(o.Replica),
+			semconv.ServiceName("prebind"), semconv.ServiceVersion(version), semconv.ServiceInstanceID(replica),
 		)})
 	if err != nil {
-		return nil, fmt.Errorf("setting up traces: %w", err)
+		return nil, fmt.Errorf("--tracing-endpoint: %w", err)
 	}
 	return &Traces{provider: provider, tracer: provider.Tracer("github.com/prebind/prebind")}, nil
 }
@@ -75,6 +103,6 @@ func (t *Traces) Flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTakes)
 	defer cancel()
 	if err := t.provider.Shutdown(ctx); err != nil {
-		klog.ErrorS(err, "The last traces were not sent")
+		klog.ErrorS(err, "Could not send the last spans")
 	}
 }

@@ -23,16 +23,20 @@ func persistence() wait.Backoff {
 }
 
 // rollBack rolls back the plugins whose PreBind was started, in reverse order, unless the
-// live pod is bound to the node: then it uses what they wrote.
+// live pod is bound to the node and uses their writes.
 func (s *Set) rollBack(ctx context.Context, a *Attempt) {
 	ctx = context.WithoutCancel(ctx)
 	log := klog.FromContext(ctx).WithValues("attempt", a.id)
 	if len(a.ran) == 0 {
 		return
 	}
-	pod, err := s.readPersistently(ctx, a)
+	var pod *corev1.Pod
+	err := persistently(ctx, func() (err error) {
+		pod, err = s.o.Runner.LivePod(ctx, s.present(a).Pod())
+		return err
+	})
 	if err != nil {
-		log.Error(err, "What this attempt wrote is left as it is: the API server did not tell whether the pod is bound")
+		log.Error(err, "Not rolled back: the API server did not return the pod")
 		return
 	}
 	if pod != nil && pod.UID == a.key.Pod && pod.Spec.NodeName == a.key.Node {
@@ -48,23 +52,13 @@ func (s *Set) rollBack(ctx context.Context, a *Attempt) {
 		err := persistently(ctx, func() error { return s.o.Runner.RollBack(ctx, r.Plugin, r.Context) })
 		s.o.Observer.RolledBack(r.Plugin.Name(), err)
 		if err != nil {
-			log.Error(err, "Rolling back failed, what the plugin wrote is left as it is", "plugin", r.Plugin.Name())
+			log.Error(err, "Rollback failed, the writes of the plugin remain", "plugin", r.Plugin.Name())
 		}
 		if pod != nil && pod.UID == a.key.Pod {
 			s.o.Runner.ReportRolledBack(pod, a.key.Node, r.Plugin.Name(), r.Context.Undone()[before:])
 		}
 	}
 	log.V(2).Info("Rolled back")
-}
-
-func (s *Set) readPersistently(ctx context.Context, a *Attempt) (*corev1.Pod, error) {
-	name := s.present(a).Pod()
-	var pod *corev1.Pod
-	err := persistently(ctx, func() (err error) {
-		pod, err = s.o.Runner.LivePod(ctx, name)
-		return err
-	})
-	return pod, err
 }
 
 // persistently repeats f until it succeeds, and returns its last error if it never does.
@@ -78,4 +72,13 @@ func persistently(ctx context.Context, f func() error) error {
 		return nil
 	}
 	return errors.Join(last, err)
+}
+
+// commit calls PostBind of the plugins: the pod is bound.
+func (s *Set) commit(ctx context.Context, a *Attempt) {
+	for _, r := range a.ran {
+		if err := s.o.Runner.PostBind(context.WithoutCancel(ctx), r.Plugin, r.Context); err != nil {
+			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", r.Plugin.Name(), "attempt", a.id)
+		}
+	}
 }

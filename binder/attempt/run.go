@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
@@ -39,31 +38,8 @@ func (s *Set) run(ctx context.Context, a *Attempt) {
 	}
 }
 
-// conclude carries out the outcome.
-func (s *Set) conclude(ctx context.Context, a *Attempt, o outcome) {
-	switch o {
-	case outcomeBound, outcomeBoundByOther, outcomeNotBound:
-		s.o.Observer.AttemptEnded(string(o))
-	case outcomeLeft, outcomePending, outcomeAgain:
-	}
-	switch o {
-	case outcomeBound, outcomeBoundByOther:
-		// Whichever attempt bound the pod, it uses what was written.
-		s.commit(ctx, a)
-	case outcomeNotBound:
-		s.rollBack(ctx, a)
-	case outcomeLeft, outcomePending, outcomeAgain:
-	}
-}
-
-func (s *Set) present(a *Attempt) *Round {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return a.round
-}
-
 // prepare runs one round within the budget. A round that succeeds is followed to its
-// outcome even if it was given up in the meantime.
+// outcome even if it was canceled in the meantime.
 func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework.Error) {
 	stop := s.spend(ctx, a, r)
 	defer stop()
@@ -82,15 +58,15 @@ func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework
 	case errors.Is(cause, ErrBudgetSpent):
 		err = a.OverBudget(r)
 	case errors.Is(cause, errPodGone), errors.Is(cause, errSuperseded), errors.Is(cause, errAbandoned), errors.Is(cause, errOtherParameters):
-		err = framework.Stale(about, "the bind to %s was given up: %v", a.key.Node, cause).Because(cause)
+		err = framework.Stale(about, "bind to %s canceled: %v", a.key.Node, cause).Because(cause)
 	case errors.Is(cause, errLeaseLost):
-		err = framework.Wait(about, "the bind to %s begins again: %v", a.key.Node, cause).Because(cause).Advise("repeat the Binding")
+		err = framework.Wait(about, "bind to %s starts again: %v", a.key.Node, cause).Because(cause).Advise("retry the Binding")
 	}
 	return framework.AsError(framework.Binder, err)
 }
 
-// endWithPod gives the round up when its pod can no longer be bound by it, whatever the
-// plugins wait for. The caller calls stop when the round is over.
+// endWithPod cancels the round when its pod can no longer be bound. The caller calls stop when
+// the round is over.
 func (s *Set) endWithPod(ctx context.Context, a *Attempt, r *Round) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -104,8 +80,8 @@ func (s *Set) endWithPod(ctx context.Context, a *Attempt, r *Round) (stop func()
 	}
 }
 
-// whenUnbindable waits until the attempt's pod is gone, being deleted, or has a node, and
-// then calls end with mu held. It does not call end if the context ends first.
+// whenUnbindable waits until the attempt's pod is gone, terminating or bound, and then calls end
+// with mu held. It does not call end if the context ends first.
 func (s *Set) whenUnbindable(ctx context.Context, a *Attempt, name types.NamespacedName, end func()) {
 	changed := s.o.Changes.Subscribe(framework.RefTo(&corev1.Pod{}, name.Namespace, name.Name))
 	defer changed.Close()
@@ -121,11 +97,11 @@ func (s *Set) whenUnbindable(ctx context.Context, a *Attempt, name types.Namespa
 	end()
 }
 
-// canBeBound returns whether the attempt's pod is there and without a node. It returns true
-// also when the context ends first.
+// canBeBound returns whether the attempt's pod exists without a node. It also returns true if the
+// context ends first.
 func (s *Set) canBeBound(ctx context.Context, a *Attempt, name types.NamespacedName) bool {
 	for !s.o.Runner.StillPending(ctx, name, a.key.Pod) {
-		// The cache may be behind, so the API server has the last word.
+		// The cache may be behind, so the live pod decides.
 		live, err := s.o.Runner.LivePod(ctx, name)
 		if err == nil {
 			return framework.WhereaboutsOf(live, a.key.Pod, a.key.Node) == framework.Pending
@@ -139,15 +115,6 @@ func (s *Set) canBeBound(ctx context.Context, a *Attempt, name types.NamespacedN
 		}
 	}
 	return true
-}
-
-// prepared allows the calls that wait.
-func (s *Set) prepared(a *Attempt, r *Round) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.idle.Stop()
-	a.phase, a.since = Prepared, s.o.Clock.Now()
-	r.close(nil)
 }
 
 // fail returns the error to the calls that wait, and rolls back: at once, or, if an earlier
@@ -175,42 +142,20 @@ func (s *Set) fail(ctx context.Context, a *Attempt, r *Round, err *framework.Err
 	if s.forgotten(a) {
 		return
 	}
-	// No client asks for the bind of a pod that is gone.
+	// No client needs the failure once the pod is gone.
 	s.whenUnbindable(ctx, a, r.Pod(), func() { s.forget(a) })
 }
 
-// forgotten records that a failed attempt is rolled back. It returns true if that is its end.
-// Otherwise the attempt ends when its error has been kept for long enough.
-func (s *Set) forgotten(a *Attempt) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.rolledBack = true
-	left := a.keptUntil().Sub(s.o.Clock.Now())
-	if a.phase == RollingBack || left < 0 {
-		s.forget(a)
-		return true
-	}
-	s.o.Clock.AfterFunc(left, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.forget(a)
-	})
-	return false
-}
-
-// end forgets the attempt; calls that still wait for a round get the error.
-func (s *Set) end(a *Attempt, err *framework.Error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a.round.close(err)
-	s.forget(a)
-}
-
-// commit calls PostBind of the plugins: the pod is bound.
-func (s *Set) commit(ctx context.Context, a *Attempt) {
-	for _, r := range a.ran {
-		if err := s.o.Runner.PostBind(context.WithoutCancel(ctx), r.Plugin, r.Context); err != nil {
-			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", r.Plugin.Name(), "attempt", a.id)
-		}
+// conclude carries out the outcome.
+func (s *Set) conclude(ctx context.Context, a *Attempt, o outcome) {
+	switch o {
+	case outcomeBound, outcomeBoundByOther:
+		// The pod uses the writes, whichever attempt bound it.
+		s.o.Observer.AttemptEnded(string(o))
+		s.commit(ctx, a)
+	case outcomeNotBound:
+		s.o.Observer.AttemptEnded(string(o))
+		s.rollBack(ctx, a)
+	case outcomeLeft, outcomePending, outcomeAgain:
 	}
 }

@@ -7,73 +7,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
-	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/runner"
 )
-
-const (
-	// KeepFailure is how long the failure of an attempt is kept for a client that is between
-	// two calls, after the time when it should call again.
-	KeepFailure = time.Minute
-	// AbandonAfter is how long an attempt continues without a call, after the time when one
-	// should have come.
-	AbandonAfter = time.Minute
-)
-
-// Why a round is given up, or an attempt ended, early.
-const (
-	// ErrBudgetSpent: it took longer than its budget.
-	ErrBudgetSpent = runner.Cause("the time for this bind is over")
-	// ErrStopped: the process ends. Nothing is rolled back: the repeated call reaches
-	// another replica, which continues from there.
-	ErrStopped = runner.Cause("this replica is shutting down")
-	// errPodGone: the pod was deleted, or bound without this attempt.
-	errPodGone = runner.Cause("the pod is gone, being deleted, or bound already")
-	// errSuperseded: the scheduler has chosen another node for the pod.
-	errSuperseded = runner.Cause("another node was chosen for the pod")
-	// errOtherParameters: the scheduler posts the Binding with other parameters of
-	// the plugins.
-	errOtherParameters = runner.Cause("the Binding was posted again, with other parameters")
-	// errLeaseLost: another replica may have rolled back what the attempt wrote.
-	errLeaseLost = runner.Cause("this replica could not renew its lease for a while")
-	// errAbandoned: the client stopped calling.
-	errAbandoned = runner.Cause("nobody has asked for this bind in a while")
-)
-
-// Options of a Set. All fields are required.
-type Options struct {
-	Runner *runner.Runner
-	// Changes reports changes of pods.
-	Changes  *framework.Hub
-	Observer Observer
-	// Term returns the number of the replica's current term, and whether it holds it. An
-	// attempt allows binds only in the term that it began in. Term must be fast, and safe
-	// for concurrent use.
-	Term func() (term int64, held bool)
-	// Past records how long rounds take.
-	Past  *pacing.History
-	Clock clock.WithDelayedExecution
-}
-
-// Set holds the attempts in progress in this replica, one for each key. It is safe for
-// concurrent use.
-type Set struct {
-	o       Options
-	running sync.WaitGroup
-	mu      sync.Mutex
-	stopped bool
-	index
-}
-
-// NewSet returns a Set without attempts.
-func NewSet(o Options) *Set { return &Set{o: o, index: newIndex()} }
 
 // Join returns the attempt for the key with its present round and phase, or nil and Over
 // if there is none. It ends an attempt of an earlier term.
@@ -85,7 +22,7 @@ func (s *Set) Join(key Key) (*Attempt, *Round, Phase) {
 	case a == nil:
 		return nil, nil, Over
 	case a.phase == Preparing && a.round.givenUp:
-		// The error of a round that was given up is not for this call.
+		// The error of a canceled round is not for this call.
 		return a, a.round, RollingBack
 	case (a.phase == Preparing || a.phase == Prepared) && !s.ofThisTerm(a):
 		s.giveUp(a, a.round, errLeaseLost)
@@ -99,16 +36,10 @@ func (s *Set) Join(key Key) (*Attempt, *Round, Phase) {
 	return a, a.round, a.phase
 }
 
-// ofThisTerm returns whether the attempt began in the replica's current term.
-func (s *Set) ofThisTerm(a *Attempt) bool {
-	term, _ := s.o.Term()
-	return a.term == term
-}
-
-// Start begins an attempt. It returns nil if there is one for the key already, the process
-// ends, or the replica does not hold its term. The attempt keeps the values of the call's
-// context, but does not end with it. Start gives up rounds for the same pod on other nodes
-// that have not allowed a call, because the scheduler has chosen another node.
+// Start begins an attempt. It returns nil if the key has one, the process ends, or the replica
+// does not hold its term. The attempt keeps the values of the call's context, but does not end
+// with it. Start cancels rounds for the same pod on other nodes, because the scheduler has chosen
+// another node.
 func (s *Set) Start(ctx context.Context, key Key, r *Round, budget time.Duration) *Attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,30 +60,6 @@ func (s *Set) Start(ctx context.Context, key Key, r *Round, budget time.Duration
 	s.begin(ctx, a, r)
 	s.running.Go(func() { s.run(ctx, a) })
 	return a
-}
-
-// begin makes r the attempt's round. It must be called with mu held.
-func (s *Set) begin(ctx context.Context, a *Attempt, r *Round) {
-	a.phase, a.round = Preparing, r
-	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	if a.idle != nil {
-		a.idle.Stop()
-	}
-	a.idle = s.o.Clock.AfterFunc(AbandonAfter, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.giveUp(a, r, errAbandoned)
-	})
-}
-
-// giveUp ends the round, if it is still being prepared. It must be called with mu
-// held.
-func (s *Set) giveUp(a *Attempt, r *Round, cause error) {
-	if a.round != r || a.phase != Preparing || r.givenUp {
-		return
-	}
-	r.givenUp = true
-	r.cancel(cause)
 }
 
 // Repeat begins another round of a prepared attempt. It returns false if the attempt is no
@@ -190,8 +97,7 @@ func (s *Set) Started(a *Attempt) []Started {
 	return slices.Clone(a.ran)
 }
 
-// Dismiss gives up a round in progress, or forgets its error, because a call has other
-// parameters.
+// Dismiss cancels a round in progress, or drops its error, because a call has other parameters.
 func (s *Set) Dismiss(a *Attempt, r *Round) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,22 +112,6 @@ func (s *Set) Discard(a *Attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rollBackUnallowed(a)
-}
-
-// rollBackUnallowed makes the follower roll back a prepared attempt at once, unless it has
-// allowed a call. It must be called with mu held.
-func (s *Set) rollBackUnallowed(a *Attempt) {
-	if a.phase == Prepared && !a.allowed && s.o.Clock.Since(a.since) < framework.BindSettles {
-		a.since = a.since.Add(-framework.BindSettles)
-		s.wake(a)
-	}
-}
-
-func (s *Set) wake(a *Attempt) {
-	select {
-	case a.poke <- struct{}{}:
-	default:
-	}
 }
 
 // Expect records that a client should call again after that time.
@@ -243,32 +133,6 @@ func (s *Set) ErrorReturned(a *Attempt) {
 	defer s.mu.Unlock()
 	if a.phase == Failed {
 		s.endFailed(a)
-	}
-}
-
-// endFailed stops returning the error to calls. It must be called with mu held.
-func (s *Set) endFailed(a *Attempt) {
-	a.phase = RollingBack
-	if a.rolledBack {
-		s.forget(a)
-	}
-}
-
-// forget must be called with mu held.
-func (s *Set) forget(a *Attempt) {
-	if a.phase == Over {
-		return
-	}
-	a.phase = Over
-	a.idle.Stop()
-	a.round.cancel(nil)
-	a.cancel(nil)
-	s.remove(a)
-	close(a.over)
-	if a.round.err != nil {
-		a.ended(a.round.err)
-	} else {
-		a.ended(nil)
 	}
 }
 
@@ -328,35 +192,4 @@ func (s *Set) Stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("attempts did not end in time: %w", ctx.Err())
 	}
-}
-
-// enter records that the PreBind of a plugin is started.
-func (s *Set) enter(a *Attempt, bc *framework.BindContext, p framework.PreBinder) {
-	name := p.Name()
-	a.plugin.Store(&name)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if i := slices.IndexFunc(a.ran, func(r Started) bool { return r.Plugin.Name() == name }); i >= 0 {
-		a.ran[i].Context = bc
-		return
-	}
-	a.ran = append(a.ran, Started{Plugin: p, Context: bc})
-}
-
-// spend gives up a round when the attempt's budget is spent. All rounds before the first
-// allowed call share the budget.
-func (s *Set) spend(ctx context.Context, a *Attempt, r *Round) (stop func() bool) {
-	left := a.budget
-	s.mu.Lock()
-	if !a.allowed {
-		left -= s.o.Clock.Since(a.started)
-	}
-	s.mu.Unlock()
-	timer := s.o.Clock.AfterFunc(max(left, 0), func() {
-		klog.FromContext(ctx).Info("An attempt has spent its budget", "attempt", a.id, "plugin", a.pluginName(), "budget", a.budget)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.giveUp(a, r, ErrBudgetSpent)
-	})
-	return timer.Stop
 }

@@ -12,17 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Observer counts the outcomes of attempts. Its methods are called concurrently, and must
-// not block.
-type Observer interface {
-	// AttemptEnded is called with the outcome of an attempt that had prepared its bind:
-	// "bound", "bound by another attempt", or "not bound".
-	AttemptEnded(outcome string)
-	// RolledBack is called when the rollback of a plugin has ended: err is why it failed,
-	// or nil.
-	RolledBack(plugin string, err error)
-}
-
 // InFlight is an attempt in progress in this replica.
 type InFlight struct {
 	Namespace string `json:"namespace"`
@@ -40,7 +29,7 @@ type InFlight struct {
 	Budget metav1.Duration `json:"budget"`
 }
 
-// Replica returns the replica that works on it.
+// Replica returns the replica of the attempt.
 func (f InFlight) Replica() string { return ReplicaOf(f.Attempt) }
 
 // phaseNames are stable: metrics, the debug endpoint and 'prebind status' show them.
@@ -70,8 +59,7 @@ func (s *Set) InFlight() []InFlight {
 
 // inFlight must be called with Set.mu held.
 func (a *Attempt) inFlight(now time.Time) InFlight {
-	// Not a.started itself: the clock may have been set since, and the reader compares it
-	// with the present time.
+	// Relative to now, because the wall clock may have changed since the start.
 	since := metav1.NewTime(now.Add(-now.Sub(a.started)))
 	f := InFlight{
 		Namespace: a.round.Context.Pod.Namespace, Pod: a.round.Context.Pod.Name, Node: a.key.Node, Attempt: a.id,

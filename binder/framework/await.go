@@ -9,21 +9,21 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Look judges the present state, which it reads through the reader. It returns what to
-// wait for, the zero Waiting if nothing, or an error that ends the wait.
+// Look reads the current state through the reader. It returns what to wait for, the zero
+// Waiting if there is nothing to wait for, or an error that ends the wait.
 type Look func(ctx context.Context, reader Reader) (Waiting, error)
 
 // Await calls look until there is nothing to wait for, and returns nil then.
 //
-// It looks again when one of the objects changes that the last looks read through the
-// reader, or one of the given objects, and at Waiting.Until. Between looks it costs
-// nothing. It subscribes to an object before look reads it, so no change is missed. It
-// looks at the cache first. An error counts only when the API server confirms it: then
-// Await looks again through the live reader, as it does at Waiting.Until. It reports
-// what it waits for with BindContext.Waiting.
+// Await looks again when an object changes that look has read through the reader, or one of
+// the given objects, and at Waiting.Until. It subscribes to an object before look reads it,
+// so that no change is missed. It looks at the cache. If look returns an error, and at
+// Waiting.Until, it looks again through the live reader, and only that result counts. Await
+// reports what it waits for with BindContext.Waiting.
 //
 // When the context ends, Await returns the context's cause.
 func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
@@ -68,11 +68,10 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 	}
 }
 
-// AwaitReady is the PreBind of a plugin that only waits: it repeats
-// SetupBindContextExtension and PreFlight, as Await does with a Look, until PreFlight
-// skips. What it waits for is the first that PreFlight records with
-// BindContext.WouldWait. Each repetition gets a context of its own, with the pod and the
-// node as they are then; the last one's extensions and annotations go into bc.
+// AwaitReady is the PreBind of a plugin that only waits. It repeats SetupBindContextExtension
+// and PreFlight, as Await repeats a Look, until PreFlight skips. It reports the first wait
+// that PreFlight records with BindContext.WouldWait. Each repetition gets its own context with
+// the current pod and node. The extensions and annotations of the last one are copied to bc.
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
 	since := h.Clock.Now()
 	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
@@ -98,14 +97,14 @@ func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) e
 	})
 }
 
-// isLive says whether Await gave the look the live reader.
+// isLive returns whether the reader of a look is the live one.
 func isLive(reader Reader, h Handle) bool {
 	s, ok := reader.(subscribing)
 	return ok && s.Reader == h.Live && h.Live != h.Cached
 }
 
-// Present reads the pod and the node of the bind. It returns an error if the pod cannot be
-// bound any more, or if the node is gone or another one has its name.
+// Present reads the pod and the node of the bind. It returns an error if the pod can no longer
+// be bound, or if the node does not exist or was recreated.
 func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, *corev1.Node, error) {
 	about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 	pod, err := Get(ctx, reader, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
@@ -113,7 +112,7 @@ func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, 
 		return nil, nil, err
 	}
 	if at := WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name); at != Pending {
-		return nil, nil, Stale(about, "the pod is %s", at).Advise("forget this bind")
+		return nil, nil, Stale(about, "the pod is %s", at).Advise("do not retry")
 	}
 	about = Object{Kind: "Node", Name: bc.Node.Name}
 	node, err := Get(ctx, reader, &corev1.Node{}, "", bc.Node.Name)
@@ -121,21 +120,25 @@ func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, 
 	case err != nil:
 		return nil, nil, err
 	case node == nil:
-		return nil, nil, Refuse(about, "the node is gone").Advise("choose another node")
+		return nil, nil, Refuse(about, "the node does not exist").Advise("choose another node")
 	case node.UID != bc.Node.UID:
-		return nil, nil, Refuse(about, "the node was deleted and created anew under its name").Advise("schedule the pod again")
+		return nil, nil, Refuse(about, "the node was deleted and recreated").Advise("schedule the pod again")
 	}
 	return pod, node, nil
 }
 
-// Get reads an object into the given one and returns it, or nil if there is none. An
-// error is one of this package, about the object. Objects from the cache are shared and
-// must not be changed.
+// Get reads an object into the given one and returns it, or nil if there is no such object. It
+// also returns nil for an invalid name, which a client answers with an error. Its errors are
+// those of this package, about the object. Objects from the cache are shared: do not change
+// them.
 func Get[T interface {
 	client.Object
 	comparable
 }](ctx context.Context, reader Reader, into T, namespace, name string) (T, error) {
 	var none T
+	if name == "" || len(content.IsPathSegmentName(name)) > 0 {
+		return none, nil
+	}
 	err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into, client.UnsafeDisableDeepCopy)
 	switch {
 	case apierrors.IsNotFound(err):

@@ -4,28 +4,54 @@
 package framework
 
 import (
+	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Parameter is what a plugin was told by one annotation.
+// Parameter is an annotation that a plugin reads.
 type Parameter struct {
-	// Annotation is the whole key.
+	// Annotation is the complete key.
 	Annotation string
 	Value      string
-	// On is the object that carries it: the Binding or the Pod.
+	// On is the object with the annotation: the Binding or the Pod.
 	On Object
 }
 
-// Field names the parameter in a KindInvalid; message says what is wrong.
+// Field returns the field of a KindInvalid for the parameter, with the message.
 func (p Parameter) Field(message string) Field {
 	return Field{Path: "metadata.annotations[" + p.Annotation + "]", Message: message}
 }
 
+// Invalid returns a KindInvalid about the annotation. The message completes a sentence that
+// begins with the annotation's key, such as "must be a positive duration".
+func (p Parameter) Invalid(format string, args ...any) *Error {
+	message := fmt.Sprintf(format, args...)
+	return Invalid(p.On, "annotation "+p.Annotation+" "+message, p.Field(message)).Advise("correct the annotation")
+}
+
+// Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding or, if the
+// source includes it, of the pod. The Binding's value wins. If neither has the annotation,
+// the Value is empty and On is the Binding.
+func (bc *BindContext) Parameter(plugin string, source Source, key string) Parameter {
+	p := Parameter{
+		Annotation: plugin + "." + Domain + "/" + key,
+		On:         Object{Kind: "Binding", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
+	}
+	value, found := bc.Binding.Annotations[p.Annotation]
+	if !found && source == ByBindingOrPod {
+		if value, found = bc.Pod.Annotations[p.Annotation]; found {
+			p.On.Kind = "Pod"
+		}
+	}
+	p.Value = value
+	return p
+}
+
 // Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and, if
 // the source includes it, of the pod, by key. The Binding's value wins. The caller owns
-// the map, which is nil if there are none.
+// the map. It is nil if there are no such annotations.
 func Parameters(plugin string, source Source, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
 	prefix := plugin + "." + Domain + "/"
 	var found map[string]Parameter
@@ -49,10 +75,10 @@ func Parameters(plugin string, source Source, binding *corev1.Binding, pod *core
 	return found
 }
 
-// Binder is the name under which Prebind's own decisions are reported and its own
-// annotations stand. No plugin and no mutator can have it.
+// Binder is the name of Prebind itself in messages and annotation keys. No plugin and no
+// mutator can have it.
 const Binder = "binder"
 
-// AttemptAnnotation is the key of the annotation of a bound pod that names the attempt
+// AttemptAnnotation is the key of the annotation with which a bound pod names the attempt
 // that bound it.
 const AttemptAnnotation = Binder + "." + Domain + "/attempt"

@@ -18,7 +18,7 @@ import (
 )
 
 // known returns the newest record that this replica has, without a request to the API
-// server. It returns nil if the replica has none that can be read.
+// server. It returns nil if the replica has no record that can be decoded.
 func (s *Store[K, R]) known(ctx context.Context, key K) *Version[R] {
 	if !s.kind.Cached {
 		return nil
@@ -46,7 +46,7 @@ func (s *Store[K, R]) known(ctx context.Context, key K) *Version[R] {
 	return v
 }
 
-// newer says whether a is a later version of b. It is true if that is unknown.
+// newer reports whether a is a later version of b. It returns true if that is unknown.
 func newer(a, b *corev1.ConfigMap) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return a.UID == b.UID && (err != nil || order > 0)
@@ -58,8 +58,8 @@ func (s *Store[K, R]) forget(key K) {
 	delete(s.written, key)
 }
 
-// forgetCached forgets own writes that the cache has. Without it, a record would be held
-// twice until its next Update, and for good if there is none.
+// forgetCached discards own writes that the cache contains. Otherwise the store would keep a
+// second copy until the next Update of the key.
 func (s *Store[K, R]) forgetCached(ctx context.Context) {
 	s.mu.Lock()
 	written := maps.Clone(s.written)
@@ -78,10 +78,10 @@ func (s *Store[K, R]) forgetCached(ctx context.Context) {
 	}
 }
 
-// Visit calls visit with up to n records of the cache, in the order of their names. The
-// next call continues with the records after them, and begins again after the last one.
-// A record that cannot be decoded, or whose visit fails, does not hinder the others: the
-// errors are joined. It ends early when the context ends. Use it from one goroutine.
+// Visit calls visit with up to n records of the cache, in the order of their names. The next
+// call continues after the last visited record, and starts over at the end. Visit joins the
+// errors of records that cannot be decoded and of failed visits, and continues. It stops
+// when the context ends. Visit must not be called concurrently.
 func (s *Store[K, R]) Visit(ctx context.Context, n int, visit func(ctx context.Context, v *Version[R]) error) error {
 	objects, err := s.list(ctx, s.h.Cached)
 	if err != nil {

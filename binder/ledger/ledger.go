@@ -1,18 +1,16 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ledger stores what plugins must not lose, and what tenants must not change, in
-// ConfigMaps of Prebind's own namespace. One ConfigMap holds one record: the grants of a
-// node's devices, or of a pool's.
+// Package ledger stores records in ConfigMaps of Prebind's own namespace, where tenants
+// cannot change them. A record contains, for example, the device grants of one node.
 //
-// Every write succeeds only if nobody has written the ConfigMap since it was read
-// (compare and swap). So any number of replicas can decide by a record and then write
-// the decision, and no two decisions contradict each other.
+// Every write is a compare-and-swap: it fails if the ConfigMap has changed since it was
+// read. Any number of replicas can therefore decide based on a record and write the
+// decision, and their decisions never contradict each other.
 //
-// A plugin defines a Kind of records and opens a Store of it. Update reads a record,
-// lets the plugin change it, and writes it; it repeats that until nobody else was
-// faster. A plugin that changes several records together reads them with Get or List
-// and writes each with Write.
+// A plugin defines a Kind of records and opens a Store. Update reads a record, lets the
+// plugin change it and writes it, and retries on conflicts. A plugin that changes several
+// records together reads them with Get or List, and writes each with Write.
 package ledger
 
 import (
@@ -29,70 +27,71 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Label is on the ConfigMap of every record. Its value is Kind.Component.
+// Label is the label of the ConfigMaps that contain records. Its value is Kind.Component.
 const Label = "app.kubernetes.io/component"
 
-// ErrChanged means that somebody has written or deleted the record since it was read.
-// Read it again and decide again.
+// ErrChanged means that the record was written or deleted since it was read. Read it again
+// and repeat the decision.
 var ErrChanged = errors.New("the record has changed since it was read")
 
 // Record is the content of one ConfigMap.
 type Record[K comparable] interface {
-	// Key is what the record is about, such as a node. It never changes.
+	// Key identifies the subject of the record, such as a node. It never changes.
 	Key() K
 	// Encode returns the data of the ConfigMap.
 	Encode() (map[string]string, error)
 }
 
-// Kind describes the records of one plugin. All fields but Cached are required.
+// Kind describes the records of one plugin. All fields except Cached are required.
 type Kind[K comparable, R Record[K]] struct {
 	// Component is the value of Label.
 	Component string
 	// Name returns the name of the ConfigMap.
 	Name func(key K) string
-	// Decode returns a new record with these data. An error means that the record is not
-	// known in full, so that nobody can decide by it; see Unreadable.
+	// Decode returns a new record with this data. It must return an error unless it decodes
+	// all of the data, because no decision can be based on an incomplete record. See
+	// Unreadable.
 	Decode func(data map[string]string) (R, error)
-	// Missing returns the record of a key that has no ConfigMap: an empty one, or one that
-	// is made up from other objects. Only Update calls it.
+	// Missing returns the record of a key that has no ConfigMap: an empty record, or one
+	// restored from other objects. Only Update calls it.
 	Missing func(ctx context.Context, key K) (R, error)
-	// Cached says that the cache holds the ConfigMaps with the label.
+	// Cached reports whether the cache contains the ConfigMaps with the label.
 	Cached bool
 }
 
-// Store reads and writes the records of one kind; see Open. It is safe for concurrent
-// use, except for Visit.
+// Store reads and writes the records of one kind. It is safe for concurrent use, except for
+// Visit.
 type Store[K comparable, R Record[K]] struct {
 	h     framework.Handle
 	kind  Kind[K, R]
 	turns turns[K]
-	// visited is the name of the ConfigMap that Visit looked at last.
+	// visited is the name of the ConfigMap that Visit visited last.
 	visited string
 
 	mu sync.Mutex
-	// written holds what this replica has written last, until the cache has it.
+	// written contains the last writes of this replica that the cache does not contain yet.
 	written map[K]*corev1.ConfigMap
 }
 
-// Open returns the store of a kind of records. It reads nothing.
+// Open returns the store of a kind of records. It sends no requests.
 func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
 	return &Store[K, R]{h: h, kind: kind, turns: turns[K]{of: map[K]*turn{}}, written: map[K]*corev1.ConfigMap{}}
 }
 
-// Version is a record as it was read or written last. The caller owns the record. One
-// that is made without the store stands for a ConfigMap that does not exist yet.
+// Version is a record as it was last read or written. The caller owns the record. A Version
+// that a caller constructs stands for a ConfigMap that does not exist yet.
 type Version[R any] struct {
 	Record R
 	object *corev1.ConfigMap
 }
 
-// Ref refers to the record's ConfigMap, for errors and waits.
+// Ref returns a reference to the ConfigMap of the record, for errors and waits.
 func (s *Store[K, R]) Ref(key K) framework.Ref {
 	return framework.RefTo(&corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
 }
 
-// Get reads a record through the reader. It returns nil if there is none. The error of
-// one that cannot be decoded is ErrUnreadable.
+// Get reads a record through the reader. It returns nil if the record does not exist, and
+// ErrUnreadable if it cannot be decoded.
 func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (*Version[R], error) {
 	object, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
 	if err != nil || object == nil {
@@ -101,9 +100,9 @@ func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (
 	return s.decodeAs(key, object)
 }
 
-// List reads the records that the options select, through the reader. Records that
-// cannot be decoded are in the error, and the others are returned all the same. The
-// result is nil only if nothing could be read.
+// List reads the records that the options select, through the reader. If some records cannot
+// be decoded, List returns the others and an error. The result is nil only if the list
+// request failed.
 func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, options ...client.ListOption) ([]*Version[R], error) {
 	objects, err := s.list(ctx, reader, options...)
 	if err != nil {
@@ -133,13 +132,13 @@ func (s *Store[K, R]) list(ctx context.Context, reader framework.Reader, options
 	return objects.Items, nil
 }
 
-// Update changes a record. change gets the newest record that this replica knows, and
-// returns whether it has changed it, or an error. live says whether the record is from
-// the API server. No error counts based on the cache alone: if change returns one for a
-// record that is not live, Update calls it again with the live record. It also calls it
-// again when somebody else was faster. One Update of a key runs at a time in a replica.
+// Update changes a record. It calls change with the newest record that this replica knows;
+// live reports whether that record is from the API server. change reports whether it changed
+// the record. If change fails for a record from the cache, or if the write conflicts, Update
+// calls change again with the record from the API server. At most one Update per key runs in
+// a replica at a time.
 //
-// When the context ends, Update returns the context's cause.
+// If the context ends, Update returns its cause.
 func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R, live bool) (bool, error)) error {
 	done, err := s.turns.take(ctx, key)
 	if err != nil {
@@ -175,7 +174,7 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R, l
 	}
 }
 
-// live returns the record as the API server has it.
+// live returns the record from the API server.
 func (s *Store[K, R]) live(ctx context.Context, key K) (*Version[R], error) {
 	v, err := s.Get(ctx, s.h.Live, key)
 	if v != nil {
@@ -189,8 +188,8 @@ func (s *Store[K, R]) live(ctx context.Context, key K) (*Version[R], error) {
 	return &Version[R]{Record: record}, err
 }
 
-// Write writes a version, or returns ErrChanged. Afterwards it is the version that was
-// written, and can be changed and written again.
+// Write writes a version, or returns ErrChanged. Afterwards v is the written version, and
+// can be changed and written again.
 func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
 	key := v.Record.Key()
 	data, err := v.Record.Encode()
@@ -204,7 +203,7 @@ func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
 	} else {
 		object = v.object.DeepCopy()
 		object.Data = data
-		// Without the label no cache and no list has it.
+		// Caches and lists select records by this label.
 		object.Labels = labels.Merge(object.Labels, marked)
 		err = s.h.Writer.Update(ctx, object)
 	}
@@ -224,7 +223,7 @@ func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
 	return nil
 }
 
-// Delete deletes a record that exists, or returns ErrChanged.
+// Delete deletes the record, or returns ErrChanged if it has changed or does not exist.
 func (s *Store[K, R]) Delete(ctx context.Context, v *Version[R]) error {
 	key := v.Record.Key()
 	done, err := s.turns.take(ctx, key)

@@ -30,7 +30,7 @@ const (
 	component = "test-record"
 )
 
-// count is a record: a number under a key.
+// count is a record that contains a number.
 type count struct {
 	key string
 	n   int
@@ -50,7 +50,7 @@ func decodeCount(data map[string]string) (*count, error) {
 	return &count{key: data["key"], n: n}, nil
 }
 
-// nameOf gives two keys one name if they differ in case only.
+// nameOf returns the same name for keys that differ only in case.
 func nameOf(key string) string { return "test-" + strings.ToLower(key) }
 
 func newServer(t *testing.T) client.WithWatch {
@@ -60,7 +60,7 @@ func newServer(t *testing.T) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithRESTMapper(mapper).Build()
 }
 
-// open returns a replica's store. A store with a nil cache has none.
+// open returns the store of a replica. A nil cache disables caching.
 func open(server client.Client, cached framework.Reader) *Store[string, *count] {
 	return Open(framework.Handle{Cached: cached, Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
 		Component: component, Name: nameOf, Decode: decodeCount, Cached: cached != nil,
@@ -84,7 +84,7 @@ func numberOf(t *testing.T, server client.Client, key string) int {
 	return v.Record.n
 }
 
-// old is a cache that has one object, as it was.
+// old is a cache that contains an outdated version of one object.
 type old struct {
 	framework.Reader
 	object *corev1.ConfigMap
@@ -106,7 +106,7 @@ func objectOf(t *testing.T, server client.Client, key string) *corev1.ConfigMap 
 	return object
 }
 
-// TestUpdate_LosesNoChange has replicas with and without a cache write one record.
+// Replicas with and without a cache write one record.
 func TestUpdate_LosesNoChange(t *testing.T) {
 	const each = 20
 	server := newServer(t)
@@ -127,14 +127,13 @@ func TestUpdate_LosesNoChange(t *testing.T) {
 	for err := range errs {
 		require.NoError(t, err)
 	}
-	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server, "a"), "the first one is that of Missing")
+	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server, "a"), "the first record is from Missing")
 	for _, s := range stores {
 		assert.Empty(t, s.turns.of)
 	}
 }
 
-// TestUpdate_NeverFailsByTheCacheAlone: the live record has the last word.
-func TestUpdate_NeverFailsByTheCacheAlone(t *testing.T) {
+func TestUpdate_NeverFailsBasedOnTheCacheAlone(t *testing.T) {
 	server := newServer(t)
 	require.NoError(t, open(server, nil).Update(t.Context(), "a", increment))
 	cached := old{object: objectOf(t, server, "a")}
@@ -153,14 +152,13 @@ func TestUpdate_NeverFailsByTheCacheAlone(t *testing.T) {
 	s := open(server, cached)
 	require.NoError(t, s.Update(t.Context(), "a", even))
 	assert.Equal(t, []string{"101 live=false", "102 live=true"}, seen)
-	require.NoError(t, s.Update(t.Context(), "a", increment), "a conflict is repeated")
+	require.NoError(t, s.Update(t.Context(), "a", increment), "Update retries a conflict")
 	assert.Equal(t, 103, numberOf(t, server, "a"))
 	assert.ErrorIs(t, s.Update(t.Context(), "a", even), errOdd)
-	assert.Equal(t, before, cached.object, "objects of the cache are shared")
+	assert.Equal(t, before, cached.object, "Update does not change objects of the cache")
 }
 
-// TestStore_KnowsItsOwnWrites until the cache has them, and not longer.
-func TestStore_KnowsItsOwnWrites(t *testing.T) {
+func TestStore_KeepsOwnWritesUntilTheCacheHasThem(t *testing.T) {
 	server, cached := newServer(t), newServer(t)
 	reads := 0
 	counting := interceptor.NewClient(server, interceptor.Funcs{
@@ -173,16 +171,16 @@ func TestStore_KnowsItsOwnWrites(t *testing.T) {
 	for range 3 {
 		require.NoError(t, s.Update(t.Context(), "a", increment))
 	}
-	assert.Equal(t, 1, reads, "the API server is asked before the first write only")
+	assert.Equal(t, 1, reads, "Update reads from the API server only before the first write")
 	assert.Len(t, s.written, 1)
 	s.h.Cached = server
 	_, err := s.List(t.Context(), server)
 	require.NoError(t, err)
-	assert.Empty(t, s.written, "the cache has it")
+	assert.Empty(t, s.written, "the cache has the write")
 }
 
-// TestWrite_KeepsLabels: a record without its label is in no cache.
-func TestWrite_KeepsLabels(t *testing.T) {
+// A record without its label is not in the cache.
+func TestWrite_RestoresItsLabels(t *testing.T) {
 	server := newServer(t)
 	s := open(server, nil)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
@@ -194,16 +192,14 @@ func TestWrite_KeepsLabels(t *testing.T) {
 	assert.Equal(t, map[string]string{"mine": "x", Label: component, "app.kubernetes.io/managed-by": "prebind"}, objectOf(t, server, "a").Labels)
 }
 
-// TestWriteAndDelete_OnlyWhatWasRead: a plugin that changes several records decides by
-// all of them.
-func TestWriteAndDelete_OnlyWhatWasRead(t *testing.T) {
+func TestWriteAndDelete_RequireTheVersionThatWasRead(t *testing.T) {
 	server := newServer(t)
 	s := open(server, nil)
 	first, second := &Version[*count]{Record: &count{key: "a"}}, &Version[*count]{Record: &count{key: "a"}}
 	require.NoError(t, s.Write(t.Context(), first))
-	assert.ErrorIs(t, s.Write(t.Context(), second), ErrChanged, "it exists already")
+	assert.ErrorIs(t, s.Write(t.Context(), second), ErrChanged, "the record already exists")
 	first.Record.n = 1
-	require.NoError(t, s.Write(t.Context(), first), "it is the version that was written")
+	require.NoError(t, s.Write(t.Context(), first), "Write updates the version")
 	read, err := s.Get(t.Context(), server, "a")
 	require.NoError(t, err)
 	first.Record.n = 2
@@ -212,10 +208,10 @@ func TestWriteAndDelete_OnlyWhatWasRead(t *testing.T) {
 	assert.ErrorIs(t, s.Delete(t.Context(), read), ErrChanged)
 	require.NoError(t, s.Delete(t.Context(), first))
 	assert.ErrorIs(t, s.Delete(t.Context(), first), ErrChanged)
-	assert.ErrorIs(t, s.Write(t.Context(), first), ErrChanged, "somebody has deleted it")
+	assert.ErrorIs(t, s.Write(t.Context(), first), ErrChanged, "the record was deleted")
 }
 
-// TestUpdate_EndsWithTheContext also while another has the turn.
+// The context also ends an Update that waits for its turn.
 func TestUpdate_EndsWithTheContext(t *testing.T) {
 	s := open(newServer(t), nil)
 	done, err := s.turns.take(t.Context(), "a")
@@ -226,12 +222,11 @@ func TestUpdate_EndsWithTheContext(t *testing.T) {
 	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
 	done()
 	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
-	assert.Empty(t, s.turns.of, "nothing is left of the turns")
+	assert.Empty(t, s.turns.of, "Update releases its turn")
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 }
 
-// TestUnreadable: nothing is decided by such a record, and it hinders no other.
-func TestUnreadable(t *testing.T) {
+func TestUnreadable_AffectsNoOtherRecord(t *testing.T) {
 	server := newServer(t)
 	s := open(server, server)
 	put := func(name string, data map[string]string, binary map[string][]byte) {
@@ -245,10 +240,10 @@ func TestUnreadable(t *testing.T) {
 	put("test-d", map[string]string{"key": "D", "n": "1"}, nil)
 	put("test-e", map[string]string{"key": "e", "n": "1"}, map[string][]byte{"m": nil})
 	for key, want := range map[string]string{
-		"a": `its key "n", without which it is not known who holds what, cannot be read: strconv.Atoi: parsing "one": invalid syntax; write a number`,
-		"b": `it is the record of "c", which must be in the ConfigMap test-c`,
-		"d": `it is the record of "D", whose name is the same as that of "d"`,
-		"e": `its key "m"`,
+		"a": `key "n" cannot be decoded: strconv.Atoi: parsing "one": invalid syntax; write a number`,
+		"b": `it contains the record of "c", which must be in ConfigMap test-c`,
+		"d": `it contains the record of "D", not of "d": both have the same ConfigMap name`,
+		"e": `key "m"`,
 	} {
 		_, err := s.Get(t.Context(), server, key)
 		require.ErrorContains(t, err, "ConfigMap prebind-system/test-"+key+": "+want)
@@ -267,8 +262,7 @@ func TestUnreadable(t *testing.T) {
 	assert.Equal(t, []string{"D", "z"}, visited)
 }
 
-// TestVisit_ContinuesInACircle, and where the context has ended it.
-func TestVisit_ContinuesInACircle(t *testing.T) {
+func TestVisit_ContinuesAfterTheLastVisitedRecord(t *testing.T) {
 	server := newServer(t)
 	s := open(server, server)
 	for _, key := range []string{"c", "a", "e", "b", "d"} {
@@ -292,7 +286,7 @@ func TestVisit_ContinuesInACircle(t *testing.T) {
 	assert.Equal(t, "e", visited)
 	visited = ""
 	require.NoError(t, s.Visit(t.Context(), 10, visit))
-	assert.Equal(t, "abcde", visited, "none twice")
+	assert.Equal(t, "abcde", visited, "Visit visits each record once")
 }
 
 func TestUnmarshal(t *testing.T) {
@@ -306,14 +300,14 @@ func TestUnmarshal(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason, text, want string
 	}{
-		"Complete":   {reason: "it is as it was written", text: `{"name":"a","inner":[{"values":{"x":"<&>","X":""}}]}`},
-		"Behind":     {reason: "something after the value would be lost", text: `{"name":"a"}{}`, want: "behind its end"},
+		"Complete":   {reason: "Unmarshal is the reverse of Marshal", text: `{"name":"a","inner":[{"values":{"x":"<&>","X":""}}]}`},
+		"Behind":     {reason: "something after the value would be lost", text: `{"name":"a"}{}`, want: "after the value"},
 		"Unknown":    {reason: "a later version wrote it", text: `{"name":"a","since":1}`, want: `unknown field "since"`},
-		"Twice":      {reason: "one of them would be lost", text: `{"name":"a","name":"b"}`, want: "twice"},
-		"TwiceUpper": {reason: "the decoder ignores case", text: `{"name":"a","Name":"b"}`, want: "twice"},
-		"TwiceDeep":  {reason: "one of them would be lost", text: `{"inner":[{"values":{"x":"1","\u0078":"2"}}]}`, want: "twice"},
-		"CutOff":     {reason: "the rest is lost", text: `{"name":"a"`, want: "unexpected EOF"},
-		"Empty":      {reason: "there is no value", text: ``, want: "EOF"},
+		"Twice":      {reason: "one of them would be lost", text: `{"name":"a","name":"b"}`, want: "duplicate key"},
+		"TwiceUpper": {reason: "the decoder ignores case", text: `{"name":"a","Name":"b"}`, want: "duplicate key"},
+		"TwiceDeep":  {reason: "one of them would be lost", text: `{"inner":[{"values":{"x":"1","\u0078":"2"}}]}`, want: "duplicate key"},
+		"CutOff":     {reason: "the value is incomplete", text: `{"name":"a"`, want: "unexpected EOF"},
+		"Empty":      {reason: "the value is missing", text: ``, want: "EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var o outer
@@ -325,7 +319,7 @@ func TestUnmarshal(t *testing.T) {
 			require.NoError(t, err, tc.reason)
 			again, err := Marshal(o)
 			require.NoError(t, err)
-			assert.Contains(t, again, "<&>", "people read it")
+			assert.Contains(t, again, "<&>", "operators read the text, so it is not escaped")
 		})
 	}
 }

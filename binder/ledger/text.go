@@ -11,16 +11,18 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// ErrUnreadable is in the error of a ConfigMap that cannot be decoded.
+// ErrUnreadable is wrapped by the errors of ConfigMaps that cannot be decoded.
 var ErrUnreadable = errors.New("the record cannot be decoded")
 
-// Unreadable is the error of Kind.Decode for a key of the ConfigMap. advice says how an
-// operator can fix it.
+// Unreadable returns an error for Kind.Decode that names the key of the ConfigMap. advice
+// tells an operator how to fix it.
 func Unreadable(key string, err error, advice string) error {
 	return &unreadable{key: key, err: err, advice: advice}
 }
@@ -33,21 +35,20 @@ type unreadable struct {
 
 // Error implements error.
 func (u *unreadable) Error() string {
-	const most = 300 // A JSON decoder quotes in full what it does not understand.
-	return fmt.Sprintf("its key %q, without which it is not known who holds what, cannot be read: %s", cut(u.key, 80), cut(u.err.Error(), most))
+	const most = 300 // JSON errors can quote input of any length.
+	return fmt.Sprintf("key %q cannot be decoded: %s", cut(u.key, 80), cut(u.err.Error(), most))
 }
 
 // Unwrap returns the cause.
 func (u *unreadable) Unwrap() error { return u.err }
 
-// decode decodes the record of a ConfigMap.
 func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
 	record, err := s.kind.Decode(object.Data)
 	for key := range object.BinaryData {
-		err = Unreadable(key, errors.New("it is in binaryData"), "delete it")
+		err = Unreadable(key, errors.New("it is in binaryData"), "move it to data, or delete it")
 	}
 	if err == nil && s.kind.Name(record.Key()) != object.Name {
-		err = fmt.Errorf("it is the record of %s, which must be in the ConfigMap %s", short(record.Key()), s.kind.Name(record.Key()))
+		err = fmt.Errorf("it contains the record of %s, which must be in ConfigMap %s", short(record.Key()), s.kind.Name(record.Key()))
 	}
 	if err != nil {
 		return nil, undecodable(object, err)
@@ -55,16 +56,16 @@ func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
 	return &Version[R]{Record: record, object: object}, nil
 }
 
-// decodeAs decodes the record of a ConfigMap that must be about the key.
+// decodeAs decodes a ConfigMap, and requires that the record has the key.
 func (s *Store[K, R]) decodeAs(key K, object *corev1.ConfigMap) (*Version[R], error) {
 	v, err := s.decode(object)
 	if err == nil && v.Record.Key() != key {
-		return nil, undecodable(object, fmt.Errorf("it is the record of %s, whose name is the same as that of %s", short(v.Record.Key()), short(key)))
+		return nil, undecodable(object, fmt.Errorf("it contains the record of %s, not of %s: both have the same ConfigMap name", short(v.Record.Key()), short(key)))
 	}
 	return v, err
 }
 
-// undecodable is the error for the operator who has to fix the ConfigMap.
+// undecodable returns the error for an operator, who has to fix the ConfigMap.
 func undecodable(object *corev1.ConfigMap, err error) error {
 	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
 	e := framework.Internal(about, err).Because(fmt.Errorf("%w: %w", ErrUnreadable, err))
@@ -72,7 +73,7 @@ func undecodable(object *corev1.ConfigMap, err error) error {
 	if errors.As(err, &u) && u.advice != "" {
 		return e.Advise("%s", u.advice)
 	}
-	return e.Advise("correct it, or delete it when you know that nobody holds anything of it")
+	return e.Advise("fix it, or delete it if none of its devices is in use")
 }
 
 func short(key any) string { return cut(fmt.Sprintf("%q", fmt.Sprint(key)), 80) }
@@ -84,7 +85,26 @@ func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// Marshal returns the value as JSON on one line, for people to read.
+// ObjectName is a namespace and a name. Its text form is "namespace/name".
+type ObjectName types.NamespacedName
+
+// String implements fmt.Stringer.
+func (n ObjectName) String() string { return n.Namespace + "/" + n.Name }
+
+// MarshalText implements encoding.TextMarshaler.
+func (n ObjectName) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. It rejects invalid names.
+func (n *ObjectName) UnmarshalText(text []byte) error {
+	namespace, name, ok := strings.Cut(string(text), "/")
+	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return fmt.Errorf("%s: must be namespace/name", short(string(text)))
+	}
+	*n = ObjectName{Namespace: namespace, Name: name}
+	return nil
+}
+
+// Marshal returns the value as JSON on one line, without HTML escapes.
 func Marshal(value any) (string, error) {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
@@ -93,8 +113,8 @@ func Marshal(value any) (string, error) {
 	return strings.TrimSpace(text.String()), err
 }
 
-// Unmarshal reads one JSON value and accepts nothing that it would lose: nothing after
-// the value, no unknown fields, and no key twice in an object.
+// Unmarshal decodes a JSON value strictly: it rejects text after the value, unknown fields
+// and duplicate keys, which encoding/json would drop.
 func Unmarshal(text string, into any) error {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.DisallowUnknownFields()
@@ -102,16 +122,16 @@ func Unmarshal(text string, into any) error {
 		return err
 	}
 	if rest := strings.TrimSpace(text[decoder.InputOffset():]); rest != "" {
-		return fmt.Errorf("%q is behind its end", cut(rest, 80))
+		return fmt.Errorf("unexpected %q after the value", cut(rest, 80))
 	}
 	return noneTwice(json.NewDecoder(strings.NewReader(text)), 0)
 }
 
-// structDepth is the depth down to which the keys of objects are those of structs: there
-// the decoder ignores case.
+// structDepth is the nesting depth up to which objects are structs. For structs, the decoder
+// ignores the case of keys.
 const structDepth = 2
 
-// noneTwice reads the next value and returns an error if an object has a key twice.
+// noneTwice reads the next value. It returns an error if an object has a duplicate key.
 func noneTwice(decoder *json.Decoder, depth int) error {
 	token, err := decoder.Token()
 	if err != nil {
@@ -136,7 +156,7 @@ func noneTwice(decoder *json.Decoder, depth int) error {
 				key = strings.ToLower(key)
 			}
 			if seen.Has(key) {
-				return fmt.Errorf("%q is there twice", cut(key, 80))
+				return fmt.Errorf("duplicate key %q", cut(key, 80))
 			}
 			seen.Insert(key)
 		}

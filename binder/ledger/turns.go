@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// turns lets one update of each key run at a time, so that the binds of one replica do
-// not cause conflicts for each other.
+// turns serializes the updates of each key, so that binds in one replica do not conflict
+// with each other.
 type turns[K comparable] struct {
 	mu sync.Mutex
 	of map[K]*turn
@@ -20,7 +20,8 @@ type turn struct {
 	users int
 }
 
-// take waits for the turn, or for the end of the context.
+// take waits until the caller can update the key. It returns the cause of the context if the
+// context ends first.
 func (t *turns[K]) take(ctx context.Context, key K) (done func(), err error) {
 	t.mu.Lock()
 	mine := t.of[key]

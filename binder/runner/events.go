@@ -11,16 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
 // Reasons of the events on pods. They are stable.
 const (
 	// ReasonWaiting: the bind waits for what the event says.
 	ReasonWaiting = "WaitingForPreBind"
 	// ReasonRefused: the bind was rejected for the reason that the event says.
 	ReasonRefused = "BindRefused"
-	// ReasonAudited: the bind went ahead, in ModeAudit, although it would have been rejected
-	// or would have waited, for the reason that the event says.
+	// ReasonAudited: ModeAudit allowed the bind, which would have been rejected or would have
+	// waited for the reason that the event says.
 	ReasonAudited = "BindAudited"
-	// ReasonRolledBack: the pod was not bound, and what was prepared for it was rolled back.
+	// ReasonRolledBack: the pod was not bound, and the writes for it were rolled back.
 	ReasonRolledBack = "PreBindRolledBack"
 )
 
@@ -43,7 +45,7 @@ func (r *Runner) ReportRolledBack(pod *corev1.Pod, node, plugin string, undone [
 		return
 	}
 	r.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
-		"the bind to "+node+" did not come about: "+plugin+" "+strings.Join(undone, ", "))
+		plugin+": Node "+node+": the pod was not bound; "+strings.Join(undone, ", "))
 }
 
 // Clip returns at most that many bytes of the text, and marks that it is shortened.

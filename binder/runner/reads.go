@@ -10,9 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/binder/framework"
 )
 
 // readTimeout limits one read of a pod from the API server.
@@ -36,28 +33,4 @@ func (r *Runner) LivePod(ctx context.Context, name types.NamespacedName) (*corev
 		return nil, nil
 	}
 	return pod, err
-}
-
-// liveFor returns the live reader of a plugin, whose reads the tracker sees.
-func (r *Runner) liveFor(p framework.PreBinder) framework.Reader {
-	return trackedReader{Reader: r.Live, tracker: r.Tracker, plugin: p.Name()}
-}
-
-// trackedReader reports the reads of a plugin.
-type trackedReader struct {
-	framework.Reader
-	tracker Tracker
-	plugin  string
-}
-
-// Get implements client.Reader.
-func (r trackedReader) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	r.tracker.ReadLive(r.plugin, framework.KindOf(into), ReadDoubted)
-	return r.Reader.Get(ctx, key, into, opts...)
-}
-
-// List implements client.Reader.
-func (r trackedReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	r.tracker.ReadLive(r.plugin, framework.KindOf(into), ReadDoubted)
-	return r.Reader.List(ctx, into, opts...)
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -50,12 +51,12 @@ const (
 	StepMutators = "Mutators"
 	// StepHold keeps a call waiting.
 	StepHold = "Hold"
-	// StepAttempt is an attempt from its beginning until it is forgotten. It outlives
-	// the call that began it.
+	// StepAttempt is an attempt from its start to its end. It outlives the call that started
+	// it.
 	StepAttempt = "Attempt"
 )
 
-// Why an object is read live. These are the values of a label of the metrics.
+// Reasons for a live read. These are the values of a label of the metrics.
 const (
 	// ReadMissing: the cache does not have it.
 	ReadMissing = "missing"
@@ -120,4 +121,23 @@ func (c Cause) Error() string { return string(c) }
 func Ended(err error) bool {
 	var cause Cause
 	return errors.As(err, &cause) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// trackedReader reports the reads of a plugin.
+type trackedReader struct {
+	framework.Reader
+	tracker Tracker
+	plugin  string
+}
+
+// Get implements client.Reader.
+func (r trackedReader) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	r.tracker.ReadLive(r.plugin, framework.KindOf(into), ReadDoubted)
+	return r.Reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (r trackedReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	r.tracker.ReadLive(r.plugin, framework.KindOf(into), ReadDoubted)
+	return r.Reader.List(ctx, into, opts...)
 }

@@ -20,16 +20,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// File is a configuration file that was read.
+// File is a parsed configuration file.
 type File struct {
 	name string
 	root *yaml.Node
 }
 
 // Read reads the content of a file over the configuration: a field that the file does
-// not have stays as it is. Unknown fields, fields that are given twice, and values of
-// another type are errors that name the line, all of them at once, each one line of an
-// errors.Join. The name is for the errors.
+// not have keeps its value. Unknown fields, duplicate fields and values of the wrong type
+// are errors. The error joins all of them; each is one line with the name of the file and
+// the number of the line.
 func (c *PrebindConfiguration) Read(name string, content []byte) (*File, error) {
 	f := &File{name: name, root: &yaml.Node{}}
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
@@ -37,7 +37,7 @@ func (c *PrebindConfiguration) Read(name string, content []byte) (*File, error) 
 		return nil, fmt.Errorf("%s: invalid YAML: %s", name, oneLine(err))
 	}
 	if version, kind := f.word("apiVersion"), f.word("kind"); version != APIVersion || kind != Kind {
-		return nil, f.At("apiVersion", fmt.Errorf("it is a %q of %q, this program reads a %s of %s", kind, version, Kind, APIVersion))
+		return nil, f.At("apiVersion", fmt.Errorf("must be kind %s of apiVersion %s, got kind %q of apiVersion %q", Kind, APIVersion, kind, version))
 	}
 	d := &reader{file: f}
 	d.read(f.root.Content[0], reflect.ValueOf(c).Elem())
@@ -45,7 +45,7 @@ func (c *PrebindConfiguration) Read(name string, content []byte) (*File, error) 
 		return nil, errors.Join(d.problems...)
 	}
 	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: it has more than one document, one is read", name)
+		return nil, fmt.Errorf("%s: must have one document, has more", name)
 	}
 	return f, nil
 }
@@ -118,8 +118,8 @@ func child(at *yaml.Node, step string) (key, value *yaml.Node) {
 	return nil, nil
 }
 
-// reader reads nodes into values, strictly. It looks at structs and lists itself, in
-// order to know the line of each problem, and leaves the rest to the library.
+// reader reads nodes into values, strictly. It reads structs and lists itself, in order to
+// know the line of each problem, and leaves other values to the library.
 type reader struct {
 	file     *File
 	problems []error
@@ -156,7 +156,7 @@ func (r *reader) read(at *yaml.Node, into reflect.Value) {
 		}
 		into.Set(list)
 	case isMap, isList, at.Decode(into.Addr().Interface()) != nil:
-		r.fail(at, "it is %s, and must be %s", describe(at), wanted(into.Type(), isMap))
+		r.fail(at, "must be %s, got %s", wanted(into.Type(), isMap), describe(at))
 	}
 }
 
@@ -172,9 +172,9 @@ func (r *reader) readFields(at *yaml.Node, fields []field) {
 		known := slices.IndexFunc(fields, func(f field) bool { return f.name == key.Value })
 		switch first := lines[key.Value]; {
 		case known < 0:
-			r.fail(key, "there is no field %q: the known ones are %s", key.Value, strings.Join(namesOf(fields), ", "))
+			r.fail(key, "unknown field %q: must be one of %s", key.Value, strings.Join(namesOf(fields), ", "))
 		case first > 0:
-			r.fail(key, "the field %q is given twice, first in line %d", key.Value, first)
+			r.fail(key, "duplicate field %q, first in line %d", key.Value, first)
 		default:
 			lines[key.Value] = key.Line
 			r.read(value, fields[known].value)
@@ -226,9 +226,9 @@ func wanted(t reflect.Type, isMap bool) string {
 	case t.Kind() == reflect.Bool:
 		return "true or false"
 	case t.Kind() == reflect.String:
-		return "a word"
+		return "a string"
 	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String:
-		return "a list of words"
+		return "a list of strings"
 	case t.Kind() == reflect.Slice:
 		return "a list"
 	case reflect.Int <= t.Kind() && t.Kind() <= reflect.Uint64:

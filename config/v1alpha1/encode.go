@@ -12,9 +12,6 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Usage returns what a field is for, such as budgets.hold; empty if nothing is known.
-type Usage func(field string) string
-
 // Encode returns the configuration as a file.
 func (c *PrebindConfiguration) Encode() ([]byte, error) {
 	encoded, err := yaml.Marshal(c)
@@ -24,13 +21,13 @@ func (c *PrebindConfiguration) Encode() ([]byte, error) {
 	return encoded, nil
 }
 
-// EncodeWithComments returns the configuration as a file with the usage of each field.
-func (c *PrebindConfiguration) EncodeWithComments(usage Usage) ([]byte, error) {
+// EncodeWithComments returns the configuration as a file that describes each field.
+func (c *PrebindConfiguration) EncodeWithComments() ([]byte, error) {
 	var root yaml.Node
 	if err := root.Encode(c); err != nil {
 		return nil, fmt.Errorf("encoding the configuration: %w", err)
 	}
-	comment(&root, "", usage)
+	comment(&root, "", c.usage())
 	var out strings.Builder
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
@@ -41,15 +38,15 @@ func (c *PrebindConfiguration) EncodeWithComments(usage Usage) ([]byte, error) {
 }
 
 // comment puts the usage above each field of the map.
-func comment(at *yaml.Node, prefix string, usage Usage) {
+func comment(at *yaml.Node, prefix string, help usage) {
 	for i := 0; i+1 < len(at.Content); i += 2 {
 		key, value := at.Content[i], at.Content[i+1]
 		field := prefix + key.Value
-		if text := usage(field); text != "" {
+		if text := help(field); text != "" {
 			key.HeadComment = wrapped(text, 100)
 		}
 		if value.Kind == yaml.MappingNode {
-			comment(value, field+".", usage)
+			comment(value, field+".", help)
 		}
 	}
 }
@@ -79,8 +76,8 @@ const durationPattern = `^[+-]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|
 
 // Schema returns the JSON schema of a file, with the values of the configuration as
 // defaults. The fields of arguments are those of everything that is registered.
-func (c *PrebindConfiguration) Schema(usage Usage) map[string]any {
-	schema := schemaOf(reflect.ValueOf(c).Elem(), "", usage)
+func (c *PrebindConfiguration) Schema() map[string]any {
+	schema := schemaOf(reflect.ValueOf(c).Elem(), "", c.usage())
 	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
 	schema["required"] = []string{"apiVersion", "kind"}
 	properties, _ := schema["properties"].(map[string]any)
@@ -90,21 +87,21 @@ func (c *PrebindConfiguration) Schema(usage Usage) map[string]any {
 }
 
 // schemaOf returns the schema of the field that has the value.
-func schemaOf(v reflect.Value, path string, usage Usage) map[string]any {
+func schemaOf(v reflect.Value, path string, help usage) map[string]any {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {
 			v = reflect.New(v.Type().Elem())
 		}
-		return schemaOf(v.Elem(), path, usage)
+		return schemaOf(v.Elem(), path, help)
 	}
 	schema := map[string]any{}
-	if text := usage(path); text != "" {
+	if text := help(path); text != "" {
 		schema["description"] = text
 	}
 	if fields, isMap := fieldsOf(v); isMap {
 		properties := map[string]any{}
 		for _, f := range fields {
-			properties[f.name] = schemaOf(f.value, strings.TrimPrefix(path+"."+f.name, "."), usage)
+			properties[f.name] = schemaOf(f.value, strings.TrimPrefix(path+"."+f.name, "."), help)
 		}
 		schema["type"], schema["additionalProperties"], schema["properties"] = "object", false, properties
 		return schema
@@ -121,7 +118,7 @@ func schemaOf(v reflect.Value, path string, usage Usage) map[string]any {
 	case v.Type() == reflect.TypeFor[Mode]():
 		schema["enum"] = Modes()
 	case kind == reflect.Slice:
-		schema["type"], schema["items"] = "array", schemaOf(reflect.New(v.Type().Elem()).Elem(), path+"[]", usage)
+		schema["type"], schema["items"] = "array", schemaOf(reflect.New(v.Type().Elem()).Elem(), path+"[]", help)
 	case kind == reflect.Map:
 		schema["type"] = "object"
 	case kind == reflect.Bool:

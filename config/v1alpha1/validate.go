@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -18,21 +19,21 @@ type Waiter interface {
 	LongestWait() (field string, wait time.Duration)
 }
 
-// Validate returns everything that is wrong. Fields are paths in the file, such as
+// Validate returns all problems. Fields are paths in the file, such as
 // budgets.hold and namespaces[1].mode.
 func (c *PrebindConfiguration) Validate() []Problem {
 	var all problems
 	b := c.Budgets
-	all.check(knownMode(c.Mode), "mode", "there is no mode %q: %s", c.Mode, modeNames())
-	all.check(b.Hold > 0, "budgets.hold", "%s is not positive", b.Hold)
-	all.check(b.MaxHolds > 0, "budgets.maxHolds", "%d is not positive", b.MaxHolds)
-	all.check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "%s is not positive", b.PreBindTimeout)
-	all.check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "%s is less than --prebind-timeout, %s", b.MaxPreBindTimeout, b.PreBindTimeout)
+	all.check(knownMode(c.Mode), "mode", "must be %s, got %q", modeNames(), c.Mode)
+	all.check(b.Hold > 0, "budgets.hold", "must be positive, got %s", b.Hold)
+	all.check(b.MaxHolds > 0, "budgets.maxHolds", "must be positive, got %d", b.MaxHolds)
+	all.check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "must be positive, got %s", b.PreBindTimeout)
+	all.check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "must be at least budgets.prebindTimeout (%s), got %s", b.PreBindTimeout, b.MaxPreBindTimeout)
 	mutators, err := c.SelectedMutators()
 	all.check(err == nil, "mutators", "%w", err)
 	if err == nil {
 		for i, name := range c.RequiredMutators {
-			all.check(slices.Contains(mutators, name), fmt.Sprintf("requiredMutators[%d]", i), "%q is not a mutator that is switched on", name)
+			all.check(slices.Contains(mutators, name), fmt.Sprintf("requiredMutators[%d]", i), "must be a mutator that is switched on, got %q", name)
 		}
 	}
 	_, err = c.SelectedPlugins()
@@ -46,25 +47,25 @@ func (c *PrebindConfiguration) Validate() []Problem {
 		}
 		if w, ok := a.Arguments.(Waiter); ok {
 			field, wait := w.LongestWait()
-			all.check(wait <= b.MaxPreBindTimeout, "arguments."+a.Name+"."+field, "%s is more than --max-prebind-timeout, %s", wait, b.MaxPreBindTimeout)
+			all.check(wait <= b.MaxPreBindTimeout, "arguments."+a.Name+"."+field, "must be at most budgets.maxPrebindTimeout (%s), got %s", b.MaxPreBindTimeout, wait)
 		}
 	}
 	return all
 }
 
-// problems returns everything that is wrong with the rule, which is the field.
+// problems returns all problems of the rule, which is the field.
 func (r NamespaceRule) problems(field string) problems {
 	var all problems
-	all.check(len(r.Names) > 0, field, "it has no names: it applies to no namespace")
-	all.check(r.Mode != "" || r.PreBindTimeout != 0 || r.MaxPreBindTimeout != 0, field, "nothing is different in it: give a mode, a prebindTimeout or a maxPrebindTimeout")
+	all.check(len(r.Names) > 0, field, "requires names")
+	all.check(r.Mode != "" || r.PreBindTimeout != 0 || r.MaxPreBindTimeout != 0, field, "requires mode, prebindTimeout or maxPrebindTimeout")
 	for i, name := range r.Names {
 		_, err := path.Match(name, "")
-		all.check(err == nil && name != "", fmt.Sprintf("%s.names[%d]", field, i), "%q is not a name or pattern of namespaces", name)
+		all.check(err == nil && name != "", fmt.Sprintf("%s.names[%d]", field, i), "must be a namespace or a pattern such as team-*, got %q", name)
 	}
-	all.check(r.Mode == "" || knownMode(r.Mode), field+".mode", "there is no mode %q: %s", r.Mode, modeNames())
-	all.check(r.PreBindTimeout >= 0, field+".prebindTimeout", "%s is negative", r.PreBindTimeout)
-	all.check(r.MaxPreBindTimeout >= 0, field+".maxPrebindTimeout", "%s is negative", r.MaxPreBindTimeout)
-	all.check(r.MaxPreBindTimeout == 0 || r.MaxPreBindTimeout >= r.PreBindTimeout, field+".maxPrebindTimeout", "%s is less than prebindTimeout, %s", r.MaxPreBindTimeout, r.PreBindTimeout)
+	all.check(r.Mode == "" || knownMode(r.Mode), field+".mode", "must be %s, got %q", modeNames(), r.Mode)
+	all.check(r.PreBindTimeout >= 0, field+".prebindTimeout", "must not be negative, got %s", r.PreBindTimeout)
+	all.check(r.MaxPreBindTimeout >= 0, field+".maxPrebindTimeout", "must not be negative, got %s", r.MaxPreBindTimeout)
+	all.check(r.MaxPreBindTimeout == 0 || r.MaxPreBindTimeout >= r.PreBindTimeout, field+".maxPrebindTimeout", "must be at least prebindTimeout (%s), got %s", r.PreBindTimeout, r.MaxPreBindTimeout)
 	return all
 }
 
@@ -79,11 +80,7 @@ func (p *problems) check(ok bool, field, format string, args ...any) {
 func knownMode(m Mode) bool { return slices.Contains(Modes(), m) }
 
 func modeNames() string {
-	var names []string
-	for _, m := range Modes() {
-		names = append(names, string(m))
-	}
-	return "the known ones are " + strings.Join(names, ", ")
+	return fmt.Sprintf("%s, %s or %s", ModeEnforce, ModeAudit, ModeOff)
 }
 
 // SelectedMutators returns the names of the mutators that are on, in their order.
@@ -96,9 +93,9 @@ func (c *PrebindConfiguration) SelectedPlugins() ([]string, error) {
 	return selected(c.registered.Plugins, "PreBind plugin", c.PreBindPlugins)
 }
 
-// selected returns the names of those that the toggles switch on, in the order of the
-// list. Toggles have the form of --controllers of kube-controller-manager: a toggle that
-// names x outweighs "*".
+// selected returns the names that the toggles switch on, in the order of the list. Toggles
+// have the format of --controllers of kube-controller-manager: a toggle with a name
+// overrides "*".
 func selected(list []Component, what string, toggles []string) ([]string, error) {
 	var known []string
 	for _, c := range list {
@@ -106,7 +103,7 @@ func selected(list []Component, what string, toggles []string) ([]string, error)
 	}
 	for _, t := range toggles {
 		if name := strings.TrimPrefix(t, "-"); t != "*" && !slices.Contains(known, name) {
-			return nil, fmt.Errorf("there is no %s %q: the known ones are %s", what, name, strings.Join(known, ", "))
+			return nil, fmt.Errorf("unknown %s %q: must be one of %s", what, name, strings.Join(known, ", "))
 		}
 	}
 	var on []string
@@ -114,10 +111,19 @@ func selected(list []Component, what string, toggles []string) ([]string, error)
 		named, off := slices.Contains(toggles, c.Name), slices.Contains(toggles, "-"+c.Name)
 		switch {
 		case named && off:
-			return nil, fmt.Errorf("the %s %q is switched both on and off", what, c.Name)
+			return nil, fmt.Errorf("%s %q is switched both on and off", what, c.Name)
 		case named, !off && c.On && slices.Contains(toggles, "*"):
 			on = append(on, c.Name)
 		}
 	}
 	return on, nil
+}
+
+// Summary returns the mode and everything that is switched on, as one line. The
+// configuration must be valid.
+func (c *PrebindConfiguration) Summary() string {
+	list := func(names []string, _ error) string {
+		return cmp.Or(strings.Join(names, ", "), "none")
+	}
+	return fmt.Sprintf("mode %s, mutators %s, PreBind plugins %s", c.Mode, list(c.SelectedMutators()), list(c.SelectedPlugins()))
 }

@@ -1,17 +1,17 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bindinfo is the mutator that tells a pod how it was bound, as
-// annotations bind-info.<domain>/<key>:
+// Package bindinfo is the mutator that adds information about the bind as annotations
+// bind-info.prebind.dev/<key>:
 //
-//	user       who posted the Binding, as system:kube-scheduler
-//	scheduler  the scheduler that the pod asks for
-//	time       when it was bound, as 2026-01-31T12:00:00Z
-//	calls      how often the Binding was posted, as 1
-//	waited     the time since it was first posted, as 0.000s or 12.345s
-//	attempt    the attempt that prepared the bind; absent where none had to
+//	user       the user that posted the Binding, such as system:kube-scheduler
+//	scheduler  spec.schedulerName of the pod
+//	time       the time of the bind, such as 2026-01-31T12:00:00Z
+//	calls      the number of calls for the Binding, such as 1
+//	waited     the time since the first call, such as 0.000s or 12.345s
+//	attempt    the attempt that prepared the bind, if there was one
 //
-// A fact that is empty gives no annotation.
+// Empty values give no annotation.
 package bindinfo
 
 import (
@@ -26,24 +26,24 @@ import (
 // Name of the mutator.
 const Name = "bind-info"
 
-// maxRunes caps what others name: a user's name may be of any length.
+// maxRunes limits values such as the name of the user, which can have any length.
 const maxRunes = 256
 
-// changing are the keys that differ when a Binding is posted again.
+// changing are the keys whose values differ from call to call.
 var changing = []string{"time", "calls", "waited", "attempt"}
 
-// Mutator tells about the bind; see New.
+// Mutator adds information about the bind; see New.
 type Mutator struct{}
 
 var _ mutators.Mutator = Mutator{}
 
-// New returns the mutator. It has no options.
+// New returns the mutator.
 func New() Mutator { return Mutator{} }
 
 // Name implements mutators.Mutator.
 func (Mutator) Name() string { return Name }
 
-// Mutate returns what is known of the bind.
+// Mutate returns the information about the bind.
 func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	annotations := make(map[string]string, 6)
 	add := func(key, value string) {
@@ -60,15 +60,15 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return mutators.Output{Annotations: annotations, Changing: changing}, nil
 }
 
-// seconds always has the milliseconds, so that all of them are read by one
-// pattern. The clock may have been set back; no one waited less than not at all.
+// seconds formats the duration in a fixed pattern, with milliseconds. A negative duration, after
+// a change of the clock, becomes 0.
 func seconds(d time.Duration) string {
 	ms := max(d, 0).Milliseconds()
 	return fmt.Sprintf("%d.%03ds", ms/1000, ms%1000)
 }
 
-// clean makes an annotation value of any string: valid UTF-8, and cut to
-// maxRunes, the last of which is then an ellipsis.
+// clean returns the string as valid UTF-8 of at most maxRunes characters. The last character of a
+// shortened string is an ellipsis.
 func clean(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	runes, last := 0, 0

@@ -12,7 +12,7 @@ import (
 func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,
-		Description: "who bound the pod, when, after how many calls and how long a wait",
+		Description: "the bind: user, scheduler, time, number of calls, wait",
 		New:         func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
 	}
 }

@@ -1,12 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deviceinfo is the mutator that tells a pod which devices it got, by
-// request, as annotations device-info.<domain>/<request>.
+// Package deviceinfo is the mutator that adds the devices of the pod as annotations
+// device-info.prebind.dev/<request>.
 //
-// The value lists the devices in the order in which they were given, without
-// duplicates and joined by commas. A device is driver/pool/device where a driver
-// allocated it, else its name alone; a share of it follows behind a colon:
+// The value is a list of devices without duplicates, in the order of their allocation, separated
+// by commas. A device of a driver is driver/pool/device, another device is its name. A share
+// follows after a colon:
 //
 //	device-info.prebind.dev/gpu: gpu.example.com/node-a/gpu-0,gpu.example.com/node-a/gpu-3
 //	device-info.prebind.dev/fpga: F-1:0.5
@@ -15,6 +15,7 @@ package deviceinfo
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
 
 	"github.com/prebind/prebind/mutators"
@@ -24,15 +25,15 @@ import (
 // Name of the mutator.
 const Name = "device-info"
 
-// hashLength is that of the end of a key that was cut.
+// hashLength is the length of the hash in a shortened key.
 const hashLength = 8
 
-// Mutator tells about the devices; see New.
+// Mutator adds the devices; see New.
 type Mutator struct{}
 
 var _ mutators.Mutator = Mutator{}
 
-// New returns the mutator. It has no options.
+// New returns the mutator.
 func New() Mutator { return Mutator{} }
 
 // Name implements mutators.Mutator.
@@ -42,7 +43,7 @@ func (Mutator) Name() string { return Name }
 func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	var missing []string
 	if in.DevicesErr != nil {
-		missing = []string{"the devices of its ResourceClaims are not known: " + in.DevicesErr.Error()}
+		missing = []string{"the devices of its ResourceClaims are unknown: " + in.DevicesErr.Error()}
 	}
 	if len(in.Devices) == 0 {
 		return mutators.Output{Missing: missing}, nil
@@ -71,21 +72,12 @@ func text(d *mutators.Device) string {
 	return name
 }
 
-// lists says whether the list has the device already.
-func lists(list, device string) bool {
-	for had := range strings.SplitSeq(list, ",") {
-		if had == device {
-			return true
-		}
-	}
-	return false
-}
+// lists returns whether the list contains the device.
+func lists(list, device string) bool { return slices.Contains(strings.Split(list, ","), device) }
 
-// keyOf makes a valid annotation key of a request. A subrequest of a
-// ResourceClaim, gpu/large, becomes gpu.large. Any other character that a key
-// can't have becomes '-', or goes where the key begins or ends with it. What is
-// too long, or has nothing left, ends with a hash of the request, so that two of
-// them stay apart.
+// keyOf returns a valid annotation key for a request. The subrequest gpu/large of a ResourceClaim
+// becomes gpu.large. Other invalid characters become '-', and are removed at the beginning and the
+// end. A key that is too long or empty ends with a hash of the request, so that keys stay unique.
 func keyOf(request string) string {
 	if keys.Valid(request) {
 		return request

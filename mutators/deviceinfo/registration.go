@@ -12,7 +12,7 @@ import (
 func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,
-		Description: "the devices that the plugin device, or ResourceClaims, gave to the pod",
+		Description: "the pod's devices of the plugin device and of ResourceClaims",
 		Claims:      true,
 		Permissions: func(registration.Arguments) (registration.Permissions, error) {
 			return registration.Shipped("mutators/device-info")

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodeinfo is the mutator that tells a pod what its node is: facts of
-// the node become annotations node-info.<domain>/<key>.
+// the node become annotations node-info.prebind.dev/<key>.
 //
 //	instance-type              label node.kubernetes.io/instance-type, or else
 //	                           beta.kubernetes.io/instance-type
@@ -20,12 +20,11 @@
 //	external-dns               of the type ExternalDNS
 //	hostname                   of the type Hostname
 //
-// Several addresses of one type are joined by commas in the node's order, as a
-// dual-stack node has them. A fact that is empty gives no annotation.
+// Several addresses of one type are joined by commas in the node's order. Empty values give no
+// annotation.
 //
-// capacity-type tells whether the node may be taken away at short notice. It is
-// that of the first of these labels that says something, in lower case with '-'
-// for '_':
+// capacity-type shows whether the node can be reclaimed at short notice. It is the value of the
+// first of these labels that is set, in lower case and with '-' instead of '_':
 //
 //	karpenter.sh/capacity-type              spot, on-demand, reserved
 //	eks.amazonaws.com/capacityType          SPOT, ON_DEMAND, CAPACITY_BLOCK
@@ -35,8 +34,8 @@
 //	kubernetes.azure.com/scalesetpriority   spot, regular
 //	node.kubernetes.io/lifecycle            spot, normal; also Ec2Spot, OnDemand
 //
-// standard, regular, normal and ondemand become on-demand, and ec2spot becomes
-// spot. Any other value stays as it is.
+// standard, regular, normal, and ondemand become on-demand, and ec2spot becomes spot. Other values
+// do not change.
 package nodeinfo
 
 import (
@@ -52,32 +51,22 @@ import (
 // Name of the mutator.
 const Name = "node-info"
 
-// Options of the mutator.
-type Options struct {
-	// Annotations are the node annotations to copy, each as "annotation" or
-	// "annotation=key". Without a key it is the part of the annotation behind the
-	// slash. No two may become the same key, and none may become a key that the
-	// mutator has already, such as os-image.
-	Annotations []string
-}
-
-// Mutator tells about the node; see New.
+// Mutator adds information about the node; see New.
 type Mutator struct {
 	copies []annotationCopy
 }
 
 type annotationCopy struct {
 	keys.Copy
-	// missing is made beforehand: a cluster may have many nodes without the
-	// annotation.
+	// missing is the entry of Output.Missing, built in advance.
 	missing string
 }
 
 var _ mutators.Mutator = (*Mutator)(nil)
 
-// New checks the options and returns the mutator.
-func New(o Options) (*Mutator, error) {
-	copies, err := keys.Parse(keys.Annotation, o.Annotations)
+// New returns the mutator, or an error if the arguments are invalid.
+func New(a *Arguments) (*Mutator, error) {
+	copies, err := keys.Parse(keys.Annotation, a.Annotations)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +74,7 @@ func New(o Options) (*Mutator, error) {
 	for _, c := range copies {
 		for i := range facts {
 			if facts[i].key == c.Key {
-				return nil, fmt.Errorf("node annotation %q would become the key %q, which %s has already: give it another, as in %s=other-key",
+				return nil, fmt.Errorf("node annotation %q has the key %q, which %s uses itself: set another key, such as %s=other-key",
 					c.From, c.Key, Name, c.From)
 			}
 		}
@@ -97,8 +86,8 @@ func New(o Options) (*Mutator, error) {
 // Name implements mutators.Mutator.
 func (*Mutator) Name() string { return Name }
 
-// Mutate returns the facts that the node has and the configured annotations. A
-// configured annotation that is empty gives an empty annotation.
+// Mutate returns the facts of the node and the configured annotations. An empty configured
+// annotation gives an empty annotation.
 func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	out := mutators.Output{Annotations: make(map[string]string, len(facts)+len(m.copies))}
 	for i := range facts {
@@ -117,7 +106,7 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return out, nil
 }
 
-// facts are the built-in keys and what they tell.
+// facts are the built-in keys and their values.
 var facts = []struct {
 	key string
 	of  func(node *corev1.Node) string
@@ -163,9 +152,8 @@ func addresses(kind corev1.NodeAddressType) func(*corev1.Node) string {
 	}
 }
 
-// capacityLabels tell the capacity type, by their value or, where they are a flag
-// that is "true", by themselves. Whoever provisioned the node knows best, so
-// Karpenter's goes first; a label that anyone may have put there goes last.
+// capacityLabels are the labels for the capacity type, by value or, with a flag, by "true". The
+// label of the provisioner comes first, and the label that anyone can set comes last.
 var capacityLabels = []struct{ label, flag string }{
 	{label: "karpenter.sh/capacity-type"},
 	{label: "eks.amazonaws.com/capacityType"},

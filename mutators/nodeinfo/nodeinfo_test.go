@@ -26,17 +26,17 @@ func TestNew(t *testing.T) {
 	}{
 		"None":      {reason: "the facts are there without any"},
 		"Some":      {reason: "with and without a key", annotations: []string{"example.com/rack-unit", "example.com/serial=serial-number"}},
-		"Duplicate": {reason: "two annotations cannot become one key", annotations: []string{"a/unit", "b/unit"}, says: `node annotations "a/unit" and "b/unit" would both become the key "unit"`},
-		"Bad":       {reason: "no node can have it", annotations: []string{"no good"}, says: "no annotation key"},
-		"Star":      {reason: "annotations are no topology: each is named", annotations: []string{"example.com/*"}, says: "no annotation key"},
-		"BadKey":    {reason: "the prefix is the chain's", annotations: []string{"unit=a/b"}, says: "without prefix"},
-		"Taken":     {reason: "the key has its meaning", annotations: []string{"example.com/os-image"}, says: `node annotation "example.com/os-image" would become the key "os-image", which node-info has already: give it another, as in example.com/os-image=other-key`},
+		"Duplicate": {reason: "two annotations cannot become one key", annotations: []string{"a/unit", "b/unit"}, says: `node annotations "a/unit" and "b/unit" have the same key "unit"`},
+		"Bad":       {reason: "no node can have it", annotations: []string{"no good"}, says: "invalid annotation key"},
+		"Star":      {reason: "annotations are no topology: each is named", annotations: []string{"example.com/*"}, says: "invalid annotation key"},
+		"BadKey":    {reason: "the prefix is the chain's", annotations: []string{"unit=a/b"}, says: "without a prefix"},
+		"Taken":     {reason: "the key has its meaning", annotations: []string{"example.com/os-image"}, says: `node annotation "example.com/os-image" has the key "os-image", which node-info uses itself: set another key, such as example.com/os-image=other-key`},
 		"TakenToo":  {reason: "also one that this node may lack", annotations: []string{"example.com/price=capacity-type"}, says: "capacity-type"},
 		"Freed":     {reason: "under another key it is fine", annotations: []string{"example.com/os-image=image"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			m, err := New(Options{Annotations: tc.annotations})
+			m, err := New(&Arguments{Annotations: tc.annotations})
 			if tc.says != "" {
 				require.ErrorContains(t, err, tc.says, tc.reason)
 				assert.NotContains(t, err.Error(), "\n")
@@ -110,7 +110,7 @@ func TestMutate(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			m, err := New(Options{Annotations: tc.annotations})
+			m, err := New(&Arguments{Annotations: tc.annotations})
 			require.NoError(t, err)
 			before := tc.node.DeepCopy()
 			out, err := m.Mutate(mutators.Input{Node: tc.node})
@@ -179,7 +179,7 @@ func FuzzMutate(f *testing.F) {
 		if list != "" {
 			entries = strings.Split(list, ",")
 		}
-		m, err := New(Options{Annotations: entries})
+		m, err := New(&Arguments{Annotations: entries})
 		if err != nil {
 			return
 		}
@@ -206,7 +206,7 @@ func FuzzMutate(f *testing.F) {
 }
 
 func BenchmarkMutate(b *testing.B) {
-	m, err := New(Options{Annotations: []string{"example.com/unit"}})
+	m, err := New(&Arguments{Annotations: []string{"example.com/unit"}})
 	require.NoError(b, err)
 	in := mutators.Input{Node: node(gen.Annotation("example.com/unit", "7"), gen.Label("karpenter.sh/capacity-type", "spot"))}
 	b.ReportAllocs()

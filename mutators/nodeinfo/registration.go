@@ -21,24 +21,27 @@ func Registration() mutators.Registration {
 			if err != nil {
 				return nil, err
 			}
-			return New(Options{Annotations: args.Annotations})
+			return New(args)
 		},
 	}
 }
 
 // Arguments of the mutator.
 type Arguments struct {
+	// Annotations are the node annotations to copy, each as "annotation" or "annotation=key".
+	// The default key is the part after the slash. Keys must be unique and differ from those of
+	// the mutator itself, such as os-image.
 	Annotations []string `yaml:"annotations"`
 }
 
 // AddFlags implements registration.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Annotations, "node-info-annotations", a.Annotations,
-		"Node annotations that the mutator node-info copies besides its facts, each as 'annotation' or 'annotation=key'.")
+		"Node annotations that the mutator node-info also copies, each as 'annotation' or 'annotation=key'.")
 }
 
 // Validate implements registration.Arguments.
 func (a *Arguments) Validate() []registration.Problem {
-	_, err := New(Options{Annotations: a.Annotations})
+	_, err := New(a)
 	return registration.Invalid("annotations", err)
 }

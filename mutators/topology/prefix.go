@@ -12,11 +12,10 @@ import (
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
-// prefix is an entry with a star: it stands for every label that begins so.
+// prefix is an entry with a star. It matches every label with the prefix.
 type prefix struct {
 	begin string
-	// named says that the entry has a key; before and after are the parts of it
-	// around the star.
+	// named means that the entry has a key. before and after are the parts around its star.
 	named         bool
 	before, after string
 }
@@ -25,35 +24,33 @@ func parsePrefix(entry string) (prefix, error) {
 	label, key, named := strings.Cut(entry, "=")
 	begin, rest, _ := strings.Cut(label, "*")
 	if rest != "" {
-		return prefix{}, fmt.Errorf("%q: a '*' ends a label: write what the labels begin with, as in %s*", entry, begin)
+		return prefix{}, fmt.Errorf("%q: '*' must be at the end of the label, such as %s*", entry, begin)
 	}
 	if !begins(begin) {
-		return prefix{}, fmt.Errorf("%q: no label begins with %q: write as in example.com/* or example.com/net-*", entry, begin)
+		return prefix{}, fmt.Errorf("%q: no label can begin with %q: use a prefix such as example.com/* or example.com/net-*", entry, begin)
 	}
 	if !named {
 		return prefix{begin: begin}, nil
 	}
 	before, after, star := strings.Cut(key, "*")
 	if !star {
-		return prefix{}, fmt.Errorf("%q: all of the labels would become the key %q: put a '*' where the rest of the label is to stand, as in %s=key-*",
+		return prefix{}, fmt.Errorf("%q: all labels would get the key %q: add '*' for the rest of the label, such as %s=key-*",
 			entry, key, label)
 	}
 	if !keys.Valid(before + "x" + after) {
-		return prefix{}, fmt.Errorf("%q: %q makes no annotation keys without prefix: use letters, digits, '-', '_', '.' and one '*', %d at most",
+		return prefix{}, fmt.Errorf("%q: invalid key %q: use up to %d letters, digits, '-', '_', '.', and one '*', without a prefix",
 			entry, key, keys.MaxLength)
 	}
 	return prefix{begin: begin, named: true, before: before, after: after}, nil
 }
 
-// begins says whether some valid label begins so: with one more letter it is a
-// label, or else the beginning of a label's own prefix.
+// begins returns whether a valid label can begin with the string.
 func begins(begin string) bool {
 	return len(validation.IsQualifiedName(begin+"x")) == 0 ||
 		!strings.Contains(begin, "/") && len(validation.IsQualifiedName(begin+"x/x")) == 0
 }
 
-// key is the label's key by this entry. It is not ok for a label that does not
-// begin so, or whose rest makes no valid key.
+// key returns the label's key. ok is false if the label does not match or the key is invalid.
 func (p *prefix) key(label string) (key string, ok bool) {
 	rest, matches := strings.CutPrefix(label, p.begin)
 	if !matches {
@@ -67,7 +64,7 @@ func (p *prefix) key(label string) (key string, ok bool) {
 	return key, keys.Valid(key)
 }
 
-// canGive says whether some label's key by this entry is this one.
+// canGive returns whether a label can have the key.
 func (p *prefix) canGive(key string) bool {
 	if !keys.Valid(key) {
 		return false
@@ -75,8 +72,7 @@ func (p *prefix) canGive(key string) bool {
 	if p.named {
 		return len(key) >= len(p.before)+len(p.after) && strings.HasPrefix(key, p.before) && strings.HasSuffix(key, p.after)
 	}
-	// Without a slash the star covers the label's own prefix and with it any key:
-	// begin is then empty.
+	// Without a slash, the star matches the label's prefix, so that every key is possible.
 	_, begin, _ := strings.Cut(p.begin, "/")
 	return strings.HasPrefix(key, begin)
 }

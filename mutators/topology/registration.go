@@ -15,51 +15,53 @@ func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,
 		On:          true,
-		Description: "labels of the node (zone, region, hostname; --topology-labels), and its place as a path",
+		Description: "labels of the node: zone, region, hostname, and those of --topology-labels; a path",
 		Arguments:   func() registration.Arguments { return &Arguments{Labels: DefaultLabels()} },
 		New: func(a registration.Arguments) (mutators.Mutator, error) {
 			args, err := registration.ArgumentsAs[*Arguments](a)
 			if err != nil {
 				return nil, err
 			}
-			return New(args.options())
+			return New(args)
 		},
 	}
 }
 
 // Arguments of the mutator.
 type Arguments struct {
-	Labels           []string `yaml:"labels"`
-	Path             []string `yaml:"path"`
-	PodLabels        []string `yaml:"podLabels"`
-	ReplacePodLabels bool     `yaml:"replacePodLabels"`
+	// Labels are the node labels to copy; the package comment describes the entries. Two
+	// entries without a star must not have the same key.
+	Labels []string `yaml:"labels"`
+	// Path are the node labels whose values, joined by '/', become the key "path". Label values
+	// never contain '/'. If a label is missing or empty on the node, there is no path.
+	Path []string `yaml:"path"`
+	// PodLabels are the keys that also become labels of the pod, without prefix. "*" means
+	// every key except path.
+	PodLabels []string `yaml:"podLabels"`
+	// ReplacePodLabels means that these labels replace values of the pod or the Binding.
+	ReplacePodLabels bool `yaml:"replacePodLabels"`
 }
 
 // AddFlags implements registration.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Labels, "topology-labels", a.Labels,
-		"Node labels that the mutator topology copies, each as 'label', 'label=key', or by prefix as 'example.com/net-*' or 'example.com/net-*=n-*', where the star in the key stands for the rest; '*' is every label. The key is by default the part behind the slash. Entries without a star win.")
+		"Node labels that the mutator topology copies. Each entry is 'label', 'label=key', or a prefix such as 'example.com/net-*' or 'example.com/net-*=n-*'; '*' means every label. The default key is the part after the slash. Entries without a star win.")
 	fs.StringSliceVar(&a.Path, "topology-path", a.Path,
-		"Node labels, from the widest place to the narrowest, whose values joined by '/' become the annotation topology.<domain>/path. A node that lacks one of them gives no path.")
+		"Node labels from the widest to the narrowest. Their values, joined by '/', become the annotation topology.prebind.dev/path. If a label is missing, there is no path.")
 	fs.StringSliceVar(&a.PodLabels, "topology-pod-labels", a.PodLabels,
-		"Keys of --topology-labels, as they stand behind topology.<domain>/, that become labels of the pod as well; '*' for all of them. It takes Kubernetes 1.35 or later.")
+		"Keys of --topology-labels that also become labels of the pod; '*' means all. Requires Kubernetes 1.35 or later.")
 	fs.BoolVar(&a.ReplacePodLabels, "topology-replace-pod-labels", a.ReplacePodLabels,
-		"Let these labels replace the value that a pod or a Binding has. Otherwise that value is kept, and a warning says so.")
-}
-
-func (a *Arguments) options() Options {
-	return Options{Labels: a.Labels, Path: a.Path, PodLabels: a.PodLabels, ReplacePodLabels: a.ReplacePodLabels}
+		"Replace existing values of these labels on the pod or the Binding. By default, they are kept with a warning.")
 }
 
 // Validate implements registration.Arguments.
 func (a *Arguments) Validate() []registration.Problem {
-	_, err := New(Options{Labels: a.Labels})
-	if err != nil {
+	if _, err := New(&Arguments{Labels: a.Labels}); err != nil {
 		return registration.Invalid("labels", err)
 	}
-	if _, err := New(Options{Labels: a.Labels, Path: a.Path}); err != nil {
+	if _, err := New(&Arguments{Labels: a.Labels, Path: a.Path}); err != nil {
 		return registration.Invalid("path", err)
 	}
-	_, err = New(a.options())
+	_, err := New(a)
 	return registration.Invalid("podLabels", err)
 }

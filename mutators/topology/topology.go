@@ -1,22 +1,21 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package topology is the mutator that tells a pod where it landed: labels of
-// its node become annotations topology.<domain>/<key>, and labels of the pod
-// where the operator wants it.
+// Package topology is the mutator that copies labels of the node to annotations
+// topology.prebind.dev/<key> and, if configured, to labels of the pod.
 //
-// Which labels, and under which keys, is a list of entries:
+// The labels and their keys are a list of entries:
 //
-//	example.com/rack           the key is rack, the part behind the slash
+//	example.com/rack           the key is rack, the part after the slash
 //	example.com/rack=row       the key is row
-//	example.com/net-*          every label that begins so; example.com/net-leaf
-//	                           gets the key net-leaf
-//	example.com/net-*=n-*      the star stands for the rest: the key is n-leaf
+//	example.com/net-*          every label with the prefix; the key of example.com/net-leaf
+//	                           is net-leaf
+//	example.com/net-*=n-*      the star is the rest of the label: the key is n-leaf
 //	*                          every label of the node
 //
-// An entry without a star goes before those with one: they add nothing for its
-// label, and nothing under its key. Where two labels of a node would get one key
-// by stars, the first in sorted order has it and the other is left out.
+// An entry without a star has priority over those with a star, for its label and for its key. If
+// entries with a star give two labels of a node the same key, the first label in sorted order
+// wins.
 package topology
 
 import (
@@ -37,27 +36,9 @@ const Name = "topology"
 // pathKey is the key of the path.
 const pathKey = "path"
 
-// DefaultLabels are the well-known labels that say where a node is.
+// DefaultLabels returns the well-known topology labels.
 func DefaultLabels() []string {
 	return []string{corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelHostname}
-}
-
-// Options of the mutator.
-type Options struct {
-	// Labels are the node labels to copy; the package's documentation has the
-	// forms. No two entries without a star may become the same key.
-	Labels []string
-	// Path are the node labels whose values, from the widest to the narrowest and
-	// joined by '/', become the key "path". A label value never holds a '/', so it
-	// can be split again. A node that lacks one of them, or has it empty, gives no
-	// path: with a gap it would be that of another place. Empty for no path.
-	Path []string
-	// PodLabels are the keys that become labels of the pod as well, as they stand
-	// behind topology.<domain>/; "*" is every key but the path's, which is no label
-	// value.
-	PodLabels []string
-	// ReplacePodLabels lets them replace values that the pod or the Binding has.
-	ReplacePodLabels bool
 }
 
 // Mutator copies node labels; see New.
@@ -65,7 +46,7 @@ type Mutator struct {
 	copies   []labelCopy
 	prefixes []prefix
 	path     []step
-	// labels and short are what entries without a star, and the path, have taken.
+	// labels and short are the labels and keys of entries without a star and of the path.
 	labels, short map[string]bool
 	pod           podLabels
 	replace       bool
@@ -74,9 +55,9 @@ type Mutator struct {
 // labelCopy is an entry without a star.
 type labelCopy struct {
 	keys.Copy
-	// missing is made beforehand: a cluster may have many nodes without the label.
+	// missing is the entry of Output.Missing, built in advance.
 	missing string
-	// pod says that the key is a pod label too.
+	// pod means that the key also becomes a label of the pod.
 	pod bool
 }
 
@@ -93,11 +74,11 @@ func (p podLabels) has(key string) bool { return p.all || p.keys[key] }
 
 var _ mutators.Mutator = (*Mutator)(nil)
 
-// New checks the options and returns the mutator.
-func New(o Options) (*Mutator, error) {
-	m := &Mutator{labels: map[string]bool{}, short: map[string]bool{}, replace: o.ReplacePodLabels}
+// New returns the mutator, or an error if the arguments are invalid.
+func New(a *Arguments) (*Mutator, error) {
+	m := &Mutator{labels: map[string]bool{}, short: map[string]bool{}, replace: a.ReplacePodLabels}
 	var plain []string
-	for _, entry := range o.Labels {
+	for _, entry := range a.Labels {
 		if label, _, _ := strings.Cut(entry, "="); !strings.Contains(label, "*") {
 			plain = append(plain, entry)
 			continue
@@ -107,7 +88,7 @@ func New(o Options) (*Mutator, error) {
 			return nil, err
 		}
 		if slices.Contains(m.prefixes, p) {
-			return nil, fmt.Errorf("%q is given twice: once is enough", entry)
+			return nil, fmt.Errorf("duplicate entry %q: remove one", entry)
 		}
 		m.prefixes = append(m.prefixes, p)
 	}
@@ -119,10 +100,10 @@ func New(o Options) (*Mutator, error) {
 		m.copies = append(m.copies, labelCopy{Copy: c, missing: "the node has no label " + c.From})
 		m.labels[c.From], m.short[c.Key] = true, true
 	}
-	if err := m.setPath(o.Path); err != nil {
+	if err := m.setPath(a.Path); err != nil {
 		return nil, err
 	}
-	if err := m.setPodLabels(o.PodLabels); err != nil {
+	if err := m.setPodLabels(a.PodLabels); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -134,19 +115,18 @@ func (m *Mutator) setPath(labels []string) error {
 	}
 	for _, c := range m.copies {
 		if c.Key == pathKey {
-			return fmt.Errorf("node label %q would become the key %q, which is the path's: give it another, as in %s=other-key",
+			return fmt.Errorf("node label %q has the key %q of the path: set another key, such as %s=other-key",
 				c.From, pathKey, c.From)
 		}
 	}
 	for i, label := range labels {
-		// What is good for a label to copy is good for one in the path, but it has
-		// no key of its own.
+		// An entry of the path is a label without a key.
 		if _, err := keys.Parse(keys.Label, []string{label}); err != nil || strings.Contains(label, "=") {
-			return fmt.Errorf("path: %q is no label key: write labels of the node from the widest place to the narrowest, such as %s",
+			return fmt.Errorf("path: invalid label key %q: use node labels from the widest to the narrowest, such as %s",
 				label, corev1.LabelTopologyZone)
 		}
 		if slices.Contains(labels[:i], label) {
-			return fmt.Errorf("path: the node label %q is given twice: once is enough", label)
+			return fmt.Errorf("path: duplicate node label %q: remove one", label)
 		}
 		m.path = append(m.path, step{
 			label:   label,
@@ -165,9 +145,9 @@ func (m *Mutator) setPodLabels(wanted []string) error {
 		case key == "*":
 			m.pod.all = true
 		case key == pathKey && len(m.path) > 0:
-			return fmt.Errorf("pod labels: %q can be an annotation only, as a label value holds no '/': take it out", key)
+			return fmt.Errorf("pod labels: %q cannot be a label, because its value contains '/': remove it", key)
 		case !m.canGive(key):
-			return fmt.Errorf("pod labels: %q is no key of a copied node label: write one as it stands behind topology.<domain>/%s",
+			return fmt.Errorf("pod labels: %q is not the key of a copied node label: use a key without prefix%s",
 				key, m.examples())
 		default:
 			m.pod.keys[key] = true
@@ -179,12 +159,12 @@ func (m *Mutator) setPodLabels(wanted []string) error {
 	return nil
 }
 
-// canGive says whether some node gives the key.
+// canGive returns whether a node can have the key.
 func (m *Mutator) canGive(key string) bool {
 	return m.short[key] || slices.ContainsFunc(m.prefixes, func(p prefix) bool { return p.canGive(key) })
 }
 
-// examples continues an error with the keys that there are.
+// examples completes an error with a valid key.
 func (m *Mutator) examples() string {
 	if len(m.copies) == 0 {
 		return ""
@@ -195,8 +175,8 @@ func (m *Mutator) examples() string {
 // Name implements mutators.Mutator.
 func (*Mutator) Name() string { return Name }
 
-// Mutate returns the configured labels that the node has, and its path. A label
-// that the node lacks gives no annotation; an empty one gives an empty annotation.
+// Mutate returns the configured labels of the node, and its path. A missing label gives no
+// annotation, and an empty label gives an empty annotation.
 func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	labels := in.Node.Labels
 	out := mutators.Output{Annotations: make(map[string]string, m.size(labels)), ReplaceLabels: m.replace}
@@ -213,7 +193,7 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return out, nil
 }
 
-// size is how many annotations there will be, or a few more.
+// size returns an upper bound of the number of annotations.
 func (m *Mutator) size(labels map[string]string) int {
 	size := len(m.copies) + 1
 	for _, p := range m.prefixes {
@@ -226,7 +206,7 @@ func (m *Mutator) size(labels map[string]string) int {
 	return size
 }
 
-// copyByPrefix copies what the entries with a star stand for.
+// copyByPrefix copies the labels that match entries with a star.
 func (m *Mutator) copyByPrefix(out *mutators.Output, labels map[string]string) {
 	if len(m.prefixes) == 0 {
 		return
@@ -238,16 +218,15 @@ func (m *Mutator) copyByPrefix(out *mutators.Output, labels map[string]string) {
 	if !clash {
 		return
 	}
-	// Two labels want one key, which is rare: only now does their order matter.
-	// Backwards, so that the first has the last word.
+	// Two labels have the same key. Repeat in reverse order, so that the first label wins.
 	sorted := slices.Sorted(maps.Keys(labels))
 	for _, label := range slices.Backward(sorted) {
 		m.copyMatch(out, label, labels[label])
 	}
 }
 
-// copyMatch copies one label by every entry with a star that it matches, and
-// says whether it replaced another value.
+// copyMatch copies a label for every matching entry with a star, and returns whether it replaced
+// another value.
 func (m *Mutator) copyMatch(out *mutators.Output, label, value string) (clash bool) {
 	if m.labels[label] {
 		return false
@@ -265,7 +244,7 @@ func (m *Mutator) copyMatch(out *mutators.Output, label, value string) (clash bo
 	return clash
 }
 
-// addPath joins the path, or tells what it lacks.
+// addPath adds the path, or reports the missing labels.
 func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 	whole, length := true, 0
 	for i := range m.path {
@@ -294,8 +273,8 @@ func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 	out.Annotations[pathKey] = path.String()
 }
 
-// add sets the annotation, and the pod's label where it is wanted. The API server
-// has no node with a value that is none for a pod: such a one is not passed on.
+// add adds the annotation and, if requested, the label of the pod. It skips an invalid label
+// value, which a node cannot have.
 func add(out *mutators.Output, key, value string, pod bool) {
 	out.Annotations[key] = value
 	if !pod {

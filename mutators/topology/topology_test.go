@@ -23,76 +23,76 @@ func TestNew(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	cases := map[string]struct {
 		reason  string
-		options Options
+		options Arguments
 		// says is part of the error; empty for none.
 		says string
 	}{
 		"None":           {reason: "nothing is copied"},
-		"Default":        {reason: "the well-known labels", options: Options{Labels: DefaultLabels()}},
-		"SameLabelTwice": {reason: "one label under two keys is fine", options: Options{Labels: []string{"example.com/rack", "example.com/rack=row"}}},
-		"Duplicate":      {reason: "two labels cannot become one key", options: Options{Labels: []string{"a.example/rack", "b.example/rack"}}, says: "b.example/rack=other-key"},
-		"DuplicateAside": {reason: "also with one by a star between them", options: Options{Labels: []string{"a.example/rack", "c/*", "b.example/rack"}}, says: "other-key"},
-		"Repeated":       {reason: "nor can one label twice", options: Options{Labels: []string{"rack", "rack"}}, says: `"rack"`},
-		"Empty":          {reason: "no label", options: Options{Labels: []string{""}}, says: "no label key"},
-		"TwoEquals":      {reason: "the rest is the key, and no valid one", options: Options{Labels: []string{"rack=a=b"}}, says: "a=b"},
-		"BadLabel":       {reason: "no node can have it", options: Options{Labels: []string{"no good"}}, says: "no label key"},
-		"LongKey":        {reason: "63 characters at most", options: Options{Labels: []string{"rack=" + long + "a"}}, says: "63"},
+		"Default":        {reason: "the well-known labels", options: Arguments{Labels: DefaultLabels()}},
+		"SameLabelTwice": {reason: "one label under two keys is fine", options: Arguments{Labels: []string{"example.com/rack", "example.com/rack=row"}}},
+		"Duplicate":      {reason: "two labels cannot become one key", options: Arguments{Labels: []string{"a.example/rack", "b.example/rack"}}, says: "b.example/rack=other-key"},
+		"DuplicateAside": {reason: "also with one by a star between them", options: Arguments{Labels: []string{"a.example/rack", "c/*", "b.example/rack"}}, says: "other-key"},
+		"Repeated":       {reason: "nor can one label twice", options: Arguments{Labels: []string{"rack", "rack"}}, says: `"rack"`},
+		"Empty":          {reason: "no label", options: Arguments{Labels: []string{""}}, says: "invalid label key"},
+		"TwoEquals":      {reason: "the rest is the key, and no valid one", options: Arguments{Labels: []string{"rack=a=b"}}, says: "a=b"},
+		"BadLabel":       {reason: "no node can have it", options: Arguments{Labels: []string{"no good"}}, says: "invalid label key"},
+		"LongKey":        {reason: "63 characters at most", options: Arguments{Labels: []string{"rack=" + long + "a"}}, says: "63"},
 
-		"Star":             {reason: "all labels", options: Options{Labels: []string{"*"}}},
-		"StarBehindSlash":  {reason: "all of a prefix", options: Options{Labels: []string{"example.com/*"}}},
-		"StarInName":       {reason: "all that begin so", options: Options{Labels: []string{"example.com/net-*", "net-*", "net*"}}},
-		"StarInPrefix":     {reason: "of several prefixes", options: Options{Labels: []string{"example.*", "a" + strings.Repeat(".example", 20) + "*"}}},
-		"StarNamed":        {reason: "the rest stands where the star is", options: Options{Labels: []string{"example.com/net-*=n-*", "example.com/net-*=*", "example.com/net-*=*-net", "example.com/net-*=n-*-n"}}},
-		"StarTwice":        {reason: "one is enough", options: Options{Labels: []string{"a/*", "a/*"}}, says: `"a/*" is given twice`},
-		"StarWithin":       {reason: "it stands for the rest", options: Options{Labels: []string{"example.com/*-net"}}, says: "as in example.com/*"},
-		"TwoStars":         {reason: "one is all", options: Options{Labels: []string{"example.com/**"}}, says: "ends a label"},
-		"StarBadPrefix":    {reason: "no label begins so", options: Options{Labels: []string{"Example.com/*"}}, says: `no label begins with "Example.com/"`},
-		"StarSpace":        {reason: "no label begins so", options: Options{Labels: []string{" *"}}, says: "no label begins"},
-		"StarSlash":        {reason: "no label begins so", options: Options{Labels: []string{"/*"}}, says: "no label begins"},
-		"StarTwoSlashes":   {reason: "no label begins so", options: Options{Labels: []string{"a/b/*"}}, says: "no label begins"},
-		"StarDash":         {reason: "no label begins so", options: Options{Labels: []string{"a/-*"}}, says: "no label begins"},
-		"StarLong":         {reason: "it would be longer than a label", options: Options{Labels: []string{"a/" + long + "*"}}, says: "no label begins"},
-		"StarOneKey":       {reason: "all of them would be one key", options: Options{Labels: []string{"a/net-*=net"}}, says: "as in a/net-*=key-*"},
-		"StarEmptyKey":     {reason: "an equals sign asks for a key", options: Options{Labels: []string{"a/net-*="}}, says: "put a '*'"},
-		"StarKeyTwoStars":  {reason: "the rest stands once", options: Options{Labels: []string{"a/net-*=*-*"}}, says: "one '*'"},
-		"StarKeySlash":     {reason: "the prefix is the chain's", options: Options{Labels: []string{"a/net-*=b/*"}}, says: "without prefix"},
-		"StarKeyDash":      {reason: "every key would be bad", options: Options{Labels: []string{"a/net-*=-*"}}, says: "no annotation keys"},
-		"StarKeyLong":      {reason: "every key would be too long", options: Options{Labels: []string{"a/net-*=" + long + "*"}}, says: "63"},
-		"StarOnlyInKey":    {reason: "there is no rest", options: Options{Labels: []string{"a/net=n-*"}}, says: "n-*"},
-		"StarBesidePlain":  {reason: "entries without a star go before", options: Options{Labels: []string{"a/*", "a/rack", "b/rack=rack2"}}},
-		"StarBesideItself": {reason: "with another key it is another entry", options: Options{Labels: []string{"a/*", "a/*=x-*"}}},
+		"Star":             {reason: "all labels", options: Arguments{Labels: []string{"*"}}},
+		"StarBehindSlash":  {reason: "all of a prefix", options: Arguments{Labels: []string{"example.com/*"}}},
+		"StarInName":       {reason: "all that begin so", options: Arguments{Labels: []string{"example.com/net-*", "net-*", "net*"}}},
+		"StarInPrefix":     {reason: "of several prefixes", options: Arguments{Labels: []string{"example.*", "a" + strings.Repeat(".example", 20) + "*"}}},
+		"StarNamed":        {reason: "the rest stands where the star is", options: Arguments{Labels: []string{"example.com/net-*=n-*", "example.com/net-*=*", "example.com/net-*=*-net", "example.com/net-*=n-*-n"}}},
+		"StarTwice":        {reason: "one is enough", options: Arguments{Labels: []string{"a/*", "a/*"}}, says: `duplicate entry "a/*"`},
+		"StarWithin":       {reason: "it stands for the rest", options: Arguments{Labels: []string{"example.com/*-net"}}, says: "such as example.com/*"},
+		"TwoStars":         {reason: "one is all", options: Arguments{Labels: []string{"example.com/**"}}, says: "at the end of the label"},
+		"StarBadPrefix":    {reason: "no label begins so", options: Arguments{Labels: []string{"Example.com/*"}}, says: `no label can begin with "Example.com/"`},
+		"StarSpace":        {reason: "no label begins so", options: Arguments{Labels: []string{" *"}}, says: "no label can begin"},
+		"StarSlash":        {reason: "no label begins so", options: Arguments{Labels: []string{"/*"}}, says: "no label can begin"},
+		"StarTwoSlashes":   {reason: "no label begins so", options: Arguments{Labels: []string{"a/b/*"}}, says: "no label can begin"},
+		"StarDash":         {reason: "no label begins so", options: Arguments{Labels: []string{"a/-*"}}, says: "no label can begin"},
+		"StarLong":         {reason: "it would be longer than a label", options: Arguments{Labels: []string{"a/" + long + "*"}}, says: "no label can begin"},
+		"StarOneKey":       {reason: "all of them would be one key", options: Arguments{Labels: []string{"a/net-*=net"}}, says: "such as a/net-*=key-*"},
+		"StarEmptyKey":     {reason: "an equals sign asks for a key", options: Arguments{Labels: []string{"a/net-*="}}, says: "add '*'"},
+		"StarKeyTwoStars":  {reason: "the rest stands once", options: Arguments{Labels: []string{"a/net-*=*-*"}}, says: "one '*'"},
+		"StarKeySlash":     {reason: "the prefix is the chain's", options: Arguments{Labels: []string{"a/net-*=b/*"}}, says: "without a prefix"},
+		"StarKeyDash":      {reason: "every key would be bad", options: Arguments{Labels: []string{"a/net-*=-*"}}, says: "invalid key"},
+		"StarKeyLong":      {reason: "every key would be too long", options: Arguments{Labels: []string{"a/net-*=" + long + "*"}}, says: "63"},
+		"StarOnlyInKey":    {reason: "there is no rest", options: Arguments{Labels: []string{"a/net=n-*"}}, says: "n-*"},
+		"StarBesidePlain":  {reason: "entries without a star go before", options: Arguments{Labels: []string{"a/*", "a/rack", "b/rack=rack2"}}},
+		"StarBesideItself": {reason: "with another key it is another entry", options: Arguments{Labels: []string{"a/*", "a/*=x-*"}}},
 
-		"Path":          {reason: "labels in order", options: Options{Path: []string{"topology.kubernetes.io/region", "rack"}}},
-		"PathAndLabels": {reason: "a label may be in both", options: Options{Labels: DefaultLabels(), Path: DefaultLabels()}},
-		"PathTaken":     {reason: "the key is the path's", options: Options{Labels: []string{"example.com/path"}, Path: []string{"rack"}}, says: "example.com/path=other-key"},
-		"PathNotTaken":  {reason: "without a path it is as good as any", options: Options{Labels: []string{"example.com/path"}}},
-		"PathTwice":     {reason: "a place is not within itself", options: Options{Path: []string{"rack", "row", "rack"}}, says: `"rack" is given twice`},
-		"PathEmpty":     {reason: "no label", options: Options{Path: []string{""}}, says: "path: "},
-		"PathKey":       {reason: "it has no keys of its own", options: Options{Path: []string{"rack=row"}}, says: `path: "rack=row" is no label key`},
-		"PathStar":      {reason: "which order would they have", options: Options{Path: []string{"rack-*"}}, says: "path: "},
-		"PathJoined":    {reason: "one label for each step", options: Options{Path: []string{"a/b/c"}}, says: "widest"},
+		"Path":          {reason: "labels in order", options: Arguments{Path: []string{"topology.kubernetes.io/region", "rack"}}},
+		"PathAndLabels": {reason: "a label may be in both", options: Arguments{Labels: DefaultLabels(), Path: DefaultLabels()}},
+		"PathTaken":     {reason: "the key is the path's", options: Arguments{Labels: []string{"example.com/path"}, Path: []string{"rack"}}, says: "example.com/path=other-key"},
+		"PathNotTaken":  {reason: "without a path it is as good as any", options: Arguments{Labels: []string{"example.com/path"}}},
+		"PathTwice":     {reason: "a place is not within itself", options: Arguments{Path: []string{"rack", "row", "rack"}}, says: `duplicate node label "rack"`},
+		"PathEmpty":     {reason: "no label", options: Arguments{Path: []string{""}}, says: "path: "},
+		"PathKey":       {reason: "it has no keys of its own", options: Arguments{Path: []string{"rack=row"}}, says: `path: invalid label key "rack=row"`},
+		"PathStar":      {reason: "which order would they have", options: Arguments{Path: []string{"rack-*"}}, says: "path: "},
+		"PathJoined":    {reason: "one label for each step", options: Arguments{Path: []string{"a/b/c"}}, says: "widest"},
 
-		"PodLabels":         {reason: "keys that are there", options: Options{Labels: []string{"a/rack", "a/b=row"}, PodLabels: []string{"rack", "row"}}},
-		"PodLabelsTwice":    {reason: "no more than once", options: Options{Labels: []string{"rack"}, PodLabels: []string{"rack", "rack"}}},
-		"PodLabelsAll":      {reason: "all but the path", options: Options{Labels: []string{"rack"}, Path: []string{"rack"}, PodLabels: []string{"*"}}},
-		"PodLabelsNone":     {reason: "all of none", options: Options{PodLabels: []string{"*"}}},
-		"PodLabelsPath":     {reason: "no label value", options: Options{Path: []string{"rack"}, PodLabels: []string{"path"}}, says: "label value"},
-		"PodLabelsAllPath":  {reason: "no label value", options: Options{Path: []string{"rack"}, PodLabels: []string{"*", "path"}}, says: "label value"},
-		"PodLabelsNoPath":   {reason: "no such key", options: Options{PodLabels: []string{"path"}}, says: `"path" is no key`},
-		"PodLabelsOwnPath":  {reason: "an ordinary key without a path", options: Options{Labels: []string{"a/path"}, PodLabels: []string{"path"}}},
-		"PodLabelsUnknown":  {reason: "it would never be there", options: Options{Labels: []string{"a/rack=row"}, PodLabels: []string{"rack"}}, says: `"rack" is no key of a copied node label: write one as it stands behind topology.<domain>/, such as row`},
-		"PodLabelsUnknown2": {reason: "a full key is none either", options: Options{Labels: []string{"rack"}, PodLabels: []string{"topology.prebind.dev/rack"}}, says: "behind topology.<domain>/"},
-		"PodLabelsEmpty":    {reason: "the empty key is no one's", options: Options{Labels: []string{"*"}, PodLabels: []string{""}}, says: `"" is no key`},
-		"PodLabelsByStar":   {reason: "some node may have it", options: Options{Labels: []string{"example.com/*"}, PodLabels: []string{"rack"}}},
-		"PodLabelsByStar2":  {reason: "the star covers the prefix", options: Options{Labels: []string{"exam*"}, PodLabels: []string{"rack"}}},
-		"PodLabelsByName":   {reason: "some node may have it", options: Options{Labels: []string{"example.com/net-*"}, PodLabels: []string{"net-leaf"}}},
-		"PodLabelsNoName":   {reason: "none can", options: Options{Labels: []string{"example.com/net-*"}, PodLabels: []string{"rack"}}, says: "no key"},
-		"PodLabelsNamed":    {reason: "some node may have it", options: Options{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-leaf-n"}}},
-		"PodLabelsNotNamed": {reason: "none can", options: Options{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-n"}}, says: "no key"},
+		"PodLabels":         {reason: "keys that are there", options: Arguments{Labels: []string{"a/rack", "a/b=row"}, PodLabels: []string{"rack", "row"}}},
+		"PodLabelsTwice":    {reason: "no more than once", options: Arguments{Labels: []string{"rack"}, PodLabels: []string{"rack", "rack"}}},
+		"PodLabelsAll":      {reason: "all but the path", options: Arguments{Labels: []string{"rack"}, Path: []string{"rack"}, PodLabels: []string{"*"}}},
+		"PodLabelsNone":     {reason: "all of none", options: Arguments{PodLabels: []string{"*"}}},
+		"PodLabelsPath":     {reason: "no label value", options: Arguments{Path: []string{"rack"}, PodLabels: []string{"path"}}, says: "its value contains"},
+		"PodLabelsAllPath":  {reason: "no label value", options: Arguments{Path: []string{"rack"}, PodLabels: []string{"*", "path"}}, says: "its value contains"},
+		"PodLabelsNoPath":   {reason: "no such key", options: Arguments{PodLabels: []string{"path"}}, says: `"path" is not the key`},
+		"PodLabelsOwnPath":  {reason: "an ordinary key without a path", options: Arguments{Labels: []string{"a/path"}, PodLabels: []string{"path"}}},
+		"PodLabelsUnknown":  {reason: "it would never be there", options: Arguments{Labels: []string{"a/rack=row"}, PodLabels: []string{"rack"}}, says: `"rack" is not the key of a copied node label: use a key without prefix, such as row`},
+		"PodLabelsUnknown2": {reason: "a full key is none either", options: Arguments{Labels: []string{"rack"}, PodLabels: []string{"topology.prebind.dev/rack"}}, says: "without prefix"},
+		"PodLabelsEmpty":    {reason: "the empty key is no one's", options: Arguments{Labels: []string{"*"}, PodLabels: []string{""}}, says: `"" is not the key`},
+		"PodLabelsByStar":   {reason: "some node may have it", options: Arguments{Labels: []string{"example.com/*"}, PodLabels: []string{"rack"}}},
+		"PodLabelsByStar2":  {reason: "the star covers the prefix", options: Arguments{Labels: []string{"exam*"}, PodLabels: []string{"rack"}}},
+		"PodLabelsByName":   {reason: "some node may have it", options: Arguments{Labels: []string{"example.com/net-*"}, PodLabels: []string{"net-leaf"}}},
+		"PodLabelsNoName":   {reason: "none can", options: Arguments{Labels: []string{"example.com/net-*"}, PodLabels: []string{"rack"}}, says: "is not the key"},
+		"PodLabelsNamed":    {reason: "some node may have it", options: Arguments{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-leaf-n"}}},
+		"PodLabelsNotNamed": {reason: "none can", options: Arguments{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-n"}}, says: "is not the key"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			m, err := New(tc.options)
+			m, err := New(&tc.options)
 			if tc.says != "" {
 				require.ErrorContains(t, err, tc.says, tc.reason)
 				assert.NotContains(t, err.Error(), "\n")
@@ -125,128 +125,128 @@ func TestMutate(t *testing.T) {
 	path := []string{"region", "zone", "rack"}
 	cases := map[string]struct {
 		reason  string
-		options Options
+		options Arguments
 		node    *corev1.Node
 		want    map[string]string
 		labels  map[string]string
 		missing []string
 	}{
 		"All": {
-			reason: "what the node has", options: Options{Labels: well},
+			reason: "what the node has", options: Arguments{Labels: well},
 			node: gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"), gen.Label("example.com/rack", "7"), gen.Label("other", "x")),
 			want: pairs("zone", "z1", "region", "r1", "hostname", "node-a", "row", "7"),
 		},
 		"Missing": {
-			reason: "a label that it lacks gives no annotation, and is told of", options: Options{Labels: well},
+			reason: "a label that it lacks gives no annotation, and is told of", options: Arguments{Labels: well},
 			node: gen.Node("node-a"), want: pairs("hostname", "node-a"),
 			missing: []string{"the node has no label topology.kubernetes.io/zone", "the node has no label topology.kubernetes.io/region", "the node has no label example.com/rack"},
 		},
 		"Empty": {
-			reason: "an empty label gives an empty annotation", options: Options{Labels: []string{"zone"}},
+			reason: "an empty label gives an empty annotation", options: Arguments{Labels: []string{"zone"}},
 			node: labelled("zone", ""), want: pairs("zone", ""),
 		},
-		"NoLabels": {reason: "a node without labels", options: Options{Labels: []string{"*"}}, node: &corev1.Node{}, want: pairs()},
+		"NoLabels": {reason: "a node without labels", options: Arguments{Labels: []string{"*"}}, node: &corev1.Node{}, want: pairs()},
 
 		"Star": {
-			reason: "all that begin so, by the part behind the slash", options: Options{Labels: []string{"example.com/*"}},
+			reason: "all that begin so, by the part behind the slash", options: Arguments{Labels: []string{"example.com/*"}},
 			node: labelled("example.com/rack", "7", "example.com/row", "", "example.com", "x", "an.example.com/rack", "x", "rack", "x"), want: pairs("rack", "7", "row", ""),
 		},
 		"StarInName": {
-			reason: "the key is all behind the slash", options: Options{Labels: []string{"example.com/net-*", "net*"}},
+			reason: "the key is all behind the slash", options: Arguments{Labels: []string{"example.com/net-*", "net*"}},
 			node: labelled("example.com/net-leaf", "l", "example.com/net", "x", "net", "n", "net.example.com/b", "b"), want: pairs("net-leaf", "l", "net", "n", "b", "b"),
 		},
 		"StarNamed": {
-			reason: "the rest stands where the star is", options: Options{Labels: []string{"example.com/net-*=n-*.n", "example.com/net-*=*"}},
+			reason: "the rest stands where the star is", options: Arguments{Labels: []string{"example.com/net-*=n-*.n", "example.com/net-*=*"}},
 			node: labelled("example.com/net-leaf", "l", "example.com/net-1", "1"), want: pairs("n-leaf.n", "l", "n-1.n", "1", "leaf", "l", "1", "1"),
 		},
 		"StarNamedBadRest": {
-			reason: "a rest that makes no key is left out", options: Options{Labels: []string{"net*=*-net"}},
+			reason: "a rest that makes no key is left out", options: Arguments{Labels: []string{"net*=*-net"}},
 			node: labelled("net-leaf", "-leaf-net", "net", "-net", "net.example.com/x", "a slash", "neta"+strings.Repeat("a", 58), "63", "neta"+strings.Repeat("a", 59), "64", "net1", "1"),
 			want: pairs("a"+strings.Repeat("a", 58)+"-net", "63", "1-net", "1"),
 		},
 		"StarAlone": {
-			reason: "all labels", options: Options{Labels: []string{"*"}},
+			reason: "all labels", options: Arguments{Labels: []string{"*"}},
 			node: labelled("a/rack", "7", "row", "8"), want: pairs("rack", "7", "row", "8"),
 		},
-		"StarNeverMisses": {reason: "there may be none", options: Options{Labels: []string{"a/*"}}, node: labelled("b/rack", "7"), want: pairs()},
+		"StarNeverMisses": {reason: "there may be none", options: Arguments{Labels: []string{"a/*"}}, node: labelled("b/rack", "7"), want: pairs()},
 		"PlainLabelWins": {
-			reason: "an entry of its own says all about the label", options: Options{Labels: []string{"a/*", "*=x-*", "a/rack=row"}},
+			reason: "an entry of its own says all about the label", options: Arguments{Labels: []string{"a/*", "*=x-*", "a/rack=row"}},
 			node: labelled("a/rack", "7", "a/zone", "z", "b", "b"), want: pairs("row", "7", "zone", "z", "x-b", "b"),
 		},
 		"PlainKeyWins": {
-			reason: "and about the key", options: Options{Labels: []string{"a/*", "z/rack"}},
+			reason: "and about the key", options: Arguments{Labels: []string{"a/*", "z/rack"}},
 			node: labelled("a/rack", "a", "z/rack", "z"), want: pairs("rack", "z"),
 		},
 		"PlainKeyWinsUnseen": {
-			reason: "also on a node that lacks the label: the key means the same on every node", options: Options{Labels: []string{"a/*", "z/rack"}},
+			reason: "also on a node that lacks the label: the key means the same on every node", options: Arguments{Labels: []string{"a/*", "z/rack"}},
 			node: labelled("a/rack", "a"), want: pairs(), missing: []string{"the node has no label z/rack"},
 		},
 		"StarsClash": {
-			reason: "the label first in sorted order has the key", options: Options{Labels: []string{"*"}, PodLabels: []string{"rack"}},
+			reason: "the label first in sorted order has the key", options: Arguments{Labels: []string{"*"}, PodLabels: []string{"rack"}},
 			node: labelled("c/rack", "c", "b/rack", "b", "d/rack", "d", "rack2", "2", "e/rack2", "e"), want: pairs("rack", "b", "rack2", "e"), labels: pairs("rack", "b"),
 		},
 		"StarsClashAcrossEntries": {
-			reason: "whatever the order of the entries", options: Options{Labels: []string{"b/*", "a/*"}},
+			reason: "whatever the order of the entries", options: Arguments{Labels: []string{"b/*", "a/*"}},
 			node: labelled("b/rack", "b", "a/rack", "a"), want: pairs("rack", "a"),
 		},
 		"StarsAgree": {
-			reason: "one label by two entries is no clash", options: Options{Labels: []string{"*", "a/*", "a/*=*"}},
+			reason: "one label by two entries is no clash", options: Arguments{Labels: []string{"*", "a/*", "a/*=*"}},
 			node: labelled("a/rack", "7"), want: pairs("rack", "7"),
 		},
 		"StarsClashEmpty": {
-			reason: "an empty value is a value", options: Options{Labels: []string{"*"}},
+			reason: "an empty value is a value", options: Arguments{Labels: []string{"*"}},
 			node: labelled("a/rack", "", "b/rack", "b"), want: pairs("rack", ""),
 		},
 
 		"Path": {
-			reason: "joined in the order that was asked for", options: Options{Path: path},
+			reason: "joined in the order that was asked for", options: Arguments{Path: path},
 			node: labelled("zone", "z-1", "region", "r.1", "rack", "7"), want: pairs("path", "r.1/z-1/7"),
 		},
-		"PathOfOne": {reason: "it has no slash", options: Options{Path: []string{"rack"}}, node: labelled("rack", "7"), want: pairs("path", "7")},
+		"PathOfOne": {reason: "it has no slash", options: Arguments{Path: []string{"rack"}}, node: labelled("rack", "7"), want: pairs("path", "7")},
 		"PathLacks": {
-			reason: "half a path would be another place", options: Options{Path: path},
+			reason: "half a path would be another place", options: Arguments{Path: path},
 			node: labelled("region", "r", "rack", "7"), want: pairs(), missing: []string{"the node has no label zone for the path"},
 		},
 		"PathEmptyLabel": {
-			reason: "an empty step as well", options: Options{Path: path},
+			reason: "an empty step as well", options: Arguments{Path: path},
 			node: labelled("region", "r", "zone", "", "rack", ""), want: pairs(),
 			missing: []string{"the node's label zone for the path is empty", "the node's label rack for the path is empty"},
 		},
 		"PathLastLacks": {
-			reason: "at the end too", options: Options{Path: path, Labels: []string{"region", "rack"}},
+			reason: "at the end too", options: Arguments{Path: path, Labels: []string{"region", "rack"}},
 			node: labelled("region", "r", "zone", "z"), want: pairs("region", "r"),
 			missing: []string{"the node has no label rack", "the node has no label rack for the path"},
 		},
 		"PathBesideStar": {
-			reason: "the key is the path's, also where there is none", options: Options{Path: path, Labels: []string{"*"}, PodLabels: []string{"*"}},
+			reason: "the key is the path's, also where there is none", options: Arguments{Path: path, Labels: []string{"*"}, PodLabels: []string{"*"}},
 			node: labelled("a/path", "x", "region", "r"), want: pairs("region", "r"), labels: pairs("region", "r"),
 			missing: []string{"the node has no label zone for the path", "the node has no label rack for the path"},
 		},
 		"OwnPath": {
-			reason: "without a path it is a key as any", options: Options{Labels: []string{"*"}, PodLabels: []string{"path"}},
+			reason: "without a path it is a key as any", options: Arguments{Labels: []string{"*"}, PodLabels: []string{"path"}},
 			node: labelled("a/path", "x"), want: pairs("path", "x"), labels: pairs("path", "x"),
 		},
 
 		"PodLabels": {
-			reason: "only what was asked for", options: Options{Labels: []string{"zone", "a/b=row", "c"}, PodLabels: []string{"row", "c"}},
+			reason: "only what was asked for", options: Arguments{Labels: []string{"zone", "a/b=row", "c"}, PodLabels: []string{"row", "c"}},
 			node: labelled("zone", "z", "a/b", "7"), want: pairs("zone", "z", "row", "7"), labels: pairs("row", "7"), missing: []string{"the node has no label c"},
 		},
 		"PodLabelsAll": {
-			reason: "all but the path", options: Options{Labels: []string{"zone", "a/*"}, Path: []string{"zone"}, PodLabels: []string{"*"}},
+			reason: "all but the path", options: Arguments{Labels: []string{"zone", "a/*"}, Path: []string{"zone"}, PodLabels: []string{"*"}},
 			node: labelled("zone", "z", "a/rack", ""), want: pairs("zone", "z", "rack", "", "path", "z"), labels: pairs("zone", "z", "rack", ""),
 		},
 		"PodLabelsByStar": {
-			reason: "a key that some node may have", options: Options{Labels: []string{"net-*=n-*"}, PodLabels: []string{"n-leaf", "n-spine"}},
+			reason: "a key that some node may have", options: Arguments{Labels: []string{"net-*=n-*"}, PodLabels: []string{"n-leaf", "n-spine"}},
 			node: labelled("net-leaf", "l", "net-rail", "r"), want: pairs("n-leaf", "l", "n-rail", "r"), labels: pairs("n-leaf", "l"),
 		},
 		"PodLabelsInvalid": {
-			reason: "no API server has such a node; its value is none for a pod", options: Options{Labels: []string{"zone", "*"}, PodLabels: []string{"*"}},
+			reason: "no API server has such a node; its value is none for a pod", options: Arguments{Labels: []string{"zone", "*"}, PodLabels: []string{"*"}},
 			node: labelled("zone", "a b", "a/rack", "c/d", "b/rack", "fine", "row", "8"), want: pairs("zone", "a b", "rack", "c/d", "row", "8"), labels: pairs("row", "8"),
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			m, err := New(tc.options)
+			m, err := New(&tc.options)
 			require.NoError(t, err)
 			in := mutators.Input{Node: tc.node}
 			before := tc.node.DeepCopy()
@@ -265,7 +265,7 @@ func TestMutate(t *testing.T) {
 }
 
 func TestMutateAllocatesTheResult(t *testing.T) {
-	m, err := New(Options{Labels: append(DefaultLabels(), "net.example.com/*"), Path: DefaultLabels(), PodLabels: []string{"zone"}})
+	m, err := New(&Arguments{Labels: append(DefaultLabels(), "net.example.com/*"), Path: DefaultLabels(), PodLabels: []string{"zone"}})
 	require.NoError(t, err)
 	node := gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"))
 	for i := range 500 {
@@ -278,7 +278,7 @@ func TestMutateAllocatesTheResult(t *testing.T) {
 }
 
 func TestReplacePodLabels(t *testing.T) {
-	m, err := New(Options{Labels: []string{"zone"}, PodLabels: []string{"zone"}, ReplacePodLabels: true})
+	m, err := New(&Arguments{Labels: []string{"zone"}, PodLabels: []string{"zone"}, ReplacePodLabels: true})
 	require.NoError(t, err)
 	out, err := m.Mutate(mutators.Input{Node: labelled("zone", "z")})
 	require.NoError(t, err)
@@ -286,7 +286,7 @@ func TestReplacePodLabels(t *testing.T) {
 }
 
 func TestInChain(t *testing.T) {
-	m, err := New(Options{Labels: []string{"zone"}, Path: []string{"zone", "rack"}, PodLabels: []string{"*"}})
+	m, err := New(&Arguments{Labels: []string{"zone"}, Path: []string{"zone", "rack"}, PodLabels: []string{"*"}})
 	require.NoError(t, err)
 	c, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{m}, Required: []string{Name}})
 	require.NoError(t, err)
@@ -313,7 +313,7 @@ func FuzzMutate(f *testing.F) {
 	f.Add("a*=*", "", "path", "a/b/c=x\n=y\naa= \nab="+strings.Repeat("x", 64))
 	f.Add("net*=*-net,*=x-*", "rack", "rack-net", "netrack=a/b\nxnet=\xff")
 	f.Fuzz(func(t *testing.T, list, path, pod, nodeLabels string) {
-		m, err := New(Options{Labels: split(list), Path: split(path), PodLabels: split(pod)})
+		m, err := New(&Arguments{Labels: split(list), Path: split(path), PodLabels: split(pod)})
 		if err != nil {
 			assert.NotEmpty(t, err.Error())
 			return
@@ -371,19 +371,19 @@ func BenchmarkMutate(b *testing.B) {
 	clashing.Labels["a.example.com/level-0"] = "clash"
 	for _, bc := range []struct {
 		name    string
-		options Options
+		options Arguments
 		node    *corev1.Node
 	}{
-		{"Default", Options{Labels: DefaultLabels()}, node},
-		{"Path", Options{Labels: DefaultLabels(), Path: DefaultLabels()}, node},
-		{"PodLabels", Options{Labels: DefaultLabels(), PodLabels: []string{"*"}}, node},
-		{"Prefix", Options{Labels: append(DefaultLabels(), "net.example.com/*")}, node},
-		{"PrefixNamed", Options{Labels: append(DefaultLabels(), "net.example.com/level-*=l-*")}, node},
-		{"Star", Options{Labels: []string{"*"}}, node},
-		{"StarClash", Options{Labels: []string{"*"}}, clashing},
+		{"Default", Arguments{Labels: DefaultLabels()}, node},
+		{"Path", Arguments{Labels: DefaultLabels(), Path: DefaultLabels()}, node},
+		{"PodLabels", Arguments{Labels: DefaultLabels(), PodLabels: []string{"*"}}, node},
+		{"Prefix", Arguments{Labels: append(DefaultLabels(), "net.example.com/*")}, node},
+		{"PrefixNamed", Arguments{Labels: append(DefaultLabels(), "net.example.com/level-*=l-*")}, node},
+		{"Star", Arguments{Labels: []string{"*"}}, node},
+		{"StarClash", Arguments{Labels: []string{"*"}}, clashing},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
-			m, err := New(bc.options)
+			m, err := New(&bc.options)
 			require.NoError(b, err)
 			in := mutators.Input{Node: bc.node}
 			b.ReportAllocs()

@@ -193,7 +193,7 @@ func owned() growth {
 				return err
 			}
 			return g.binds(ctx, n, "rejection", rejections, nil, func(ctx context.Context, i int) error {
-				return g.bindRefused(ctx, pods[last+i], large(0), "nothing that is free")
+				return g.bindRefused(ctx, pods[last+i], large(0), "no free devices")
 			})
 		},
 	}

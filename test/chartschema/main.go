@@ -1,9 +1,11 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chartschema prints the JSON schema of a chart's values, from the comments
-// in its values.yaml: those that helm-docs reads are the descriptions, and a line
-// with @schema, before them, adds what the default value does not show.
+// Command chartschema prints the JSON schema of a chart's values. The value config has the
+// schema of the configuration file, which is generated from its Go types. The schema of
+// the others is generated from values.yaml: the comments of helm-docs are the
+// descriptions, and a line with @schema before them adds what the default value does not
+// show.
 package main
 
 import (
@@ -33,14 +35,18 @@ func main() {
 }
 
 func run(args []string, out io.Writer) error {
-	if len(args) != 1 {
-		return fmt.Errorf("there are %d arguments: give the path of a values.yaml", len(args))
+	if len(args) != 2 {
+		return fmt.Errorf("requires 2 arguments, the paths of a values.yaml and of the configuration's schema, got %d", len(args))
 	}
 	values, err := os.ReadFile(args[0])
 	if err != nil {
 		return err
 	}
-	schema, err := generate(values)
+	configuration, err := os.ReadFile(args[1])
+	if err != nil {
+		return err
+	}
+	schema, err := generate(values, configuration)
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)
 	}
@@ -48,26 +54,31 @@ func run(args []string, out io.Writer) error {
 	return err
 }
 
-// generate returns the schema of the values.
-func generate(values []byte) ([]byte, error) {
+// generate returns the schema of the values, with that of the configuration in it.
+func generate(values, configuration []byte) ([]byte, error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(values, &document); err != nil {
 		return nil, err
 	}
 	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
-		return nil, errors.New("the values are no mapping")
+		return nil, errors.New("the values must be a map")
 	}
 	schema, err := schemaOf("", document.Content[0])
 	if err != nil {
 		return nil, err
 	}
 	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
-	// Helm gives these to every chart.
+	// Helm passes these to every chart.
 	properties, ok := schema["properties"].(map[string]any)
 	if !ok {
 		return nil, errors.New("the values are empty")
 	}
-	properties["global"] = map[string]any{"type": "object", "description": "Helm's own: values that a chart shares with those it contains."}
+	properties["global"] = map[string]any{"type": "object", "description": "Values that Helm shares between a chart and its subcharts."}
+	if config, ok := properties["config"].(map[string]any); ok {
+		if err := embed(config, configuration); err != nil {
+			return nil, fmt.Errorf("the configuration's schema: %w", err)
+		}
+	}
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
@@ -76,6 +87,22 @@ func generate(values []byte) ([]byte, error) {
 		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+// embed gives the value config the fields of the configuration. Arguments of plugins that
+// are compiled in elsewhere are allowed.
+func embed(config map[string]any, configuration []byte) error {
+	var file struct {
+		Properties map[string]map[string]any
+	}
+	if err := json.Unmarshal(configuration, &file); err != nil {
+		return err
+	}
+	if arguments := file.Properties["arguments"]; arguments != nil {
+		arguments["additionalProperties"] = true
+	}
+	config["additionalProperties"], config["properties"] = false, file.Properties
+	return nil
 }
 
 // schemaOf is the schema of a value by its default.
@@ -92,7 +119,7 @@ func schemaOf(path string, value *yaml.Node) (map[string]any, error) {
 	case value.Tag == "!!bool":
 		return map[string]any{"type": "boolean"}, nil
 	default:
-		return nil, fmt.Errorf("line %d: %s: a default of this type says nothing of what is allowed", value.Line, path)
+		return nil, fmt.Errorf("line %d: %s: must have a default that shows its type", value.Line, path)
 	}
 }
 

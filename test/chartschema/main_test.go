@@ -38,22 +38,28 @@ func TestGenerate(t *testing.T) {
 			values: "# @schema {additionalProperties: {type: string}}\n# -- A.\na:\n  b: c\n",
 			want:   `{"a":{"type":"object","additionalProperties":{"type":"string"},"description":"A."}}`,
 		},
+		"Configuration": {
+			reason: "a mistake in the configuration fails before a replica rejects it, also for plugins that the chart does not know",
+			values: "# -- C.\nconfig: {}\n",
+			want: `{"config":{"type":"object","description":"C.","additionalProperties":false,
+				"properties":{"mode":{"type":"string"},"arguments":{"additionalProperties":true}}}}`,
+		},
 		"NoDescription": {reason: "a value that nobody explains", values: "a:\n  b: x\n", fails: "line 2: a.b has no description"},
 		"EmptyObject":   {reason: "neither keys nor a description", values: "a: {}\n", fails: "a has no description"},
 		"NoType":        {reason: "null can be anything", values: "# -- A.\na:\n", fails: "line 2: a: "},
 		"BadRule":       {reason: "a rule that cannot be read is none", values: "# @schema {\n# -- A.\na: x\n", fails: "@schema"},
 		"TwoDashes":     {reason: "helm-docs would not see the description", values: "# -- A, by --flag.\na: x\n", fails: "two dashes"},
-		"NoMapping":     {reason: "these are no values", values: "[]", fails: "no mapping"},
+		"NoMapping":     {reason: "these are no values", values: "[]", fails: "must be a map"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			schema, err := generate([]byte(tc.values))
+			schema, err := generate([]byte(tc.values), []byte(`{"properties":{"mode":{"type":"string"},"arguments":{"additionalProperties":false}}}`))
 			if tc.fails != "" {
 				require.ErrorContains(t, err, tc.fails, tc.reason)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			global := `"global":{"type":"object","description":"Helm's own: values that a chart shares with those it contains."}`
+			global := `"global":{"type":"object","description":"Values that Helm shares between a chart and its subcharts."}`
 			want := `{"$schema":"https://json-schema.org/draft-07/schema#","type":"object","additionalProperties":false,"properties":{` + global + `,` + tc.want[1:] + `}`
 			assert.JSONEq(t, want, string(schema), tc.reason)
 		})

@@ -73,8 +73,7 @@ func (b *bench) allocate(claim *resourcev1.ResourceClaim, driver, pool string) {
 	require.NoError(b.t, err)
 }
 
-// devicesOf is what a pod should tell that calls the claim so, by the claim as the
-// API server has it.
+// devicesOf returns the expected annotations of a pod with the claim, according to the claim's status.
 func (b *bench) devicesOf(claim, name string) map[string]string {
 	b.t.Helper()
 	stored, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), claim, metav1.GetOptions{})
@@ -92,7 +91,7 @@ func (b *bench) devicesOf(claim, name string) map[string]string {
 	return out
 }
 
-// devices are those that the pod tells.
+// devices are those in the pod's annotations.
 func devices(pod *corev1.Pod) map[string]string {
 	told := maps.Clone(pod.Annotations)
 	maps.DeleteFunc(told, func(key, _ string) bool { return !strings.HasPrefix(key, deviceInfo) })
@@ -109,7 +108,7 @@ func uses(claims map[string]string) func(*corev1.Pod) {
 	}
 }
 
-// A bound pod tells which devices its ResourceClaims were allocated.
+// A bound pod has annotations with the devices of its ResourceClaims.
 func testClaimedDevices(t *testing.T, w *world) {
 	t.Run("kube-scheduler", func(t *testing.T) {
 		t.Parallel()
@@ -186,7 +185,7 @@ func TestWithoutItsComponent(t *testing.T) {
 	_, err := b.program("serve", "--resource-claims-allocate=gpu.example.com", "--kubeconfig="+b.prebind.Kubeconfig(), "--cert-dir="+b.prebind.CertDir(),
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
-	for _, words := range []string{"the PreBind plugin resource-claims lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
+	for _, words := range []string{"PreBind plugin resource-claims: the service account lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
 		require.ErrorContains(t, err, words)
 	}
 	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)

@@ -74,7 +74,7 @@ func TestDeviceRecovery(t *testing.T) {
 	hook := newRefuser(t, w)
 	g := newGarage(t, w)
 
-	// One bind has been allowed and did not come about, and one waits for its volume.
+	// One bind has been allowed and failed, and one waits for its volume.
 	left := g.parker(gpu("GPU-1"))
 	hook.refused(left)
 	entry := grantedTo(left.record(g.node), left.uid)
@@ -92,14 +92,14 @@ func TestDeviceRecovery(t *testing.T) {
 		t.Run("a bind that had been allowed is swept", func(t *testing.T) {
 			t.Parallel()
 			left, next := left.in(t), g.in(t).parker(gpu("GPU-1"))
-			next.assertRefused(next.park(), left.holds("GPU-1")+", whose bind is under way")
+			next.assertRefused(next.park(), left.holds("GPU-1")+" (bind in progress)")
 			left.untilFree()
-			left.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+			left.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound; released its devices")
 			require.NoError(t, next.park())
 			next.untilSettled(map[string]string{"GPU-1": "1"})
 			left.until("still unbound", notBound)
 		})
-		t.Run("a bind that waits goes on with another replica", func(t *testing.T) {
+		t.Run("another replica continues a waiting bind", func(t *testing.T) {
 			t.Parallel()
 			waiting, next := waiting.in(t), g.in(t).parker(gpu("GPU-2"), nodeLock())
 			<-bound
@@ -114,13 +114,13 @@ func TestDeviceRecovery(t *testing.T) {
 			g := g.in(t)
 			first, second, deleted := g.parker(gpu("GPU-3")), g.parker(gpu("GPU-3")), g.parker(gpu("GPU-4"))
 			hook.refused(first)
-			second.assertRefused(second.park(), first.holds("GPU-3")+", whose bind is under way")
+			second.assertRefused(second.park(), first.holds("GPU-3")+" (bind in progress)")
 			hook.refused(deleted)
 			deleted.deletePod()
 			deleted.untilFree()
 			assert.NotNil(t, grantedTo(g.record(g.node), first.uid), "a deleted pod's device should be free before the bind's time is up")
 			first.untilFree()
-			first.untilEvent("PreBindRolledBack", "the bind to "+g.node+" did not come about: device released its devices")
+			first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound; released its devices")
 			require.NoError(t, second.park())
 			second.untilSettled(map[string]string{"GPU-3": "1"})
 		})

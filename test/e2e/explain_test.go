@@ -75,7 +75,7 @@ func (x explained) plugin(name string) binder.PluginExplanation {
 	return binder.PluginExplanation{}
 }
 
-// What explain says is what the bind does then.
+// The bind does what explain reports.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	t.Run("a pod that is bound at once", func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestExplain(t *testing.T) {
 
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		pod := b.untilBound()
-		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "just what was told")
+		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "exactly the reported annotations")
 		b.assertTopology(pod)
 
 		x, code = b.explain("node-1")
@@ -112,7 +112,7 @@ func TestExplain(t *testing.T) {
 		says := x.plugin("volumebinding")
 		assert.Equal(t, binder.PluginWaits, says.Verdict)
 		require.Len(t, says.WaitsFor, 1)
-		assert.Contains(t, says.WaitsFor[0], "PersistentVolumeClaim "+b.ns+"/data: a volume to be made on the node node-2")
+		assert.Contains(t, says.WaitsFor[0], "PersistentVolumeClaim "+b.ns+"/data: provisioning on node-2")
 		require.Len(t, says.Would, 1)
 		assert.Contains(t, says.Would[0], "set selected-node")
 		assert.Empty(t, b.events(), "nothing has happened")
@@ -122,7 +122,7 @@ func TestExplain(t *testing.T) {
 		for key, value := range x.Prebind.Annotations {
 			assert.Equal(t, value, pod.Annotations[key], key)
 		}
-		b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "a volume to be made on the node node-2")
+		b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "provisioning on node-2")
 	})
 
 	t.Run("a pod that is refused", func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, 2, code)
 		assert.Equal(t, binder.VerdictRefuse, x.Verdict)
 		assert.Equal(t, binder.PluginRefuses, x.plugin("node-state").Verdict)
-		assert.Equal(t, binder.PluginRefuses, x.plugin("device").Verdict, "everything that stands in the way is told")
+		assert.Equal(t, binder.PluginRefuses, x.plugin("device").Verdict, "all rejections are reported")
 		assert.Equal(t, binder.PluginRefuses, x.plugin("volumebinding").Verdict)
 
 		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
@@ -147,7 +147,7 @@ func TestExplain(t *testing.T) {
 		b.pod(byHand)
 		x, code := b.explain("nowhere")
 		assert.Equal(t, 2, code)
-		assert.Contains(t, x.Reason, "there is no such node")
+		assert.Contains(t, x.Reason, "Node nowhere: not found")
 		assert.Equal(t, x.Reason, b.bindByHand(b.binding("nowhere")).Error())
 	})
 
@@ -158,7 +158,7 @@ func TestExplain(t *testing.T) {
 		out, _, code := b.command("explain", "pod", "--node=node-1", "-n="+b.ns)
 		assert.Equal(t, 0, code)
 		assert.Contains(t, out, "would be bound")
-		assert.Contains(t, out, "Prebind has no part in this bind")
+		assert.Contains(t, out, "Prebind does not take part in this bind")
 	})
 
 	t.Run("as a plugin of kubectl", func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestExplain(t *testing.T) {
 		require.NoError(t, os.Symlink(kubectl, filepath.Join(dir, "kubectl")))
 		out, errs, code := b.ran(exec.CommandContext(t.Context(), filepath.Join(dir, "kubectl"), "prebind", "explain", "pod", "--node=node-4", "-n="+b.ns))
 		assert.Equal(t, 1, code, "%s", errs)
-		for _, words := range []string{"it would have to wait", "volumebinding", "waits for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
+		for _, words := range []string{"would wait", "volumebinding", "waiting for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
 			assert.Contains(t, out, words)
 		}
 		t.Logf("for the eye:\n%s", out)
@@ -204,7 +204,7 @@ func TestExplain(t *testing.T) {
 	})
 }
 
-// Who waits for what can be seen, over all replicas.
+// status shows the waits of all replicas.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -217,6 +217,7 @@ func TestStatus(t *testing.T) {
 	}()
 	type status struct {
 		Replica, Pod, Config, Problem string
+		Leader                        bool
 		InFlight                      []attempt.InFlight
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -237,20 +238,39 @@ func TestStatus(t *testing.T) {
 		assert.Equal(c, "node-5", found.Node)
 		assert.Equal(c, "preparing", found.Phase)
 		assert.Equal(c, "volumebinding", found.Plugin)
-		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: a volume to be made")
+		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: provisioning")
 	}, patience, again)
 	out, _, code := b.command("status")
 	assert.Equal(t, 0, code)
-	for _, words := range []string{"REPLICA", "Enforce", "WAITS FOR", b.ns, "volumebinding", "29m"} {
+	for _, words := range []string{"REPLICA", "Enforce", "WAITING FOR", b.ns, "volumebinding", "29m"} {
 		assert.Contains(t, out, words)
 	}
 	t.Logf("for the eye:\n%s", out)
+	binds := func(args ...string) (count int) {
+		out, errs, code := b.command(append([]string{"status", "-o=json"}, args...)...)
+		require.Equal(t, 0, code, errs)
+		var all []status
+		require.NoError(t, json.Unmarshal([]byte(out), &all))
+		leaders := 0
+		for _, s := range all {
+			count += len(s.InFlight)
+			if s.Leader {
+				leaders++
+			}
+		}
+		assert.Equal(t, 1, leaders, "one replica leads: %s", out)
+		return count
+	}
+	assert.Equal(t, 1, binds("-n="+b.ns))
+	assert.Equal(t, 1, binds("-n="+b.ns, "--pod=pod"))
+	assert.Zero(t, binds("-n="+b.ns, "--pod=another"))
+	assert.Zero(t, binds("--namespace=another", "--pod=pod"))
 	cancel()
 	require.Error(t, <-waiting, "the call was given up")
 
-	out, _, _ = b.command("status", "-n="+b.ns)
-	assert.Contains(t, out, "No replica of Prebind has a lease in the namespace "+b.ns)
-	_, errs, code := b.command("status", "--as=nobody")
+	out, _, _ = b.command("status", "--prebind-namespace="+b.ns)
+	assert.Contains(t, out, "No replica of Prebind has a lease in namespace "+b.ns)
+	_, errs, code := b.command("status", "--as=user-without-permissions")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "cannot list resource \"leases\"")
 }

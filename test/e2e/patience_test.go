@@ -48,8 +48,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	b.assertClaimBound("data", "node-1")
 }
 
-// A pod tells by its events what its bind waits for, and why it was refused, so
-// that nobody has to read the scheduler's log, which may have none.
+// Events of a pod contain the object that its bind waits for and the reason of a rejection, because a scheduler may log neither.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
@@ -61,7 +60,7 @@ func TestEvents(t *testing.T) {
 			b := newBench(t, shared, nil)
 			b.claim("data", b.dynamic("12s"))
 			pod := b.bind(by.scheduler, "node-6", "data")
-			b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "a volume to be made", pod.Spec.NodeName)
+			b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "provisioning", pod.Spec.NodeName)
 			b.assertFewEvents("WaitingForPreBind")
 			assert.False(t, says(b.events(), "BindRefused"), "nothing was refused: %q", b.events())
 		})
@@ -74,7 +73,7 @@ func TestEvents(t *testing.T) {
 			if by.scheduler == byHand {
 				assert.True(t, apierrors.IsForbidden(b.bindByHand(b.binding("node-6"))))
 			}
-			b.untilEvent("BindRefused", "PersistentVolumeClaim "+b.ns+"/data", "node-6", "asks for another node")
+			b.untilEvent("BindRefused", "PersistentVolumeClaim "+b.ns+"/data", "node-6", "requests another node")
 		})
 	}
 }
@@ -95,21 +94,21 @@ func TestTimeoutAnnotation(t *testing.T) {
 			reason: "the claim's volume is never there, and the pod would rather be elsewhere than wait",
 			value:  "2s",
 			is:     apierrors.IsForbidden,
-			says:   []string{"budget of 2s", "/data", "waiting for a volume to be made"},
+			says:   []string{"timed out after 2s", "/data", "waiting for provisioning"},
 		},
 		"no time": {
 			reason: "the pod's author should see it, rather than wait for ten minutes",
 			value:  "soon",
 			always: true,
 			is:     apierrors.IsInvalid,
-			says:   []string{timeoutKey, "is no time"},
+			says:   []string{timeoutKey, "invalid duration"},
 		},
 		"a negative time": {
 			reason: "it cannot be meant",
 			value:  "-5s",
 			always: true,
 			is:     apierrors.IsInvalid,
-			says:   []string{timeoutKey, "is no time"},
+			says:   []string{timeoutKey, "invalid duration"},
 		},
 	}
 	for name, tc := range tests {

@@ -31,14 +31,14 @@ func TestProvisionerAsksForAnotherNode(t *testing.T) {
 			if by.scheduler == byHand {
 				err := b.bindByHand(b.binding(full))
 				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
-				for _, words := range []string{b.ns + "/data", full, "asks for another node"} {
+				for _, words := range []string{b.ns + "/data", full, "requests another node"} {
 					assert.ErrorContains(t, err, words)
 				}
 				b.allow(free)
 				require.NoError(t, b.bindByHand(b.binding(free)))
 			} else {
 				if by.volumesByPrebind {
-					b.untilEvent("FailedScheduling", b.ns+"/data", full, "asks for another node")
+					b.untilEvent("FailedScheduling", b.ns+"/data", full, "requests another node")
 				} else {
 					b.untilEvent("FailedScheduling")
 				}
@@ -108,7 +108,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 	}
 }
 
-// A volume in the making for a node that goes away is waited for no longer.
+// The wait for provisioning on a node ends when the node is deleted.
 func TestNodeDeletedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	const other = "node-5"

@@ -83,7 +83,7 @@ func TestPluginFromOutside(t *testing.T) {
 		require.NotEmpty(t, b.lock("node-3"), "the bind may still be on its way")
 		b.untilUnlocked("node-3")
 		require.EventuallyWithT(t, func(e *assert.CollectT) {
-			assert.Contains(e, b.events(), "PreBindRolledBack: the bind to node-3 did not come about: nodelock released the lock of the node")
+			assert.Contains(e, b.events(), "PreBindRolledBack: nodelock: Node node-3: the pod was not bound; released the lock of the node")
 		}, patience, 100*time.Millisecond)
 	})
 

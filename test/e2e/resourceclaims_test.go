@@ -183,7 +183,7 @@ func TestBindingConditionsFail(t *testing.T) {
 		b.untilResourceClaim(slowClaim, "released", released)
 	})
 
-	// It takes another device, as upstream: the driver has to withdraw the broken one.
+	// Another device is required, as upstream: the driver must withdraw the broken one.
 	t.Run("kube-scheduler", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
@@ -195,7 +195,7 @@ func TestBindingConditionsFail(t *testing.T) {
 		d.publish("node-4", gen.BoundBy(gen.Device("nic-1"), attached, broken))
 		d.withdraw("node-3")
 		d.report(broken, "CableLoose", "no link at port 7")
-		b.untilResourceClaim(slowClaim, "allocated anew", func(claim *resourcev1.ResourceClaim) bool {
+		b.untilResourceClaim(slowClaim, "allocated again", func(claim *resourcev1.ResourceClaim) bool {
 			return allocated(claim) && claim.Status.Allocation.Devices.Results[0].Device == "nic-1"
 		})
 		d.report(attached, "Attached", "")
@@ -238,7 +238,7 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	err = b.bindByHand(b.binding("node-3"))
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	for _, words := range []string{"resource-claims", b.ns + "/gpu", "node-3", "a node that its allocation admits"} {
+	for _, words := range []string{"resource-claims", b.ns + "/gpu", "node-3", "a node that its allocation selects"} {
 		assert.ErrorContains(t, err, words)
 	}
 	require.NoError(t, b.bindByHand(b.binding("node-2")))
@@ -247,12 +247,12 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.NotEmpty(t, bound.Annotations[attemptKey])
 	after := b.assertReserved("gpu", first, pod)
 	assert.Equal(t, before.Status.Allocation, after.Status.Allocation)
-	assert.True(t, writtenByPrebind(after), "nobody else has reserved it")
+	assert.True(t, writtenByPrebind(after), "no other client has reserved it")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
 }
 
-// What a scheduler that knows nothing of ResourceClaims gets to hear.
+// Responses to a scheduler without DRA support.
 func TestResourceClaimRefusals(t *testing.T) {
 	t.Parallel()
 	requests, device := gen.RequestsDevices("some.example.com", 1), gen.Device("gpu-0")
@@ -265,17 +265,17 @@ func TestResourceClaimRefusals(t *testing.T) {
 	}{
 		"missing": {
 			reason: "the pod could never start",
-			says:   []string{"the claim does not exist", "create it"},
+			says:   []string{"does not exist", "create it"},
 		},
 		"unallocated": {
-			reason: "nobody has chosen devices",
+			reason: "no scheduler has chosen devices",
 			claim:  []gen.ResourceClaimOption{requests},
-			says:   []string{"the claim has no devices", "use a scheduler that knows ResourceClaims", "--resource-claims-allocate"},
+			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims", "--resource-claims-allocate"},
 		},
 		"allocated for another node": {
 			reason: "the devices are not there",
 			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-2", "some.example.com", device)},
-			says:   []string{"cannot be used on the node node-1", "its allocation admits"},
+			says:   []string{"not available on node node-1", "its allocation selects"},
 		},
 		"being deleted": {
 			reason: "its devices are about to be given up",
@@ -283,12 +283,12 @@ func TestResourceClaimRefusals(t *testing.T) {
 			after: func(b *bench) {
 				require.NoError(b.t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(b.t.Context(), "gpu", metav1.DeleteOptions{}))
 			},
-			says: []string{"the claim is being deleted"},
+			says: []string{"is being deleted"},
 		},
 		"no more reservations": {
 			reason: "the API allows 256",
 			claim:  append(full(), requests, gen.AllocatedFor("node-1", "some.example.com", device)),
-			says:   []string{"reserved for 256 pods already", "use another claim"},
+			says:   []string{"already reserved for 256 pods", "use another claim"},
 		},
 	}
 	for name, tc := range tests {
@@ -324,14 +324,14 @@ func TestResourceClaimNotMadeYet(t *testing.T) {
 	// There is no template yet, so that no claim is made of it.
 	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
 	bound := b.beginBind("node-1")
-	b.untilEvent("WaitingForPreBind", "the claim of its template", `"gpus"`)
+	b.untilEvent("WaitingForPreBind", "kube-controller-manager to create the claim", `"gpus"`)
 	b.resourceClaimTemplate("gpus", gen.RequestsDevices("none.example.com", 1))
 	err := b.end(bound)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
 	claims := b.resourceClaims()
 	require.Len(t, claims, 1)
 	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+claims[0].Name)
-	assert.ErrorContains(t, err, "the claim has no devices")
+	assert.ErrorContains(t, err, "not allocated by the scheduler")
 	b.assertWaited()
 }
 
@@ -348,8 +348,7 @@ func TestResourceClaimDryRun(t *testing.T) {
 	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
 }
 
-// assertWaited checks that the binder was told to wait, and allowed or refused in
-// the end only.
+// assertWaited checks that the client got 429 until the last call, which is allowed or rejected.
 func (b *bench) assertWaited() {
 	b.t.Helper()
 	said := b.decisions()

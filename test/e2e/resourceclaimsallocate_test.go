@@ -27,8 +27,7 @@ import (
 const raceClass = "owned-race.example.com"
 
 // A hundred pods want one device each, of forty: some of each node, and some that
-// every node can use. Two replicas give them away; no device twice, and whoever
-// gets none hears why.
+// every node can use. Two replicas allocate them; no device twice, and a pod without a device gets the reason.
 func testAllocationRace(t *testing.T, w *world) {
 	t.Parallel()
 	const pods, nodes, ofNode, ofAll = 100, 4, 8, 8
@@ -51,7 +50,7 @@ func testAllocationRace(t *testing.T, w *world) {
 	refused := b.bindAll(racers)
 	assert.Len(t, refused, pods-devices)
 	for name, err := range refused {
-		assert.ErrorContains(t, err, "nothing that is free on the node "+racers[name].Target.Name+" fits its requests")
+		assert.ErrorContains(t, err, "no free devices on node "+racers[name].Target.Name+" match its requests")
 		assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+name+"-device-")
 	}
 	b.assertDevicesGiven(devices)
@@ -73,8 +72,7 @@ func testAllocationRace(t *testing.T, w *world) {
 	require.Greater(t, gone+len(racers), devices/nodes)
 	again := b.bindAll(racers)
 	if len(again) > max(0, len(racers)-gone) {
-		// A call that had to wait may have been answered by the other replica: the one that
-		// it left keeps its error for a minute, and tells it once.
+		// A call that had to wait may have been answered by the other replica: the first replica keeps its error for a minute, and reports it once.
 		once := maps.Clone(racers)
 		maps.DeleteFunc(once, func(name string, _ *corev1.Binding) bool { return again[name] == nil })
 		again = b.bindAll(once)
@@ -274,7 +272,7 @@ func testAllocatesWhenMade(t *testing.T, w *world) {
 	d.publish("node-1", gen.Device("gpu-0"))
 	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
 	bound := b.beginBind("node-1")
-	b.untilEvent("WaitingForPreBind", "the claim of its template", `"gpus"`)
+	b.untilEvent("WaitingForPreBind", "kube-controller-manager to create the claim", `"gpus"`)
 	b.resourceClaimTemplate("gpus", gen.RequestsDevices(d.name, 1))
 	require.NoError(t, b.end(bound))
 	pod := b.untilBound()
@@ -285,7 +283,7 @@ func testAllocatesWhenMade(t *testing.T, w *world) {
 	b.assertDevicesGiven(1)
 }
 
-// What Prebind allocates is waited for as what a scheduler allocates.
+// A bind waits for allocations of Prebind as for those of a scheduler.
 func testAllocatedConditions(t *testing.T, w *world) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -303,7 +301,7 @@ func testAllocatedConditions(t *testing.T, w *world) {
 	b.untilNoneMarked()
 }
 
-// What cannot be allocated.
+// Claims that Prebind cannot allocate.
 func testAllocationRefused(t *testing.T, w *world) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -315,15 +313,15 @@ func testAllocationRefused(t *testing.T, w *world) {
 	}{
 		"class of others": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices("others.example.com", 1)},
-			says:  []string{"Prebind may not allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
+			says:  []string{"Prebind cannot allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
 		},
 		"partly of others": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 1), gen.RequestsDevices("others.example.com", 1)},
-			says:  []string{"Prebind may not allocate it", `"others.example.com"`},
+			says:  []string{"Prebind cannot allocate it", `"others.example.com"`},
 		},
 		"more than there are": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 3)},
-			says:  []string{"nothing that is free on the node node-1 fits its requests"},
+			says:  []string{"no free devices on node node-1 match its requests"},
 		},
 	}
 	for name, tc := range tests {

@@ -66,7 +66,7 @@ func testForgedAllocation(t *testing.T, w *world) {
 	other := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	err := b.bindByHand(gen.Binding(other, "node-1"))
 	require.True(t, apierrors.IsForbidden(err), "the device of another tenant's pod was given away: %v", err)
-	assert.ErrorContains(t, err, "fits its requests")
+	assert.ErrorContains(t, err, "match its requests")
 }
 
 func testForgedReservation(t *testing.T, w *world) {

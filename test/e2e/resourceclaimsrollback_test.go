@@ -29,8 +29,7 @@ import (
 // ownedClasses are those that Prebind allocates: each test has one of its own.
 const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
 
-// What Prebind allocates, and what is about the end of a bind, has an installation
-// of its own.
+// Tests of allocation and of the end of a bind have their own installation.
 func TestResourceClaimsAllocate(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0, "--resource-claims-allocate="+ownedClasses)
@@ -92,8 +91,7 @@ func (b *bench) refusedLater(h *laterHook, node string) {
 	require.Equal(b.t, "allowed", said[len(said)-1])
 }
 
-// The bind is refused after Prebind has reserved one of the pod's two claims: that
-// reservation goes, and what others wrote stays.
+// The bind is refused after Prebind has reserved one of the pod's two claims: that reservation is removed, and writes of others stay.
 func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -107,7 +105,7 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still be on its way")
 	claim := b.untilResourceClaim("free", "released", released)
 	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
-	b.untilEvent("PreBindRolledBack", "the bind to node-1 did not come about", "resource-claims", b.ns+"/free")
+	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-1: the pod was not bound", b.ns+"/free")
 	assert.False(t, says(b.events(), "PreBindRolledBack", b.ns+"/reserved"), "%q", b.events())
 	own := b.assertReserved("reserved", pod)
 	for _, claim := range seen.upTo(b, own) {
@@ -124,7 +122,7 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("reserved", pod)
 }
 
-// What Prebind allocated for a bind that does not come about is free again.
+// After a failed bind, Prebind's allocations are released.
 func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -137,16 +135,16 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(claim))
 	assert.Equal(t, claimedBy(claim), b.recorded(d.name))
 
-	// Meanwhile, nobody else gets it.
+	// Until then, no other pod gets it.
 	b.resourceClaim("other", gen.RequestsDevices(d.name, 1))
 	other, err := b.createPod("other", byHand, gen.UsesResourceClaim("other"))
 	require.NoError(t, err)
 	err = b.bindByHand(gen.Binding(other, "node-2"))
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "nothing that is free on the node node-2 fits")
+	assert.ErrorContains(t, err, "no free devices on node node-2 match")
 
 	b.untilResourceClaim("gpu", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
-	b.untilEvent("PreBindRolledBack", "the bind to node-2 did not come about", "resource-claims gave back the devices of", b.ns+"/gpu")
+	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-2: the pod was not bound; deallocated", b.ns+"/gpu")
 	errs := b.insist(t.Context(), gen.Binding(other, "node-2"))
 	require.NoError(t, errs[len(errs)-1])
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(b.assertReserved("other", other)))
@@ -200,8 +198,7 @@ func (b *bench) killReplicaOf(attempt string) {
 	b.t.Cleanup(func() { assert.NoError(b.t, killed.Restart(context.WithoutCancel(b.t.Context()))) })
 }
 
-// The replica is killed between the reservation and the bind, which does not come
-// about: the other one takes back the reservation, and what was allocated.
+// The replica is killed between reservation and bind, and the bind fails: the other replica removes the reservation and the allocation.
 func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver("owned-killed.example.com")
@@ -227,8 +224,7 @@ func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("others", pod)
 }
 
-// The replica is killed while the bind waits for its device: the other one goes on
-// with it, and is not disturbed by the sweep of what the killed one left behind.
+// The replica is killed while the bind waits for its device: the other replica continues the bind, and the sweep of the killed replica's marks does not disturb it.
 func testKilledWhileWaiting(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver(b.ns + ".example.com")

@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/test/gencert"
 )
 
-// What an operator gets wrong at the start is said in one line, and nothing runs.
+// Startup errors are reported in one line, and the process exits.
 func TestServeSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	p := shared.prebind
@@ -54,7 +54,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		says []string
 	}{
 		"unknown flag":        {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
-		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", "not positive"}},
+		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", "must be positive, got -1s"}},
 		"unknown plugin":      {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
 		"unknown mutator":     {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
 		"several":             {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
@@ -67,12 +67,12 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "mutually exclusive"}},
 		"no role for self-managed": {
 			args: []string{"--self-managed-certs", "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
-			says: []string{"--self-managed-certs lacks permissions", "secrets prebind-webhook-ca in prebind-system", "mutatingwebhookconfigurations", "apply the component"},
+			says: []string{"--self-managed-certs: the service account lacks permissions", "secrets prebind-webhook-ca in prebind-system", "mutatingwebhookconfigurations", "apply the component"},
 		},
 		"no kubeconfig": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
 		"no API server": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
 		"contradiction": {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
-		"unknown field": {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `no field "hodl"`, "hold, maxHolds"}},
+		"unknown field": {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `unknown field "hodl"`, "hold, maxHolds"}},
 		"no config":     {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
 		"port in use": {
 			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},

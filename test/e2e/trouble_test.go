@@ -99,8 +99,7 @@ func (b *bench) proxied() *cluster.APIProxy {
 	return proxy
 }
 
-// Before its caches are synced a replica sends the API server elsewhere: here they
-// are not, for the API server does not tell what volumes there are.
+// Before its caches are synced a replica sends the API server elsewhere: here they are not, because the API server does not list volumes.
 func TestNotReady(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -184,13 +183,13 @@ func TestLostPermission(t *testing.T) {
 	require.NoError(t, b.client.RbacV1().ClusterRoleBindings().Delete(t.Context(), binding, metav1.DeleteOptions{}))
 	proxy.Disconnect()
 	b.untilReadyz(l, http.StatusServiceUnavailable,
-		"the PreBind plugin volumebinding lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
+		"PreBind plugin volumebinding: the service account lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
 	assert.NoError(t, l.Err(), "it lives on")
 
 	_, err = b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
-	assert.ErrorContains(t, err, "the PreBind plugin volumebinding lacks permissions: the service account of Prebind may not")
+	assert.ErrorContains(t, err, "PreBind plugin volumebinding: the service account lacks permissions: ")
 	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
 }
 

@@ -137,12 +137,22 @@ func (p *Prebind) chooseSource(ctx context.Context) error {
 	if p.o.Helm {
 		return p.renderChart(ctx)
 	}
-	dir := p.o.Kustomization
+	p.source = p.kustomization(p.o.Kustomization)
+	return nil
+}
+
+func (p *Prebind) kustomization(dir string) []string {
 	if dir == "" {
 		dir = manifests
 	}
-	p.source = []string{"-k", filepath.Join(p.root, dir)}
-	return nil
+	return []string{"-k", filepath.Join(p.root, dir)}
+}
+
+// Apply applies another kustomization, relative to the root of the checkout. The
+// replicas keep running.
+func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
+	p.source = p.kustomization(kustomization)
+	return p.applyManifests(ctx)
 }
 
 func (p *Prebind) applyManifests(ctx context.Context) error {

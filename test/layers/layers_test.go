@@ -74,6 +74,24 @@ func productImports(t *testing.T) (own map[string][]string, others []string) {
 	return own, others
 }
 
+// box is a package, or a pattern of packages, in the diagram of docs/design.md.
+var box = regexp.MustCompile(`class="b">([a-z0-9/*]+)<`)
+
+func TestDiagram_ContainsEveryPackage(t *testing.T) {
+	svg, err := os.ReadFile(filepath.Join(root, "docs", "images", "packages.svg"))
+	require.NoError(t, err)
+	var boxes []string
+	for _, m := range box.FindAllStringSubmatch(string(svg), -1) {
+		boxes = append(boxes, m[1], strings.TrimSuffix(m[1], "/*"))
+	}
+	own, _ := productImports(t)
+	for name := range own {
+		parts := strings.Split(name, "/")
+		short := strings.Join(parts[:min(len(parts), 2)], "/")
+		assert.True(t, matches(boxes, short), "docs/images/packages.svg has no box for %s", short)
+	}
+}
+
 // Every import of the program points down.
 func TestLayers(t *testing.T) {
 	own, _ := productImports(t)

@@ -119,6 +119,7 @@ data: {ca.crt: %s}
 		"client CA":    {base: everything, components: []string{"client-ca"}, values: []string{"clientCA.enabled=true"}},
 		"ignore":       {base: everything, components: []string{"failure-policy-ignore"}, values: []string{"failurePolicy=Ignore"}},
 		"annotations":  {base: everything, components: []string{"annotation-policy"}, values: []string{"annotationPolicy.enabled=true"}},
+		"explain":      {base: everything, components: []string{"explain"}, values: []string{"explainRole.enabled=true"}},
 		"several":      {base: selfManaged, components: []string{"client-ca", "annotation-policy"}, values: []string{"certificates.mode=selfManaged", "clientCA.enabled=true", "annotationPolicy.enabled=true"}},
 		"certificate":  {base: base, components: []string{"certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding"}, files: files, values: []string{"certificates.mode=files", "certificates.files.caBundle=" + ca}},
 	}
@@ -406,6 +407,8 @@ func TestChartRefuses(t *testing.T) {
 		"Digest":           {reason: "it is no digest", values: "image.digest=latest", says: []string{"/image/digest"}},
 		"FilesWithoutCA":   {reason: "the API server would trust no replica", values: "certificates.mode=files", says: []string{"certificates.files.caBundle"}},
 		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
+		"UnknownField":     {reason: "no replica would start", values: "config.budgets.hodl=5s", says: []string{"/config/budgets", "hodl", "not allowed"}},
+		"FieldType":        {reason: "no replica would start", values: "config.budgets.maxHolds=many", says: []string{"/config/budgets/maxHolds", "integer"}},
 		"AllocateWhileOff": {reason: "nobody would allocate", values: "prebindPlugins.resource-claims.enabled=false,prebindPlugins.resource-claims.allocate={gpu}", says: []string{"allocate needs"}},
 	}
 	for name, tc := range cases {

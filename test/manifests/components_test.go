@@ -199,6 +199,20 @@ func TestFailurePolicyIgnore(t *testing.T) {
 	assert.Equal(t, shipped, ignoring, "and nothing else changes")
 }
 
+// The kustomizations for the first installation differ from the shipped ones in the failure policy only.
+func TestFirstInstall(t *testing.T) {
+	for first, shipped := range map[string]string{"config/first-install": everything, "config/first-install/self-managed": selfManaged} {
+		t.Run(first, func(t *testing.T) {
+			got, want := render(t, first), render(t, shipped)
+			webhooks := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "prebind").Webhooks
+			require.Len(t, webhooks, 1)
+			assert.Equal(t, new(admissionregistrationv1.Ignore), webhooks[0].FailurePolicy)
+			webhooks[0].FailurePolicy = new(admissionregistrationv1.Fail)
+			assert.Equal(t, want, got)
+		})
+	}
+}
+
 // What the policies do is tested end to end.
 func TestAnnotationPolicy(t *testing.T) {
 	objects := renderWith(t, []string{everything}, []string{"annotation-policy"}, nil)

@@ -14,8 +14,10 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/telemetry"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -45,11 +47,16 @@ func (m Metric) Series() []string {
 // All returns the metrics by name; the caller owns the slice.
 func All() ([]Metric, error) {
 	r := &register{}
-	if err := app.RegisterMetrics(r); err != nil {
+	if err := registerAll(r); err != nil {
 		return nil, err
 	}
 	slices.SortFunc(r.found, func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
 	return r.found, errors.Join(r.problems...)
+}
+
+func registerAll(r *register) error {
+	_, err := telemetry.New(telemetry.Options{Registry: r, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics()})
+	return err
 }
 
 // register is a Registerer that writes down what it is given.

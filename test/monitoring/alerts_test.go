@@ -34,6 +34,10 @@ func TestAlerts(t *testing.T) {
 		prebind_rollbacks_total{plugin="device",result="failed"} 0x30
 		prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x30
 		prebind_attempts{phase="undoing"} 0x30
+		prebind_decision_duration_seconds_sum{decision="allowed"} 0+50x30
+		apiserver_admission_webhook_admission_duration_seconds_sum{name="pods-binding.prebind.dev"} 0+52x30
+		apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 0+100x30
+		apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="no_error"} 0+90x30
 		prebind_decision_duration_seconds_bucket{le="0.0005"} 0+100x30
 		prebind_decision_duration_seconds_bucket{le="8.192"} 0+100x30
 		prebind_decision_duration_seconds_bucket{le="16.384"} 0+100x30
@@ -41,7 +45,9 @@ func TestAlerts(t *testing.T) {
 		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="0.0005"} 0+100x30
 		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="+Inf"} 0+100x30
 		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="0.0005"} 0x30
-		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+90x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="131.072"} 0+100x30
+		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="524.288"} 0+100x30
 		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="+Inf"} 0+100x30`
 	cases := map[string]struct {
 		// fires are series that replace those of the same name and labels in well.
@@ -56,6 +62,31 @@ func TestAlerts(t *testing.T) {
 			"one is ready": `prebind_ready{pod="a"} 0x30`,
 		}},
 		"PrebindReplicaNotReady": {fires: `prebind_ready{pod="a"} 0x30`},
+		"PrebindCallsFailing": {fires: `apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="calling_webhook_error"} 0+100x30`, not: map[string]string{
+			"one call in a hundred":    `apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="calling_webhook_error"} 0+1x30`,
+			"another webhook fails":    `apiserver_admission_webhook_rejection_count{name="other.example.com",error_type="calling_webhook_error"} 0+100x30`,
+			"Prebind rejects Bindings": `apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="no_error"} 0+100x30`,
+			"the failures are over":    `apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="calling_webhook_error"} 0+100x20 2000x10`,
+		}},
+		"PrebindCallsFailOpen": {fires: `apiserver_admission_webhook_fail_open_count{name="pods-binding.prebind.dev"} 0+1x30`, not: map[string]string{
+			"another webhook fails": `apiserver_admission_webhook_fail_open_count{name="other.example.com"} 0+1x30`,
+			"the failures are over": `apiserver_admission_webhook_fail_open_count{name="pods-binding.prebind.dev"} 7x30`,
+		}},
+		"PrebindRejectionsHigh": {fires: `prebind_decisions_total{pod="a",decision="refused",plugin="volumebinding"} 0+200x30`, not: map[string]string{
+			"one rejection in three": `prebind_decisions_total{pod="a",decision="refused",plugin="volumebinding"} 0+50x30`,
+			"clients wait":           `prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+900x30`,
+			"schedulers were late":   `prebind_decisions_total{pod="a",decision="stale",plugin="binder"} 0+200x30`,
+			"a few binds in all":     "prebind_decisions_total{pod=\"a\",decision=\"refused\",plugin=\"device\"} 0+2x30\nprebind_decisions_total{pod=\"a\",decision=\"allowed\",plugin=\"\"} 0+1x30",
+		}},
+		"PrebindCallsSlow": {fires: `apiserver_admission_webhook_admission_duration_seconds_sum{name="pods-binding.prebind.dev"} 0+120x30`, not: map[string]string{
+			"Prebind holds calls": "apiserver_admission_webhook_admission_duration_seconds_sum{name=\"pods-binding.prebind.dev\"} 0+2502x30\nprebind_decision_duration_seconds_sum{decision=\"allowed\"} 0+2500x30",
+			"no calls":            "apiserver_admission_webhook_admission_duration_seconds_sum{name=\"pods-binding.prebind.dev\"} 9x30\napiserver_admission_webhook_admission_duration_seconds_count{name=\"pods-binding.prebind.dev\"} 9x30\nprebind_decision_duration_seconds_sum{decision=\"allowed\"} 9x30",
+		}},
+		"PrebindWaitsLong": {fires: `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+50x30
+			prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="131.072"} 0+50x30`, not: map[string]string{
+			"two minutes":           `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0x30`,
+			"one bind in a hundred": `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="131.072"} 0+99x30`,
+		}},
 		"PrebindFailing": {fires: `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+10x30`, not: map[string]string{
 			"one in a hundred":       `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+1x30`,
 			"the schedulers' doing":  `prebind_decisions_total{pod="a",decision="refused",plugin="device"} 0+100x30`,
@@ -96,7 +127,7 @@ func TestAlerts(t *testing.T) {
 			"it is to be renewed about now":                 `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2588400x30`,
 		}},
 		"PrebindCertificateExpired": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 600x30`, not: map[string]string{
-			"there are days left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 518400x30`,
+			"a minute is left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 1860x30`,
 		}},
 		"PrebindConfigRefused": {fires: `prebind_config_last_reload_successful{pod="a"} 0x30`},
 		"PrebindConfigsDiffer": {fires: `prebind_config_info{pod="b",hash="2"} 1x30

@@ -93,5 +93,13 @@ func documented(t *testing.T) map[string][]string {
 		series[name+"_bucket"] = append(labels, "le")
 	}
 	require.NotEmpty(t, series)
+	// The API server's. An end-to-end test compares these selectors with a real one.
+	called := []string{"name", "type", "operation", "rejected"}
+	for _, suffix := range []string{"_sum", "_count"} {
+		series["apiserver_admission_webhook_admission_duration_seconds"+suffix] = called
+	}
+	series["apiserver_admission_webhook_admission_duration_seconds_bucket"] = append(called, "le")
+	series["apiserver_admission_webhook_rejection_count"] = []string{"name", "type", "operation", "error_type", "rejection_code"}
+	series["apiserver_admission_webhook_fail_open_count"] = []string{"name", "type"}
 	return series
 }

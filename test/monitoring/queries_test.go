@@ -4,6 +4,8 @@
 package monitoring
 
 import (
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -63,15 +65,43 @@ func TestAlertsAreComplete(t *testing.T) {
 		assert.False(t, seen[name], "%s is there twice", name)
 		seen[name] = true
 		assert.Contains(t, []string{"critical", "warning"}, alert.Labels["severity"], name)
-		for _, key := range []string{"summary", "description", "runbook"} {
-			assert.Regexp(t, `\.$`, strings.TrimSpace(alert.Annotations[key]), "%s: its %s is in sentences", name, key)
+		for _, key := range []string{"summary", "description"} {
+			assert.Regexp(t, `\.$`, strings.TrimSpace(alert.Annotations[key]), "%s: the %s consists of sentences", name, key)
 		}
 		asked(t, name, alert.Expr.String())
 	}
-	assert.Contains(t, string(read(t, "docs", "metrics.md")), "PrebindAbsent")
-	for name := range seen {
-		assert.Contains(t, string(read(t, "docs", "metrics.md")), name, "the document says what each alert means")
+}
+
+// Each alert links to its page in docs/runbooks, and each page belongs to an alert. A page has the same sections as all others.
+func TestRunbooks(t *testing.T) {
+	pages := map[string]bool{}
+	files, err := os.ReadDir(filepath.Join(root, "docs", "runbooks"))
+	require.NoError(t, err)
+	for _, file := range files {
+		if name, ok := strings.CutSuffix(file.Name(), ".md"); ok && name != "README" {
+			pages[name] = true
+		}
 	}
+	index := string(read(t, "docs", "runbooks", "README.md"))
+	for _, alert := range alerts(t) {
+		name := alert.Alert
+		assert.Equal(t, "https://github.com/prebind/prebind/blob/main/docs/runbooks/"+name+".md", alert.Annotations["runbook_url"], name)
+		if !assert.True(t, pages[name], "%s has no page in docs/runbooks", name) {
+			continue
+		}
+		delete(pages, name)
+		page := string(read(t, "docs", "runbooks", name+".md"))
+		var headings []string
+		for line := range strings.Lines(page) {
+			if strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "###") {
+				headings = append(headings, strings.TrimSpace(line))
+			}
+		}
+		assert.Equal(t, []string{"# " + name, "## Meaning", "## Impact", "## Diagnosis", "## Mitigation"}, headings, name)
+		assert.Contains(t, page, "Severity: "+alert.Labels["severity"]+".", name)
+		assert.Contains(t, index, "("+name+".md) | "+alert.Labels["severity"], "docs/runbooks/README.md lists each page")
+	}
+	assert.Empty(t, pages, "pages without an alert")
 }
 
 // TestRuleIsAccepted: Prometheus itself reads the groups, with the templates of the

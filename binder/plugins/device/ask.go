@@ -15,20 +15,19 @@ import (
 )
 
 const (
-	// lockKey is the one key under the plugin's prefix that names no resource.
+	// lockKey is the only key of the plugin that is not a resource.
 	lockKey = "node-lock"
-	// maxText, for all keys and values together, maxDevices and maxID bound what one
-	// bind may ask for, so that the record of a node full of pods that ask for as much
-	// as they can is still less than a ConfigMap holds.
+	// maxText limits the keys and values of one bind in bytes. With maxDevices and maxID it
+	// keeps the record of a full node below the size limit of a ConfigMap.
 	maxText    = 4 << 10
 	maxDevices = 256
 	maxID      = 253
-	// maxEcho is how much of somebody's bad input is shown to them again.
+	// maxEcho is the maximum length of invalid input in messages, in bytes.
 	maxEcho = 80
 )
 
-// share is a part of a device, in millionths of it. It is written as a decimal
-// number over 0 and up to 1.
+// share is a part of a device in millionths. Its text form is a decimal number greater than
+// 0 and at most 1.
 type share int64
 
 const (
@@ -36,7 +35,7 @@ const (
 	whole       = share(1_000_000)
 )
 
-// String is the shortest decimal number, such as 0.5 or 1.
+// String returns the shortest decimal number, such as 0.5 or 1.
 func (s share) String() string { return strconv.FormatFloat(float64(s)/float64(whole), 'f', -1, 64) }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -46,14 +45,14 @@ func (s share) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (s *share) UnmarshalText(text []byte) error {
 	parsed, ok := parseShare(string(text))
 	if !ok {
-		return fmt.Errorf("%q is no share of a device", short(string(text)))
+		return fmt.Errorf("%q: invalid share of a device", short(string(text)))
 	}
 	*s = parsed
 	return nil
 }
 
-// parseShare is strict: what is not a number over 0 and up to 1, with six digits
-// behind the point at most, is no share.
+// parseShare accepts a decimal number greater than 0 and at most 1, with at most six digits
+// after the point.
 func parseShare(text string) (share, bool) {
 	integer, fraction, pointed := strings.Cut(text, ".")
 	if (integer != "0" && integer != "1") || pointed && fraction == "" || len(fraction) > shareDigits {
@@ -68,10 +67,10 @@ func parseShare(text string) (share, bool) {
 	return share(parsed), err == nil && parsed > 0 && share(parsed) <= whole
 }
 
-// devices are shares by resource key and device ID.
+// devices contains shares by resource key and device ID.
 type devices map[string]map[string]share
 
-// String is one line, in order, of the first few.
+// String lists the first devices on one line, in order.
 func (d devices) String() string {
 	const most = 8
 	var parts []string
@@ -97,16 +96,16 @@ func (d devices) equal(other devices) bool {
 	return maps.EqualFunc(d, other, maps.Equal[map[string]share, map[string]share])
 }
 
-// ask is what a bind asks for.
+// ask contains the requests of a bind.
 type ask struct {
 	devices devices
-	// lock asks for the lock of the node.
+	// lock requests the node lock.
 	lock bool
 }
 
 func (a ask) nothing() bool { return len(a.devices) == 0 && !a.lock }
 
-// list returns the devices for the mutators, in order.
+// list returns the devices for mutators, in order.
 func (a ask) list() []framework.Device {
 	var list []framework.Device
 	for _, key := range slices.Sorted(maps.Keys(a.devices)) {
@@ -121,7 +120,7 @@ func (a ask) list() []framework.Device {
 	return list
 }
 
-// parse reads the plugin's annotations. It names all that are wrong.
+// parse reads the annotations of the plugin. Its error lists all invalid ones.
 func parse(parameters map[string]framework.Parameter) (ask, error) {
 	a := ask{devices: devices{}}
 	var wrong problems
@@ -144,29 +143,28 @@ func parse(parameters map[string]framework.Parameter) (ask, error) {
 	return a, nil
 }
 
-// limits are what is left of them.
+// limits contains the remaining bytes and devices of a bind.
 type limits struct{ text, devices int }
 
-// add adds the devices of one annotation.
 func (a *ask) add(key, value string, left *limits) error {
 	if key == "" {
-		return errors.New("what follows the slash must name a resource")
+		return errors.New("the key needs a resource name after the slash")
 	}
 	if left.text -= len(key) + len(value); left.text < 0 {
-		return fmt.Errorf("the annotations that name devices are longer than %d bytes in all", maxText)
+		return fmt.Errorf("the annotations that list devices exceed %d bytes in total", maxText)
 	}
 	ids, err := parseIDs(value)
 	if err != nil {
 		return err
 	}
 	if left.devices -= len(ids); left.devices < 0 {
-		return fmt.Errorf("the annotations name more than %d devices in all", maxDevices)
+		return fmt.Errorf("the annotations list more than %d devices in total", maxDevices)
 	}
 	a.devices[key] = ids
 	return nil
 }
 
-// problem is what is wrong with an annotation.
+// problem is an invalid annotation.
 type problem struct {
 	framework.Parameter
 	err error
@@ -174,7 +172,8 @@ type problem struct {
 
 type problems []problem
 
-// asError names the first few of them, and more in its fields.
+// asError returns an error whose message lists the first problems, and whose fields list
+// more.
 func (ps problems) asError() *framework.Error {
 	const most, mostFields = 3, 16
 	var texts []string
@@ -186,10 +185,10 @@ func (ps problems) asError() *framework.Error {
 		}
 	}
 	if more := len(ps) - len(texts); more > 0 {
-		texts = append(texts, fmt.Sprintf("and %d more are wrong", more))
+		texts = append(texts, fmt.Sprintf("%d more annotations are invalid", more))
 	}
 	return framework.Invalid(ps[0].On, strings.Join(texts, "; "), fields...).
-		Advise("name devices as in GPU-1,GPU-2, and shares of them as in GPU-1:0.5")
+		Advise("list devices as in GPU-1,GPU-2 and shares of devices as in GPU-1:0.5")
 }
 
 func parseLock(value string) (bool, error) {
@@ -199,13 +198,13 @@ func parseLock(value string) (bool, error) {
 	case "false":
 		return false, nil
 	default:
-		return false, fmt.Errorf("%q is neither true nor false", short(value))
+		return false, fmt.Errorf("must be true or false, got %q", short(value))
 	}
 }
 
-// parseIDs reads a list such as GPU-1,GPU-2:0.5. What follows the last colon of an
-// entry is always a share, so that a share with a mistake in it never makes
-// another device; an ID that has colons itself is written with its share.
+// parseIDs parses a list such as GPU-1,GPU-2:0.5. The text after the last colon of an entry
+// is always a share, so that a mistake in a share cannot select another device. An ID that
+// contains colons therefore requires a share.
 func parseIDs(value string) (map[string]share, error) {
 	ids := map[string]share{}
 	for entry := range strings.SplitSeq(value, ",") {
@@ -213,18 +212,18 @@ func parseIDs(value string) (map[string]share, error) {
 		if colon := strings.LastIndex(id, ":"); colon >= 0 {
 			var ok bool
 			if s, ok = parseShare(id[colon+1:]); !ok {
-				return nil, fmt.Errorf("%q: what follows the last colon must be a share over 0 and up to 1, such as 0.5; an ID with colons in it needs its share, as in 0000:3b:00.0:1", short(id))
+				return nil, fmt.Errorf("%q: the share after the last colon must be greater than 0 and at most 1, such as 0.5; an ID that contains colons requires a share, as in 0000:3b:00.0:1", short(id))
 			}
 			id = id[:colon]
 		}
 		if !validID(id) {
-			return nil, fmt.Errorf("%q is no device ID: it has 1 to %d printable ASCII characters, without spaces and commas", short(id), maxID)
+			return nil, fmt.Errorf("%q: invalid device ID: must be 1 to %d printable ASCII characters without spaces and commas", short(id), maxID)
 		}
 		if id == "true" || id == "false" {
-			return nil, fmt.Errorf("%q is no device ID: only the key %s takes it", id, lockKey)
+			return nil, fmt.Errorf("%q: invalid device ID: only the key %s has this value", id, lockKey)
 		}
 		if _, twice := ids[id]; twice {
-			return nil, fmt.Errorf("the device %q is named twice", short(id))
+			return nil, fmt.Errorf("device %q is listed twice", short(id))
 		}
 		ids[id] = s
 	}

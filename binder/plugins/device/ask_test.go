@@ -63,8 +63,7 @@ func TestParseShare(t *testing.T) {
 	}
 }
 
-// TestEveryShareIsReadAsItIsWritten: there are no more than a million.
-func TestEveryShareIsReadAsItIsWritten(t *testing.T) {
+func TestShare_RoundTrips(t *testing.T) {
 	for s := share(1); s <= whole; s++ {
 		if got, ok := parseShare(s.String()); !ok || got != s {
 			t.Fatalf("%d is written %s and read %d", s, s, got)
@@ -79,35 +78,35 @@ func TestParseIDs(t *testing.T) {
 		want          map[string]share
 		wrong         string
 	}{
-		"One":            {reason: "an ID alone is all of the device", value: "GPU-1", want: map[string]share{"GPU-1": whole}},
-		"Two":            {reason: "spaces around are no part of an ID", value: " GPU-1 ,\tGPU-2\n", want: map[string]share{"GPU-1": whole, "GPU-2": whole}},
+		"One":            {reason: "an ID without a share stands for the whole device", value: "GPU-1", want: map[string]share{"GPU-1": whole}},
+		"Two":            {reason: "spaces around an ID are ignored", value: " GPU-1 ,\tGPU-2\n", want: map[string]share{"GPU-1": whole, "GPU-2": whole}},
 		"Share":          {reason: "a share follows the colon", value: "GPU-1:0.5,GPU-2", want: map[string]share{"GPU-1": whole / 2, "GPU-2": whole}},
-		"PCI":            {reason: "an ID with colons has its share", value: "0000:3b:00.0:1", want: map[string]share{"0000:3b:00.0": whole}},
-		"PCIShare":       {reason: "the last colon is the share's", value: "0000:3b:00.0:0.25", want: map[string]share{"0000:3b:00.0": whole / 4}},
-		"PCIWithout":     {reason: "a mistake never makes another device", value: "0000:3b:00.0", wrong: "0000:3b:00.0:1"},
-		"MIG":            {reason: "IDs as drivers write them", value: "MIG-GPU-8f6d/3/0", want: map[string]share{"MIG-GPU-8f6d/3/0": whole}},
-		"Unicode":        {reason: "what looks alike must not be two devices", value: "GPU-１", wrong: "printable ASCII"},
-		"Control":        {reason: "messages and terminals show IDs", value: "GPU-\x1b[31m", wrong: "printable ASCII"},
-		"NUL":            {reason: "messages and terminals show IDs", value: "GPU\x00", wrong: "printable ASCII"},
+		"PCI":            {reason: "an ID with colons requires a share", value: "0000:3b:00.0:1", want: map[string]share{"0000:3b:00.0": whole}},
+		"PCIShare":       {reason: "the share follows the last colon", value: "0000:3b:00.0:0.25", want: map[string]share{"0000:3b:00.0": whole / 4}},
+		"PCIWithout":     {reason: "a missing share must not select another device", value: "0000:3b:00.0", wrong: "0000:3b:00.0:1"},
+		"MIG":            {reason: "drivers use slashes in IDs", value: "MIG-GPU-8f6d/3/0", want: map[string]share{"MIG-GPU-8f6d/3/0": whole}},
+		"Unicode":        {reason: "IDs that look alike must not be two devices", value: "GPU-１", wrong: "printable ASCII"},
+		"Control":        {reason: "terminals print IDs", value: "GPU-\x1b[31m", wrong: "printable ASCII"},
+		"NUL":            {reason: "terminals print IDs", value: "GPU\x00", wrong: "printable ASCII"},
 		"NotUTF8":        {reason: "a record is JSON", value: "GPU-\xff", wrong: "printable ASCII"},
-		"SpaceInside":    {reason: "two IDs without a comma", value: "GPU-1 GPU-2", wrong: "without spaces"},
+		"SpaceInside":    {reason: "the comma between two IDs is missing", value: "GPU-1 GPU-2", wrong: "without spaces"},
 		"Longest":        {reason: "the limit", value: long, want: map[string]share{long: whole}},
 		"TooLong":        {reason: "over the limit", value: long + "x", wrong: "1 to 253"},
-		"Twice":          {reason: "which of the two shares would count?", value: "GPU-1:0.5,GPU-1:0.5", wrong: "named twice"},
-		"TwiceMixed":     {reason: "whole and share of it", value: "GPU-1,GPU-1:0.5", wrong: "named twice"},
-		"Empty":          {reason: "nothing is named", value: "", wrong: "no device ID"},
-		"Blank":          {reason: "nothing is named", value: "  ", wrong: "no device ID"},
-		"TrailingComma":  {reason: "something may have been cut off", value: "GPU-1,", wrong: "no device ID"},
-		"TwoCommas":      {reason: "something may have been left out", value: "GPU-1,,GPU-2", wrong: "no device ID"},
-		"ShareOfNothing": {reason: "no ID", value: ":0.5", wrong: "no device ID"},
-		"ShareZero":      {reason: "holds nothing", value: "GPU-1:0", wrong: "over 0 and up to 1"},
-		"ShareTwo":       {reason: "more than there is", value: "GPU-1:2", wrong: "over 0 and up to 1"},
-		"ShareMissing":   {reason: "something was cut off", value: "GPU-1:", wrong: "over 0 and up to 1"},
-		"ShareSpace":     {reason: "a share begins at its colon", value: "GPU-1: 0.5", wrong: "over 0 and up to 1"},
+		"Twice":          {reason: "the share would be ambiguous", value: "GPU-1:0.5,GPU-1:0.5", wrong: "listed twice"},
+		"TwiceMixed":     {reason: "the share would be ambiguous", value: "GPU-1,GPU-1:0.5", wrong: "listed twice"},
+		"Empty":          {reason: "the list is empty", value: "", wrong: "invalid device ID"},
+		"Blank":          {reason: "the list is empty", value: "  ", wrong: "invalid device ID"},
+		"TrailingComma":  {reason: "an ID may be missing", value: "GPU-1,", wrong: "invalid device ID"},
+		"TwoCommas":      {reason: "an ID may be missing", value: "GPU-1,,GPU-2", wrong: "invalid device ID"},
+		"ShareOfNothing": {reason: "the ID is missing", value: ":0.5", wrong: "invalid device ID"},
+		"ShareZero":      {reason: "a share of 0 holds nothing", value: "GPU-1:0", wrong: "greater than 0 and at most 1"},
+		"ShareTwo":       {reason: "a share cannot exceed the device", value: "GPU-1:2", wrong: "greater than 0 and at most 1"},
+		"ShareMissing":   {reason: "the share is missing", value: "GPU-1:", wrong: "greater than 0 and at most 1"},
+		"ShareSpace":     {reason: "a share begins at its colon", value: "GPU-1: 0.5", wrong: "greater than 0 and at most 1"},
 		"SpaceShare":     {reason: "an ID ends at its colon", value: "GPU-1 :0.5", wrong: "without spaces"},
-		"CommaForPoint":  {reason: "0,5 is no half", value: "GPU-1:0,5", wrong: "over 0 and up to 1"},
-		"True":           {reason: "a lock that was misspelt would be no lock", value: "true", wrong: lockKey},
-		"False":          {reason: "the same", value: "GPU-1,false", wrong: lockKey},
+		"CommaForPoint":  {reason: "a comma separates IDs and is not a decimal point", value: "GPU-1:0,5", wrong: "greater than 0 and at most 1"},
+		"True":           {reason: "a misspelled node-lock key must not be ignored", value: "true", wrong: lockKey},
+		"False":          {reason: "a misspelled node-lock key must not be ignored", value: "GPU-1,false", wrong: lockKey},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +122,7 @@ func TestParseIDs(t *testing.T) {
 	}
 }
 
-// on makes parameters of a Binding's annotations.
+// on returns the parameters of annotations on an object of the kind.
 func on(kind string, values map[string]string) map[string]framework.Parameter {
 	parameters := map[string]framework.Parameter{}
 	for key, value := range values {
@@ -142,32 +141,32 @@ func TestParse(t *testing.T) {
 		reason string
 		values map[string]string
 		want   ask
-		// wrong are the keys that are wrong, in order.
+		// wrong lists the invalid keys in order.
 		wrong []string
 		says  string
 	}{
-		"Nothing": {reason: "there may be no annotations", want: ask{devices: devices{}}},
-		"Lock":    {reason: "the lock alone", values: map[string]string{lockKey: "true"}, want: ask{devices: devices{}, lock: true}},
-		"NoLock":  {reason: "it can be said", values: map[string]string{lockKey: "false"}, want: ask{devices: devices{}}},
-		"BadLock": {reason: "nothing else can", values: map[string]string{lockKey: "yes"}, wrong: []string{lockKey}, says: "neither true nor false"},
+		"Nothing": {reason: "annotations are optional", want: ask{devices: devices{}}},
+		"Lock":    {reason: "the lock needs no devices", values: map[string]string{lockKey: "true"}, want: ask{devices: devices{}, lock: true}},
+		"NoLock":  {reason: "the lock can be switched off explicitly", values: map[string]string{lockKey: "false"}, want: ask{devices: devices{}}},
+		"BadLock": {reason: "the lock is a boolean", values: map[string]string{lockKey: "yes"}, wrong: []string{lockKey}, says: "must be true or false"},
 		"Two resources": {
 			reason: "each key is a resource", values: map[string]string{"gpu": "GPU-1:0.5", "fpga": "GPU-1", lockKey: "true"},
 			want: ask{lock: true, devices: devices{"gpu": {"GPU-1": whole / 2}, "fpga": {"GPU-1": whole}}},
 		},
-		"NoKey":   {reason: "a record cannot hold it", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "name a resource"},
-		"TwoBad":  {reason: "all that are wrong are named", values: map[string]string{"a": "", "b": "GPU-1", "c": "x:y"}, wrong: []string{"a", "c"}},
+		"NoKey":   {reason: "a record requires a resource name", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "needs a resource name"},
+		"TwoBad":  {reason: "the message lists all invalid annotations", values: map[string]string{"a": "", "b": "GPU-1", "c": "x:y"}, wrong: []string{"a", "c"}},
 		"Many":    {reason: "the limit", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
 		"TooMany": {reason: "over the limit", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
 		"TooManyTogether": {
-			reason: "over the limit in all; the lock is not to blame", values: map[string]string{"a": "x", "n": strings.Join(many, ","), lockKey: "true", "z": "y"},
+			reason: "the limit counts all keys except node-lock", values: map[string]string{"a": "x", "n": strings.Join(many, ","), lockKey: "true", "z": "y"},
 			wrong: []string{"n", "z"}, says: "more than 256 devices",
 		},
-		"TooLong": {reason: "nothing of it is read", values: map[string]string{"gpu": strings.Repeat("a,", 128<<10)}, wrong: []string{"gpu"}, says: "longer than 4096 bytes"},
+		"TooLong": {reason: "a value that is too long is not parsed", values: map[string]string{"gpu": strings.Repeat("a,", 128<<10)}, wrong: []string{"gpu"}, says: "exceed 4096 bytes"},
 		"TooLongTogether": {
-			reason: "no longer in all", values: map[string]string{"a": strings.Repeat("a", 200), "b": strings.Repeat(strings.Repeat("b", 99)+",", 39) + "b", "lock": "x"},
-			wrong: []string{"b", "lock"}, says: "longer than 4096 bytes",
+			reason: "the limit counts all keys together", values: map[string]string{"a": strings.Repeat("a", 200), "b": strings.Repeat(strings.Repeat("b", 99)+",", 39) + "b", "lock": "x"},
+			wrong: []string{"b", "lock"}, says: "exceed 4096 bytes",
 		},
-		"LongLock": {reason: "it is shown in part", values: map[string]string{lockKey: strings.Repeat("true", 64<<10)}, wrong: []string{lockKey}},
+		"LongLock": {reason: "the message shortens long values", values: map[string]string{lockKey: strings.Repeat("true", 64<<10)}, wrong: []string{lockKey}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -205,8 +204,7 @@ func wholes(ids []string) map[string]share {
 	return all
 }
 
-// TestManyBadAnnotations: the message does not grow with them.
-func TestManyBadAnnotations(t *testing.T) {
+func TestParse_BoundsTheMessage(t *testing.T) {
 	values := map[string]string{}
 	for i := range 3000 {
 		values[fmt.Sprintf("key-%04d", i)] = "?:?"
@@ -214,7 +212,7 @@ func TestManyBadAnnotations(t *testing.T) {
 	_, err := parse(on("Pod", values))
 	var invalid *framework.Error
 	require.ErrorAs(t, err, &invalid)
-	assert.Contains(t, err.Error(), "and 2997 more are wrong")
+	assert.Contains(t, err.Error(), "2997 more annotations are invalid")
 	assert.Less(t, len(err.Error()), 2000)
 	assert.Len(t, invalid.Fields, 16)
 }

@@ -19,12 +19,12 @@ import (
 
 const (
 	recordPrefix = "prebind-devices-"
-	// recordValue is the component of the records.
+	// recordValue is the ledger component of the records.
 	recordValue = "prebind-device-record"
 )
 
-// recordName returns the name of the node's record. A node's name can be as long as that
-// of a ConfigMap. A long one is cut, and made unique by a hash.
+// recordName returns the name of the ConfigMap for a node. If the name would be too long, it
+// is truncated and ends with a hash of the node name.
 func recordName(node string) string {
 	name := recordPrefix + node
 	if len(name) <= validation.DNS1123SubdomainMaxLength {
@@ -56,13 +56,13 @@ func (r *record) Encode() (map[string]string, error) {
 	return data, errors.Join(errs...)
 }
 
-// decode is the reverse of Encode. Whatever cannot be read is an error: a grant that is
-// lost is a device given twice.
+// decode is the reverse of Encode. It is strict, because a grant that is lost is a device
+// granted twice.
 func decode(data map[string]string) (*record, error) {
 	r := newRecord(data[nodeField])
 	for key, text := range data {
 		if err := r.decodeKey(key, text); err != nil {
-			return nil, ledger.Unreadable(key, err, "correct it, or delete the key when you know that the pod holds no devices of the node")
+			return nil, ledger.Unreadable(key, err, "fix it, or delete the key if the pod holds no devices of the node")
 		}
 	}
 	return r, nil
@@ -89,27 +89,27 @@ func (r *record) decodeKey(key, text string) error {
 }
 
 func (l *lock) check() error {
-	if l.Pod == (podName{}) || l.UID == "" || len(l.Attempts) == 0 || slices.Contains(l.Attempts, "") || l.Expires.IsZero() {
-		return errors.New("pod, uid, attempts or expires is missing")
+	if l.Pod == (ledger.ObjectName{}) || l.UID == "" || len(l.Attempts) == 0 || slices.Contains(l.Attempts, "") || l.Expires.IsZero() {
+		return errors.New("pod, uid, attempts and expires are required")
 	}
 	return nil
 }
 
 func (e *entry) check() error {
-	if e.Pod == (podName{}) || len(e.Grants) == 0 {
-		return errors.New("pod or grants is missing")
+	if e.Pod == (ledger.ObjectName{}) || len(e.Grants) == 0 {
+		return errors.New("pod and grants are required")
 	}
 	for _, g := range e.Grants {
 		if len(g.Devices) == 0 || g.Attempt == "" && !e.Bound {
-			return errors.New("attempt or devices is missing in a grant")
+			return errors.New("attempt and devices are required in a grant")
 		}
 		for key, ids := range g.Devices {
 			if len(ids) == 0 || key == "" {
-				return fmt.Errorf("the resource %q has no devices or no name", short(key))
+				return fmt.Errorf("resource %q: requires a name and devices", short(key))
 			}
 			for id, s := range ids {
 				if id == "" || s <= 0 {
-					return fmt.Errorf("the device %q has no share or no name", short(id))
+					return fmt.Errorf("device %q: requires a name and a share", short(id))
 				}
 			}
 		}

@@ -16,11 +16,11 @@ import (
 	"github.com/prebind/prebind/binder/ledger"
 )
 
-// PostBind gives the pod its grant, and releases the lock. If that fails, the mark stays
-// and the sweep repeats it.
+// PostBind gives the grant to the pod and releases the node lock. If that fails, the mark
+// remains and the sweep retries it.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	if err := p.confirmBound(ctx, bc); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to confirm the grant of devices, the sweep will repeat it", "node", bc.Node.Name)
+		klog.FromContext(ctx).Error(err, "Failed to confirm a grant of devices, the sweep retries it", "node", bc.Node.Name)
 	}
 }
 
@@ -31,8 +31,8 @@ func (p *Plugin) confirmBound(ctx context.Context, bc *framework.BindContext) er
 	}
 	at := whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
 	if at == framework.Pending {
-		// The engine saw the pod bound, so this answer is old. The mark stays.
-		return errors.New("the API server shows the pod as pending although it was seen bound")
+		// The engine has seen the pod bound, so this response is outdated. The mark remains.
+		return errors.New("the API server returned an outdated pod: pending, but already seen bound")
 	}
 	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		changed := rec.unlock(bc.Pod.UID, "")
@@ -48,7 +48,7 @@ func (p *Plugin) confirmBound(ctx context.Context, bc *framework.BindContext) er
 	})
 }
 
-// Marks lists the attempts whose grants and locks PostBind has not confirmed. The cost
+// Marks lists the attempts whose grants and locks PostBind has not confirmed. Its cost
 // depends on their number, not on the number of records.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	found, err := p.records.List(ctx, p.h.Cached, client.MatchingFields{unconfirmedIndex: unconfirmedKey})
@@ -59,24 +59,24 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, err
 }
 
-// tidyNodes is how many records one call of Tidy visits. With 5,000 nodes, it visits every
-// record within twenty minutes. No bind waits for it: a bind that asks for the device of a
-// pod that is gone frees the device itself.
+// tidyNodes is the number of records that one call of Tidy visits. With 5,000 nodes, Tidy
+// visits every record within twenty minutes. Binds do not wait for it, because a bind
+// releases the devices that it requests from pods that no longer exist.
 const tidyNodes = 500
 
-// Tidy takes back what pods were granted that are gone or finished, and deletes records
-// that hold nothing. A call visits tidyNodes records, and the next call continues after
-// them. One goroutine calls it.
+// Tidy removes the grants of pods that are gone or finished, and deletes empty records. Each
+// call visits tidyNodes records and continues after the last call. It must not be called
+// concurrently.
 func (p *Plugin) Tidy(ctx context.Context) error {
 	return p.records.Visit(ctx, tidyNodes, func(ctx context.Context, v *ledger.Version[*record]) error {
 		if err := p.tidy(ctx, v); err != nil {
-			return fmt.Errorf("tidying the devices of node %s: %w", v.Record.Node, err)
+			return fmt.Errorf("cleaning up the device record of node %s: %w", v.Record.Node, err)
 		}
 		return nil
 	})
 }
 
-// tidy does it for one record, which can be old.
+// tidy cleans up one record, which can be outdated.
 func (p *Plugin) tidy(ctx context.Context, v *ledger.Version[*record]) error {
 	if v.Record.empty() {
 		if err := p.records.Delete(ctx, v); !errors.Is(err, ledger.ErrChanged) {
@@ -96,7 +96,7 @@ func (p *Plugin) tidy(ctx context.Context, v *ledger.Version[*record]) error {
 	return p.records.Update(ctx, v.Record.Node, func(now *record, _ bool) (bool, error) {
 		changed := false
 		for uid := range stale {
-			// It was bound before the pods were listed, and never is again.
+			// The pod was bound before the pods were listed, and cannot be bound again.
 			changed = now.drop(uid) || changed
 		}
 		return changed, nil

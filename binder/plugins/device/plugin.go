@@ -1,18 +1,17 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package device is the PreBind plugin that gives devices of a node to one pod at a time,
-// across all schedulers. The scheduler or the user chooses the devices and names them in
-// annotations of the Binding or the pod. The plugin grants them, or rejects the bind and
-// names the holder.
+// Package device is the PreBind plugin that grants each device of a node to one pod at a
+// time, across all schedulers. The scheduler or the user selects the devices in annotations
+// of the Binding or the pod. The plugin grants them, or rejects the bind and names the
+// holder.
 //
-// All grants of a node are in one record of the ledger, so that two replicas, and any
-// number of schedulers, cannot give a device twice. Decisions are pure functions of the
-// record and of the annotations (record.go, ask.go); reads.go reads what they need.
+// All grants of a node are in one record of the ledger, so that replicas and schedulers
+// cannot grant a device twice. Decisions are pure functions of the record and the
+// annotations (record.go, ask.go). reads.go reads their input.
 //
-// A grant belongs to the attempt until the pod is seen bound. Then it belongs to the pod,
-// until the pod is gone or finished. The plugin always asks the API server about that; no
-// grant ends because time has passed.
+// A grant belongs to an attempt until the pod is bound, and then to the pod until the pod is
+// gone or finished. The plugin always checks that with the API server. No grant expires.
 package device
 
 import (
@@ -28,7 +27,7 @@ import (
 	"github.com/prebind/prebind/binder/ledger"
 )
 
-// Plugin grants devices; see New. It is safe for concurrent use.
+// Plugin grants devices. It is safe for concurrent use.
 type Plugin struct {
 	h       framework.Handle
 	args    *Arguments
@@ -48,8 +47,8 @@ var (
 	_ framework.Tidier              = (*Plugin)(nil)
 )
 
-// New returns the plugin, or an error if the arguments are invalid. It starts nothing.
-// The cache of the handle must have the indexes of SetupIndexes.
+// New returns the plugin, or an error if the arguments are invalid. It starts nothing. The
+// cache of the handle needs the indexes of SetupIndexes.
 func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 	for _, p := range args.Validate() {
 		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
@@ -58,7 +57,7 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 		h: h, args: args, sights: sights{of: map[string]sight{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
 			Component: recordValue, Name: recordName, Decode: decode, Cached: true,
-			Missing: func(ctx context.Context, node string) (*record, error) { return madeUp(ctx, h.Live, node) },
+			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
 		}),
 	}, nil
 }
@@ -66,31 +65,31 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// Asked implements framework.OnAnnotation: a scheduler's plugin names the devices on the
-// Binding, a user on the pod.
+// Asked implements framework.OnAnnotation: schedulers annotate the Binding, users annotate
+// the pod.
 func (*Plugin) Asked() framework.Source { return framework.ByBindingOrPod }
 
-// present is the extension: the record of the node. If it was read live, the holders
-// whose pods are gone are left out of it.
+// present contains the record of the node. If it was read from the API server, it does not
+// contain holders whose pods are gone.
 var present = framework.NewExtensionKey[*record](Name + "/record")
 
-// SetupBindContextExtension reads the record of the node, if the bind asks for anything.
+// SetupBindContextExtension reads the record of the node, if the bind requests anything.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
 	a, err := p.ask(bc)
 	if err != nil || a.nothing() {
-		return nil //nolint:nilerr // PreFlight returns it; that takes no record.
+		return nil //nolint:nilerr // PreFlight returns the error.
 	}
 	rec, err := p.read(ctx, reader, bc)
 	if err == nil && bc.Live {
-		// The cache does not have pods that are bound.
+		// The cache contains only pending pods.
 		err = dropGone(ctx, reader, rec, bc, a)
 	}
 	present.Set(bc, rec)
 	return err
 }
 
-// PreFlight rejects a bind that names invalid devices, or devices that another pod holds.
-// It skips a bind whose PreBind has run already.
+// PreFlight rejects a bind that requests invalid devices, or devices that another pod holds.
+// It skips a bind that PreBind has already prepared.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	a, err := p.ask(bc)
 	if err != nil {
@@ -118,7 +117,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 		bc.Intend("%s would grant %s of Node %s to the pod", Name, a.devices, bc.Node.Name)
 	}
 	if a.lock {
-		bc.Intend("%s would lock Node %s for the bind, and wait where another bind has locked it", Name, bc.Node.Name)
+		bc.Intend("%s would lock Node %s for the bind, and wait while another bind holds the lock", Name, bc.Node.Name)
 		if rec.lockedByOther(bc.Pod.UID) {
 			bc.WouldWait(waitingFor(rec.Lock, bc))
 		}
@@ -126,8 +125,8 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	return framework.Run, nil
 }
 
-// pin copies what the pod asks for itself to the Binding. So the bound pod carries what
-// was granted, even if its own annotations are edited during the bind.
+// pin copies the pod's own requests to the Binding. The bound pod then lists its grant even
+// if its annotations are edited during the bind.
 func pin(bc *framework.BindContext) {
 	for key, parameter := range framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
@@ -136,18 +135,18 @@ func pin(bc *framework.BindContext) {
 	}
 }
 
-// errUnsure asks the caller to repeat the call with what the API server has.
+// errUnsure makes the caller repeat the call with data from the API server.
 var errUnsure = errors.New("the cache can be behind the API server")
 
-// PreBind grants the devices and takes the lock of the node, if the bind asks for it, in
-// one write. If another bind holds the lock, it waits for it first.
+// PreBind grants the devices and takes the node lock, if requested, in one write. It first
+// waits until no other bind holds the lock.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	a, err := p.ask(bc)
 	if err != nil {
 		return err
 	}
-	// looked is the holder of the lock whose pod was read live. Once is enough: its own
-	// attempts, or the sweep, change the record when its bind ends.
+	// looked is the lock holder whose pod was read from the API server. One read is enough:
+	// when the bind of the holder ends, its attempts or the sweep change the record.
 	var looked types.UID
 	return framework.Await(ctx, p.h, bc, func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
 		var waiting framework.Waiting
@@ -157,7 +156,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 				return false, nil
 			}
 			if rec.isBound(bc.Pod.UID) {
-				return false, framework.Stale(podObject(bc), "it is bound to the node %s already", bc.Node.Name).Advise("forget this bind")
+				return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 			}
 			if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
 				return false, err
@@ -185,9 +184,9 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	}, p.records.Ref(bc.Node.Name))
 }
 
-// locked returns for how long, at most, another pod keeps the lock of the node from this
-// bind; 0 if the bind can take it. A lock is for the bind only, so a pod whose bind is
-// over does not keep it. The pod of a holder that was looked at before is not read again.
+// locked returns how long another pod can keep the node lock at most, or 0 if this bind can
+// take it. A pod loses the lock when its bind ends. locked does not read the pod of the
+// holder again if it has already been looked at.
 func (p *Plugin) locked(ctx context.Context, rec *record, bc *framework.BindContext, live bool, looked types.UID) (time.Duration, error) {
 	now := p.h.Clock.Now()
 	left := p.args.NodeLockTimeout - now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout))
@@ -206,14 +205,14 @@ func (p *Plugin) locked(ctx context.Context, rec *record, bc *framework.BindCont
 	return left, nil
 }
 
-// lasting returns until when a lock must last for a bind that is allowed at the time.
+// lasting returns the time until which a lock must last for a bind that is allowed now.
 func (p *Plugin) lasting(now time.Time) time.Time {
 	return now.Add(min(framework.BindSettles, p.args.NodeLockTimeout/2))
 }
 
-// Confirm checks that the grant and the lock are still there: while other plugins prepared
-// the bind, an operator can have edited the record, or the lock can have expired. Only the
-// API server can confirm it, because nothing checks again after this.
+// Confirm checks that the grant and the lock still exist. While other plugins prepared the
+// bind, an operator can have edited the record, or the lock can have expired. Confirm
+// accepts only a record from the API server, because nothing checks the record afterwards.
 func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
 	a, err := p.ask(bc)
 	if err != nil || a.nothing() {
@@ -230,21 +229,22 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	case rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(p.h.Clock.Now())):
 		return nil
 	case rec.granted(bc.Pod.UID, bc.Attempt, a):
-		return framework.Wait(nodeObject(bc), "the lock of the node, which was taken for this bind, has expired").
-			Advise("repeat the Binding; where other plugins take long, raise the timeout of the lock")
+		return framework.Wait(nodeObject(bc), "the node lock of this bind expired").
+			Advise("retry the Binding, or raise --device-node-lock-timeout if other plugins need more time")
 	default:
-		return framework.Wait(p.records.Ref(bc.Node.Name).Object(), "what was granted for this bind is not in it any more").
-			Advise("repeat the Binding")
+		return framework.Wait(p.records.Ref(bc.Node.Name).Object(), "the grant of this bind was removed").
+			Advise("retry the Binding")
 	}
 }
 
-// PreBindRollBack takes back what this attempt was granted, and its lock.
+// PreBindRollBack removes the grant and the lock of this attempt.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	var released, unlocked bool
 	err := p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
 		released, unlocked = rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
 		if !released && !unlocked && !live {
-			// The cache can be behind a write of another replica, or one whose answer was lost.
+			// The cache can be behind a write of another replica, or behind a write whose
+			// response was lost.
 			return false, errUnsure
 		}
 		return released || unlocked, nil
@@ -256,12 +256,12 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 		bc.Undid("released its devices")
 	}
 	if unlocked {
-		bc.Undid("released the lock of the node")
+		bc.Undid("released the node lock")
 	}
 	return nil
 }
 
-// ask returns what the bind asks for.
+// ask returns the requests of the bind.
 func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
 	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod))
 	if err != nil {
@@ -271,15 +271,14 @@ func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
 	return a, nil
 }
 
-// refuseConflicts refuses a bind that asks for devices that other pods hold.
+// refuseConflicts returns an error if other pods hold requested devices.
 func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
 	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
-		return framework.Refuse(nodeObject(bc), "%s", describe(held)).Advise("choose other devices, or another node")
+		return framework.Refuse(nodeObject(bc), "%s", describe(held)).Advise("choose other devices or another node")
 	}
 	return nil
 }
 
-// waitingFor is the wait for a lock.
 func waitingFor(l *lock, bc *framework.BindContext) framework.Waiting {
 	return framework.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", l.Pod)}
 }

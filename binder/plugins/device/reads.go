@@ -14,13 +14,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
-// maxAttempt is longer than any attempt of the engine. A longer text is not an attempt,
-// and does not come into a record.
+// maxAttempt is the maximum length of an attempt in a record, in bytes. Attempts of the
+// engine are shorter. Tenants can write annotations of any length.
 const maxAttempt = 128
 
-// read returns the record of the bind's node, as the reader has it.
+// read returns the record of the bind's node through the reader.
 func (p *Plugin) read(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (*record, error) {
 	found, err := p.records.Get(ctx, reader, bc.Node.Name)
 	switch {
@@ -29,15 +30,17 @@ func (p *Plugin) read(ctx context.Context, reader framework.Reader, bc *framewor
 	case found != nil:
 		return found.Record, nil
 	case bc.Live:
-		return madeUp(ctx, reader, bc.Node.Name)
+		return restore(ctx, reader, bc.Node.Name)
 	default:
 		return newRecord(bc.Node.Name), nil
 	}
 }
 
-// madeUp returns the record of a node that has none, made up from the pods that run
-// there. It can be the first one, or it was lost; the pods keep their devices.
-func madeUp(ctx context.Context, live framework.Reader, node string) (*record, error) {
+// restore returns the record of a node whose ConfigMap does not exist: the first record, or
+// one that was lost. It contains the grants of running pods, according to their annotations.
+// A tenant can edit those: an added annotation only blocks devices, but the device of a
+// removed annotation is free (docs/device.md).
+func restore(ctx context.Context, live framework.Reader, node string) (*record, error) {
 	rec := newRecord(node)
 	pods := &corev1.PodList{}
 	if err := listRunning(ctx, live, pods, node); err != nil {
@@ -52,8 +55,7 @@ func madeUp(ctx context.Context, live framework.Reader, node string) (*record, e
 	return rec, nil
 }
 
-// runningOn returns the pods on the node that are not finished, as the API server has
-// them.
+// runningOn returns the pods on the node that are not finished, from the API server.
 func runningOn(ctx context.Context, live framework.Reader, node string) (sets.Set[types.UID], error) {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
@@ -74,12 +76,12 @@ func listRunning(ctx context.Context, live framework.Reader, into client.ObjectL
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 	)})
 	if err != nil {
-		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods, to see which devices they hold", err)
+		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
 	}
 	return nil
 }
 
-// dropGone drops the holders of what the bind asks for whose pods are gone.
+// dropGone removes holders of requested devices whose pods are gone.
 func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
 	for _, h := range holdersOf(rec.conflicts(bc.Pod.UID, a.devices)) {
 		at, err := look(ctx, live, bc.Node.Name, h.pod, h.uid)
@@ -93,8 +95,8 @@ func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *frame
 	return nil
 }
 
-// look returns where the pod of an entry or of a lock is.
-func look(ctx context.Context, live framework.Reader, node string, name podName, uid types.UID) (framework.Whereabouts, error) {
+// look returns the whereabouts of the pod of an entry or a lock.
+func look(ctx context.Context, live framework.Reader, node string, name ledger.ObjectName, uid types.UID) (framework.Whereabouts, error) {
 	pod, err := framework.Get(ctx, live, &corev1.Pod{}, name.Namespace, name.Name)
 	if err != nil {
 		return "", err
@@ -102,7 +104,7 @@ func look(ctx context.Context, live framework.Reader, node string, name podName,
 	return whereaboutsOf(pod, uid, node), nil
 }
 
-// grantOf returns what a bound pod was granted, according to its annotations.
+// grantOf returns the grant of a bound pod, according to its annotations.
 func grantOf(pod *corev1.Pod) grant {
 	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, &corev1.Binding{}, pod))
 	if err != nil {

@@ -13,37 +13,37 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
-// The keys of a record's ConfigMap that are no pod's UID.
+// The other keys of a record are UIDs of pods.
 const (
 	nodeField = "node"
 	lockField = "node-lock"
 )
 
-// record is what is granted on one node.
+// record contains the grants of one node.
 type record struct {
 	Node string
-	// Entries by the pod's UID.
+	// Entries contains the grants by the UID of the pod.
 	Entries map[types.UID]*entry
-	// Lock is the node's lock, or nil.
+	// Lock is nil if no bind holds the node lock.
 	Lock *lock
 }
 
 func newRecord(node string) *record { return &record{Node: node, Entries: map[types.UID]*entry{}} }
 
-// entry is what one pod was granted.
+// entry contains the grants of one pod.
 type entry struct {
-	Pod podName `json:"pod"`
-	// Bound says that the pod was seen bound to the node. From then on the grant belongs
-	// to the pod, until the pod is gone or finished. Before, it belongs to the attempts.
+	Pod ledger.ObjectName `json:"pod"`
+	// Bound reports that the pod was seen bound to the node. The grant then belongs to the
+	// pod until the pod is gone or finished. Before, it belongs to the attempts.
 	Bound bool `json:"bound,omitempty"`
-	// Grants are those of the attempts at the bind. Two replicas can work on it, and a
-	// later Binding can name other devices for the same attempt. All of them count until
-	// the pod is bound.
+	// Grants contains the grants of all attempts at the bind: two replicas can work on it,
+	// and a later Binding can request other devices for the same attempt. All of them count
+	// until the pod is bound.
 	Grants []grant `json:"grants"`
 }
 
@@ -52,41 +52,24 @@ type grant struct {
 	Devices devices `json:"devices"`
 }
 
-// lock is held by the attempts at one pod's bind.
+// lock is the node lock. The attempts at the bind of one pod hold it together.
 type lock struct {
-	Pod      podName   `json:"pod"`
-	UID      types.UID `json:"uid"`
-	Attempts []string  `json:"attempts"`
+	Pod      ledger.ObjectName `json:"pod"`
+	UID      types.UID         `json:"uid"`
+	Attempts []string          `json:"attempts"`
 	// Expires is when the lock ends for its holder, by the clock of the replica that took
-	// it. Other replicas take it after they have seen it unchanged for the timeout: see
-	// sights.
+	// it. Other replicas take the lock when they have not seen it change for the timeout;
+	// see sights.
 	Expires time.Time `json:"expires"`
 }
 
-// podName is written as namespace/name.
-type podName types.NamespacedName
-
-// String implements fmt.Stringer.
-func (n podName) String() string { return n.Namespace + "/" + n.Name }
-
-// MarshalText implements encoding.TextMarshaler.
-func (n podName) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (n *podName) UnmarshalText(text []byte) error {
-	namespace, name, ok := strings.Cut(string(text), "/")
-	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return fmt.Errorf("%q is no pod's namespace/name", short(string(text)))
-	}
-	*n = podName{Namespace: namespace, Name: name}
-	return nil
+func nameOf(pod *corev1.Pod) ledger.ObjectName {
+	return ledger.ObjectName{Namespace: pod.Namespace, Name: pod.Name}
 }
-
-func nameOf(pod *corev1.Pod) podName { return podName{Namespace: pod.Namespace, Name: pod.Name} }
 
 func (r *record) empty() bool { return len(r.Entries) == 0 && r.Lock == nil }
 
-// held is how much of a device the entry's pod can be using: the largest share in its
+// held returns the share of a device that the pod can be using: the largest one in its
 // grants.
 func (e *entry) held(key, id string) share {
 	var most share
@@ -96,23 +79,23 @@ func (e *entry) held(key, id string) share {
 	return most
 }
 
-// conflict is a device of which less is free than the bind asks for.
+// conflict is a device with less free capacity than the bind requests.
 type conflict struct {
 	key, id     string
 	asked, free share
 	holders     []holder
 }
 
-// holder is a pod that holds a device, or a part of it.
+// holder is a pod that holds a device or a share of it.
 type holder struct {
 	uid   types.UID
-	pod   podName
+	pod   ledger.ObjectName
 	share share
 	bound bool
 }
 
-// conflicts returns the devices that the pod cannot be granted because other pods hold
-// them, in order.
+// conflicts returns the devices that cannot be granted because other pods hold them, in
+// order.
 func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 	var found []conflict
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
@@ -148,45 +131,49 @@ func holdersOf(conflicts []conflict) []holder {
 	return all
 }
 
-// describe names, in one line, the devices and their holders.
+// describe returns one line that lists the devices and their holders.
 func describe(conflicts []conflict) string {
 	const most = 4
 	var parts []string
 	for _, c := range conflicts[:min(most, len(conflicts))] {
 		var who []string
 		for _, h := range c.holders[:min(most, len(c.holders))] {
-			text := "pod " + h.pod.String()
+			var details []string
 			if h.share != whole {
-				text += " (" + h.share.String() + ")"
+				details = append(details, h.share.String())
 			}
 			if !h.bound {
-				text += ", whose bind is under way"
+				details = append(details, "bind in progress")
+			}
+			text := "pod " + h.pod.String()
+			if len(details) > 0 {
+				text += " (" + strings.Join(details, ", ") + ")"
 			}
 			who = append(who, text)
 		}
 		if more := len(c.holders) - len(who); more > 0 {
-			who = append(who, fmt.Sprintf("%d more", more))
+			who = append(who, fmt.Sprintf("%d more pods", more))
 		}
-		text := fmt.Sprintf("the device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
+		text := fmt.Sprintf("device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
 		if c.asked != whole || c.free > 0 {
-			text += fmt.Sprintf(": %s of it is asked for and %s is free", c.asked, max(c.free, 0))
+			text += fmt.Sprintf(": requested %s, free %s", c.asked, max(c.free, 0))
 		}
 		parts = append(parts, text)
 	}
 	if more := len(conflicts) - len(parts); more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more devices are held", more))
+		parts = append(parts, fmt.Sprintf("%d more devices are held", more))
 	}
 	return strings.Join(parts, "; ")
 }
 
-// prepared says whether the attempt was granted exactly what it asks for, and holds the
-// lock until then.
+// prepared reports whether the attempt has exactly the requested grant, and the lock until
+// the given time.
 func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time) bool {
 	return r.granted(uid, attempt, a) &&
 		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
 }
 
-// granted says whether the attempt was granted exactly these devices.
+// granted reports whether the attempt has a grant of exactly the requested devices.
 func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 	e := r.Entries[uid]
 	return len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
@@ -194,16 +181,16 @@ func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 	})
 }
 
-// lockedByOther says whether another pod than this has the lock of the node.
+// lockedByOther reports whether another pod holds the node lock.
 func (r *record) lockedByOther(uid types.UID) bool { return r.Lock != nil && r.Lock.UID != uid }
 
-// isBound says whether the pod was seen bound to the node.
+// isBound reports whether the pod was seen bound to the node.
 func (r *record) isBound(uid types.UID) bool {
 	e := r.Entries[uid]
 	return e != nil && e.Bound
 }
 
-// grant adds a grant. The caller has checked that it has no conflicts.
+// grant adds a grant. The caller must check for conflicts first.
 func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 	if len(d) == 0 {
 		return
@@ -218,8 +205,8 @@ func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 	}
 }
 
-// release takes back what the attempt was granted, unless the pod is bound: then the
-// grant belongs to the pod. It returns whether there was anything.
+// release removes the grants of the attempt, unless the pod is bound: then they belong to
+// the pod. It reports whether there were any.
 func (r *record) release(uid types.UID, attempt string) bool {
 	e := r.Entries[uid]
 	if e == nil || e.Bound {
@@ -234,18 +221,16 @@ func (r *record) release(uid types.UID, attempt string) bool {
 	return released
 }
 
-// drop takes back everything that the pod was granted, and its lock. It returns whether
-// there was anything.
+// drop removes the grants of the pod and its lock. It reports whether there were any.
 func (r *record) drop(uid types.UID) bool {
 	_, had := r.Entries[uid]
 	delete(r.Entries, uid)
 	return r.unlock(uid, "") || had
 }
 
-// bind gives the pod the grant by which it was bound, according to the annotations of the
-// bound pod: the grant of the attempt that they name and, if that has several, the one
-// for the devices that they name. When in doubt it keeps all of them. It restores a grant
-// that was lost. It returns whether it changed anything.
+// bind gives the pod the grant that it was bound with. The annotations of the bound pod name
+// the attempt, and select one grant if the attempt has several. If they match no grant, bind
+// keeps all of them. It restores a missing entry. It reports whether it changed the record.
 func (r *record) bind(pod *corev1.Pod, says grant) bool {
 	e := r.Entries[pod.UID]
 	if e == nil {
@@ -269,8 +254,8 @@ func (r *record) bind(pod *corev1.Pod, says grant) bool {
 	return true
 }
 
-// take makes the attempt a holder of the node's lock. The caller has checked that the
-// lock is free, or the pod's already.
+// take adds the attempt to the holders of the node lock. The caller must check that the lock
+// is free or belongs to the pod.
 func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
 	if r.Lock == nil || r.Lock.UID != pod.UID {
 		r.Lock = &lock{Pod: nameOf(pod), UID: pod.UID}
@@ -278,12 +263,12 @@ func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
 	if !slices.Contains(r.Lock.Attempts, attempt) {
 		r.Lock.Attempts = append(r.Lock.Attempts, attempt)
 	}
-	// Rounded up to a full second, so that it is never shorter than asked for.
+	// Round up, so that the lock never ends before the requested time.
 	r.Lock.Expires = expires.UTC().Add(time.Second - 1).Truncate(time.Second)
 }
 
-// unlock releases the attempt's part in the pod's lock; an empty attempt stands for all of
-// them. It returns whether there was anything.
+// unlock removes the attempt, or all attempts for "", from the holders of the pod's lock. It
+// reports whether there were any.
 func (r *record) unlock(uid types.UID, attempt string) bool {
 	if r.Lock == nil || r.Lock.UID != uid {
 		return false
@@ -300,7 +285,7 @@ func (r *record) unlock(uid types.UID, attempt string) bool {
 // marks returns the attempts whose grants and locks are not confirmed.
 func (r *record) marks() []framework.Mark {
 	var marks []framework.Mark
-	add := func(pod podName, uid types.UID, attempt string) {
+	add := func(pod ledger.ObjectName, uid types.UID, attempt string) {
 		m := framework.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt}
 		if !slices.Contains(marks, m) {
 			marks = append(marks, m)
@@ -321,7 +306,6 @@ func (r *record) marks() []framework.Mark {
 	return marks
 }
 
-// boundPods returns the pods that were seen bound.
 func (r *record) boundPods() sets.Set[types.UID] {
 	bound := sets.New[types.UID]()
 	for uid, e := range r.Entries {
@@ -332,8 +316,8 @@ func (r *record) boundPods() sets.Set[types.UID] {
 	return bound
 }
 
-// whereaboutsOf is framework.WhereaboutsOf for devices: a pod that has finished uses none,
-// and never will again.
+// whereaboutsOf is framework.WhereaboutsOf, except that a finished pod is gone: it uses no
+// devices any more.
 func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) framework.Whereabouts {
 	if pod != nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed) {
 		return framework.Gone

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -32,7 +33,7 @@ var (
 // of makes a record with these entries.
 func of(entries map[types.UID]*entry) *record {
 	for uid, e := range entries {
-		e.Pod = podName{Namespace: "default", Name: string(uid)}
+		e.Pod = ledger.ObjectName{Namespace: "default", Name: string(uid)}
 	}
 	return &record{Node: "node-a", Entries: entries}
 }
@@ -65,29 +66,29 @@ func TestConflicts(t *testing.T) {
 		"OtherKey":    {reason: "another resource", entries: map[types.UID]*entry{"p": boundBy(grant{"a", devices{"fpga": {"GPU-1": whole}}})}, asked: one},
 		"Bound": {
 			reason: "it is a running pod's", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one})}, asked: one,
-			want: "the device GPU-1 (gpu) is held by pod default/p",
+			want: "device GPU-1 (gpu) is held by pod default/p",
 		},
 		"UnderWay": {
 			reason: "it is an attempt's", entries: map[types.UID]*entry{"p": grants(grant{"a", one})}, asked: one,
-			want: "the device GPU-1 (gpu) is held by pod default/p, whose bind is under way",
+			want: "device GPU-1 (gpu) is held by pod default/p (bind in progress)",
 		},
 		"Halves":     {reason: "two halves are one", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: half},
 		"Thirds":     {reason: "three thirds of six digits are less than one", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third})}, asked: third},
-		"FourThirds": {reason: "the fourth is too much", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "the device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): 0.333333 of it is asked for and 0.000001 is free"},
+		"FourThirds": {reason: "the fourth is too much", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): requested 0.333333, free 0.000001"},
 		"WholeOfHalf": {
 			reason: "half of it is left", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: one,
-			want: "the device GPU-1 (gpu) is held by pod default/p (0.5): 1 of it is asked for and 0.5 is free",
+			want: "device GPU-1 (gpu) is held by pod default/p (0.5): requested 1, free 0.5",
 		},
 		"Attempts": {
 			reason: "two attempts for one pod are not added up", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", half})}, asked: half,
 		},
 		"MostOfAttempts": {
 			reason: "but the most of them counts", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", one})}, asked: half,
-			want: "the device GPU-1 (gpu) is held by pod default/p, whose bind is under way: 0.5 of it is asked for and 0 is free",
+			want: "device GPU-1 (gpu) is held by pod default/p (bind in progress): requested 0.5, free 0",
 		},
 		"Overcommitted": {
 			reason: "as from pods that were bound without Prebind", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one}), "q": boundBy(grant{"b", one})}, asked: half,
-			want: "the device GPU-1 (gpu) is held by pod default/p and pod default/q: 0.5 of it is asked for and 0 is free",
+			want: "device GPU-1 (gpu) is held by pod default/p and pod default/q: requested 0.5, free 0",
 		},
 	}
 	for name, tc := range cases {
@@ -109,7 +110,7 @@ func TestDescribeIsShort(t *testing.T) {
 	text := describe(r.conflicts("me", asked))
 	assert.Less(t, len(text), 6000)
 	assert.Contains(t, text, "and 196 more", "pods")
-	assert.Contains(t, text, "and 196 more devices are held")
+	assert.Contains(t, text, "196 more devices are held")
 	assert.Len(t, holdersOf(r.conflicts("me", asked)), 200, "each once")
 }
 
@@ -285,44 +286,44 @@ func TestDecode(t *testing.T) {
 		reason, key, text string
 		want              string
 	}{
-		"Entry":            {reason: "as it is written", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"a",` + devs + `}]}`},
-		"ByHand":           {reason: "spaces and order do not matter", key: "p", text: "{ \"grants\": [\n{" + devs + `, "attempt":"a"}], ` + pod + " }\n"},
-		"NoAttempt":        {reason: "a pod's own, made up without an attempt", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"",` + devs + `}]}`},
-		"TwoDevices":       {reason: "capitals make another device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","gpu-1":"1"}}}]}`},
-		"Lock":             {reason: "as it is written", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`},
-		"NotJSON":          {reason: "nothing to go by", key: "p", text: `GPU-1`, want: "invalid character"},
-		"Empty":            {reason: "nothing to go by", key: "p", text: ``, want: "EOF"},
-		"Null":             {reason: "nothing to go by", key: "p", text: `null`, want: "missing"},
-		"CutOff":           {reason: "something is lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs, want: "unexpected EOF"},
-		"Behind":           {reason: "what is behind its end would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}]}{}`, want: "behind its end"},
-		"Unknown":          {reason: "written by a later version", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"since":1}`, want: `unknown field "since"`},
-		"UnknownLong":      {reason: "it is shown in part", key: "p", text: `{"` + strings.Repeat("x", 1<<16) + `":1}`, want: "unknown field"},
-		"GrantsTwice":      {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"grants":[{"attempt":"b",` + devs + `}]}`, want: "twice"},
-		"GrantsTwiceUpper": {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"Grants":[{"attempt":"b",` + devs + `}]}`, want: "twice"},
-		"DevicesTwice":     {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `,"DEVICES":{"gpu":{"GPU-2":"1"}}}]}`, want: "twice"},
-		"DeviceTwice":      {reason: "one share would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-1":"0.5"}}}]}`, want: "twice"},
-		"DeviceEscaped":    {reason: "the same device, written in another way", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-\u0031":"0.5"}}}]}`, want: "twice"},
-		"NoPod":            {reason: "whose is it?", key: "p", text: `{"grants":[{"attempt":"a",` + devs + `}]}`, want: "missing"},
-		"BadPod":           {reason: "no pod can be looked up by it", key: "p", text: `{"pod":"default/a/b","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
-		"BadNamespace":     {reason: "no pod can be looked up by it", key: "p", text: `{"pod":"/p","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"Entry":            {reason: "Encode writes this form", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"a",` + devs + `}]}`},
+		"ByHand":           {reason: "an operator can change spaces and order", key: "p", text: "{ \"grants\": [\n{" + devs + `, "attempt":"a"}], ` + pod + " }\n"},
+		"NoAttempt":        {reason: "a restored grant of a bound pod can have no attempt", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"",` + devs + `}]}`},
+		"TwoDevices":       {reason: "device IDs are case-sensitive", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","gpu-1":"1"}}}]}`},
+		"Lock":             {reason: "Encode writes this form", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`},
+		"NotJSON":          {reason: "the entry has no content", key: "p", text: `GPU-1`, want: "invalid character"},
+		"Empty":            {reason: "the entry has no content", key: "p", text: ``, want: "EOF"},
+		"Null":             {reason: "the entry has no content", key: "p", text: `null`, want: "required"},
+		"CutOff":           {reason: "the value is incomplete", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs, want: "unexpected EOF"},
+		"Behind":           {reason: "text after the value would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}]}{}`, want: "after the value"},
+		"Unknown":          {reason: "a later version wrote it", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"since":1}`, want: `unknown field "since"`},
+		"UnknownLong":      {reason: "the message shortens long values", key: "p", text: `{"` + strings.Repeat("x", 1<<16) + `":1}`, want: "unknown field"},
+		"GrantsTwice":      {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"grants":[{"attempt":"b",` + devs + `}]}`, want: "duplicate key"},
+		"GrantsTwiceUpper": {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"Grants":[{"attempt":"b",` + devs + `}]}`, want: "duplicate key"},
+		"DevicesTwice":     {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `,"DEVICES":{"gpu":{"GPU-2":"1"}}}]}`, want: "duplicate key"},
+		"DeviceTwice":      {reason: "one share would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-1":"0.5"}}}]}`, want: "duplicate key"},
+		"DeviceEscaped":    {reason: "an escaped ID is the same device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-\u0031":"0.5"}}}]}`, want: "duplicate key"},
+		"NoPod":            {reason: "the holder is unknown", key: "p", text: `{"grants":[{"attempt":"a",` + devs + `}]}`, want: "required"},
+		"BadPod":           {reason: "the name cannot be looked up", key: "p", text: `{"pod":"default/a/b","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"BadNamespace":     {reason: "the name cannot be looked up", key: "p", text: `{"pod":"/p","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
 		"LongPod":          {reason: "no pod has such a name", key: "p", text: `{"pod":"default/` + strings.Repeat("p", 300) + `","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
-		"NoGrants":         {reason: "what does it hold?", key: "p", text: `{` + pod + `}`, want: "missing"},
-		"EmptyGrants":      {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[]}`, want: "missing"},
-		"NullGrant":        {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[null]}`, want: "missing"},
-		"NoAttemptPending": {reason: "nobody would ever bring it to an end", key: "p", text: `{` + pod + `,"grants":[{` + devs + `}]}`, want: "missing"},
-		"NoDevices":        {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a"}]}`, want: "missing"},
-		"NullIDs":          {reason: "what does it hold?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":null}}]}`, want: "no devices"},
-		"NullShare":        {reason: "how much of it?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":null}}}]}`, want: "no share"},
-		"NumberShare":      {reason: "shares are written as text", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":0.5}}}]}`, want: "cannot unmarshal"},
-		"BadShare":         {reason: "how much of it?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"half"}}}]}`, want: "no share"},
-		"NoID":             {reason: "which?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"":"1"}}}]}`, want: "no name"},
-		"NoKey":            {reason: "which?", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"":{"GPU-1":"1"}}}]}`, want: "no name"},
-		"LockNoUID":        {reason: "whose is it?", key: lockField, text: `{` + pod + `,"attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`, want: "missing"},
-		"LockNoAttempts":   {reason: "whose is it?", key: lockField, text: `{` + pod + `,"uid":"p","attempts":[],"expires":"2026-01-01T12:00:00Z"}`, want: "missing"},
-		"LockNoEnd":        {reason: "it would be taken at once", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"]}`, want: "missing"},
-		"LockBadEnd":       {reason: "until when?", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"tomorrow"}`, want: "parsing time"},
-		"NoNode":           {reason: "whose devices?", key: nodeField, text: "", want: "must be in the ConfigMap"},
-		"OtherNode":        {reason: "a copy of another node's record", key: nodeField, text: "node-b", want: "must be in the ConfigMap"},
+		"NoGrants":         {reason: "an entry must hold a device", key: "p", text: `{` + pod + `}`, want: "required"},
+		"EmptyGrants":      {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[]}`, want: "required"},
+		"NullGrant":        {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[null]}`, want: "required"},
+		"NoAttemptPending": {reason: "a pending grant without an attempt would never end", key: "p", text: `{` + pod + `,"grants":[{` + devs + `}]}`, want: "required"},
+		"NoDevices":        {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a"}]}`, want: "required"},
+		"NullIDs":          {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":null}}]}`, want: "requires a name and devices"},
+		"NullShare":        {reason: "the share is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":null}}}]}`, want: "requires a name and a share"},
+		"NumberShare":      {reason: "shares are strings", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":0.5}}}]}`, want: "cannot unmarshal"},
+		"BadShare":         {reason: "the share is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"half"}}}]}`, want: "invalid share"},
+		"NoID":             {reason: "the device is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"":"1"}}}]}`, want: "requires a name"},
+		"NoKey":            {reason: "the device is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"":{"GPU-1":"1"}}}]}`, want: "requires a name"},
+		"LockNoUID":        {reason: "the holder is unknown", key: lockField, text: `{` + pod + `,"attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`, want: "required"},
+		"LockNoAttempts":   {reason: "the holder is unknown", key: lockField, text: `{` + pod + `,"uid":"p","attempts":[],"expires":"2026-01-01T12:00:00Z"}`, want: "required"},
+		"LockNoEnd":        {reason: "a lock without an end expires immediately", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"]}`, want: "required"},
+		"LockBadEnd":       {reason: "the end is unknown", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"tomorrow"}`, want: "parsing time"},
+		"NoNode":           {reason: "the node is unknown", key: nodeField, text: "", want: "must be in ConfigMap"},
+		"OtherNode":        {reason: "a copy of another node's record", key: nodeField, text: "node-b", want: "must be in ConfigMap"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -331,14 +332,14 @@ func TestDecode(t *testing.T) {
 			rec, err := decodeObject("node-a", object)
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
-				assert.Equal(t, rec.Entries, clone(t, rec).Entries, "nothing is lost on the way")
+				assert.Equal(t, rec.Entries, clone(t, rec).Entries, "Encode and decode lose nothing")
 				assert.Equal(t, rec.Lock, clone(t, rec).Lock)
 				return
 			}
 			require.ErrorContains(t, err, tc.want, tc.reason)
 			assert.True(t, framework.IsKind(err, framework.KindInternal))
 			assert.Contains(t, err.Error(), namespace+"/"+object.Name)
-			assert.Contains(t, err.Error(), tc.key, "it says where")
+			assert.Contains(t, err.Error(), tc.key, "the message names the key")
 			assert.Less(t, len(err.Error()), 1000)
 		})
 	}
@@ -356,11 +357,11 @@ func TestRoundTrip(t *testing.T) {
 	data, err := r.Encode()
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"pod":"default/q","bound":true,"grants":[{"attempt":"","devices":{"gpu":{"GPU-2":"1"}}}]}`, data["q"])
-	assert.Contains(t, data["p"], `"<&>":"0.000001"`, "as a person reads it")
+	assert.Contains(t, data["p"], `"<&>":"0.000001"`, "operators read the text, so it is not escaped")
 }
 
-// TestTwoNodesWithOneRecordName: it is not possible by chance, and an error then.
-func TestTwoNodesWithOneRecordName(t *testing.T) {
+// Two node names can have the same record name only if one of them was chosen for that.
+func TestRecord_OfAnotherNodeIsAnError(t *testing.T) {
 	long := strings.Repeat("x", 253)
 	cutOff := strings.TrimPrefix(recordName(long), recordPrefix)
 	require.Equal(t, recordName(long), recordName(cutOff))
@@ -368,5 +369,5 @@ func TestTwoNodesWithOneRecordName(t *testing.T) {
 	_, err := decodeObject(long, object)
 	require.NoError(t, err)
 	_, err = decodeObject(cutOff, object)
-	assert.ErrorContains(t, err, "name is the same")
+	assert.ErrorContains(t, err, "same ConfigMap name")
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// The record of a node is in Prebind's own namespace.
+// The records are in Prebind's own namespace.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=prebind-system,verbs=get;list;watch;create;update;delete
 
@@ -26,7 +26,7 @@ func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
-		Description: "gives the devices that annotations name to one pod at a time",
+		Description: "grants the devices that annotations list to one pod at a time",
 		Annotations: "<resource>, node-lock",
 		Arguments:   func() framework.Arguments { return &Arguments{NodeLockTimeout: 15 * time.Minute} },
 		Watches:     framework.Always(&corev1.ConfigMap{}),
@@ -47,9 +47,9 @@ func Registration() framework.Registration {
 
 // Arguments of the plugin.
 type Arguments struct {
-	// NodeLocks makes every pod that names devices take the lock of its node.
+	// NodeLocks makes every pod with device annotations take the node lock.
 	NodeLocks bool `yaml:"nodeLocks"`
-	// NodeLockTimeout is the age at which a lock can be taken from its holder. It should be
+	// NodeLockTimeout is the age at which another bind can take over a lock. It should be
 	// longer than any bind takes.
 	NodeLockTimeout time.Duration `yaml:"nodeLockTimeout"`
 }
@@ -57,9 +57,9 @@ type Arguments struct {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&a.NodeLocks, "device-node-locks", a.NodeLocks,
-		"Let every pod that names devices for the plugin device be the only one to be bound to its node at a time, as device managers need that look for the pod that is being bound. The annotation device.<domain>/node-lock asks for the same.")
+		"Take the node lock for every pod with device annotations, so that only one of them is bound to a node at a time. Some device managers require this. The annotation device.prebind.dev/node-lock does the same for one pod.")
 	fs.DurationVar(&a.NodeLockTimeout, "device-node-lock-timeout", a.NodeLockTimeout,
-		"When the lock of a node may be taken from a bind that still holds it. It should be longer than any bind takes.")
+		"Age at which another bind can take over a node lock. Set it longer than any bind takes.")
 }
 
 // Validate implements framework.Arguments.

@@ -11,24 +11,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// sights are since when this process has seen the lock of each node as it is. By them
-// a lock expires, and not by the time that stands in it: that is of another machine's
-// clock, and one that is ahead would take every lock from its holder.
+// sights records since when this process has seen the lock of each node unchanged. Locks
+// expire by this duration and not by the time in the lock, because that is from the clock of
+// another machine. A fast clock would take every lock from its holder.
 type sights struct {
 	mu sync.Mutex
-	// of is by node, for locks that somebody here wants.
+	// of contains the sights by node, for locks that a bind in this process waits for.
 	of map[string]sight
 }
 
-// sight is a lock as it was seen. A renewal changes the time in it.
+// sight is a lock as it was last seen. A renewal changes its expiry.
 type sight struct {
 	uid     types.UID
 	expires time.Time
 	since   time.Time
 }
 
-// since returns since when the record's lock has been seen as it is. What is older than
-// forget is not kept for good: its node may be gone.
+// since returns since when the lock of the record has been unchanged. It discards sights
+// that are older than forget, because their nodes may be gone.
 func (s *sights) since(r *record, now time.Time, forget time.Duration) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/prebind/prebind/binder/ledger"
 )
 
-// Caches narrows the cache to the records in the namespace.
+// Caches restricts the cache to the records in the namespace.
 func Caches(namespace string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
@@ -26,13 +26,12 @@ func Caches(namespace string) map[client.Object]cache.ByObject {
 }
 
 const (
-	// unconfirmedIndex finds the records that may have marks, under unconfirmedKey.
+	// unconfirmedIndex contains the records that can have marks, under unconfirmedKey.
 	unconfirmedIndex = "device/unconfirmed"
 	unconfirmedKey   = "true"
 )
 
-// SetupIndexes adds the index that the plugin needs to the cache. Call it before the cache
-// is started.
+// SetupIndexes adds the index of the plugin to the cache. Call it before the cache starts.
 func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	if err := indexer.IndexField(ctx, &corev1.ConfigMap{}, unconfirmedIndex, unconfirmed); err != nil {
 		return fmt.Errorf("index %s: %w", unconfirmedIndex, err)
@@ -40,14 +39,13 @@ func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	return nil
 }
 
-// confirmedText is in every entry that is bound, and in no other entry that decode accepts:
-// the other values of an entry are objects, lists and strings, and strings have their quotes
-// escaped.
+// confirmedText occurs in every bound entry, and in no other entry that decode accepts:
+// their other values are objects, lists and strings, and quotes in strings are escaped.
 const confirmedText = `"bound":true`
 
-// unconfirmed is the index function of unconfirmedIndex. The cache calls it with its lock held
-// at every change of a record, so it does not decode the record. A record that it leaves out has
-// no marks; a record that it finds can still have none.
+// unconfirmed is the index function of unconfirmedIndex. The cache holds a lock while it
+// calls the function for each change, so the function does not decode the record. It never
+// misses a record with marks, but can return one without.
 func unconfirmed(o client.Object) []string {
 	object, ok := o.(*corev1.ConfigMap)
 	if !ok {

@@ -9,30 +9,29 @@ import (
 	"strings"
 )
 
-// Checks are the checks that an operator can switch. The zero Checks are none of
-// them; that the node exists and is not being deleted is checked in any case.
+// Checks are the optional checks. The plugin always checks that the node exists and is not
+// being deleted.
 type Checks struct {
-	// Ready: the node's Ready condition is True, or the pod tolerates the taints
-	// of a node that is not.
+	// Ready: the node's condition Ready is True, or the pod tolerates the taints of a node
+	// that is not ready.
 	Ready bool
-	// Schedulable: the node is not cordoned, as kube-scheduler's NodeUnschedulable
-	// has it.
+	// Schedulable: the node is not cordoned, as in kube-scheduler's NodeUnschedulable.
 	Schedulable bool
-	// Taints: the pod tolerates the node's NoSchedule and NoExecute taints, as
-	// kube-scheduler's TaintToleration has it.
+	// Taints: the pod tolerates the node's NoSchedule and NoExecute taints, as in
+	// kube-scheduler's TaintToleration.
 	Taints bool
-	// Affinity: the pod's nodeSelector and required node affinity admit the node,
-	// as kube-scheduler's NodeAffinity has it.
+	// Affinity: the pod's nodeSelector and required node affinity match the node, as in
+	// kube-scheduler's NodeAffinity.
 	Affinity bool
 }
 
-// check is one of them by its name.
+// check is one of the Checks and its name.
 type check struct {
 	name string
 	set  func(c *Checks)
 }
 
-// checks are in the order in which they are made.
+// checks are in the order in which the plugin makes them.
 var checks = []check{
 	{name: "ready", set: func(c *Checks) { c.Ready = true }},
 	{name: "schedulable", set: func(c *Checks) { c.Schedulable = true }},
@@ -49,14 +48,14 @@ func CheckNames() []string {
 	return names
 }
 
-// ParseChecks returns the checks of these names; no names are no checks. An
-// unknown name is an error that lists the known ones.
+// ParseChecks returns the checks with these names. The error for an unknown name lists the
+// known ones.
 func ParseChecks(names []string) (Checks, error) {
 	var c Checks
 	for _, name := range names {
 		i := slices.IndexFunc(checks, func(k check) bool { return k.name == name })
 		if i < 0 {
-			return Checks{}, fmt.Errorf("there is no check %q; there are %s", name, strings.Join(CheckNames(), ", "))
+			return Checks{}, fmt.Errorf("unknown check %q, must be one of: %s", name, strings.Join(CheckNames(), ", "))
 		}
 		checks[i].set(&c)
 	}

@@ -17,34 +17,33 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// mismatch is one thing that is not as it has to be.
+// mismatch is a failed check or expectation.
 type mismatch struct {
-	// want goes behind "expected" and "waiting for". Without it, found says all.
+	// want completes "expected" and "waiting for". If it is empty, found is the message.
 	want  string
 	found string
-	// final is what to do about it where no wait would help.
+	// final is the advice if waiting cannot help.
 	final string
 	cause error
 }
 
-// findings are what is not as it has to be; none is as it should be.
+// findings are the mismatches of a node.
 type findings struct {
 	list []mismatch
-	// more are those that are counted only, so that a message stays short and a
-	// long list of expectations cheap.
+	// more counts the mismatches beyond maxShown.
 	more int
 }
 
-// What can be found of the node as a whole.
+// Mismatches of the node as a whole.
 var (
-	gone     = mismatch{found: "the node is gone", final: "choose another node"}
+	gone     = mismatch{found: "the node does not exist", final: "choose another node"}
 	leaving  = mismatch{found: "the node is being deleted", final: "choose another node"}
-	replaced = mismatch{found: "the node was deleted and created anew under its name", final: "schedule the pod again"}
+	replaced = mismatch{found: "the node was deleted and recreated", final: "schedule the pod again"}
 )
 
 func (f *findings) add(m mismatch) { f.list = append(f.list, m) }
 
-// full says whether the next mismatch is to be counted only, and counts it.
+// full returns whether the list is full. If so, it counts the next mismatch.
 func (f *findings) full() bool {
 	if len(f.list) < maxShown {
 		return false
@@ -55,7 +54,7 @@ func (f *findings) full() bool {
 
 func (f findings) none() bool { return len(f.list) == 0 }
 
-// final returns the mismatch that no wait can end, if there is one.
+// final returns the first mismatch for which waiting cannot help, or nil.
 func (f findings) final() *mismatch {
 	for i := range f.list {
 		if f.list[i].final != "" {
@@ -65,17 +64,17 @@ func (f findings) final() *mismatch {
 	return nil
 }
 
-// String says what was expected and what was found.
+// String completes a message of a rejection.
 func (f findings) String() string {
 	return f.join("; ", func(m mismatch) string {
 		if m.want == "" {
 			return m.found
 		}
-		return "expected " + m.want + ", " + m.found
+		return "expected " + m.want + ", but " + m.found
 	})
 }
 
-// awaited goes behind "waiting for".
+// awaited completes "waiting for".
 func (f findings) awaited() string {
 	return f.join(", ", func(m mismatch) string { return m.want + " (" + m.found + ")" })
 }
@@ -91,8 +90,8 @@ func (f findings) join(separator string, text func(mismatch) string) string {
 	return strings.Join(parts, separator)
 }
 
-// judge finds what keeps the pod from the node, or is not as it was expected. It
-// is pure, and costs nothing where all is well.
+// judge returns the failed checks and expectations. It is pure, and does not allocate if
+// there are none.
 func judge(pod *corev1.Pod, node *corev1.Node, e expectations, c Checks) findings {
 	if node.DeletionTimestamp != nil {
 		return findings{list: []mismatch{leaving}}
@@ -119,10 +118,9 @@ func judge(pod *corev1.Pod, node *corev1.Node, e expectations, c Checks) finding
 	return f
 }
 
-// checkReady lets a pod pass that kube-scheduler would let pass: the node
-// lifecycle controller puts the taint not-ready, or unreachable where the status
-// is Unknown, with both effects on such a node, and the pod tolerates both. To
-// that controller a node without the condition is one whose status is Unknown.
+// checkReady passes a pod that kube-scheduler would pass. For a node that is not ready, the
+// node lifecycle controller adds the taint not-ready, or unreachable if the status is
+// Unknown, with both effects. It treats a node without the condition as Unknown.
 func (f *findings) checkReady(pod *corev1.Pod, node *corev1.Node) {
 	ready := conditionOf(node, corev1.NodeReady)
 	taint := corev1.TaintNodeUnreachable
@@ -157,15 +155,15 @@ func (f *findings) checkTaints(pod *corev1.Pod, node *corev1.Node) {
 			continue
 		}
 		f.add(mismatch{
-			want:  "the taint " + clip(taint.ToString(), maxEcho) + " to be gone",
+			want:  "the taint " + clip(taint.ToString(), maxEcho) + " to be removed",
 			found: "the node has it and the pod does not tolerate it",
 		})
 	}
 }
 
-// tolerates allows the operators Gt and Lt, which are behind the feature gate
-// TaintTolerationComparisonOperators: with the gate off, the API server takes no
-// pod that uses them. What is wrong with a toleration is not for our log.
+// tolerates allows the operators Gt and Lt of the feature gate
+// TaintTolerationComparisonOperators: without the gate, the API server rejects pods that use
+// them.
 func tolerates(pod *corev1.Pod, taint *corev1.Taint) bool {
 	return schedulinghelpers.TolerationsTolerateTaint(klog.Logger{}, pod.Spec.Tolerations, taint, true)
 }
@@ -181,17 +179,17 @@ func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) {
 		return
 	case err != nil:
 		f.add(mismatch{
-			found: "the pod's required node affinity cannot be read: " + clip(err.Error(), maxEcho),
+			found: "the pod's required node affinity is invalid: " + clip(err.Error(), maxEcho),
 			final: "correct the pod", cause: err,
 		})
 		return
 	}
-	// The helper has said no; the rest is to tell why.
+	// The helper does not explain its result.
 	before := len(f.list) + f.more
 	for _, key := range slices.Sorted(maps.Keys(pod.Spec.NodeSelector)) {
 		want := pod.Spec.NodeSelector[key]
 		if value, has := node.Labels[key]; (!has || value != want) && !f.full() {
-			f.add(labelMismatch(key, fmt.Sprintf("to be %q", want), " by the pod's nodeSelector", node.Labels))
+			f.add(labelMismatch(key, fmt.Sprintf("to be %q", want), " as required by the pod's nodeSelector", node.Labels))
 		}
 	}
 	if len(f.list)+f.more > before {
@@ -199,11 +197,11 @@ func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) {
 	}
 	if len(terms) == 1 && len(terms[0].MatchFields) == 0 {
 		for _, r := range requirementsOf(terms[0]) {
-			f.checkLabel(&r, node.Labels, " by the pod's node affinity")
+			f.checkLabel(&r, node.Labels, " as required by the pod's node affinity")
 		}
 	}
 	if len(f.list)+f.more == before && !f.full() {
-		f.add(mismatch{want: "the pod's required node affinity to admit the node", found: fmt.Sprintf("none of its %d terms does", len(terms))})
+		f.add(mismatch{want: "the pod's required node affinity to admit the node", found: fmt.Sprintf("none of its %d terms matches", len(terms))})
 	}
 }
 
@@ -215,7 +213,7 @@ func requiredTerms(pod *corev1.Pod) ([]corev1.NodeSelectorTerm, bool) {
 	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, true
 }
 
-// requirementsOf are the term's expressions as those of a label selector.
+// requirementsOf converts the term's expressions to those of a label selector.
 func requirementsOf(term corev1.NodeSelectorTerm) []labels.Requirement {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
@@ -231,15 +229,15 @@ func requirementsOf(term corev1.NodeSelectorTerm) []labels.Requirement {
 	return all
 }
 
-// checkLabel checks one requirement; by says who makes it.
-func (f *findings) checkLabel(r *labels.Requirement, of labels.Set, by string) {
+// checkLabel checks one requirement. The mismatch ends with its origin.
+func (f *findings) checkLabel(r *labels.Requirement, of labels.Set, origin string) {
 	if r.Matches(of) || f.full() {
 		return
 	}
-	f.add(labelMismatch(r.Key(), demand(r), by, of))
+	f.add(labelMismatch(r.Key(), demand(r), origin, of))
 }
 
-// demand is the requirement in words that go behind the label's key.
+// demand returns the requirement as words that follow the label's key.
 func demand(r *labels.Requirement) string {
 	var values []string
 	for _, value := range r.ValuesUnsorted() {
@@ -268,8 +266,8 @@ func demand(r *labels.Requirement) string {
 	}
 }
 
-func labelMismatch(key, demand, by string, of map[string]string) mismatch {
-	m := mismatch{want: clip("the label "+key+" "+demand, maxEcho) + by, found: "the node does not have it"}
+func labelMismatch(key, demand, origin string, of map[string]string) mismatch {
+	m := mismatch{want: clip("the label "+key+" "+demand, maxEcho) + origin, found: "it is not set"}
 	if value, has := of[key]; has {
 		m.found = fmt.Sprintf("it is %q", clip(value, maxEcho))
 	}
@@ -288,7 +286,7 @@ func (f *findings) checkCondition(expected condition, node *corev1.Node) {
 	f.add(mismatch{want: fmt.Sprintf("the condition %s %sto be %s", clip(string(expected.kind), maxEcho), not, expected.status), found: describe(now)})
 }
 
-// conditionOf returns nil where the node does not have the condition.
+// conditionOf returns the condition, or nil if the node does not have it.
 func conditionOf(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
 		if node.Status.Conditions[i].Type == kind {
@@ -301,7 +299,7 @@ func conditionOf(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeC
 func describe(c *corev1.NodeCondition) string {
 	switch {
 	case c == nil:
-		return "the node does not have it"
+		return "it is not set"
 	case c.Reason == "":
 		return "it is " + clip(string(c.Status), maxEcho)
 	default:

@@ -17,6 +17,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
 )
 
 const (
@@ -185,6 +186,5 @@ func named(names ...string) corev1.NodeSelectorTerm {
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
 func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
-	now := time.Now()
-	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Now: now, Since: now}
+	return plugintest.Bind(pod, node, options...)
 }

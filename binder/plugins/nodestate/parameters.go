@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// The keys of the annotations, behind node-state.<domain>/.
+// The keys of the annotations, after node-state.prebind.dev/.
 const (
 	keyExpect     = "expect"
 	keyConditions = "expect-conditions"
@@ -28,36 +28,35 @@ const (
 )
 
 const (
-	// maxValue is how long an annotation may be, in bytes. It is looked at before
-	// anything else, so that no value costs much.
+	// maxValue is the maximum length of an annotation, in bytes. It is checked first, to
+	// bound the cost of parsing.
 	maxValue = 4096
-	// maxEcho is how much of what others wrote a message shows, in bytes.
+	// maxEcho is the maximum length of a quoted value in a message, in bytes.
 	maxEcho = 200
-	// maxKeyEcho is more than a valid annotation key has.
+	// maxKeyEcho exceeds the length of every valid annotation key.
 	maxKeyEcho = 320
-	// maxShown is how many things of a kind a message lists.
+	// maxShown is the maximum number of findings in a message.
 	maxShown = 5
 )
 
-// expectations are what the Binding and the pod say by annotations.
+// expectations are the parsed annotations of the Binding and the pod.
 type expectations struct {
 	labels     labels.Requirements
 	conditions []condition
-	// wait is how long to wait for all of it; 0 is not at all.
+	// wait is how long to wait for the expectations and checks. 0 means no wait.
 	wait time.Duration
 }
 
-// condition is one that the node is expected to have, or, with not, one that it
-// is expected not to have.
+// condition is an expected status of a node condition. With not, every other status is
+// expected.
 type condition struct {
 	kind   corev1.NodeConditionType
 	not    bool
 	status corev1.ConditionStatus
 }
 
-// parse reads the parameters. Every error is an framework.KindInvalid that names the
-// annotations; a key that is not known is one of them, for it may be a typing
-// error.
+// parse parses the parameters. Every error is a framework.KindInvalid that names the
+// annotations. An unknown key is an error, because it can be a typing error.
 func parse(parameters map[string]framework.Parameter, maxWait time.Duration) (expectations, error) {
 	var e expectations
 	if len(parameters) == 0 {
@@ -76,14 +75,14 @@ func parse(parameters map[string]framework.Parameter, maxWait time.Duration) (ex
 	return e, nil
 }
 
-// set takes one parameter in. Its error says what the value should be.
+// set parses one parameter. Its error completes a sentence that begins with the annotation.
 func (e *expectations) set(key, value string) (err error) {
 	switch {
 	case len(value) > maxValue:
 		return fmt.Errorf("is longer than %d bytes", maxValue)
 	case strings.ContainsRune(value, 0):
-		// The parser of selectors takes it for the end, and would leave out the rest.
-		return errors.New("has a NUL character in it")
+		// The parser of selectors ignores everything after it.
+		return errors.New("contains a NUL character")
 	}
 	switch key {
 	case keyExpect:
@@ -96,17 +95,16 @@ func (e *expectations) set(key, value string) (err error) {
 	case keyWait:
 		e.wait, err = time.ParseDuration(value)
 		if err != nil || e.wait <= 0 {
-			return fmt.Errorf("must be a positive time such as 30s, it is %q", clip(value, maxEcho))
+			return fmt.Errorf("must be a positive duration such as 30s, got %q", clip(value, maxEcho))
 		}
 	default:
-		return fmt.Errorf("is not known; the keys are %s, %s and %s", keyExpect, keyConditions, keyWait)
+		return fmt.Errorf("is unknown; known keys are %s, %s, and %s", keyExpect, keyConditions, keyWait)
 	}
 	return err
 }
 
-// parseConditions reads a list such as "GPUReady,DiskPressure!=True". It looks
-// like the equality-based part of a label selector; a type alone is the type with
-// the status True.
+// parseConditions parses a list such as "GPUReady,DiskPressure!=True". The syntax is that of
+// equality-based label selectors. A type without a status expects the status True.
 func parseConditions(value string) ([]condition, error) {
 	if strings.TrimSpace(value) == "" {
 		return nil, nil
@@ -127,46 +125,46 @@ func parseCondition(item string) (condition, error) {
 	kind, status, given := strings.Cut(item, "=")
 	if given {
 		if kind, c.not = strings.CutSuffix(kind, "!"); !c.not {
-			// To label selectors, == is =.
+			// As in label selectors, == means =.
 			status = strings.TrimPrefix(status, "=")
 		}
 		c.status = corev1.ConditionStatus(strings.TrimSpace(status))
 	}
 	c.kind = corev1.NodeConditionType(strings.TrimSpace(kind))
 	if wrong := content.IsLabelKey(string(c.kind)); len(wrong) > 0 {
-		return c, fmt.Errorf("must be a list of Type=Status, %q has no valid type", clip(item, maxEcho))
+		return c, fmt.Errorf("must be a list of Type=Status: invalid type in %q", clip(item, maxEcho))
 	}
 	switch c.status {
 	case corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown:
 		return c, nil
 	default:
-		return c, fmt.Errorf("must be a list of Type=Status with the status True, False or Unknown, %q has another", clip(item, maxEcho))
+		return c, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", clip(item, maxEcho))
 	}
 }
 
-// problem is a parameter and what is wrong with it.
+// problem is an invalid parameter.
 type problem struct {
 	framework.Parameter
 	err error
 }
 
-// invalid makes one error of them.
+// invalid returns one error for all problems.
 func invalid(wrong []problem) *framework.Error {
 	var messages []string
 	var fields []framework.Field
 	for _, w := range wrong[:min(len(wrong), maxShown)] {
 		w.Annotation = clip(w.Annotation, maxKeyEcho)
-		messages = append(messages, "the annotation "+w.Annotation+" "+w.err.Error())
+		messages = append(messages, "annotation "+w.Annotation+" "+w.err.Error())
 		fields = append(fields, w.Field(w.err.Error()))
 	}
 	if more := len(wrong) - len(messages); more > 0 {
 		messages = append(messages, fmt.Sprintf("and %d more", more))
 	}
-	return framework.Invalid(wrong[0].On, strings.Join(messages, "; "), fields...).Advise("correct it")
+	return framework.Invalid(wrong[0].On, strings.Join(messages, "; "), fields...).Advise("correct the annotation")
 }
 
-// clip makes text that others wrote fit for a message of one line: it has at most
-// so many bytes, and another one stands for what cannot be printed.
+// clip makes a user's text safe for a message of one line: it replaces characters that are
+// not printable, and shortens the text to at most that many bytes and an ellipsis.
 func clip(text string, most int) string {
 	shown := strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -177,6 +175,6 @@ func clip(text string, most int) string {
 	if len(text) <= most && len(shown) <= most {
 		return shown
 	}
-	// What is no UTF-8 has become longer, and the last character may be half of one.
+	// Replaced bytes have become longer, and the cut can be within a character.
 	return strings.TrimRight(strings.ToValidUTF8(shown[:min(len(shown), most)], ""), "\ufffd") + "…"
 }

@@ -70,7 +70,7 @@ func TestParse(t *testing.T) {
 		"UnknownKey": {
 			reason:  "a typing error must not be ignored",
 			binding: annotations{"expects": "a=b"}, fields: []string{"expects"}, on: "Binding default/web",
-			message: "the annotation node-state.prebind.dev/expects is not known; the keys are expect, expect-conditions and wait",
+			message: "annotation node-state.prebind.dev/expects is unknown; known keys are expect, expect-conditions, and wait",
 		},
 		"UnknownKeyOnPod": {
 			reason: "nor on the pod, and the message says where",
@@ -79,7 +79,7 @@ func TestParse(t *testing.T) {
 		"BadSelector": {
 			reason:  "the parser says why",
 			binding: annotations{"expect": "a=b,=c"}, fields: []string{"expect"}, on: "Binding default/web",
-			message: "the annotation node-state.prebind.dev/expect must be a label selector: found '=', expected: identifier after ','",
+			message: "annotation node-state.prebind.dev/expect must be a label selector: found '=', expected: identifier after ','",
 		},
 		"LongToken": {
 			reason:  "what the parser says of it is cut",
@@ -97,7 +97,7 @@ func TestParse(t *testing.T) {
 		"BadStatus": {
 			reason:  "statuses are written as in the API",
 			binding: annotations{"expect-conditions": "GPUReady=true"}, fields: []string{"expect-conditions"},
-			message: `the annotation node-state.prebind.dev/expect-conditions must be a list of Type=Status with the status True, False or Unknown, "GPUReady=true" has another`,
+			message: `annotation node-state.prebind.dev/expect-conditions must be a list of Type=Status: status must be True, False, or Unknown in "GPUReady=true"`,
 		},
 		"NoStatus":        {reason: "half of it", binding: annotations{"expect-conditions": "GPUReady="}, fields: []string{"expect-conditions"}},
 		"NoType":          {reason: "the other half", binding: annotations{"expect-conditions": "=True"}, fields: []string{"expect-conditions"}},
@@ -109,7 +109,7 @@ func TestParse(t *testing.T) {
 		"ThreeEqualSigns": {reason: "it is unclear", binding: annotations{"expect-conditions": "A===True"}, fields: []string{"expect-conditions"}},
 		"NoTime": {
 			reason: "it is no time", binding: annotations{"wait": "soon"}, fields: []string{"wait"},
-			message: `the annotation node-state.prebind.dev/wait must be a positive time such as 30s, it is "soon"`,
+			message: `annotation node-state.prebind.dev/wait must be a positive duration such as 30s, got "soon"`,
 		},
 		"EmptyWait": {reason: "it is no time", binding: annotations{"wait": ""}, fields: []string{"wait"}},
 		"NoUnit":    {reason: "30 of what", binding: annotations{"wait": "30"}, fields: []string{"wait"}},
@@ -118,7 +118,7 @@ func TestParse(t *testing.T) {
 		"TooLong": {
 			reason:  "nobody believes this much",
 			binding: annotations{"expect": "a" + strings.Repeat(",a", maxValue/2)}, fields: []string{"expect"},
-			message: "the annotation node-state.prebind.dev/expect is longer than 4096 bytes",
+			message: "annotation node-state.prebind.dev/expect is longer than 4096 bytes",
 		},
 		"Several": {
 			reason: "all is said at once, in the order of the keys",

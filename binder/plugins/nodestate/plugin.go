@@ -1,15 +1,13 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodestate is the PreBind plugin that keeps a pod from a node that is not, or
-// no longer, as the scheduler saw it. Between a scheduler's look at a node and the bind,
-// the node can be cordoned, tainted, relabelled or deleted; the API server binds all the
-// same.
+// Package nodestate is the PreBind plugin that checks the state of the node. Between the
+// scheduler's decision and the bind, the node can be cordoned, tainted, relabelled, or
+// deleted. The API server does not check this.
 //
-// For every bind, it checks what kube-scheduler's own filters check of the node, and
-// what the scheduler expects of it by annotations. It writes nothing. It decides by a
-// pure function (decide.go) on the node that the engine has read from the cache, so a
-// bind to a node that is as expected costs no read.
+// For every bind, the plugin repeats the checks of kube-scheduler's node filters, and checks
+// the expectations in annotations. It writes nothing. The decision is a pure function
+// (decide.go) of the node in the cache, so a successful check needs no request.
 package nodestate
 
 import (
@@ -46,8 +44,8 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// PreFlight skips a bind to a node that is as it has to be. Otherwise it rejects the
-// bind, or waits if the Binding or the pod asks for that.
+// PreFlight skips the bind if the node passes all checks. Otherwise it rejects the bind, or
+// waits if an annotation requests it.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	e, err := p.expectations(bc)
 	if err != nil {
@@ -59,16 +57,18 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 		return framework.Skip, nil
 	case f.final() != nil || e.wait == 0:
 		return framework.Run, refuse(bc, f, "")
-	case bc.Now.Sub(bc.Since) >= e.wait:
-		return framework.Run, framework.Refuse(objectOf(bc), "after a wait of %s: %s", e.wait, f).Advise("choose another node")
+	}
+	waiting, err := bc.WaitAtMost(e.wait, framework.Waiting{Object: objectOf(bc), For: f.awaited()})
+	if err != nil {
+		return framework.Run, err
 	}
 	bc.Intend("%s would wait up to %s for %s", Name, e.wait, f.awaited())
-	bc.WouldWait(framework.Waiting{Object: objectOf(bc), For: f.awaited(), Until: bc.Since.Add(e.wait)})
-	// The cache can be behind what the scheduler saw: then there is nothing to wait for.
+	bc.WouldWait(waiting)
+	// The cache can be behind the state that the scheduler saw.
 	return framework.Verify, nil
 }
 
-// PreBind waits until the node is as it has to be.
+// PreBind waits until the node passes all checks.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	return framework.AwaitReady(ctx, p.h, bc, p)
 }
@@ -76,12 +76,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 // afterPreBind begins the messages of Confirm.
 const afterPreBind = "after the bind was prepared: "
 
-// Confirm checks once more: while other plugins prepared the bind, which can take
-// minutes, the node can have changed.
+// Confirm repeats the checks, because the PreBind of other plugins can take minutes.
 //
-// It does not reject a bind that asks to wait. Its volumes, for example, were created for
-// this node, so that another node would be worse than another wait: the client has to
-// call again, and the repeated call waits again.
+// It does not reject a bind that requests a wait, because volumes, for example, were created
+// for this node. The client repeats the Binding, and the next attempt waits again.
 func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
 	e, err := p.expectations(bc)
 	if err != nil {
@@ -106,21 +104,21 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	case f.final() != nil || e.wait == 0:
 		return refuse(bc, f, afterPreBind)
 	}
-	return framework.Wait(objectOf(bc), "%s%s", afterPreBind, f).Advise("the repeated Binding waits for it again")
+	return framework.Wait(objectOf(bc), "%s%s", afterPreBind, f).Advise("retry the Binding")
 }
 
-// expectations reads what the Binding and the pod ask for.
+// expectations parses the annotations of the Binding and the pod.
 func (p *Plugin) expectations(bc *framework.BindContext) (expectations, error) {
 	return parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod), p.args.MaxWait)
 }
 
-// refuse says what was expected and what was found; prefix says when.
+// refuse returns a rejection with the findings. The message begins with the prefix.
 func refuse(bc *framework.BindContext, f findings, prefix string) *framework.Error {
 	refused := framework.Refuse(objectOf(bc), "%s%s", prefix, f)
 	if m := f.final(); m != nil {
 		return refused.Because(m.cause).Advise("%s", m.final)
 	}
-	return refused.Advise("choose another node, or let the bind wait with the annotation %s.%s/%s", Name, framework.Domain, keyWait)
+	return refused.Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, framework.Domain, keyWait)
 }
 
 func objectOf(bc *framework.BindContext) framework.Object {

@@ -34,7 +34,7 @@ func TestNew(t *testing.T) {
 func TestPreFlight(t *testing.T) {
 	driver := annotation("expect", "driver=550")
 	wait := annotation("wait", "30s")
-	const advice = "; choose another node, or let the bind wait with the annotation node-state.prebind.dev/wait"
+	const advice = "; choose another node, or wait for this one with the annotation node-state.prebind.dev/wait"
 	cases := map[string]struct {
 		reason      string
 		pod         *corev1.Pod
@@ -51,11 +51,11 @@ func TestPreFlight(t *testing.T) {
 		"WellWait":     {reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, next: framework.Skip},
 		"Cordoned": {
 			reason: "between decision and bind", node: theNode(cordoned), want: framework.KindRefuse,
-			message: "Node node-a: expected the node to be schedulable, it is cordoned" + advice,
+			message: "Node node-a: expected the node to be schedulable, but it is cordoned" + advice,
 		},
 		"Relabelled": {
 			reason: "the scheduler believed something else", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver}, want: framework.KindRefuse,
-			message: `Node node-a: expected the label driver to be "550", it is "535"` + advice,
+			message: `Node node-a: expected the label driver to be "550", but it is "535"` + advice,
 		},
 		"Waits": {
 			reason: "it was asked to", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait}, next: framework.Verify,
@@ -63,7 +63,7 @@ func TestPreFlight(t *testing.T) {
 		},
 		"WaitsByPod": {
 			reason: "the pod asked for it", pod: thePod(annotation("expect-conditions", "GPUReady"), wait), next: framework.Verify,
-			waits: "the condition GPUReady to be True (the node does not have it)",
+			waits: "the condition GPUReady to be True (it is not set)",
 		},
 		"WaitsForBase": {
 			reason: "a node may be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, next: framework.Verify,
@@ -75,7 +75,7 @@ func TestPreFlight(t *testing.T) {
 		},
 		"WaitIsOver": {
 			reason: "it asked for 30s", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 30 * time.Second, want: framework.KindRefuse,
-			message: "Node node-a: after a wait of 30s: expected the node to be schedulable, it is cordoned; choose another node",
+			message: "Node node-a: still waiting for the node to be schedulable (it is cordoned) after 30s; choose another node",
 		},
 		"Leaving": {
 			reason: "it will not come back", node: theNode(terminating), annotations: []gen.BindingOption{wait},
@@ -148,7 +148,7 @@ func TestConfirm(t *testing.T) {
 		"CacheFails":  {reason: "the API server knows as well", cachedErr: errors.New("boom"), live: well, liveReads: 1},
 		"Cordoned": {
 			reason: "while volumes were made", cached: theNode(cordoned), live: theNode(cordoned), liveReads: 1, want: framework.KindRefuse,
-			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, it is cordoned; choose another node, or let the bind wait with the annotation node-state.prebind.dev/wait",
+			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, but it is cordoned; choose another node, or wait for this one with the annotation node-state.prebind.dev/wait",
 		},
 		"Relabelled": {
 			reason: "what was believed counts to the end", cached: theNode(label("driver", "535")), live: theNode(label("driver", "535")),
@@ -157,11 +157,11 @@ func TestConfirm(t *testing.T) {
 		"WaitsAgain": {
 			reason: "what was prepared is for this node", cached: theNode(cordoned), live: theNode(cordoned), annotations: []gen.BindingOption{wait},
 			liveReads: 1, want: framework.KindWait,
-			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, it is cordoned; the repeated Binding waits for it again",
+			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, but it is cordoned; retry the Binding",
 		},
 		"Gone": {
 			reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
-			message: "Node node-a: after the bind was prepared: the node is gone; choose another node",
+			message: "Node node-a: after the bind was prepared: the node does not exist; choose another node",
 		},
 		"Leaving": {
 			reason: "it will be gone", cached: theNode(terminating), live: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
@@ -169,7 +169,7 @@ func TestConfirm(t *testing.T) {
 		"Replaced": {
 			reason: "another node of the name is not the one that was prepared", cached: theNode(uid("node-2")), live: theNode(uid("node-2")),
 			annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
-			message: "Node node-a: after the bind was prepared: the node was deleted and created anew under its name; schedule the pod again",
+			message: "Node node-a: after the bind was prepared: the node was deleted and recreated; schedule the pod again",
 		},
 		"LiveFails": {reason: "what cannot be read cannot be judged", liveErr: errors.New("boom"), liveReads: 1, want: framework.KindInternal},
 		"Invalid":   {reason: "as in PreFlight", cached: well, annotations: []gen.BindingOption{annotation("x", "")}, want: framework.KindInvalid},

@@ -17,42 +17,26 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
 )
 
-// waiting is a PreBind in a bubble, for a pod that waits up to 30s for the label
-// driver to be 550.
+// waiting is a PreBind of a pod that waits up to 30s for the label driver to be 550.
 type waiting struct {
+	*plugintest.Running
 	cached, live *world
 	bc           *framework.BindContext
-	result       chan error
 }
 
-// begin starts PreBind and returns when there is nothing to do but wait.
 func begin(ctx context.Context, t *testing.T, cached, live *corev1.Node, options ...gen.BindingOption) *waiting {
 	t.Helper()
 	options = append([]gen.BindingOption{annotation("expect", "driver=550"), annotation("wait", "30s")}, options...)
-	w := &waiting{
-		cached: newWorld(cached), live: newWorld(live),
-		bc: contextFor(thePod(), theNode(), options...), result: make(chan error, 1),
-	}
+	w := &waiting{cached: newWorld(cached), live: newWorld(live), bc: contextFor(thePod(), theNode(), options...)}
 	p := pluginBetween(t, w.cached, w.live)
-	go func() { w.result <- p.PreBind(ctx, w.bc) }()
-	synctest.Wait()
+	w.Running = plugintest.Start(func() error { return p.PreBind(ctx, w.bc) })
 	return w
 }
 
-// ended says whether the wait is over, and how, when all has been looked at.
-func (w *waiting) ended() (bool, error) {
-	synctest.Wait()
-	select {
-	case err := <-w.result:
-		return true, err
-	default:
-		return false, nil
-	}
-}
-
-// put changes the node for both, and tells.
+// put changes the node in the cache and in the API server.
 func (w *waiting) put(node *corev1.Node) {
 	w.live.put(node)
 	w.cached.put(node)
@@ -62,7 +46,7 @@ func (w *waiting) put(node *corev1.Node) {
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), t, theNode(label("driver", "535")), theNode(label("driver", "535")))
-		ended, err := w.ended()
+		ended, err := w.Ended()
 		require.False(t, ended, "%v", err)
 		assert.Equal(t, framework.Waiting{
 			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`, Until: w.bc.Now.Add(30 * time.Second),
@@ -70,19 +54,19 @@ func TestWait(t *testing.T) {
 
 		reads := w.cached.count()
 		<-time.After(29 * time.Second)
-		ended, _ = w.ended()
+		ended, _ = w.Ended()
 		require.False(t, ended)
 		assert.Equal(t, reads, w.cached.count(), "it does not look while nothing changes")
 
 		w.put(theNode(cordoned, label("driver", "550")))
-		ended, _ = w.ended()
+		ended, _ = w.Ended()
 		require.False(t, ended, "it waits for the rest as well")
 		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.WaitingFor().For, "and says so")
 		assert.Zero(t, w.live.count(), "an event is enough")
 
 		changed := time.Now()
 		w.put(theNode(label("driver", "550")))
-		ended, err = w.ended()
+		ended, err = w.Ended()
 		assert.True(t, ended)
 		require.NoError(t, err)
 		assert.Zero(t, time.Since(changed), "it goes on at once")
@@ -92,7 +76,7 @@ func TestWait(t *testing.T) {
 
 func TestWaitFindsAllDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ended, err := begin(t.Context(), t, theNode(label("driver", "550")), nil).ended()
+		ended, err := begin(t.Context(), t, theNode(label("driver", "550")), nil).Ended()
 		assert.True(t, ended, "it looks once before it waits")
 		require.NoError(t, err)
 	})
@@ -132,16 +116,16 @@ func TestWaitIsOver(t *testing.T) {
 	}{
 		"InVain": {
 			reason: "it says what it waited for, and how long", live: theNode(label("driver", "535")), after: 30 * time.Second, want: framework.KindRefuse,
-			message: `Node node-a: after a wait of 30s: expected the label driver to be "550", it is "535"; choose another node`,
+			message: `Node node-a: still waiting for the label driver to be "550" (it is "535") after 30s; choose another node`,
 		},
 		"Capped": {
 			reason: "not longer than the operator allows", live: theNode(), options: []gen.BindingOption{annotation("wait", "5h")}, after: maxWait, want: framework.KindRefuse,
-			message: `Node node-a: after a wait of 1m0s: expected the label driver to be "550", the node does not have it; choose another node`,
+			message: `Node node-a: still waiting for the label driver to be "550" (it is not set) after 1m0s; choose another node`,
 		},
 		"CacheBehind": {reason: "the event is still on its way", live: theNode(label("driver", "550")), after: 30 * time.Second},
 		"Gone": {
 			reason: "the event is still on its way", after: 30 * time.Second, want: framework.KindRefuse,
-			message: "Node node-a: the node is gone; choose another node",
+			message: "Node node-a: the node does not exist; choose another node",
 		},
 		"Fails":      {reason: "what cannot be read cannot be judged", err: errors.New("boom"), after: 30 * time.Second, want: framework.KindInternal},
 		"Overloaded": {reason: "a matter of time: the repeated call waits anew", err: overloaded, after: 30 * time.Second, want: framework.KindWait},
@@ -152,11 +136,11 @@ func TestWaitIsOver(t *testing.T) {
 				w := begin(t.Context(), t, theNode(), tc.live, tc.options...)
 				w.live.fail(tc.err)
 				<-time.After(tc.after - time.Nanosecond)
-				ended, err := w.ended()
+				ended, err := w.Ended()
 				require.False(t, ended, "not before its time: %v", err)
 				assert.Zero(t, w.live.count())
 				<-time.After(time.Nanosecond)
-				ended, err = w.ended()
+				ended, err = w.Ended()
 				require.True(t, ended, tc.reason)
 				assert.Equal(t, 1, w.live.count(), "one last look")
 				if tc.want == "" {
@@ -182,7 +166,7 @@ func TestWaitEnds(t *testing.T) {
 	}{
 		"Gone": {
 			reason: "there is nothing to bind to", event: func(w *waiting) { w.put(nil) },
-			want: framework.KindRefuse, message: "Node node-a: the node is gone; choose another node",
+			want: framework.KindRefuse, message: "Node node-a: the node does not exist; choose another node",
 		},
 		"Leaving": {
 			reason: "there will be nothing to bind to", event: func(w *waiting) { w.put(theNode(terminating)) },
@@ -190,7 +174,7 @@ func TestWaitEnds(t *testing.T) {
 		},
 		"Replaced": {
 			reason: "another node of the name, be it as expected, is another", event: func(w *waiting) { w.put(theNode(uid("node-2"), label("driver", "550"))) },
-			want: framework.KindRefuse, message: "Node node-a: the node was deleted and created anew under its name; schedule the pod again",
+			want: framework.KindRefuse, message: "Node node-a: the node was deleted and recreated; schedule the pod again",
 		},
 		"BothFail": {
 			reason: "what cannot be read cannot be judged", want: framework.KindInternal,
@@ -214,11 +198,11 @@ func TestWaitEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := begin(t.Context(), t, theNode(), theNode())
-				ended, err := w.ended()
+				ended, err := w.Ended()
 				require.False(t, ended, "it waits at first: %v", err)
 				began := time.Now()
 				tc.event(w)
-				ended, err = w.ended()
+				ended, err = w.Ended()
 				require.True(t, ended, tc.reason)
 				assert.Zero(t, time.Since(began), "at once")
 				require.Error(t, err, tc.reason)
@@ -249,12 +233,12 @@ func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
 				w.cached.put(tc.cached)
 				w.cached.fail(tc.err)
 				w.cached.tell()
-				ended, err := w.ended()
+				ended, err := w.Ended()
 				require.False(t, ended, "%s: %v", tc.reason, err)
 				assert.Equal(t, 1, w.live.count(), "the API server was asked")
 				w.cached.fail(nil)
 				w.put(theNode(label("driver", "550")))
-				ended, err = w.ended()
+				ended, err = w.Ended()
 				assert.True(t, ended)
 				require.NoError(t, err)
 			})
@@ -268,7 +252,7 @@ func TestWaitEndsWithContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		w := begin(ctx, t, theNode(), theNode())
 		cancel(over)
-		ended, err := w.ended()
+		ended, err := w.Ended()
 		assert.True(t, ended)
 		require.ErrorIs(t, err, over, "the cause says why")
 	})

@@ -81,7 +81,7 @@ func TestWaitForConditions(t *testing.T) {
 			},
 		},
 		"Deallocated": {
-			reason: "the scheduler took the devices away, and Prebind allocates it", refuse: "nothing that is free", kind: framework.KindRefuse,
+			reason: "the scheduler took the devices away, and Prebind allocates it", refuse: "no free devices", kind: framework.KindRefuse,
 			then: func(w *waiting) {
 				w.api.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
@@ -95,7 +95,7 @@ func TestWaitForConditions(t *testing.T) {
 			w.api.change("c", "driver", set(yes))
 		}},
 		"TimeOut": {
-			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "older than 10m0s", kind: framework.KindRefuse,
+			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "more than 10m0s ago", kind: framework.KindRefuse,
 			then: func(*waiting) { time.Sleep(timeout) }, //nolint:forbidigo // The time of the bubble.
 		},
 	}
@@ -106,7 +106,7 @@ func TestWaitForConditions(t *testing.T) {
 				w.waits(t, "the driver has said nothing yet")
 				assert.Equal(t, []string{"web"}, users(w.api.claim("c")), "it is reserved first")
 				assert.Equal(t, "ResourceClaim default/c", w.bc.WaitingFor().Object.String())
-				assert.Contains(t, w.bc.WaitingFor().For, "the condition attached of the device gpu.example.com/node-a/gpu-0")
+				assert.Contains(t, w.bc.WaitingFor().For, "condition attached of device gpu.example.com/node-a/gpu-0")
 				tc.then(w)
 				over, err := w.ended()
 				require.True(t, over, tc.reason)
@@ -167,7 +167,7 @@ func TestWaitForTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), t, thePod("web", template(""), uses("c")), theClaim("c", allocated("node-a", "gpu-0")))
 		w.waits(t, "upstream missing-claim: kube-controller-manager makes it")
-		assert.Contains(t, w.bc.WaitingFor().For, `the claim of its template for "gpu"`)
+		assert.Contains(t, w.bc.WaitingFor().For, `create the claim "gpu" from its template`)
 		assert.Empty(t, w.api.written(), "nothing is taken for a pod that may have to wait for long")
 		w.api.Put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
 		w.waits(t, "the pod does not name it yet")

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -102,17 +103,13 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 		node := fmt.Sprintf("node-%d", n/perNode)
 		put(gen.Node(node))
 		put(pool(node, names...))
-		record := &poolRecord{driver: driver, pool: node, entries: map[string]entry{}}
+		record := newPoolRecord(poolID{driver, node})
 		for i, device := range names {
 			claim := theClaim(fmt.Sprintf("c%d", n+i), allocated(node, device), reservedTo(fmt.Sprintf("web-%d", n+i)))
-			record.entries[device] = entry{Claim: name(claim), UID: claim.UID, Attempt: "gone-1"}
+			record.entries[device] = entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: "gone-1", Version: "1"}
 			put(claim)
 		}
-		data, err := record.encode()
-		require.NoError(b, err)
-		object := &corev1.ConfigMap{Data: data}
-		object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
-		s.Put(object)
+		s.Put(recordOf(b, record))
 	}
 	put(gen.Node("free"))
 	put(pool("free", names...))

@@ -20,16 +20,16 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// state says what a claim still needs before the pod can be bound.
+// state is what a claim needs before the pod can be bound.
 type state string
 
 const (
-	// unallocated: the claim has no devices, and Prebind may allocate them.
+	// unallocated: the claim is not allocated, and Prebind can allocate it.
 	unallocated state = "unallocated"
 	// unreserved: the claim is allocated for the node, but not reserved for the pod.
 	unreserved state = "unreserved"
-	// borrowed: another attempt at the pod's bind has reserved the claim. It removes the
-	// reservation when it fails, unless this attempt marks the claim as well.
+	// borrowed: another attempt at the bind has reserved the claim. It removes the
+	// reservation if it fails, unless this attempt marks the claim too.
 	borrowed state = "borrowed"
 	// unready: the claim is reserved, and a binding condition is not true yet.
 	unready state = "unready"
@@ -48,17 +48,16 @@ type assessment struct {
 	until time.Time
 }
 
-// basis is everything that a decision depends on, besides the claims.
+// basis contains the input of a decision, except for the claims.
 type basis struct {
 	pod     *corev1.Pod
 	node    *corev1.Node
 	attempt string
 	// classes are the DeviceClasses that Prebind allocates; empty for none.
 	classes sets.Set[string]
-	// timeout is how long binding conditions may take to become true.
+	// timeout is the maximum time until binding conditions are true.
 	timeout time.Duration
-	// since is when the bind began to wait. It counts for claims without an
-	// allocationTimestamp.
+	// since is when the bind started to wait. It replaces a missing allocationTimestamp.
 	since, now time.Time
 }
 
@@ -70,8 +69,8 @@ type readiness struct {
 	claims []assessment
 }
 
-// readiness decides on the pod's claims, which are in all by name. An error rejects the
-// bind to this node.
+// readiness decides on the claims of the pod. all contains the claims by name. An error
+// rejects the bind to this node.
 func (b basis) readiness(all claims) (readiness, error) {
 	r := readiness{basis: b}
 	refs, err := references(b.pod)
@@ -96,7 +95,7 @@ func (b basis) readiness(all claims) (readiness, error) {
 }
 
 func noSuchClaim(namespace, name string) *framework.Error {
-	return framework.Refuse(claimObject(namespace, name), "the claim does not exist").Advise("create it, or correct the pod")
+	return framework.Refuse(claimObject(namespace, name), "does not exist").Advise("create it, or change the pod")
 }
 
 // assess decides on one claim. An error rejects the bind to this node.
@@ -104,12 +103,12 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 	about := claimObject(claim.Namespace, claim.Name)
 	a := assessment{ref: ref, claim: claim}
 	if claim.DeletionTimestamp != nil {
-		return a, framework.Refuse(about, "the claim is being deleted").Advise("create it again, or correct the pod")
+		return a, framework.Refuse(about, "is being deleted").Advise("create it again, or change the pod")
 	}
 	if ref.generated {
 		if err := madeFor(b.pod, claim); err != nil {
-			return a, framework.Refuse(about, "the claim was not made for this pod").Because(err).
-				Advise("delete it: kube-controller-manager creates the pod's own claim")
+			return a, framework.Refuse(about, "was not created for this pod").Because(err).
+				Advise("delete it, so that kube-controller-manager creates a claim for the pod")
 		}
 	}
 	if claim.Status.Allocation == nil {
@@ -117,10 +116,11 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 		return a, b.allocatable(ref, claim)
 	}
 	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.node); err != nil {
-		return a, framework.Refuse(about, "the nodes of its allocation cannot be read: %v", err).Because(err)
+		return a, framework.Refuse(about, "its allocation has an invalid node selector: %v", err).Because(err).
+			Advise("allocate the claim again")
 	} else if !fits {
-		return a, framework.Refuse(about, "its devices cannot be used on the node %s", b.node.Name).
-			Advise("bind the pod to a node that its allocation admits")
+		return a, framework.Refuse(about, "its devices are not available on node %s", b.node.Name).
+			Advise("bind the pod to a node that its allocation selects")
 	}
 	if !resourceclaim.IsReservedForPod(b.pod, claim, true) {
 		a.state = unreserved
@@ -135,43 +135,43 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 	return a, nil
 }
 
-// allocatable returns why Prebind may not allocate the claim, or nil.
+// allocatable returns an error if Prebind cannot allocate the claim.
 func (b basis) allocatable(ref reference, claim *resourcev1.ResourceClaim) error {
 	about := claimObject(claim.Namespace, claim.Name)
-	const advice = "use a scheduler that knows ResourceClaims, or let Prebind allocate its DeviceClass by --resource-claims-allocate"
+	const advice = "use a scheduler that supports ResourceClaims, or add the DeviceClass to --resource-claims-allocate"
 	switch {
 	case ref.extended:
-		return framework.Refuse(about, "the claim stands for extended resources and has no devices; only the scheduler that created it allocates it").
+		return framework.Refuse(about, "represents extended resources and is not allocated: only the scheduler that created it can allocate it").
 			Advise("check why the scheduler did not allocate it")
 	case ref.ofPodGroup(b.pod, claim):
-		return framework.Refuse(about, "the claim is the PodGroup's and has no devices; only a scheduler that supports PodGroups allocates it").
+		return framework.Refuse(about, "belongs to a PodGroup and is not allocated: only a scheduler that supports PodGroups can allocate it").
 			Advise("check why the scheduler did not allocate it")
 	case len(b.classes) == 0:
-		return framework.Refuse(about, "the claim has no devices: the scheduler has not allocated it").Advise(advice)
+		return framework.Refuse(about, "not allocated by the scheduler").Advise(advice)
 	}
 	if err := owns(b.classes, claim); err != nil {
-		return framework.Refuse(about, "the claim has no devices, and Prebind may not allocate it: %v", err).Because(err).Advise(advice)
+		return framework.Refuse(about, "not allocated, and Prebind cannot allocate it: %v", err).Because(err).Advise(advice)
 	}
 	return nil
 }
 
-// owns returns why a claim is not Prebind's to allocate, or nil: each of its requests
-// has to be of one of the classes, and for whole devices.
+// owns returns an error unless each request of the claim has one of the classes and requests
+// whole devices.
 func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
 	check := func(request, class string, admin *bool, capacity *resourcev1.CapacityRequirements) error {
 		switch {
 		case !classes.Has(class):
-			return fmt.Errorf("its request %q is of the DeviceClass %q, and Prebind allocates only %s", request, class, strings.Join(sets.List(classes), ", "))
+			return fmt.Errorf("request %q has DeviceClass %q, Prebind allocates only %s", request, class, strings.Join(sets.List(classes), ", "))
 		case ptr.Deref(admin, false):
-			return fmt.Errorf("its request %q asks for admin access", request)
+			return fmt.Errorf("request %q asks for admin access", request)
 		case capacity != nil:
-			return fmt.Errorf("its request %q asks for a part of a device's capacity", request)
+			return fmt.Errorf("request %q asks for part of the capacity of a device", request)
 		default:
 			return nil
 		}
 	}
 	if len(claim.Spec.Devices.Requests) == 0 {
-		return errors.New("it requests nothing")
+		return errors.New("it has no requests")
 	}
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly != nil {
@@ -185,14 +185,14 @@ func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
 			}
 		}
 		if r.Exactly == nil && len(r.FirstAvailable) == 0 {
-			return fmt.Errorf("its request %q is of an unknown kind", r.Name)
+			return fmt.Errorf("request %q has an unknown type", r.Name)
 		}
 	}
 	return nil
 }
 
-// admits says whether the allocation's devices can be used on the node. An allocation
-// without a selector is for every node.
+// admits reports whether the devices of an allocation are available on the node. An
+// allocation without a selector is available on every node.
 func admits(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
 	if selector == nil {
 		return true, nil
@@ -204,28 +204,28 @@ func admits(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
 	return parsed.Match(node), nil
 }
 
-// reservable returns why an allocated claim cannot be reserved for the pod, or nil.
+// reservable returns an error if an allocated claim cannot be reserved for the pod.
 func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	switch {
 	case ref.extended:
-		return framework.Refuse(about, "the claim stands for extended resources and is not reserved for the pod; only the scheduler that created it reserves it").
+		return framework.Refuse(about, "represents extended resources and is not reserved for the pod: only the scheduler that created it can reserve it").
 			Advise("check why the scheduler did not reserve it")
 	case ref.ofPodGroup(pod, claim):
-		return framework.Refuse(about, "the claim is the PodGroup's and not reserved for it; only a scheduler that supports PodGroups reserves it").
+		return framework.Refuse(about, "belongs to a PodGroup and is not reserved for it: only a scheduler that supports PodGroups can reserve it").
 			Advise("check why the scheduler did not reserve it")
 	case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
-		return framework.Refuse(about, "the claim is reserved for %d pods already, and no more are possible", len(claim.Status.ReservedFor)).
+		return framework.Refuse(about, "already reserved for %d pods, which is the maximum", len(claim.Status.ReservedFor)).
 			Advise("use another claim")
 	default:
 		return nil
 	}
 }
 
-// conditions decides whether the binding conditions of a reserved claim are true
-// (KEP-5007). It follows DynamicResources: a failure condition that is true, or the end
-// of the time since the allocation, rejects the bind. It checks the failure conditions
-// of all devices first.
+// conditions decides whether the binding conditions of a reserved claim are true (KEP-5007).
+// Like DynamicResources, it rejects the bind if a failure condition is true, or if the
+// timeout since the allocation has passed. Unlike DynamicResources, it checks the failure
+// conditions of all devices first.
 func (b basis) conditions(a *assessment) error {
 	about := claimObject(a.claim.Namespace, a.claim.Name)
 	a.state = ready
@@ -237,14 +237,14 @@ func (b basis) conditions(a *assessment) error {
 		status := deviceStatus(a.claim, result)
 		for _, name := range result.BindingFailureConditions {
 			if failed := apimeta.FindStatusCondition(status.Conditions, name); failed != nil && failed.Status == "True" {
-				return framework.Refuse(about, "the device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
-					Advise("see the driver %s; the claim has to be allocated anew", result.Driver)
+				return framework.Refuse(about, "device %s failed: %s (%s) %s", deviceName(result), name, failed.Reason, failed.Message).
+					Advise("check driver %s, and allocate the claim again", result.Driver)
 			}
 		}
 		for _, name := range result.BindingConditions {
 			if a.state == ready && !apimeta.IsStatusConditionTrue(status.Conditions, name) {
 				a.state = unready
-				a.waits = fmt.Sprintf("the condition %s of the device %s, which its driver %s sets", name, deviceName(result), result.Driver)
+				a.waits = fmt.Sprintf("condition %s of device %s, set by driver %s", name, deviceName(result), result.Driver)
 			}
 		}
 	}
@@ -257,14 +257,14 @@ func (b basis) conditions(a *assessment) error {
 	}
 	a.until = since.Add(b.timeout)
 	if !b.now.Before(a.until) {
-		return framework.Refuse(about, "its allocation is older than %s, and it is still waiting for %s", b.timeout, a.waits).
-			Advise("see the driver; the claim has to be allocated anew")
+		return framework.Refuse(about, "allocated more than %s ago and still waiting for %s", b.timeout, a.waits).
+			Advise("check the driver, and allocate the claim again")
 	}
 	return nil
 }
 
-// deviceStatus returns what the driver reports of an allocated device; empty if it
-// reports nothing.
+// deviceStatus returns the status that the driver reports for an allocated device, or an
+// empty one.
 func deviceStatus(claim *resourcev1.ResourceClaim, result *resourcev1.DeviceRequestAllocationResult) resourcev1.AllocatedDeviceStatus {
 	for _, status := range claim.Status.Devices {
 		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device && sameShare(status.ShareID, result) {
@@ -285,7 +285,7 @@ func deviceName(result *resourcev1.DeviceRequestAllocationResult) string {
 	return result.Driver + "/" + result.Pool + "/" + result.Device
 }
 
-// done says whether the pod can be bound.
+// done reports whether the pod can be bound.
 func (r readiness) done() bool { return len(r.unmade) == 0 && len(r.in(ready)) == len(r.claims) }
 
 // in returns the claims in one of these states.
@@ -301,9 +301,9 @@ func (r readiness) in(wanted ...state) []assessment {
 	return found
 }
 
-// toTake returns the claims that PreBind has to allocate or to reserve, in this order.
-// There are none while a claim of the pod does not exist: nothing is reserved for a pod
-// that may have to wait for long.
+// toTake returns the claims that PreBind has to allocate or reserve, in this order. It
+// returns none while a claim of the pod does not exist, so that nothing is reserved for a
+// pod that may wait long.
 func (r readiness) toTake() []assessment {
 	if len(r.unmade) > 0 {
 		return nil
@@ -311,8 +311,7 @@ func (r readiness) toTake() []assessment {
 	return append(r.in(unallocated), r.in(unreserved, borrowed)...)
 }
 
-// waits returns everything that has to be waited for. Each Waiting ends when the first
-// claim is rejected.
+// waits returns all waits. Each of them ends when the first claim is rejected.
 func (r readiness) waits() []framework.Waiting {
 	var all []framework.Waiting
 	until := time.Time{}
@@ -331,7 +330,7 @@ func (r readiness) waits() []framework.Waiting {
 	return all
 }
 
-// intents are the sentences about what PreBind would do.
+// intents lists what PreBind would do, for dry runs.
 func (r readiness) intents() []string {
 	var all []string
 	for _, ref := range r.unmade {
@@ -341,7 +340,7 @@ func (r readiness) intents() []string {
 		about := claimObject(a.claim.Namespace, a.claim.Name)
 		switch a.state {
 		case unallocated:
-			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s, and reserve it for the pod", r.node.Name, about))
+			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s and reserve it for the pod", r.node.Name, about))
 		case unreserved, borrowed:
 			all = append(all, fmt.Sprintf("reserve %s for the pod", about))
 		case unready:

@@ -72,24 +72,24 @@ func TestAssess(t *testing.T) {
 		"ByOthers":     {reason: "a claim is shared", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
 		"SameName":     {reason: "an earlier pod of the name is another one", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, want: unreserved},
 		"Deleted":      {reason: "upstream deleted-claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
-		"WrongNode":    {reason: "upstream wrong-topology", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "cannot be used on the node node-a"},
-		"WrongNodeToo": {reason: "also when it is reserved", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "cannot be used"},
+		"WrongNode":    {reason: "upstream wrong-topology", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
+		"WrongNodeToo": {reason: "also when it is reserved", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "not available"},
 		"Zone":         {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, want: unreserved},
-		"OtherZone":    {reason: "upstream wrong-topology, by labels", claim: []claimOption{labelled("z2")}, refuse: "cannot be used"},
+		"OtherZone":    {reason: "upstream wrong-topology, by labels", claim: []claimOption{labelled("z2")}, refuse: "not available"},
 		"Anywhere":     {reason: "without a selector the devices are for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, want: unreserved},
-		"BadSelector":  {reason: "what cannot be read is not guessed", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "cannot be read"},
+		"BadSelector":  {reason: "what cannot be read is not guessed", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
 		"Full":         {reason: "reserved-for max", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
 		"FullWithUs":   {reason: "the pod is one of them", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}, want: ready},
 		"Own":          {reason: "upstream claim-template", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
-		"WrongOwner":   {reason: "upstream wrong-claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not made for this pod"},
-		"NoOwner":      {reason: "missing owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not made for this pod"},
+		"WrongOwner":   {reason: "upstream wrong-claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
+		"NoOwner":      {reason: "missing owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
 		"Group": {
 			reason: "the scheduler has reserved it for the PodGroup, upstream reserved-okay-podgroup", pod: thePod("web", grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")}, want: ready,
 		},
 		"GroupUnreserved": {
 			reason: "nobody has, and it is not ours to do", pod: thePod("web", grouped), ref: reference{generated: true},
-			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "PodGroup's",
+			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup",
 		},
 		"Extended":           {reason: "kube-scheduler has made and reserved it", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
 		"ExtendedUnreserved": {reason: "only it does", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},
@@ -168,7 +168,7 @@ func TestConditions(t *testing.T) {
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "False"})},
 		},
 		"TimedOut": {
-			reason: "upstream bound-claim-with-timed-out-binding: the time counts from the allocation, whoever waits", refuse: "older than 10m0s",
+			reason: "upstream bound-claim-with-timed-out-binding: the time counts from the allocation, whoever waits", refuse: "more than 10m0s ago",
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", nil)},
 		},
 		"InTime": {
@@ -176,7 +176,7 @@ func TestConditions(t *testing.T) {
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(10*time.Second - timeout)), needs(both, nil)},
 		},
 		"NoTime":     {reason: "a claim may not tell when it was allocated: then the bind's own time counts", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
-		"NoTimeOver": {reason: "and it ends, too", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "older than"},
+		"NoTimeOver": {reason: "and it ends, too", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "still waiting for"},
 		"SecondDevice": {
 			reason: "every device counts", want: unready, waits: "gpu-1",
 			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, nil), says("gpu-0", yes)},
@@ -215,7 +215,7 @@ func TestReadiness(t *testing.T) {
 	b := basis{pod: thePod("web", uses("a", "b")), node: gen.Node("node-a"), attempt: "here-1", classes: sets.New(class), timeout: timeout, since: now, now: now}
 	_, err := b.readiness(claims{"a": theClaim("a"), "b": nil})
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	require.ErrorContains(t, err, "ResourceClaim default/b: the claim does not exist")
+	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
 	_, err = b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", ofOtherClass)})
 	require.ErrorContains(t, err, `"tpu"`, "one claim is enough")
 	r, err := b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -292,16 +293,37 @@ func reservedToGroup(group string) claimOption {
 	}
 }
 
-// records are the devices that the records of the pools have, with their claims.
+// poolRecords returns the records of all pools.
+func poolRecords(t testing.TB, s *apiServer) []*poolRecord {
+	t.Helper()
+	conn := s.Connect()
+	versions, err := openPools(framework.Handle{Live: conn, Namespace: system}).List(t.Context(), conn)
+	require.NoError(t, err)
+	all := make([]*poolRecord, 0, len(versions))
+	for _, v := range versions {
+		all = append(all, v.Record)
+	}
+	return all
+}
+
+// records returns the names of the claims in the records of all pools, by pool and device.
 func records(t testing.TB, s *apiServer) map[string]string {
 	t.Helper()
-	all, err := (&pools{live: s.Connect(), namespace: system}).list(t.Context())
-	require.NoError(t, err)
-	devices := map[string]string{}
-	for _, r := range all {
+	claims := map[string]string{}
+	for _, r := range poolRecords(t, s) {
 		for device, e := range r.entries {
-			devices[r.pool+"/"+device] = e.Claim.Name
+			claims[r.id.pool+"/"+device] = e.Claim.Name
 		}
 	}
-	return devices
+	return claims
+}
+
+// recordOf returns the ConfigMap of a record.
+func recordOf(t testing.TB, r *poolRecord) *corev1.ConfigMap {
+	t.Helper()
+	data, err := r.Encode()
+	require.NoError(t, err)
+	return &corev1.ConfigMap{Data: data, ObjectMeta: metav1.ObjectMeta{
+		Namespace: system, Name: r.id.recordName(), Labels: map[string]string{ledger.Label: poolComponent},
+	}}
 }

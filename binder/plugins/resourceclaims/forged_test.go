@@ -69,7 +69,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			assert.Equal(t, []string{"web-0"}, users(s.claim("c0")), tc.reason)
 			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c0")), tc.reason)
 			assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), tc.reason)
-			assert.Empty(t, marksOf(s.claim("c0")), "the mark goes")
+			assert.Empty(t, unsettled(s.claim("c0")), "the mark goes")
 		})
 	}
 }
@@ -95,9 +95,11 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
 			r := newAllocating(t, s)
-			for _, m := range marksOf(s.claim("c")) {
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}
-				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.Attempt)))
+			for _, m := range markings(s.claim("c")) {
+				content, ok := decodeMark(m.value)
+				require.True(t, ok)
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: content.Pod, UID: m.pod}}
+				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.attempt)))
 			}
 			assert.Equal(t, tc.want, users(s.claim("c")), tc.reason)
 			assert.NotNil(t, s.claim("c").Status.Allocation, tc.reason)
@@ -185,14 +187,14 @@ func TestCrowd(t *testing.T) {
 		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 		require.True(t, framework.IsKind(err, framework.KindWait), "no mark is added to so many: %v", err)
-		assert.ErrorContains(t, err, "512 marks")
+		assert.ErrorContains(t, err, "512 annotations")
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, 1, "one stands for them all")
 		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes them")
-		assert.Empty(t, markKeys(s.claim("c")))
+		assert.Empty(t, markings(s.claim("c")))
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 	})
 	t.Run("OfABoundPod", func(t *testing.T) {
@@ -205,7 +207,7 @@ func TestCrowd(t *testing.T) {
 		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
-		assert.Empty(t, markKeys(s.claim("c")))
+		assert.Empty(t, markings(s.claim("c")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")))
 	})
 	t.Run("OfAPodThatIsGone", func(t *testing.T) {
@@ -220,7 +222,7 @@ func TestCrowd(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
 		s.Put(bound(pod, "node-a"))
 		r.PostBind(t.Context(), recovered(pod, "x", "forged-0"))
-		assert.Empty(t, markKeys(s.claim("c")))
+		assert.Empty(t, markings(s.claim("c")))
 	})
 }
 
@@ -265,7 +267,7 @@ func TestRoomForAMark(t *testing.T) {
 	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	assert.ErrorContains(t, err, "leave no room")
+	assert.ErrorContains(t, err, "no room")
 	assert.Empty(t, s.written())
 }
 

@@ -15,13 +15,13 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// look reads the suspects from the API server. It deallocates those that Prebind has
-// allocated and that nothing has reserved.
+// look reads the suspects from the API server. It deallocates claims that Prebind has
+// allocated and that have no reservation.
 func (a *allocator) look(ctx context.Context, suspects []suspect, seen sightings) error {
 	for _, who := range suspects {
 		claim, err := a.sight(ctx, who)
 		if err != nil {
-			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "checking whether it still holds its devices", err)
+			return framework.FromAPI(claimObject(who.name.Namespace, who.name.Name), "checking its devices", err)
 		}
 		seen[who.uid] = claim
 	}
@@ -49,45 +49,46 @@ func (a *allocator) sight(ctx context.Context, who suspect) (*resourcev1.Resourc
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case apierrors.IsConflict(err):
-		return claim, nil // It is in use after all.
+		return claim, nil // It has changed, so it may be in use.
 	default:
 		return nil, err
 	}
 }
 
-// tidy removes stale entries from the records, and allocations of Prebind's that were left
-// behind: nothing has reserved the claim. It reads from the API server the claims that
-// the cache does not show in use.
+// tidy removes stale entries from the records, and deallocates claims that Prebind has
+// allocated and that have no reservation. It reads claims from the API server unless the
+// cache shows that they are in use.
 func (a *allocator) tidy(ctx context.Context) error {
-	records, err := a.pools.list(ctx)
+	records, err := a.pools.List(ctx, a.h.Live)
 	errs := []error{err}
 	seen := sightings{}
-	for _, r := range records {
+	for _, v := range records {
 		var stale []string
-		for device, e := range r.entries {
+		for name, e := range v.Record.entries {
+			device := v.Record.id.device(name)
 			who := suspect{uid: e.UID, name: types.NamespacedName(e.Claim)}
-			if _, looked := seen[e.UID]; !looked && a.usedByCache(ctx, who, r.id(device)) {
+			if _, looked := seen[e.UID]; !looked && a.usedByCache(ctx, who, device) {
 				continue
 			} else if !looked {
 				if err := a.look(ctx, []suspect{who}, seen); err != nil {
 					return errors.Join(append(errs, err)...)
 				}
 			}
-			if seen.entry(e, r.id(device)) == free {
-				stale = append(stale, device)
+			if seen.entry(e, device) == free {
+				stale = append(stale, name)
 			}
 		}
-		if len(stale) == 0 && len(r.entries) > 0 {
+		if len(stale) == 0 && len(v.Record.entries) > 0 {
 			continue
 		}
-		if err := a.pools.drop(ctx, r, stale); err != nil {
+		if err := a.pools.drop(ctx, v, stale); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// usedByCache says whether the cache shows the claim reserved and with the device.
+// usedByCache reports whether the claim in the cache has the device and a reservation.
 func (a *allocator) usedByCache(ctx context.Context, who suspect, device deviceID) bool {
 	claim := &resourcev1.ResourceClaim{}
 	err := a.h.Cached.Get(ctx, who.name, claim, client.UnsafeDisableDeepCopy)

@@ -20,26 +20,25 @@ import (
 const fieldOwner = client.FieldOwner("prebind-" + Name)
 
 const (
-	// markPrefix begins the keys of marks.
+	// markPrefix is the prefix of the keys of marks.
 	markPrefix = Name + "." + framework.Domain + "/"
 	// maxMarkValue is the maximum length of the value of a mark in bytes. Two names of
 	// 253 bytes fit.
 	maxMarkValue = 1024
-	// maxMarks is how many marks a claim may have before Prebind adds no more: two for
-	// each possible reservation.
+	// maxMarks is the maximum number of marks on a claim: two for each possible reservation.
 	maxMarks = 2 * resourcev1.ResourceClaimReservedForMaxSize
-	// crowd is how many marks of one group the sweep settles one by one. A group is the
-	// marks for one pod, or the marks without a reservation. Prebind itself does not write
-	// more.
+	// crowd is the number of marks of one group that the sweep settles individually. A group
+	// contains the marks of one pod, or all marks without a reservation. Prebind itself
+	// writes fewer.
 	crowd = 32
 )
 
-// mark is the value of an annotation of a claim that says which attempt reserves it
-// for which pod. Its key is resource-claims.prebind.dev/<pod UID>.<attempt>, so that
-// attempts mark a claim without a conflict.
+// mark is the value of an annotation of a claim. It says which pod the attempt reserves the
+// claim for. The key resource-claims.prebind.dev/<pod UID>.<attempt> is unique, so that
+// attempts do not conflict.
 //
-// A tenant can write, change and delete marks. A mark therefore only fences the
-// attempt's own writes. It never decides that a reservation or an allocation ends.
+// Tenants can write, change and delete marks. A mark therefore only fences writes of its
+// attempt. It never decides that a reservation or an allocation ends.
 type mark struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`
@@ -60,13 +59,13 @@ func splitKey(key string) (pod types.UID, attempt string, ok bool) {
 func (m mark) encode() string {
 	text, err := json.Marshal(m)
 	if err != nil {
-		return "{}" // Strings can be encoded.
+		return "{}" // Cannot happen: strings can always be encoded.
 	}
 	return string(text)
 }
 
-// decodeMark reads a mark. Prebind ignores a value that is too long, or whose names
-// are not valid: the API server would reject a request for such a pod.
+// decodeMark decodes a mark. It rejects long values and invalid names, because the API
+// server rejects requests for such pods.
 func decodeMark(value string) (mark, bool) {
 	var m mark
 	if len(value) > maxMarkValue || json.Unmarshal([]byte(value), &m) != nil {
@@ -75,98 +74,74 @@ func decodeMark(value string) (mark, bool) {
 	return m, len(validation.IsDNS1123Subdomain(m.Pod)) == 0 && len(validation.IsDNS1123Subdomain(m.Node)) == 0
 }
 
-// markKeys returns the keys of the claim's annotations that have the form of a mark,
-// in order.
-func markKeys(claim *resourcev1.ResourceClaim) []string {
-	var keys []string
-	for key := range claim.Annotations {
-		if _, _, ok := splitKey(key); ok {
-			keys = append(keys, key)
-		}
-	}
-	slices.Sort(keys)
-	return keys
+// marking is an annotation of a claim that has the key of a mark. Its value can be
+// anything.
+type marking struct {
+	key     string
+	pod     types.UID
+	attempt string
+	value   string
 }
 
-// marksOf returns the attempts that have marked the claim, in order. The pod's name is
-// the one in the mark.
-func marksOf(claim *resourcev1.ResourceClaim) []framework.Mark {
-	var marks []framework.Mark
-	for _, key := range markKeys(claim) {
-		if m, ok := decodeMark(claim.Annotations[key]); ok {
-			uid, attempt, _ := splitKey(key)
-			marks = append(marks, framework.Mark{
-				Pod: types.NamespacedName{Namespace: claim.Namespace, Name: m.Pod}, PodUID: uid, Node: m.Node, Attempt: attempt,
-			})
+// markings returns the markings of the claim, ordered by key.
+func markings(claim *resourcev1.ResourceClaim) []marking {
+	var all []marking
+	for key, value := range claim.Annotations {
+		if pod, attempt, ok := splitKey(key); ok {
+			all = append(all, marking{key: key, pod: pod, attempt: attempt, value: value})
 		}
 	}
-	return marks
+	slices.SortFunc(all, func(a, b marking) int { return strings.Compare(a.key, b.key) })
+	return all
 }
 
-// unsettled returns the marks of the claim that the sweep has to settle, in order.
-// Where the claim is reserved for a mark's pod, the pod's name is the one in the
-// reservation, which only a writer of the status can set. Of a crowd it returns the
-// first marks: to settle one without a reservation removes them all.
+// unsettled returns the marks of the claim that the sweep has to settle, in order. If the
+// claim is reserved for the pod of a mark, the pod's name is the one in the reservation,
+// which only a writer of the status can set. Of a crowd it returns the first marks, and of
+// a crowd without reservations the first one: settling that one removes all of them.
 func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
-	keys, users := markKeys(claim), reservations(claim)
-	left := map[types.UID]int{}
+	all, users := markings(claim), reservations(claim)
 	idle := 0
-	for _, key := range keys {
-		uid, _, _ := splitKey(key)
-		if _, ok := users[uid]; ok {
-			left[uid] = crowd
-		} else {
+	for _, m := range all {
+		if _, reserved := users[m.pod]; !reserved {
 			idle++
 		}
 	}
-	left[""] = crowd
-	if idle > crowd {
-		left[""] = 1
-	}
 	var marks []framework.Mark
-	for _, key := range keys {
-		uid, attempt, _ := splitKey(key)
-		name, ok := users[uid]
-		group := uid
-		if !ok {
+	listed := map[types.UID]int{}
+	for _, m := range all {
+		group, most := m.pod, crowd
+		name, reserved := users[m.pod]
+		if !reserved {
 			group = ""
+			if idle > crowd {
+				most = 1
+			}
 		}
-		if left[group] == 0 {
+		if listed[group] == most {
 			continue
 		}
-		m, readable := decodeMark(claim.Annotations[key])
-		if !readable {
-			continue
-		}
+		content, ok := decodeMark(m.value)
 		if !ok {
-			name = m.Pod
+			continue
 		}
-		left[group]--
-		marks = append(marks, framework.Mark{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: name}, PodUID: uid, Node: m.Node, Attempt: attempt})
+		if !reserved {
+			name = content.Pod
+		}
+		listed[group]++
+		marks = append(marks, framework.Mark{
+			Pod: types.NamespacedName{Namespace: claim.Namespace, Name: name}, PodUID: m.pod, Node: content.Node, Attempt: m.attempt,
+		})
 	}
 	return marks
 }
 
-// markedByOthers says whether another attempt at the same pod's bind has marked
-// the claim.
+// markedByOthers says whether another attempt at the bind of the same pod has marked the
+// claim. It ignores marks that cannot be decoded, because the sweep never settles them.
 func markedByOthers(claim *resourcev1.ResourceClaim, pod types.UID, attempt string) bool {
-	for key, value := range claim.Annotations {
-		uid, other, ok := splitKey(key)
-		if !ok || uid != pod || other == attempt {
-			continue
-		}
-		if _, ok := decodeMark(value); ok {
-			return true
-		}
-	}
-	return false
-}
-
-// markedByAttempt says whether the claim has a mark of the attempt, for whichever pod.
-func markedByAttempt(claim *resourcev1.ResourceClaim, attempt string) bool {
-	return slices.ContainsFunc(markKeys(claim), func(key string) bool {
-		_, of, _ := splitKey(key)
-		return of == attempt
+	return slices.ContainsFunc(markings(claim), func(m marking) bool {
+		_, ok := decodeMark(m.value)
+		return ok && m.pod == pod && m.attempt != attempt
 	})
 }
 
@@ -187,33 +162,31 @@ func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	return ok
 }
 
-// isGone says that the pod is not bound and cannot be bound any more.
+// isGone reports that the pod is not bound and can never be bound.
 func isGone(at framework.Whereabouts) bool { return at == framework.Gone || at == framework.Replaced }
 
-// isBound says that the pod is bound, to whichever node. It uses the claim.
+// isBound reports that the pod is bound to any node and therefore uses the claim.
 func isBound(at framework.Whereabouts) bool {
 	return at == framework.BoundHere || at == framework.BoundElsewhere
 }
 
 // pointless returns the keys of the marks to remove together with the mark of the pod's
-// attempt, which comes first. at is where the pod is that the claim is reserved for, or
-// empty if the claim is not reserved for the pod of the mark. Marks for a pod that is
-// bound or gone protect nothing. Neither does a crowd of marks without a reservation: an
-// attempt that is between its mark and its reservation marks the claim again.
+// attempt, which comes first. at is the whereabouts of the pod, or empty if the claim is
+// not reserved for the pod. Marks for a pod that is bound or gone protect nothing. A crowd
+// of marks without a reservation protects nothing either: an attempt that has not yet
+// reserved the claim marks it again.
 func pointless(claim *resourcev1.ResourceClaim, pod types.UID, attempt string, at framework.Whereabouts) []string {
-	own := markKey(pod, attempt)
-	keys := []string{own}
+	keys := []string{markKey(pod, attempt)}
 	var idle []string
 	users := reservations(claim)
-	for _, key := range markKeys(claim) {
-		uid, _, _ := splitKey(key)
-		_, used := users[uid]
+	for _, m := range markings(claim) {
+		_, reserved := users[m.pod]
 		switch {
-		case key == own:
-		case uid == pod && (isBound(at) || isGone(at)):
-			keys = append(keys, key)
-		case !used:
-			idle = append(idle, key)
+		case m.key == keys[0]:
+		case m.pod == pod && (isBound(at) || isGone(at)):
+			keys = append(keys, m.key)
+		case !reserved:
+			idle = append(idle, m.key)
 		}
 	}
 	if at == "" && len(idle) >= crowd {
@@ -222,12 +195,11 @@ func pointless(claim *resourcev1.ResourceClaim, pod types.UID, attempt string, a
 	return keys
 }
 
-// reservedByOthers says whether managedFields name another manager of the pod's
-// reservation. Prebind marks a claim a moment before it reserves it, and a scheduler may
-// reserve it in between.
+// reservedByOthers reports whether managedFields name another manager of the reservation of
+// the pod. A scheduler can reserve the claim after Prebind has marked it.
 //
-// A client that updates the claim can rewrite managedFields. They are therefore only a
-// reason to keep a reservation, never one to remove it.
+// Clients can rewrite managedFields. They are therefore only a reason to keep a reservation,
+// never to remove one.
 func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	others := false
 	for _, entry := range claim.ManagedFields {
@@ -248,14 +220,4 @@ func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 		others = true
 	}
 	return others
-}
-
-// unique removes duplicates: a pod can have several claims.
-func unique(marks []framework.Mark) []framework.Mark {
-	seen := map[framework.Mark]bool{}
-	return slices.DeleteFunc(marks, func(m framework.Mark) bool {
-		had := seen[m]
-		seen[m] = true
-		return had
-	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -82,17 +83,20 @@ func TestDecodeMark(t *testing.T) {
 	}
 }
 
-func TestMarksOf(t *testing.T) {
+func TestUnsettled_ListsMarksInOrder(t *testing.T) {
 	claim := theClaim("c", marked("b", "here-2"), marked("a", "here-1"),
 		meta1(gen.Annotation("resource-claims.prebind.dev/pod-x.here-3", "not ours")), meta1(gen.Annotation("note", "x")))
 	want := []framework.Mark{
 		{Pod: types.NamespacedName{Namespace: "default", Name: "a"}, PodUID: "pod-a", Node: "node-a", Attempt: "here-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "b"}, PodUID: "pod-b", Node: "node-a", Attempt: "here-2"},
 	}
-	assert.Equal(t, want, marksOf(claim), "in order, without what is none")
+	assert.Equal(t, want, unsettled(claim), "only annotations that have the form of a mark count")
 	other := meta1(gen.Annotation(Name+".example.com/pod-a.here-1", mark{Pod: "a", Node: "node-a"}.encode()))
-	assert.Empty(t, marksOf(theClaim("c", other)), "another domain's are none")
-	assert.Equal(t, want, unique(append(marksOf(claim), marksOf(claim)...)), "a pod with two claims is one mark")
+	assert.Empty(t, unsettled(theClaim("c", other)), "marks of another domain do not count")
+	twice := theClaim("d", marked("a", "here-1"))
+	marks, err := newReplica(t, newAPI(claim, twice)).Marks(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, want, marks, "Marks lists an attempt with two claims once")
 }
 
 func TestMarkedByOthers(t *testing.T) {
@@ -114,13 +118,6 @@ func TestMarkedByOthers(t *testing.T) {
 			assert.Equal(t, tc.want, markedByOthers(tc.claim, "pod-web", "here-1"), tc.reason)
 		})
 	}
-}
-
-func TestMarkedByAttempt(t *testing.T) {
-	claim := theClaim("c", marked("web", "here-1"))
-	assert.True(t, markedByAttempt(claim, "here-1"), "for whichever pod")
-	assert.False(t, markedByAttempt(claim, "e-1"), "an attempt is named in full")
-	assert.False(t, markedByAttempt(theClaim("c"), "here-1"))
 }
 
 // managed is an entry of managed fields as a real API server v1.36.3 writes it.
@@ -176,9 +173,9 @@ func FuzzMarks(f *testing.F) {
 			assert.Equal(t, m, again, "a mark says what it said")
 		}
 		claim := theClaim("c", meta1(gen.Annotation(key, value)))
-		assert.Equal(t, ok && readable, len(marksOf(claim)) == 1, "both parts make a mark")
+		assert.Equal(t, ok && readable, len(unsettled(claim)) == 1, "both parts make a mark")
 		if markedByOthers(claim, uid, "here-1") {
-			assert.NotEmpty(t, marksOf(claim), "what keeps a reservation is swept")
+			assert.NotEmpty(t, unsettled(claim), "what keeps a reservation is swept")
 		}
 	})
 }

@@ -135,7 +135,7 @@ func TestAPIServerDoesNotAnswer(t *testing.T) {
 			r.conn.Before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, users(s.claim("c")))
-			assert.Empty(t, marksOf(s.claim("c")))
+			assert.Empty(t, unsettled(s.claim("c")))
 		})
 	}
 }
@@ -152,7 +152,7 @@ func TestLostAnswer(t *testing.T) {
 			require.NoError(t, r.PreBind(t.Context(), again), "the next round goes on from there")
 			require.NoError(t, r.PreBindRollBack(t.Context(), again))
 			assert.Empty(t, users(s.claim("c")), "it is ours, and goes")
-			assert.Empty(t, marksOf(s.claim("c")))
+			assert.Empty(t, unsettled(s.claim("c")))
 		})
 	}
 }
@@ -186,7 +186,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 			assert.Equal(t, []string{"web"}, users(s.claim("c")), "once")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")))
-			assert.Empty(t, marksOf(s.claim("c")), "our mark goes")
+			assert.Empty(t, unsettled(s.claim("c")), "our mark goes")
 			assert.Empty(t, bc.Undone())
 		})
 	}
@@ -220,7 +220,7 @@ func TestTwoAttempts(t *testing.T) {
 		next, err = two.run(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, framework.Run, next, "it relies on a reservation that may be taken back")
-		require.Len(t, marksOf(s.claim("c")), 2, "so it marks it, too")
+		require.Len(t, unsettled(s.claim("c")), 2, "so it marks it, too")
 		return s, pod, one, two, a, b
 	}
 	t.Run("FirstFails", func(t *testing.T) {
@@ -239,14 +239,14 @@ func TestTwoAttempts(t *testing.T) {
 		two.PostBind(t.Context(), b)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound, to another node, and uses it")
-		assert.Empty(t, marksOf(s.claim("c")))
+		assert.Empty(t, unsettled(s.claim("c")))
 	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		between(one, "patch", 1, func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Empty(t, users(s.claim("c")), "whoever is the last takes it back")
-		assert.Empty(t, marksOf(s.claim("c")))
+		assert.Empty(t, unsettled(s.claim("c")))
 	})
 	t.Run("SecondComesWhileFirstGoes", func(t *testing.T) {
 		s, pod, one, two := setup(t)
@@ -285,7 +285,7 @@ func TestRollBackWithoutCache(t *testing.T) {
 	again := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBindRollBack(t.Context(), again), "of another round's context")
 	assert.Empty(t, users(s.claim("c")))
-	assert.Equal(t, []string{"released its reservation of ResourceClaim default/c"}, again.Undone())
+	assert.Equal(t, []string{"removed its reservation of ResourceClaim default/c"}, again.Undone())
 }
 
 func TestPodIsGone(t *testing.T) {
@@ -369,7 +369,7 @@ func TestCrash(t *testing.T) {
 				assert.Empty(t, users(s.claim("c")))
 				assert.Equal(t, start == "allocated", s.claim("c").Status.Allocation != nil, "only what we allocated goes")
 				assert.Empty(t, records(t, s))
-				assert.Empty(t, marksOf(s.claim("c")))
+				assert.Empty(t, unsettled(s.claim("c")))
 			})
 		}
 	}

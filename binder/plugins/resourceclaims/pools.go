@@ -7,60 +7,29 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
 const (
-	// poolLabel and its value tell the records of pools from other ConfigMaps.
-	poolLabel = "app.kubernetes.io/component"
-	poolValue = "prebind-pool-record"
+	// poolComponent is the value of ledger.Label on the records of pools.
+	poolComponent = "prebind-pool-record"
 
 	driverField  = "driver"
 	poolField    = "pool"
 	devicePrefix = "device."
 )
-
-// errOthersWrote: the records have changed since they were read.
-var errOthersWrote = errors.New("the record of a pool was changed meanwhile")
-
-// poolRecord is what Prebind has allocated of one pool, as a ConfigMap in its
-// namespace.
-type poolRecord struct {
-	driver, pool string
-	// entries by device.
-	entries map[string]entry
-	// object is what it was read from; nil for one that does not exist yet.
-	object *corev1.ConfigMap
-}
-
-// entry is the claim that a device was given to. It holds the device while the claim has
-// the device, and while a write that requires the Version may still give it to the claim.
-// If the claim has a later resourceVersion and not the device, the entry is stale for
-// good. Annotations of the claim, which a tenant can write, do not matter.
-type entry struct {
-	Claim   claimName `json:"claim"`
-	UID     types.UID `json:"uid"`
-	Attempt string    `json:"attempt"`
-	// Version is the resourceVersion of the claim that the write of the allocation
-	// requires. It is empty in entries of earlier versions of Prebind.
-	Version string `json:"version,omitempty"`
-}
 
 // poolID names a pool of devices.
 type poolID struct{ driver, pool string }
@@ -68,17 +37,35 @@ type poolID struct{ driver, pool string }
 // key is unique: the name of a driver has no slash.
 func (id poolID) key() string { return id.driver + "/" + id.pool }
 
+// String implements fmt.Stringer.
+func (id poolID) String() string { return id.key() }
+
+func (id poolID) device(name string) deviceID {
+	return structured.MakeDeviceID(id.driver, id.pool, name)
+}
+
+// recordName returns the name of the pool's record. It is a hash, because names of pools
+// can contain slashes.
+func (id poolID) recordName() string {
+	sum := sha256.Sum256([]byte(id.driver + "\n" + id.pool))
+	return "prebind-pool-" + hex.EncodeToString(sum[:16])
+}
+
 func poolOf(slice *resourcev1.ResourceSlice) poolID {
 	return poolID{driver: slice.Spec.Driver, pool: slice.Spec.Pool.Name}
 }
 
 // poolsOf returns the pools of the devices, each once, in order.
-func poolsOf(devices sets.Set[deviceID]) []poolID {
-	pools := sets.New[poolID]()
+func poolsOf(devices sets.Set[deviceID]) []poolID { return inOrder(sets.KeySet(byPool(devices))) }
+
+// byPool returns the names of the devices, by pool.
+func byPool(devices sets.Set[deviceID]) map[poolID][]string {
+	names := map[poolID][]string{}
 	for d := range devices {
-		pools.Insert(poolID{driver: d.Driver.String(), pool: d.Pool.String()})
+		id := poolID{driver: d.Driver.String(), pool: d.Pool.String()}
+		names[id] = append(names[id], d.Device.String())
 	}
-	return inOrder(pools)
+	return names
 }
 
 // inOrder sorts pools. Records are written in this order.
@@ -94,237 +81,172 @@ func keysOf(pools []poolID) []string {
 	return keys
 }
 
-// claimName is written as namespace/name.
-type claimName types.NamespacedName
+// poolRecord contains what Prebind has allocated of one pool.
+type poolRecord struct {
+	id poolID
+	// entries by device.
+	entries map[string]entry
+}
 
-// MarshalText implements encoding.TextMarshaler.
-func (n claimName) MarshalText() ([]byte, error) { return []byte(n.Namespace + "/" + n.Name), nil }
+// entry is the claim that a device was allocated to. It holds the device while the claim has
+// the device, and while a write that requires Version may still allocate it. It is stale for
+// good if the claim has a later resourceVersion and does not have the device. Annotations of
+// the claim do not matter, because tenants can write them.
+type entry struct {
+	Claim   ledger.ObjectName `json:"claim"`
+	UID     types.UID         `json:"uid"`
+	Attempt string            `json:"attempt"`
+	// Version is the resourceVersion of the claim that the write of the allocation
+	// requires.
+	Version string `json:"version"`
+}
 
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (n *claimName) UnmarshalText(text []byte) error {
-	namespace, name, ok := strings.Cut(string(text), "/")
-	if !ok || namespace == "" || name == "" {
-		return errors.New("not a namespace/name of a claim")
+// Key implements ledger.Record.
+func (r *poolRecord) Key() poolID { return r.id }
+
+// Encode implements ledger.Record.
+func (r *poolRecord) Encode() (map[string]string, error) {
+	data := map[string]string{driverField: r.id.driver, poolField: r.id.pool}
+	var errs []error
+	for device, e := range r.entries {
+		text, err := ledger.Marshal(e)
+		data[devicePrefix+device] = text
+		errs = append(errs, err)
 	}
-	*n = claimName{Namespace: namespace, Name: name}
-	return nil
+	return data, errors.Join(errs...)
 }
 
-func (r *poolRecord) id(device string) deviceID {
-	return structured.MakeDeviceID(r.driver, r.pool, device)
-}
+func newPoolRecord(id poolID) *poolRecord { return &poolRecord{id: id, entries: map[string]entry{}} }
 
-// poolRecordName returns the name of a pool's record. It is a hash, because drivers and
-// pools have slashes in their names; the record names both.
-func poolRecordName(driver, pool string) string {
-	sum := sha256.Sum256([]byte(driver + "\n" + pool))
-	return "prebind-pool-" + hex.EncodeToString(sum[:16])
-}
-
-func decodePool(object *corev1.ConfigMap) (*poolRecord, error) {
-	r := &poolRecord{driver: object.Data[driverField], pool: object.Data[poolField], entries: map[string]entry{}, object: object}
-	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
-	if r.driver == "" || r.pool == "" {
-		return nil, framework.Internal(about, fmt.Errorf("its keys %s and %s are missing", driverField, poolField)).Advise("delete it when no claim holds devices of the pool")
+// decodePool is the reverse of Encode. It ignores keys that do not name a device.
+func decodePool(data map[string]string) (*poolRecord, error) {
+	r := newPoolRecord(poolID{driver: data[driverField], pool: data[poolField]})
+	if r.id.driver == "" || r.id.pool == "" {
+		return nil, fmt.Errorf("the keys %s and %s are required", driverField, poolField)
 	}
-	for key, text := range object.Data {
+	for key, text := range data {
 		device, ok := strings.CutPrefix(key, devicePrefix)
 		if !ok {
 			continue
 		}
 		var e entry
-		if err := json.Unmarshal([]byte(text), &e); err != nil || e.UID == "" || e.Claim == (claimName{}) {
-			return nil, framework.Internal(about, fmt.Errorf("its key %q, which says who holds the device, cannot be read", key)).
-				Advise("correct it, or delete the key when you know that nobody holds the device")
+		err := ledger.Unmarshal(text, &e)
+		if err == nil && (e.UID == "" || e.Version == "" || e.Claim == ledger.ObjectName{}) {
+			err = errors.New("claim, uid and version are required")
+		}
+		if err != nil {
+			return nil, ledger.Unreadable(key, err, "fix it, or delete the key if no claim has the device")
 		}
 		r.entries[device] = e
 	}
 	return r, nil
 }
 
-func (r *poolRecord) encode() (map[string]string, error) {
-	data := map[string]string{driverField: r.driver, poolField: r.pool}
-	for device, e := range r.entries {
-		text, err := json.Marshal(e)
-		if err != nil {
-			return nil, err
-		}
-		data[devicePrefix+device] = string(text)
-	}
-	return data, nil
-}
+// poolVersion is a record as it was read or written last.
+type poolVersion = ledger.Version[*poolRecord]
 
-// pools reads and writes the records. Every write requires that the record has not changed
-// since it was read.
+// pools stores the records. It always reads them from the API server, because a decision
+// about several records must not mix versions of different age.
 type pools struct {
-	live      client.Reader
-	writer    client.Writer
-	namespace string
+	*ledger.Store[poolID, *poolRecord]
+	live framework.Reader
 }
 
-// list returns all records that can be decoded, as the API server has them, together with
-// an error if there are others.
-func (s *pools) list(ctx context.Context) ([]*poolRecord, error) {
-	var objects corev1.ConfigMapList
-	if err := s.live.List(ctx, &objects, client.InNamespace(s.namespace), client.MatchingLabels{poolLabel: poolValue}); err != nil {
-		return nil, framework.FromAPI(framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: "prebind-pool-*"}, "reading the records of the pools", err)
-	}
-	records := make([]*poolRecord, 0, len(objects.Items))
-	var broken error
-	for i := range objects.Items {
-		r, err := decodePool(&objects.Items[i])
-		if err != nil {
-			broken = err
-			continue
-		}
-		records = append(records, r)
-	}
-	return records, broken
+func openPools(h framework.Handle) pools {
+	return pools{live: h.Live, Store: ledger.Open(h, ledger.Kind[poolID, *poolRecord]{
+		Component: poolComponent, Name: poolID.recordName, Decode: decodePool,
+		Missing: func(_ context.Context, id poolID) (*poolRecord, error) { return newPoolRecord(id), nil },
+	})}
 }
 
-// read returns the records of the pools that exist and can be decoded, as the API server
-// has them, together with an error if there are others. The records are nil if the API
-// server did not answer.
-func (s *pools) read(ctx context.Context, ids []poolID) ([]*poolRecord, error) {
-	records := make([]*poolRecord, 0, len(ids))
-	var broken error
+// read returns the existing records of the pools, and an error if some of them cannot be
+// decoded. The result is nil if the API server did not answer.
+func (s pools) read(ctx context.Context, ids []poolID) ([]*poolVersion, error) {
+	records := make([]*poolVersion, 0, len(ids))
+	var unreadable error
 	for _, id := range ids {
-		object := &corev1.ConfigMap{}
-		name := poolRecordName(id.driver, id.pool)
-		err := s.live.Get(ctx, client.ObjectKey{Namespace: s.namespace, Name: name}, object)
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		about := framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: name}
-		if err != nil {
-			return nil, framework.FromAPI(about, "reading the record of a pool", err)
-		}
-		r, err := decodePool(object)
+		v, err := s.Get(ctx, s.live, id)
 		switch {
+		case errors.Is(err, ledger.ErrUnreadable):
+			unreadable = err
 		case err != nil:
-			broken = err
-		case r.driver != id.driver || r.pool != id.pool:
-			broken = framework.Internal(about, fmt.Errorf("it is the record of the pool %s of %s, and stands under the name of the pool %s of %s", r.pool, r.driver, id.pool, id.driver)).
-				Advise("correct it, or delete it when no claim holds devices of the pool")
-		default:
-			records = append(records, r)
+			return nil, err
+		case v != nil:
+			records = append(records, v)
 		}
 	}
-	return records, broken
+	return records, unreadable
 }
 
-// take writes into the records that the claim has the devices. It goes through the pools
-// in order. If it returns errOthersWrote, it may have written some of them: the next
-// choice for the same claim finds them free, and giveBack or tidy removes the rest.
-func (s *pools) take(ctx context.Context, records []*poolRecord, e entry, devices sets.Set[deviceID]) error {
-	byPool := map[poolID][]string{}
-	for d := range devices {
-		id := poolID{driver: d.Driver.String(), pool: d.Pool.String()}
-		byPool[id] = append(byPool[id], d.Device.String())
-	}
-	changed := sets.KeySet(byPool)
-	all := map[poolID]*poolRecord{}
-	for _, r := range records {
-		id := poolID{driver: r.driver, pool: r.pool}
-		all[id] = r
-		// What an earlier choice for this claim took, and this one does not.
-		for device, had := range r.entries {
-			if had.UID == e.UID && had.Attempt == e.Attempt && !slices.Contains(byPool[id], device) {
-				delete(r.entries, device)
-				changed.Insert(id)
+// take records that the claim has the devices, pool by pool in order. If it returns
+// ledger.ErrChanged, it may have written some records: the next choice for the same claim
+// ignores these entries, and giveBack or tidy removes them.
+func (s pools) take(ctx context.Context, records []*poolVersion, e entry, devices sets.Set[deviceID]) error {
+	chosen := byPool(devices)
+	changed := sets.KeySet(chosen)
+	all := map[poolID]*poolVersion{}
+	for _, v := range records {
+		all[v.Record.id] = v
+		// An earlier choice for this claim took the device, and this one does not.
+		for device, had := range v.Record.entries {
+			if had.UID == e.UID && had.Attempt == e.Attempt && !devices.Has(v.Record.id.device(device)) {
+				delete(v.Record.entries, device)
+				changed.Insert(v.Record.id)
 			}
 		}
 	}
 	for _, id := range inOrder(changed) {
-		r := all[id]
-		if r == nil {
-			r = &poolRecord{driver: id.driver, pool: id.pool, entries: map[string]entry{}}
+		v := all[id]
+		if v == nil {
+			v = &poolVersion{Record: newPoolRecord(id)}
 		}
-		for _, device := range byPool[id] {
-			r.entries[device] = e
+		for _, device := range chosen[id] {
+			v.Record.entries[device] = e
 		}
-		if err := s.write(ctx, r); err != nil {
+		if err := s.Write(ctx, v); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *pools) write(ctx context.Context, r *poolRecord) error {
-	data, err := r.encode()
-	if err != nil {
-		return err
-	}
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Namespace: s.namespace, Name: poolRecordName(r.driver, r.pool),
-		Labels: map[string]string{poolLabel: poolValue, "app.kubernetes.io/managed-by": "prebind"},
-	}}
-	if r.object == nil {
-		object.Data = data
-		err = s.writer.Create(ctx, object)
-	} else {
-		object = r.object.DeepCopy()
-		object.Data = data
-		err = s.writer.Update(ctx, object)
-	}
-	switch {
-	case err == nil:
-		r.object = object
-		return nil
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && r.object != nil:
-		return errOthersWrote
-	default:
-		return framework.FromAPI(framework.Object{Kind: "ConfigMap", Namespace: s.namespace, Name: object.Name}, "recording who holds the devices of the pool", err)
-	}
-}
-
-// giveBack removes what the attempt took of the pools for the claim, except for keep.
-func (s *pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
-	for {
-		records, err := s.read(ctx, ids)
-		if records == nil && err != nil {
-			return err
-		}
-		wrote := error(nil)
-		for _, r := range records {
+// giveBack removes the entries of the attempt for the claim, except for the devices in keep.
+// It ignores records that cannot be decoded.
+func (s pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
+	for _, id := range ids {
+		err := s.Update(ctx, id, func(r *poolRecord, _ bool) (bool, error) {
 			before := len(r.entries)
 			maps.DeleteFunc(r.entries, func(device string, e entry) bool {
-				return e.UID == claim && e.Attempt == attempt && !keep.Has(r.id(device))
+				return e.UID == claim && e.Attempt == attempt && !keep.Has(id.device(device))
 			})
-			if len(r.entries) < before && wrote == nil {
-				wrote = s.write(ctx, r)
-			}
-		}
-		if !errors.Is(wrote, errOthersWrote) {
-			return wrote
+			return len(r.entries) < before, nil
+		})
+		if err != nil && !errors.Is(err, ledger.ErrUnreadable) {
+			return err
 		}
 	}
+	return nil
 }
 
-// drop removes devices from a record, and deletes the record if it is empty then. It
-// leaves a record that has changed since it was read.
-func (s *pools) drop(ctx context.Context, r *poolRecord, devices []string) error {
+// drop removes devices from a record, and deletes the record if it is then empty. It does
+// nothing if the record has changed.
+func (s pools) drop(ctx context.Context, v *poolVersion, devices []string) error {
 	for _, device := range devices {
-		delete(r.entries, device)
+		delete(v.Record.entries, device)
 	}
-	var err error
-	if len(r.entries) == 0 {
-		err = s.writer.Delete(ctx, r.object.DeepCopy(), client.Preconditions{UID: &r.object.UID, ResourceVersion: &r.object.ResourceVersion})
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			err = errOthersWrote
-		}
-	} else {
-		err = s.write(ctx, r)
+	write := s.Write
+	if len(v.Record.entries) == 0 {
+		write = s.Delete
 	}
-	if errors.Is(err, errOthersWrote) {
-		return nil
+	if err := write(ctx, v); !errors.Is(err, ledger.ErrChanged) {
+		return err
 	}
-	return err
+	return nil
 }
 
-// gave says whether the attempt, or any attempt for "", allocated the claim according to
+// gave reports whether the attempt, or any attempt for "", allocated the claim according to
 // the records. It ignores records that cannot be decoded.
-func (s *pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attempt string) (bool, error) {
+func (s pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attempt string) (bool, error) {
 	records, err := s.read(ctx, poolsOf(devicesOf(claim.Status.Allocation)))
 	if records == nil {
 		return false, err
@@ -332,17 +254,17 @@ func (s *pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attem
 	return recorded(records, claim, attempt), nil
 }
 
-// recorded says whether the records have all devices of the claim as given to it by the
-// attempt, or any attempt for "". Then Prebind has allocated the claim.
-func recorded(records []*poolRecord, claim *resourcev1.ResourceClaim, attempt string) bool {
-	ours := sets.New[deviceID]()
-	for _, r := range records {
-		for device, e := range r.entries {
+// recorded reports whether the records contain all devices of the claim for the attempt, or
+// any attempt for "". Then Prebind has allocated the claim.
+func recorded(records []*poolVersion, claim *resourcev1.ResourceClaim, attempt string) bool {
+	missing := devicesOf(claim.Status.Allocation)
+	some := len(missing) > 0
+	for _, v := range records {
+		for device, e := range v.Record.entries {
 			if e.UID == claim.UID && (attempt == "" || e.Attempt == attempt) {
-				ours.Insert(r.id(device))
+				missing.Delete(v.Record.id.device(device))
 			}
 		}
 	}
-	devices := devicesOf(claim.Status.Allocation)
-	return len(devices) > 0 && ours.IsSuperset(devices)
+	return some && len(missing) == 0
 }

@@ -75,8 +75,8 @@ func TestMadeFor(t *testing.T) {
 		"OtherPod":   {reason: "upstream wrong-claim; the pod has no PodGroup, which upstream's helper takes for granted", pod: thePod("web"), owner: made("db"), group: true},
 		"NoOwner":    {reason: "somebody made it by hand", pod: thePod("web"), owner: func(*resourcev1.ResourceClaim) {}, group: true},
 		"OwnInGroup": {reason: "a pod of a PodGroup has claims of its own, too", pod: thePod("web", grouped), owner: made("web"), ok: true},
-		"Group":      {reason: "the PodGroup's", pod: thePod("web", grouped), owner: ofGroup("team"), ok: true, group: true},
-		"OtherGroup": {reason: "another PodGroup's", pod: thePod("web", grouped), owner: ofGroup("others"), group: true},
+		"Group":      {reason: "the belongs to a PodGroup", pod: thePod("web", grouped), owner: ofGroup("team"), ok: true, group: true},
+		"OtherGroup": {reason: "another belongs to a PodGroup", pod: thePod("web", grouped), owner: ofGroup("others"), group: true},
 		"GroupNoPod": {reason: "the pod is in no group", pod: thePod("web"), owner: ofGroup("team"), group: true},
 		"Namespace":  {reason: "the namespace counts", pod: thePod("web"), owner: func(c *resourcev1.ResourceClaim) { made("web")(c); meta1(gen.InNamespace("x"))(c) }, group: true},
 	}

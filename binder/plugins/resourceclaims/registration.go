@@ -56,14 +56,14 @@ func Registration() framework.Registration {
 
 // Arguments of the plugin.
 type Arguments struct {
-	// BindingTimeout is how long after its allocation a claim's binding conditions may
-	// take to become true, as the bindingTimeout of kube-scheduler's DynamicResourcesArgs.
+	// BindingTimeout is the maximum time from the allocation of a claim until its binding
+	// conditions are true, like bindingTimeout in kube-scheduler's DynamicResourcesArgs.
 	BindingTimeout time.Duration `yaml:"bindingTimeout"`
 	// Allocate are the DeviceClasses whose claims Prebind allocates.
 	Allocate []string `yaml:"allocate"`
 }
 
-// allocates says whether the operator lets Prebind allocate DeviceClasses.
+// allocates reports whether Prebind allocates any DeviceClasses.
 func allocates(a framework.Arguments) bool {
 	args, err := framework.ArgumentsAs[*Arguments](a)
 	return err == nil && len(args.Allocate) > 0
@@ -72,9 +72,9 @@ func allocates(a framework.Arguments) bool {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&a.BindingTimeout, "resource-claims-binding-timeout", a.BindingTimeout,
-		"How long after its allocation a ResourceClaim's binding conditions may take to become true, as the bindingTimeout of kube-scheduler's DynamicResourcesArgs.")
+		"Maximum time from the allocation of a ResourceClaim until its binding conditions are true, like bindingTimeout in kube-scheduler's DynamicResourcesArgs.")
 	fs.StringSliceVar(&a.Allocate, "resource-claims-allocate", a.Allocate,
-		"DeviceClasses whose claims the plugin resource-claims allocates, for schedulers that know nothing of ResourceClaims. No scheduler may allocate them as well.")
+		"DeviceClasses whose claims Prebind allocates, for schedulers that do not support ResourceClaims. No scheduler may allocate claims of these classes.")
 }
 
 // Validate implements framework.Arguments.
@@ -84,7 +84,7 @@ func (a *Arguments) Validate() []framework.Problem {
 		if wrong := validation.IsDNS1123Subdomain(class); len(wrong) > 0 {
 			problems = append(problems, framework.Problem{
 				Field: fmt.Sprintf("allocate[%d]", i),
-				Err:   fmt.Errorf("%q is no DeviceClass: %s", class, strings.Join(wrong, "; ")),
+				Err:   fmt.Errorf("%q: invalid DeviceClass name: %s", class, strings.Join(wrong, "; ")),
 			})
 		}
 	}

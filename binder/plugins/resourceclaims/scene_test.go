@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -27,28 +28,23 @@ func versioned(version string) claimOption {
 
 func TestSightings_Entry(t *testing.T) {
 	device := structured.MakeDeviceID(driver, "node-a", "gpu-0")
-	e := entry{Claim: claimName{"default", "c"}, UID: "claim-c", Attempt: "here-1", Version: "10"}
-	old := e
-	old.Version = ""
+	e := entry{Claim: ledger.ObjectName{Namespace: "default", Name: "c"}, UID: "claim-c", Attempt: "here-1", Version: "10"}
 	cases := map[string]struct {
 		reason string
-		e      entry
 		seen   sightings
 		want   standing
 	}{
-		"NotSeen":     {reason: "nobody has looked at the claim", e: e, want: unknown},
-		"Gone":        {reason: "a UID does not come back", e: e, seen: sightings{"claim-c": nil}, want: free},
-		"HasIt":       {reason: "the claim has the device", e: e, seen: sightings{"claim-c": theClaim("c", allocated("node-a", "gpu-0"), versioned("20"))}, want: inUse},
-		"HasAnother":  {reason: "the write on the condition of version 10 cannot come about", e: e, seen: sightings{"claim-c": theClaim("c", allocated("node-a", "gpu-1"), versioned("11"))}, want: free},
-		"InProgress":  {reason: "the write may be on its way", e: e, seen: sightings{"claim-c": theClaim("c", versioned("10"))}, want: inUse},
-		"Changed":     {reason: "the write can only fail, whatever marks there are", e: e, seen: sightings{"claim-c": theClaim("c", marked("web", "here-1"), versioned("11"))}, want: free},
-		"Younger":     {reason: "the claim was looked at before the attempt read it", e: e, seen: sightings{"claim-c": theClaim("c", versioned("9"))}, want: unknown},
-		"Digits":      {reason: "versions are numbers", e: e, seen: sightings{"claim-c": theClaim("c", versioned("100"))}, want: free},
-		"OldMarked":   {reason: "an earlier version of Prebind may be at it", e: old, seen: sightings{"claim-c": theClaim("c", marked("web", "here-1"), versioned("11"))}, want: inUse},
-		"OldUnmarked": {reason: "it is not", e: old, seen: sightings{"claim-c": theClaim("c", versioned("11"))}, want: free},
+		"NotSeen":    {reason: "the claim was not read", want: unknown},
+		"Gone":       {reason: "the claim was deleted", seen: sightings{"claim-c": nil}, want: free},
+		"HasIt":      {reason: "the claim has the device", seen: sightings{"claim-c": theClaim("c", allocated("node-a", "gpu-0"), versioned("20"))}, want: inUse},
+		"HasAnother": {reason: "the write that requires version 10 fails", seen: sightings{"claim-c": theClaim("c", allocated("node-a", "gpu-1"), versioned("11"))}, want: free},
+		"InProgress": {reason: "the write can still succeed", seen: sightings{"claim-c": theClaim("c", versioned("10"))}, want: inUse},
+		"Changed":    {reason: "the write fails, with or without a mark", seen: sightings{"claim-c": theClaim("c", marked("web", "here-1"), versioned("11"))}, want: free},
+		"Younger":    {reason: "the claim was read before the attempt read it", seen: sightings{"claim-c": theClaim("c", versioned("9"))}, want: unknown},
+		"Digits":     {reason: "versions are compared as numbers", seen: sightings{"claim-c": theClaim("c", versioned("100"))}, want: free},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, tc.seen.entry(tc.e, device), tc.reason) })
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, tc.seen.entry(e, device), tc.reason) })
 	}
 }
 
@@ -113,7 +109,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 			node := fmt.Sprintf("node-%d", n)
 			s.Put(gen.Node(node, gen.Zone(fmt.Sprintf("z%d", n%2))))
 			s.Put(pool(node, "gpu-0", "gpu-1"))
-			own := poolRecord{driver: driver, pool: node, entries: map[string]entry{}}
+			own := newPoolRecord(poolID{driver, node})
 			for d := range 2 {
 				claim := theClaim(fmt.Sprintf("c%d%d", n, d))
 				device := fmt.Sprintf("gpu-%d", d)
@@ -122,13 +118,11 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 					allocated(node, device)(claim)
 					s.Put(claim)
 				case 1:
-					own.entries[device] = entry{Claim: name(claim), UID: claim.UID, Attempt: "gone-1", Version: "1"}
+					own.entries[device] = entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: "gone-1", Version: "1"}
 				}
 			}
-			if data, err := own.encode(); err == nil && len(own.entries) > 0 {
-				object := &corev1.ConfigMap{Data: data}
-				object.Namespace, object.Name, object.Labels = system, poolRecordName(driver, node), map[string]string{poolLabel: poolValue}
-				s.Put(object)
+			if len(own.entries) > 0 {
+				s.Put(recordOf(t, own))
 			}
 		}
 		fabric, ok := pool("fabric", "gpu-0").(*resourcev1.ResourceSlice)
@@ -167,13 +161,11 @@ func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]
 	var claims resourcev1.ResourceClaimList
 	require.NoError(t, s.Cache().List(t.Context(), &slices))
 	require.NoError(t, s.Cache().List(t.Context(), &claims))
-	all, err := (&pools{live: s.Connect(), namespace: system}).list(t.Context())
-	require.NoError(t, err)
 	taken := sets.New[deviceID]()
-	for _, r := range all {
+	for _, r := range poolRecords(t, s) {
 		for device, e := range r.entries {
 			if e.UID != claim || e.Attempt != attempt {
-				taken.Insert(r.id(device))
+				taken.Insert(r.id.device(device))
 			}
 		}
 	}
@@ -211,7 +203,7 @@ func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 		}
 		claim := s.claim("c0")
 		_, err := r.allocator.allocate(t.Context(), bind(pods[0], "node-a", "here-1"), claim)
-		require.ErrorContains(t, err, "nothing that is free")
+		require.ErrorContains(t, err, "no free devices")
 		return claims
 	}
 	assert.Equal(t, 2, reads(t), "those of the node, which hold what it needs")

@@ -52,11 +52,11 @@ func TestUpstream(t *testing.T) {
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"podgroup-claim-template": {
-			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "PodGroup's",
+			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"podgroup-with-resources": {
-			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "PodGroup's",
+			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
 			objects: []client.Object{theClaim("c", ofGroup("team")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"reserved-okay-podgroup": {
@@ -68,11 +68,11 @@ func TestUpstream(t *testing.T) {
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), meta1(gen.Terminating()))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"wrong-claim": {
-			reason: "another pod's", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "not made for this pod",
+			reason: "another pod's", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "not created for this pod",
 			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"no-resources": {
-			reason: "nothing is free on the node", want: framework.KindRefuse, text: "nothing that is free on the node node-a",
+			reason: "nothing is free on the node", want: framework.KindRefuse, text: "no free devices on node node-a",
 			objects: []client.Object{theClaim("c")}, users: []string{},
 		},
 		"with-resources": {
@@ -104,11 +104,11 @@ func TestUpstream(t *testing.T) {
 			fail: nthWrite("patch status", 1, errDown), users: []string{},
 		},
 		"exhausted-resources-in-informer-cache": {
-			reason: "the device is another claim's", want: framework.KindRefuse, text: "nothing that is free",
+			reason: "the device is another claim's", want: framework.KindRefuse, text: "no free devices",
 			objects: []client.Object{theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), reservedTo("db")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"tainted-device-enabled": {
-			reason: "a tainted device is not taken", want: framework.KindRefuse, text: "nothing that is free",
+			reason: "a tainted device is not taken", want: framework.KindRefuse, text: "no free devices",
 			objects: []client.Object{theClaim("c"), tainted(pool("node-a", "gpu-0"))}, users: []string{},
 		},
 		"request-admin-access-with-DRAAdminAccess-featuregate": {
@@ -137,11 +137,11 @@ func TestUpstream(t *testing.T) {
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"claim-with-prioritized-list-unknown-device-class": {
-			reason: "all of them have to be Prebind's", want: framework.KindRefuse, text: `"r/s1" is of the DeviceClass "tpu"`,
+			reason: "all of them have to be Prebind's", want: framework.KindRefuse, text: `"r/s1" has DeviceClass "tpu"`,
 			objects: []client.Object{theClaim("c", firstOf(1, 1), secondOf("tpu")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"wrong-topology": {
-			reason: "final on this node; upstream's PostFilter then takes the devices back", want: framework.KindRefuse, text: "cannot be used on the node",
+			reason: "final on this node; upstream's PostFilter then takes the devices back", want: framework.KindRefuse, text: "are not available on node",
 			objects: []client.Object{theClaim("c", allocated("node-b", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"good-topology": {reason: "the same, where they can be used", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
@@ -154,14 +154,14 @@ func TestUpstream(t *testing.T) {
 			prepare: func(s *apiServer) {
 				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
-			want: framework.KindRefuse, text: "has no devices", users: []string{},
+			want: framework.KindRefuse, text: "not allocated", users: []string{},
 		},
 		"bound-claim-with-failed-binding": {
 			reason: "final, with the driver's reason", want: framework.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))},
 		},
 		"bound-claim-with-timed-out-binding": {
-			reason: "final", want: framework.KindRefuse, text: "older than", users: []string{"web"}, devices: []string{"gpu-0"},
+			reason: "final", want: framework.KindRefuse, text: "still waiting for", users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))},
 		},
 		"multi-claims-binding-conditions-all-success": {
@@ -238,7 +238,7 @@ func TestUpstream(t *testing.T) {
 				}
 				if tc.want == "" && !tc.skip && tc.devices != nil {
 					r.PostBind(t.Context(), bc)
-					assert.Empty(t, marksOf(s.claim("c")), "PostBind takes the mark off")
+					assert.Empty(t, unsettled(s.claim("c")), "PostBind takes the mark off")
 					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "and leaves the rest")
 				}
 			}
@@ -274,7 +274,7 @@ func TestUpstreamBindFailure(t *testing.T) {
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
 			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
-			assert.Empty(t, marksOf(s.claim("c")), "no mark is left")
+			assert.Empty(t, unsettled(s.claim("c")), "no mark is left")
 			s.Forget()
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, s.written(), "once more does nothing")

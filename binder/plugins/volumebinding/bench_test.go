@@ -33,17 +33,12 @@ type stores struct{ byKind map[string]cache.Indexer }
 
 func newStores(tb testing.TB, objects ...client.Object) *stores {
 	tb.Helper()
-	s := &stores{byKind: map[string]cache.Indexer{}}
+	s, indexed := &stores{byKind: map[string]cache.Indexer{}}, indexes{}
+	require.NoError(tb, SetupIndexes(tb.Context(), indexed))
 	for _, o := range objects {
 		kind := kindOf(o)
 		if s.byKind[kind] == nil {
-			indexers := cache.Indexers{}
-			for _, i := range indexes() {
-				if kindOf(i.of) == kind {
-					indexers[i.field] = func(o any) ([]string, error) { return i.keys(o.(client.Object)), nil } //nolint:errcheck // All of them are objects.
-				}
-			}
-			s.byKind[kind] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers)
+			s.byKind[kind] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexed[kind])
 		}
 		require.NoError(tb, s.byKind[kind].Add(o))
 	}
@@ -146,4 +141,13 @@ func TestMatchDoesNotGrow(t *testing.T) {
 		few, many := testing.AllocsPerRun(10, matcher(t, place, 1_000)), testing.AllocsPerRun(10, matcher(t, place, 10_000))
 		assert.LessOrEqual(t, many, 1.5*few, "%s: allocations with 10,000 volumes and with 1,000", place)
 	}
+}
+
+// indexes are the indexes of the cache, by kind.
+type indexes map[string]cache.Indexers
+
+// IndexField implements client.FieldIndexer.
+func (i indexes) IndexField(_ context.Context, of client.Object, field string, keys client.IndexerFunc) error {
+	i[kindOf(of)] = cache.Indexers{field: func(o any) ([]string, error) { return keys(o.(client.Object)), nil }} //nolint:errcheck // All of them are objects.
+	return nil
 }

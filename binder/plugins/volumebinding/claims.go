@@ -23,8 +23,8 @@ type claimRef struct {
 	ephemeral *corev1.Volume
 }
 
-// isExclusive says whether no other pod may use the claim. A generic ephemeral claim
-// belongs to its pod in any case.
+// isExclusive returns whether no other pod may use the claim. A generic ephemeral claim always
+// belongs to its pod.
 func (r claimRef) isExclusive(claim *corev1.PersistentVolumeClaim) bool {
 	return r.ephemeral == nil && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
 }
@@ -58,15 +58,15 @@ func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
 	claim, ok := s.claims[ref.name]
 	switch {
 	case !ok && ref.ephemeral != nil:
-		return nil, framework.Wait(about, "waiting for the ephemeral volume controller to make the claim of the volume %q", ref.ephemeral.Name).
-			Advise("repeat the Binding")
+		return nil, framework.Wait(about, "waiting for the ephemeral volume controller to create the claim of volume %q", ref.ephemeral.Name).
+			Advise("retry the Binding")
 	case !ok:
 		return nil, framework.Refuse(about, "the claim does not exist").Advise("create it, or correct the pod")
 	case ref.ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return nil, framework.Refuse(about, "the claim has the name of the pod's ephemeral volume %q but was not made for this pod", ref.ephemeral.Name).
-			Advise("delete or rename whichever is wrong")
+		return nil, framework.Refuse(about, "the claim was not created for ephemeral volume %q of this pod", ref.ephemeral.Name).
+			Advise("delete the claim, or rename the pod or its volume")
 	case claim.DeletionTimestamp != nil:
-		return nil, framework.Refuse(about, "the claim is being deleted").Advise("create it anew once it is gone")
+		return nil, framework.Refuse(about, "the claim is being deleted").Advise("create it again after its deletion")
 	case claim.Status.Phase == corev1.ClaimLost:
 		return nil, lost(claim)
 	}
@@ -74,7 +74,7 @@ func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
 }
 
 func lost(claim *corev1.PersistentVolumeClaim) error {
-	return framework.Refuse(object(claim), "the claim has lost its PersistentVolume %q", claim.Spec.VolumeName).
+	return framework.Refuse(object(claim), "the claim lost its PersistentVolume %q", claim.Spec.VolumeName).
 		Advise("restore the volume, or delete the claim")
 }
 
@@ -87,31 +87,31 @@ func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
 			Advise("restore the volume, or delete the claim")
 	}
 	if !volume.IsVolumeBoundToClaim(pv, claim) {
-		return framework.Refuse(object(claim), "the claimRef of its PersistentVolume %s is not for it", pv.Name).
-			Advise("correct the claimRef of the volume, or delete the claim")
+		return framework.Refuse(object(claim), "the claimRef of its PersistentVolume %s does not name the claim", pv.Name).
+			Advise("correct the claimRef, or delete the claim")
 	}
 	return s.checkAffinity(pv)
 }
 
-// checkDelayed checks that an unbound claim is bound only for a node
-// (WaitForFirstConsumer), and that no other node was selected for it.
+// checkDelayed checks that the binding mode of an unbound claim is WaitForFirstConsumer, and
+// that no other node was selected for it.
 func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	class := s.classes[name]
 	switch {
 	case claim.Spec.VolumeName != "":
-		return framework.Refuse(object(claim), "the claim asks for PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
-			Advise("bind the pod when the claim is bound; the claim's events say what is in the way")
+		return framework.Refuse(object(claim), "the claim requests PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
+			Advise("wait until the claim is bound; see its events")
 	case name != "" && class == nil:
 		return framework.Refuse(object(claim), "the claim is not bound, and its StorageClass %s does not exist", name).
 			Advise("create the class, or correct the claim")
 	case class == nil || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer:
-		return framework.Refuse(object(claim), "the claim is not bound yet, and its binding does not depend on a node").
-			Advise("bind the pod when the claim is bound; the claim's events say what is in the way")
+		return framework.Refuse(object(claim), "the claim is not bound yet, and its volumeBindingMode is not WaitForFirstConsumer").
+			Advise("wait until the claim is bound; see its events")
 	}
 	if chosen, ok := claim.Annotations[volume.AnnSelectedNode]; ok && chosen != s.node.Name {
-		return framework.Refuse(object(claim), "its volume is being made for the node %s", chosen).
-			Advise("bind the pod to %s, or delete the claim to begin anew", chosen)
+		return framework.Refuse(object(claim), "its volume is being provisioned on node %s", chosen).
+			Advise("bind the pod to %s, or delete the claim to start again", chosen)
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func object(o metav1.Object) framework.Object {
 	return framework.Object{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// describe is for messages that name a claim in the middle of a sentence.
+// describe names a claim in the middle of a sentence.
 func describe(claim *corev1.PersistentVolumeClaim) string {
-	return fmt.Sprintf("the claim %s/%s", claim.Namespace, claim.Name)
+	return fmt.Sprintf("claim %s/%s", claim.Namespace, claim.Name)
 }

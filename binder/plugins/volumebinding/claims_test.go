@@ -43,12 +43,12 @@ func TestDecideOnClaims(t *testing.T) {
 		"EphemeralOfAnother": {
 			reason: "a claim that only has the name is somebody else's", want: framework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp"), local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: "not made for this pod",
+			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
 		},
 		"EphemeralOfEarlierPod": {
 			reason: "the owner is compared by UID", want: framework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0")), local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: "not made for this pod",
+			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
 		},
 		"EphemeralNotYet": {
 			reason: "the controller will make it soon", want: framework.KindWait,
@@ -66,7 +66,7 @@ func TestDecideOnClaims(t *testing.T) {
 		"BoundElsewhere": {
 			reason: "the volume cannot be reached from the node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
-			about:   "PersistentVolume pv", says: "excludes the node node-a",
+			about:   "PersistentVolume pv", says: "excludes node node-a",
 		},
 		"BoundVolumeMissing": {
 			reason: "the claim is as good as lost", want: framework.KindRefuse,
@@ -76,17 +76,17 @@ func TestDecideOnClaims(t *testing.T) {
 		"BoundVolumeOfAnother": {
 			reason: "the volume is for another claim", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},
-			about:   "PersistentVolumeClaim default/data", says: "not for it",
+			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
 		"BoundVolumeOfEarlierClaim": {
 			reason: "the claimRef is compared by UID", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
-			about:   "PersistentVolumeClaim default/data", says: "not for it",
+			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
 		"BoundVolumeUnclaimed": {
 			reason: "somebody cleared the claimRef", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv")},
-			about:   "PersistentVolumeClaim default/data", says: "not for it",
+			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
 		"ClassMissing": {
 			reason: "nobody will bind the claim until there is one", want: framework.KindRefuse,
@@ -106,7 +106,7 @@ func TestDecideOnClaims(t *testing.T) {
 		"PreBoundClaim": {
 			reason: "a claim that names its volume waits for nobody's node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.NamesVolume("pv")), local, volumeNamed("pv")},
-			about:   "PersistentVolumeClaim default/data", says: "asks for PersistentVolume pv",
+			about:   "PersistentVolumeClaim default/data", says: "requests PersistentVolume pv",
 		},
 	}
 	for name, tc := range cases {

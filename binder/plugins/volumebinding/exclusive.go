@@ -16,13 +16,12 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// One pod at a time uses a ReadWriteOncePod claim. The cache holds only pods without a
-// node. For such a claim, and for no other, the plugin lists the pods of the namespace from
-// the API server, in pages of this size.
+// podPage is the page size for lists of pods. The cache holds only pods without a node, so the
+// plugin lists the pods of the namespace from the API server, for ReadWriteOncePod claims only.
 const podPage = 500
 
-// usingPods selects the pods that can use a volume: those that have a node and have not
-// ended. kube-scheduler counts the same pods.
+// usingPods selects the pods that can use a volume: those that have a node and have not ended,
+// as in kube-scheduler.
 func usingPods() client.MatchingFieldsSelector {
 	return client.MatchingFieldsSelector{Selector: fields.AndSelectors(
 		fields.OneTermNotEqualSelector("spec.nodeName", ""),
@@ -31,7 +30,7 @@ func usingPods() client.MatchingFieldsSelector {
 	)}
 }
 
-// uses says whether the pod can have the claim mounted.
+// uses returns whether the pod can have the claim mounted.
 func uses(pod *corev1.Pod, claim string) bool {
 	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false
@@ -51,8 +50,8 @@ type claimUse struct {
 }
 
 func (u *claimUse) refuse() *framework.Error {
-	return framework.Refuse(object(u.claim), "the pod %s on the node %s uses the claim, and only one pod may at a time (ReadWriteOncePod)", u.by.Name, u.by.Spec.NodeName).
-		Advise("bind this pod when the other has ended")
+	return framework.Refuse(object(u.claim), "pod %s on node %s uses the ReadWriteOncePod claim", u.by.Name, u.by.Spec.NodeName).
+		Advise("bind this pod after the other pod has ended")
 }
 
 // findUser returns the first of the claims that a pod other than this one uses, or nil. It
@@ -65,7 +64,7 @@ func findUser(ctx context.Context, live framework.Reader, pod *corev1.Pod, claim
 		var page corev1.PodList
 		err := live.List(ctx, &page, client.InNamespace(pod.Namespace), usingPods(), client.Limit(podPage), client.Continue(next))
 		if err != nil {
-			return nil, framework.FromAPI(object(claims[0]), "listing the pods that may use it", err)
+			return nil, framework.FromAPI(object(claims[0]), "listing the pods that can use the claim", err)
 		}
 		for i := range page.Items {
 			other := &page.Items[i]
@@ -86,8 +85,8 @@ func findUser(ctx context.Context, live framework.Reader, pod *corev1.Pod, claim
 // release them.
 func (p *Plugin) reserveExclusive(ctx context.Context, bc *framework.BindContext, claims []*corev1.PersistentVolumeClaim) error {
 	if claim, by, ok := p.reservations.reserve(claims, holderOf(bc)); !ok {
-		return framework.Wait(object(claim), "the pod %s, which uses the claim, is being bound, and only one pod may at a time (ReadWriteOncePod)", by.name).
-			Advise("repeat the Binding; it is refused if the other pod has got the claim")
+		return framework.Wait(object(claim), "pod %s is being bound with the ReadWriteOncePod claim", by.name).
+			Advise("retry the Binding")
 	}
 	use, err := findUser(ctx, p.h.Live, bc.Pod, claims)
 	if use != nil {

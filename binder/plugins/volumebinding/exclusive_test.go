@@ -46,17 +46,17 @@ func TestExclusive(t *testing.T) {
 		"Unused":       {reason: "nobody else has it", claim: forOnePod()},
 		"Used": {
 			reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{another("a")},
-			want: framework.KindRefuse, says: "the pod a on the node node-b",
+			want: framework.KindRefuse, says: "pod a on node node-b",
 		},
 		"UsedOnManyPages": {
-			reason: "every pod is looked at", claim: forOnePod(), want: framework.KindRefuse, says: "the pod e on",
+			reason: "every pod is looked at", claim: forOnePod(), want: framework.KindRefuse, says: "pod e on",
 			others: []client.Object{
 				gen.Pod("a", gen.BoundTo("n")), gen.Pod("b", gen.BoundTo("n")), gen.Pod("c", gen.BoundTo("n")), gen.Pod("d", gen.BoundTo("n")), another("e"),
 			},
 		},
 		"UsedByTerminating": {
 			reason: "it has not ended yet", claim: forOnePod(), others: []client.Object{another("a", gen.Terminating())},
-			want: framework.KindRefuse, says: "the pod a",
+			want: framework.KindRefuse, says: "pod a",
 		},
 		"Succeeded":      {reason: "it has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodSucceeded)}},
 		"Failed":         {reason: "it has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodFailed)}},
@@ -114,7 +114,7 @@ func TestExclusiveAfterWaiting(t *testing.T) {
 	w.put(another("a"))
 	err = p.PreBind(t.Context(), bc)
 	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	assert.ErrorContains(t, err, "the pod a")
+	assert.ErrorContains(t, err, "pod a")
 }
 
 // onePod is a world with a bound claim for one pod at a time, and a bind of a pod
@@ -166,7 +166,7 @@ func TestExclusiveRace(t *testing.T) {
 	require.NoError(t, err)
 	second, err := preBind("second")
 	assert.True(t, framework.IsKind(err, framework.KindWait), "the first may be bound at any moment: %v", err)
-	assert.ErrorContains(t, err, "the pod first")
+	assert.ErrorContains(t, err, "pod first")
 	_, err = preBind("first")
 	require.NoError(t, err, "a repeated call has the claim already")
 

@@ -22,6 +22,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
 )
 
 // world is an API server, as a reader, a writer and the source of changes. As a cache it is
@@ -55,9 +56,7 @@ type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
 	w := &world{server: fakeapi.New(), hub: framework.NewHub(), free: NewFreeVolumes()}
-	for _, i := range indexes() {
-		_ = w.server.IndexField(context.Background(), i.of, i.field, i.keys)
-	}
+	_ = SetupIndexes(context.Background(), w.server)
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
 	w.Connection = w.server.Connect()
@@ -204,27 +203,9 @@ func pluginBetween(cached, live *world) *Plugin {
 	}, cached.free, NewSelections(clock.RealClock{}))
 }
 
-// preFlight does what the engine does: it decides by the cache, and by the API server
-// before it rejects the bind.
+// preFlight decides as the engine does.
 func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
-	ask := func(reader framework.Reader) (framework.Next, error) {
-		if err := p.SetupBindContextExtension(ctx, reader, bc); err != nil {
-			return framework.Run, err
-		}
-		return p.PreFlight(bc)
-	}
-	before := bc.Checkpoint()
-	next, err := ask(p.h.Cached)
-	if err == nil && next != framework.Verify {
-		return next, nil
-	}
-	bc.Restore(before)
-	if node, err := get(ctx, p.h.Live, &corev1.Node{}, "", bc.Node.Name); node != nil && err == nil {
-		bc.Node = node
-	}
-	bc.Live = true
-	defer func() { bc.Live = false }()
-	return ask(p.h.Live)
+	return plugintest.PreFlight(ctx, p.h, p, bc)
 }
 
 // The objects that most of these tests are about: the pod web uses the claim

@@ -16,36 +16,33 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// FreeVolumes holds the PersistentVolumes that a claim can be matched with, in the
-// order in which they are matched. It follows the events of an informer; add it as
-// an event handler of PersistentVolumes. Reads do not depend on how many volumes
-// other nodes have.
+// FreeVolumes indexes the PersistentVolumes that a claim can be matched with, in matching order.
+// Add it to an informer as an event handler of PersistentVolumes. The cost of reads does not
+// depend on the number of volumes of other nodes.
 //
-// It keeps the objects that it is given and does not change them. It is safe for
-// concurrent use.
+// It keeps references to the objects and does not change them. It is safe for concurrent use.
 type FreeVolumes struct {
 	mu      sync.Mutex
 	changes *framework.Hub
 	byName  map[string]placed
-	// shelves are by class, node and likeness. A shelf is never empty.
+	// shelves are by class, node, and likeness. A shelf is never empty.
 	shelves map[string]map[string]map[string]*shelf
 }
 
 var _ cache.ResourceEventHandler = (*FreeVolumes)(nil)
 
-// shelf holds volumes of one class that are alike: for a claim without a selector
-// they differ in capacity and name only. The order is that of matching: the
-// smallest first, and of equals the first by name.
+// shelf holds volumes of one class that differ only in capacity and name for a claim without a
+// selector. They are in matching order: by capacity, then by name.
 type shelf struct {
 	volumes *btree.BTreeG[*corev1.PersistentVolume]
-	// migratable says that the volumes are of an in-tree plugin that can have been
-	// migrated. Such volumes are not alike: each is judged by its translation.
+	// migratable means that the volumes are of an in-tree plugin that can be migrated. Such
+	// volumes are not alike, because each is matched as translated.
 	migratable bool
-	// pending says that the volumes are not available yet.
+	// pending means that the volumes are not available yet.
 	pending bool
 }
 
-// placed is a volume, and where it is.
+// placed is a volume and its shelf.
 type placed struct {
 	volume            *corev1.PersistentVolume
 	class, host, like string
@@ -59,8 +56,8 @@ func NewFreeVolumes() *FreeVolumes {
 // OnAdd implements cache.ResourceEventHandler.
 func (f *FreeVolumes) OnAdd(object any, _ bool) { f.OnUpdate(nil, object) }
 
-// OnUpdate implements cache.ResourceEventHandler. An object of another type is what the
-// cache holds of a bound volume; see packVolume.
+// OnUpdate implements cache.ResourceEventHandler. An object of another type is a packed, bound
+// volume; see packVolume.
 func (f *FreeVolumes) OnUpdate(_, object any) {
 	if pv, ok := object.(*corev1.PersistentVolume); ok {
 		f.put(pv)
@@ -76,20 +73,19 @@ func (f *FreeVolumes) OnDelete(object any) {
 	}
 }
 
-// isFree says whether a claim can be matched with the volume, now or when the
-// volume is available. Of the volumes that are not free, FindMatchingVolume accepts
-// only those that name the claim.
+// isFree returns whether a claim can be matched with the volume, now or when the volume is
+// available. FindMatchingVolume accepts other volumes only if they name the claim.
 func isFree(pv *corev1.PersistentVolume) bool {
 	return pv.Spec.ClaimRef == nil && pv.DeletionTimestamp == nil && (pv.Status.Phase == corev1.VolumeAvailable || isPending(pv))
 }
 
-// isPending says whether the PersistentVolume controller has not seen the volume yet.
+// isPending returns whether the PersistentVolume controller has not handled the volume yet.
 func isPending(pv *corev1.PersistentVolume) bool {
 	return pv.Status.Phase == corev1.VolumePending || pv.Status.Phase == ""
 }
 
-// follows says whether the index has seen this state of the volume, or a later one
-// in which the volume is free. A volume that is not free counts as seen.
+// follows returns whether the index has this state of the volume or a later one. For a volume
+// that is not free, it returns true.
 func (f *FreeVolumes) follows(pv *corev1.PersistentVolume) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +93,7 @@ func (f *FreeVolumes) follows(pv *corev1.PersistentVolume) bool {
 	return !isFree(pv) || ok && !older(seen.volume, pv)
 }
 
-// wake makes every change of the index wake the subscriptions to the volume.
+// wake makes changes of the index wake the subscriptions to the volume.
 func (f *FreeVolumes) wake(changes *framework.Hub) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -174,11 +170,11 @@ func (f *FreeVolumes) take(name string) {
 	}
 }
 
-// shelfDegree is that of a shelf's tree.
+// shelfDegree is the degree of the B-tree of a shelf.
 const shelfDegree = 16
 
-// of returns the free volumes of the class that a node with this hostname label can
-// have. Some of them may be unusable there. They do not change any more.
+// of returns the free volumes of the class, without those of other hosts. Some of them can be
+// unusable on the node. The result is a snapshot.
 func (f *FreeVolumes) of(class, host string) []shelf {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,16 +191,14 @@ func (f *FreeVolumes) of(class, host string) []shelf {
 	return found
 }
 
-// before is the order in which volumes are matched. A volume without a capacity
-// has none.
+// before is the matching order. A missing capacity counts as 0.
 func before(a, b *corev1.PersistentVolume) bool {
 	x, y := a.Spec.Capacity[corev1.ResourceStorage], b.Spec.Capacity[corev1.ResourceStorage]
 	return cmp.Or(x.Cmp(y), cmp.Compare(a.Name, b.Name)) < 0
 }
 
-// onlyHost returns the one value of the label kubernetes.io/hostname with which a
-// node can use the volume, as for local volumes. It is empty where the node
-// affinity does not begin with such a condition.
+// onlyHost returns the only value of the label kubernetes.io/hostname that the volume's node
+// affinity admits, as for local volumes. It is empty if there is no such condition.
 func onlyHost(pv *corev1.PersistentVolume) string {
 	affinity := pv.Spec.NodeAffinity
 	if affinity == nil || affinity.Required == nil || len(affinity.Required.NodeSelectorTerms) != 1 {
@@ -218,9 +212,9 @@ func onlyHost(pv *corev1.PersistentVolume) string {
 	return ""
 }
 
-// likeness is equal for two free volumes of a class if FindMatchingVolume treats
-// them alike but for their capacity, their name, and the claim's selector. It has
-// to hold all other fields that FindMatchingVolume looks at.
+// likeness is equal for two free volumes of a class if FindMatchingVolume distinguishes them only
+// by capacity, name, and the claim's selector. It must contain all other fields that
+// FindMatchingVolume reads.
 func likeness(pv *corev1.PersistentVolume, inTree bool) string {
 	like, err := json.Marshal(struct {
 		Affinity   *corev1.VolumeNodeAffinity
@@ -231,7 +225,7 @@ func likeness(pv *corev1.PersistentVolume, inTree bool) string {
 		Pending    bool
 	}{pv.Spec.NodeAffinity, pv.Spec.AccessModes, pv.Spec.VolumeMode, pv.Spec.VolumeAttributesClassName, inTree, isPending(pv)})
 	if err != nil {
-		// It cannot happen to these types. Such a volume is like no other.
+		// Cannot happen. The name makes the volume unlike any other.
 		return pv.Name
 	}
 	return string(like)

@@ -21,11 +21,10 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// The names of the volumes and capacities that a claim could get are known from the cache
-// only. A claim is rejected for the lack of one only if the cache holds every object that
-// the API server held when the call came. A survey shows this: it lists the metadata of all
-// objects of the kind and compares each with the cache. All calls share surveys, and the
-// rate of surveys is limited.
+// Only the cache knows which volumes and capacities a claim could use. Before the plugin rejects
+// a claim because there is none, a survey checks that the cache holds every object that the API
+// server held when the call arrived: it lists the metadata of all objects of the kind and
+// compares them with the cache. All calls share surveys, and the rate of surveys is limited.
 const (
 	// surveyPage is how many objects a survey lists at a time.
 	surveyPage = 500
@@ -41,11 +40,11 @@ const (
 	// run at most a quarter of the time.
 	surveyEvery = 2 * time.Second
 	surveyRest  = 3
-	// surveyReads is how many objects that the cache still lacks a survey reads one
-	// by one, to see whether they were deleted in the meantime.
+	// surveyReads limits how many objects that are missing from the cache a survey reads one by
+	// one, in case they were deleted in the meantime.
 	surveyReads = 100
-	// askedFor is how long a bind is remembered whose client has to call again, and
-	// askedMost how many are.
+	// askedFor is how long a survey remembers a bind whose client has to call again. askedMost
+	// limits their number.
 	askedFor  = 2 * time.Minute
 	askedMost = 10_000
 )
@@ -69,7 +68,7 @@ const (
 	capacityKind = "CSIStorageCapacity"
 )
 
-// newSurveys returns those of the plugin, by kind.
+// newSurveys returns the surveys of the plugin, by kind.
 func (p *Plugin) newSurveys() map[string]*survey {
 	of := func(gv schema.GroupVersion, kind string, example client.Object, holds holds) *survey {
 		return &survey{
@@ -78,11 +77,11 @@ func (p *Plugin) newSurveys() map[string]*survey {
 	}
 	return map[string]*survey{
 		volumeKind: of(corev1.SchemeGroupVersion, volumeKind, &corev1.PersistentVolume{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
-			pv, err := get(ctx, p.h.Cached, &corev1.PersistentVolume{}, "", o.Name)
+			pv, err := framework.Get(ctx, p.h.Cached, &corev1.PersistentVolume{}, "", o.Name)
 			return pv != nil && err == nil && !older(pv, o) && p.free.follows(pv)
 		}),
 		capacityKind: of(storagev1.SchemeGroupVersion, capacityKind, &storagev1.CSIStorageCapacity{}, func(ctx context.Context, o *metav1.PartialObjectMetadata) bool {
-			c, err := get(ctx, p.h.Cached, &storagev1.CSIStorageCapacity{}, o.Namespace, o.Name)
+			c, err := framework.Get(ctx, p.h.Cached, &storagev1.CSIStorageCapacity{}, o.Namespace, o.Name)
 			return c != nil && err == nil && !older(c, o)
 		}),
 	}
@@ -114,7 +113,7 @@ func (p *Plugin) surveyed(ctx context.Context, reader framework.Reader, bc *fram
 	return p.read(ctx, reader, bc)
 }
 
-// asked says whether the bind lacked an object before.
+// asked returns whether the bind lacked an object before.
 func (p *Plugin) asked(bc *framework.BindContext) bool {
 	for _, s := range p.surveys {
 		if _, ok := s.asked.Get(askerOf(bc)); ok {
@@ -131,7 +130,7 @@ func (p *Plugin) forget(bc *framework.BindContext) {
 	}
 }
 
-// holds says whether the cache has the object in this version or a newer one.
+// holds returns whether the cache has the object in this version or a newer one.
 type holds func(ctx context.Context, o *metav1.PartialObjectMetadata) bool
 
 // asker is a bind that lacks an object.
@@ -149,8 +148,7 @@ type survey struct {
 	// example is an object of the kind.
 	example client.Object
 	holds   holds
-	// asked holds, by asker, the number of the first survey that answers it: one that
-	// began after it asked.
+	// asked holds, by asker, the number of the first survey that began after it asked.
 	asked *utilcache.LRUExpireCache
 
 	mu sync.Mutex
@@ -173,24 +171,24 @@ type run struct {
 // cache is not behind. Errors are about the given object.
 func (s *survey) prove(ctx context.Context, by asker, about framework.Object) error {
 	again := func(doing string) error {
-		return framework.Wait(about, "no %s that Prebind knows fits, and %s", s.kind.Kind, doing).
-			Advise("repeat the Binding, as clients that honour Retry-After do by themselves")
+		return framework.Wait(about, "no known %s fits, and %s", s.kind.Kind, doing).
+			Advise("retry the Binding")
 	}
 	current, proven := s.ask(ctx, by)
 	switch {
 	case proven:
 		return nil
 	case current == nil:
-		return again("the API server has to be asked for newer ones")
+		return again("a check for newer objects is pending")
 	}
 	select {
 	case <-current.done:
 	case <-ctx.Done():
-		return again("the API server is being asked for newer ones")
+		return again("a check for newer objects is in progress")
 	}
 	switch {
 	case errors.Is(current.err, errBehind):
-		return again("the API server has newer ones")
+		return again("the cache is behind the API server")
 	case current.err != nil:
 		return framework.FromAPI(about, "listing all "+s.kind.Kind+" objects", current.err)
 	}
@@ -198,7 +196,7 @@ func (s *survey) prove(ctx context.Context, by asker, about framework.Object) er
 }
 
 // ask returns the survey that the asker has to wait for, or nil if its client has to call
-// again. It says whether an earlier one has proven what the asker needs.
+// again. proven means that an earlier survey has answered the asker.
 func (s *survey) ask(ctx context.Context, by asker) (current *run, proven bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +216,7 @@ func (s *survey) ask(ctx context.Context, by asker) (current *run, proven bool) 
 	}
 	s.begun++
 	s.running = &run{done: make(chan struct{})}
-	// Other calls share it, so it does not end with this call.
+	// Other calls share the survey, so it must not end with this call.
 	go s.conduct(context.WithoutCancel(ctx), s.running, s.begun)
 	return s.running, false
 }
@@ -243,7 +241,7 @@ func (s *survey) conduct(ctx context.Context, r *run, number int) {
 	close(r.done)
 }
 
-// errBehind says that the API server holds objects that the cache did not receive in time.
+// errBehind means that the API server holds objects that the cache did not receive in time.
 var errBehind = errors.New("the cache is behind the API server")
 
 // compare returns nil if the cache holds all objects that the API server holds now.
@@ -289,7 +287,7 @@ func (s *survey) awaitCache(ctx context.Context, missing []*metav1.PartialObject
 		for _, o := range missing {
 			now := &metav1.PartialObjectMetadata{}
 			now.SetGroupVersionKind(s.kind)
-			now, err := get(ctx, s.h.Live, now, o.Namespace, o.Name)
+			now, err := framework.Get(ctx, s.h.Live, now, o.Namespace, o.Name)
 			if err != nil {
 				return framework.Waiting{}, err
 			}

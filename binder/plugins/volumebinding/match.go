@@ -10,14 +10,13 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 )
 
-// matchedAtOnce is how many volumes are given to FindMatchingVolume at a time, where
-// one does not stand for all of its shelf.
+// matchedAtOnce is the batch size for FindMatchingVolume on shelves whose volumes must be
+// matched one by one.
 const matchedAtOnce = 64
 
-// smallest returns the volume that FindMatchingVolume finds for the claim among all
-// available volumes of its class in the order of their names, or nil: the smallest
-// that fits, and of equals the first by name. With pending set, it is one of those
-// that are not available yet, matched as if they were.
+// smallest returns the volume that FindMatchingVolume would find for the claim among all
+// available volumes of its class, ordered by name, or nil: the smallest that fits, and the first
+// by name among equals. With pending, it matches the volumes that are not available yet.
 func (s snapshot) smallest(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, pending bool) (*corev1.PersistentVolume, error) {
 	var best *corev1.PersistentVolume
 	for _, on := range s.free[volume.GetPersistentVolumeClaimClass(claim)] {
@@ -35,8 +34,8 @@ func (s snapshot) smallest(claim *corev1.PersistentVolumeClaim, taken map[string
 	return best, nil
 }
 
-// smallestOn returns the first volume of the shelf that the claim can have, or nil.
-// Without a selector the first that is large enough speaks for all others.
+// smallestOn returns the first volume of the shelf that the claim can use, or nil. Without a
+// selector, only the first one that is large enough has to be checked.
 func (s snapshot) smallestOn(on shelf, claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) (found *corev1.PersistentVolume, err error) {
 	all := on.migratable || claim.Spec.Selector != nil
 	size := 1
@@ -63,9 +62,8 @@ func (s snapshot) smallestOn(on shelf, claim *corev1.PersistentVolumeClaim, take
 	return found, err
 }
 
-// firstOf returns the first of the volumes, which are in the order of matching, that
-// the claim can have, or nil. The matching is by what a volume is on this node, and
-// the result is the volume itself.
+// firstOf returns the first of the ordered volumes that the claim can use, or nil. It matches
+// the volumes as translated for this node, and returns the original.
 func (s snapshot) firstOf(volumes []*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
 	here := make([]*corev1.PersistentVolume, 0, len(volumes))
 	for _, pv := range volumes {

@@ -17,25 +17,24 @@ import (
 	"github.com/prebind/prebind/binder/compact"
 )
 
-// Most claims and volumes of a cluster are bound to each other, and of those this plugin reads
-// little. Only that is in the cache: see docs/performance for what it takes. Of the other claims,
-// whose size is up to the tenant, the cache holds the fields that the plugin reads.
+// Most claims and volumes of a cluster are bound to each other. The cache holds only the few fields
+// of them that this plugin reads; docs/performance has the memory. Of the other claims, whose size a
+// tenant controls, it holds the fields that the plugin reads.
 
 const (
-	// maxBound is how long the texts of a bound claim are together that the cache holds in little
-	// memory. They are names and UIDs.
+	// maxBound is the maximum total length of the names and UIDs of a packed claim.
 	maxBound = 1 << 10
-	// maxClaim is how large another claim in the cache is, in bytes as the API server stores it. The
-	// cache hides a larger one, and the plugin asks the API server.
+	// maxClaim is the maximum size of another claim in the cache, in bytes as stored by the API
+	// server. The cache hides a larger one, so that the plugin reads it from the API server.
 	maxClaim = 8 << 10
 )
 
-// keptAnnotations are those that the plugin, and the helpers that it calls, read from a claim.
+// keptAnnotations are the annotations of a claim that the plugin and its helpers read.
 var keptAnnotations = []string{
 	volume.AnnBindCompleted, volume.AnnBoundByController, volume.AnnSelectedNode, volume.AnnStorageProvisioner, corev1.BetaStorageClassAnnotation,
 }
 
-// Caches makes the cache hold claims and volumes in little memory.
+// Caches returns transforms that reduce the memory of claims and volumes.
 func Caches(string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&corev1.PersistentVolumeClaim{}: {Transform: packClaim},
@@ -43,21 +42,21 @@ func Caches(string) map[client.Object]cache.ByObject {
 	}
 }
 
-// boundClaim is a claim that is bound, and is not being deleted.
+// boundClaim is the packed form of a bound claim that is not being deleted.
 type boundClaim struct {
 	namespace, node unique.Handle[string]
 	owner           unique.Handle[types.UID]
 	name, version   string
 	uid             types.UID
 	volume          string
-	// exclusive is for ReadWriteOncePod.
+	// exclusive means ReadWriteOncePod.
 	exclusive bool
 }
 
-// boundVolume is a volume in use by a claim. It cannot be one whose node affinity has to be translated.
+// boundVolume is the packed form of a bound volume that is not migratable.
 type boundVolume struct {
 	claimNamespace unique.Handle[string]
-	// affinity is encoded: the volumes of a zone, or of a node, share it.
+	// affinity is encoded. The volumes of a zone or node share it.
 	affinity      unique.Handle[string]
 	name, version string
 	claimName     string
@@ -69,7 +68,7 @@ var (
 	_ compact.Object = (*boundVolume)(nil)
 )
 
-// packClaim is the transform of claims. It may change the object.
+// packClaim is the transform for claims. It may change the object.
 func packClaim(o any) (any, error) {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
 	if !ok {
@@ -85,7 +84,7 @@ func packClaim(o any) (any, error) {
 	return claim, nil
 }
 
-// newBoundClaim returns nil for a claim of which the plugin needs more.
+// newBoundClaim returns nil for a claim that the packed form cannot represent.
 func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
 	if !isBound(claim) || claim.Status.Phase != corev1.ClaimBound || claim.DeletionTimestamp != nil {
 		return nil
@@ -105,7 +104,7 @@ func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
 	}
 }
 
-// trimClaim leaves in a claim what the plugin reads.
+// trimClaim removes what the plugin does not read.
 func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	kept := map[string]string{}
 	for _, key := range keptAnnotations {
@@ -123,7 +122,7 @@ func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: claim.Status.Phase}
 }
 
-// packVolume is the transform of volumes. It may change the object.
+// packVolume is the transform for volumes. It may change the object.
 func packVolume(o any) (any, error) {
 	pv, ok := o.(*corev1.PersistentVolume)
 	if !ok {
@@ -138,7 +137,7 @@ func packVolume(o any) (any, error) {
 	if pv.Spec.NodeAffinity != nil {
 		var err error
 		if affinity, err = pv.Spec.NodeAffinity.Marshal(); err != nil {
-			return pv, nil //nolint:nilerr // Then it takes more memory.
+			return pv, nil //nolint:nilerr // The unpacked form is correct, too.
 		}
 	}
 	return &boundVolume{
@@ -191,7 +190,7 @@ func (v *boundVolume) Unpack() client.Object {
 	if affinity := v.affinity.Value(); affinity != "" {
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{}
 		if pv.Spec.NodeAffinity.Unmarshal([]byte(affinity)) != nil {
-			return nil // The API server has it.
+			return nil // The plugin reads it from the API server.
 		}
 	}
 	return pv

@@ -19,7 +19,7 @@ import (
 type snapshot struct {
 	pod *corev1.Pod
 	target
-	// incomplete says that the decision also needs objects that the cache does not hold.
+	// incomplete means that the decision also needs objects that the cache does not hold.
 	incomplete bool
 	// claims by name.
 	claims map[string]*corev1.PersistentVolumeClaim
@@ -76,7 +76,7 @@ type match struct {
 	volume *corev1.PersistentVolume
 }
 
-// done says that every claim is bound.
+// done returns whether every claim is bound.
 func (p plan) done() bool { return len(p.static) == 0 && len(p.dynamic) == 0 }
 
 // record records the writes and the waits of PreBind. since is when provisioning began, by
@@ -85,25 +85,25 @@ func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
 	for _, m := range p.static {
 		bc.WouldWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err == nil && changed {
-			bc.Intend("%s would set the claimRef of PersistentVolume %s to %s and wait for it to be bound", Name, m.volume.Name, describe(m.claim))
+			bc.Intend("%s would set the claimRef of PersistentVolume %s to %s and wait until the claim is bound", Name, m.volume.Name, describe(m.claim))
 			continue
 		}
-		bc.Intend("%s would wait for %s to be bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
+		bc.Intend("%s would wait until %s is bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
 	}
 	for _, claim := range p.dynamic {
 		bc.WouldWait(framework.Waiting{
-			Object: object(claim), For: "a volume to be made on the node " + bc.Node.Name + by(claim), Since: since[claim.Name],
+			Object: object(claim), For: "provisioning on " + bc.Node.Name + by(claim), Since: since[claim.Name],
 		})
 		if claim.Annotations[volume.AnnSelectedNode] == "" {
-			bc.Intend("%s would set selected-node of %s to %s and wait for its volume", Name, describe(claim), bc.Node.Name)
+			bc.Intend("%s would set selected-node of %s to %s and wait for provisioning", Name, describe(claim), bc.Node.Name)
 			continue
 		}
-		bc.Intend("%s would wait for the volume of %s, whose selected-node is %s", Name, describe(claim), bc.Node.Name)
+		bc.Intend("%s would wait for provisioning of %s on %s", Name, describe(claim), bc.Node.Name)
 	}
 }
 
-// findPodVolumes returns the plan, or an error that says why the pod cannot have its
-// volumes on this node. It follows GetPodVolumeClaims and FindPodVolumes of
+// findPodVolumes returns the plan, or an error if the pod cannot use its volumes on this node.
+// It follows GetPodVolumeClaims and FindPodVolumes of
 // kube-scheduler's VolumeBinding; docs/volumebinding.md lists the differences.
 func findPodVolumes(s snapshot) (plan, error) {
 	var unbound, exclusive []*corev1.PersistentVolumeClaim
@@ -134,8 +134,8 @@ func findPodVolumes(s snapshot) (plan, error) {
 	return p, err
 }
 
-// match finds a volume for each unbound claim, the smallest claim first, and
-// leaves the rest to be provisioned.
+// match finds a volume for each unbound claim, the smallest claim first. Claims without a
+// matching volume are provisioned.
 func (s snapshot) match(unbound []*corev1.PersistentVolumeClaim) (plan, error) {
 	var p plan
 	var toMatch []*corev1.PersistentVolumeClaim
@@ -174,23 +174,22 @@ func bySize(a, b *corev1.PersistentVolumeClaim) int {
 }
 
 // find returns the volume for the claim, or nil if one has to be provisioned. A volume
-// that names the claim comes before all others. If that volume cannot be used on the node,
-// find rejects the bind, because the PersistentVolume controller binds the claim to it in
-// any case.
+// that names the claim has priority. If that volume cannot be used on the node, find rejects
+// the bind, because the PersistentVolume controller will bind the claim to it.
 func (s snapshot) find(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
-	unreadable := func(err error) error {
-		return framework.Refuse(object(claim), "no volume can be matched with it: %v", err).Because(err).Advise("correct the claim")
+	invalid := func(err error) error {
+		return framework.Refuse(object(claim), "cannot match a volume: %v", err).Because(err).Advise("correct the claim")
 	}
 	reserved, err := volume.FindMatchingVolume(claim, s.reserved[claim.Name], nil, taken, true, true)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, invalid(err)
 	}
 	if reserved != nil {
 		return reserved, s.checkAffinity(reserved)
 	}
 	found, err := s.smallest(claim, taken, false)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, invalid(err)
 	}
 	return found, nil
 }

@@ -118,7 +118,7 @@ func TestDecideOnVolumes(t *testing.T) {
 		"StaticReservedElsewhere": {
 			reason: "the claim will get the volume that names it, so another volume, or a new one, is for nothing", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), local, volumeNamed("own", gen.ClaimRef(theClaim()), gen.OnNode("node-b")), volumeNamed("free")},
-			about:   "PersistentVolume own", says: "excludes the node node-a",
+			about:   "PersistentVolume own", says: "excludes node node-a",
 		},
 		"StaticReservedOfAnotherClass": {
 			reason:  "the PersistentVolume controller does not mind the class of a volume that names the claim",
@@ -194,7 +194,7 @@ func TestDecideOnVolumes(t *testing.T) {
 		"StaticPending": {
 			reason: "the volume was made a moment ago", want: framework.KindWait,
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
-			about:   "PersistentVolume pv", says: "make it available",
+			about:   "PersistentVolume pv", says: "make the volume available",
 		},
 		"StaticPendingElsewhere": {
 			reason: "it will not fit either", want: framework.KindRefuse,
@@ -254,7 +254,7 @@ func TestDecideOnVolumes(t *testing.T) {
 		"DynamicEmptyProvisioner": {
 			reason: "the class makes no volumes", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), gen.StorageClass("local", "")},
-			about:   "PersistentVolumeClaim default/data", says: "makes none",
+			about:   "PersistentVolumeClaim default/data", says: "does not provision",
 		},
 		"TopologyAllowed": {
 			reason:  "the node is in an allowed zone",

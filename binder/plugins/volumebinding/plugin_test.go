@@ -64,14 +64,14 @@ func TestPreFlight(t *testing.T) {
 		"EphemeralNotCached": {
 			reason: "the claim was made a moment ago", pod: ephemeralPod,
 			cached: []client.Object{local}, live: []client.Object{theNode(), ephemeralClaim, local},
-			intents: []string{"volumebinding would set selected-node of the claim default/web-tmp to node-a and wait for its volume"},
+			intents: []string{"volumebinding would set selected-node of claim default/web-tmp to node-a and wait for provisioning"},
 		},
 		"CapacityNotCachedAsItIs": {
 			reason: "amounts change all the time: they are read again before they refuse the bind",
 			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
 			live:   []client.Object{theNode(), theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
 			intents: []string{
-				"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume",
+				"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning",
 			},
 		},
 		"CapacityGone": {
@@ -84,7 +84,7 @@ func TestPreFlight(t *testing.T) {
 			cached: []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
 			live:   []client.Object{theNode(), theClaim(), local, volumeNamed("pv", gen.OnNode("node-b"))},
 			intents: []string{
-				"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume",
+				"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning",
 			},
 		},
 		"ProvisionerIsNoDriver": {
@@ -105,25 +105,25 @@ func TestPreFlight(t *testing.T) {
 		"CapacityEnough": {
 			reason: "nothing is refused, so nobody is asked", noLiveReads: true,
 			cached:  []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
-			intents: []string{"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume"},
+			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
 		},
 		"Static": {
 			reason: "a write is announced", cached: []client.Object{theClaim(), local, volumeNamed("pv")}, noLiveReads: true,
-			intents: []string{"volumebinding would set the claimRef of PersistentVolume pv to the claim default/data and wait for it to be bound"},
+			intents: []string{"volumebinding would set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
 		},
 		"StaticWritten": {
 			reason: "a wait without a write is announced as such", noLiveReads: true,
 			cached:  []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()))},
-			intents: []string{"volumebinding would wait for the claim default/data to be bound to PersistentVolume pv"},
+			intents: []string{"volumebinding would wait until claim default/data is bound to PersistentVolume pv"},
 		},
 		"Dynamic": {
 			reason: "a write is announced", cached: []client.Object{theClaim(), local}, noLiveReads: true,
-			intents: []string{"volumebinding would set selected-node of the claim default/data to node-a and wait for its volume"},
+			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
 		},
 		"DynamicWritten": {
 			reason: "a wait without a write is announced as such", noLiveReads: true,
 			cached:  []client.Object{theClaim(gen.SelectedNode("node-a")), local},
-			intents: []string{"volumebinding would wait for the volume of the claim default/data, whose selected-node is node-a"},
+			intents: []string{"volumebinding would wait for provisioning of claim default/data on node-a"},
 		},
 	}
 	for name, tc := range cases {

@@ -14,10 +14,10 @@ import (
 
 // observed is a claim of the plan in its present state.
 type observed struct {
-	// claim is nil when it is gone.
+	// claim is nil if it does not exist.
 	claim *corev1.PersistentVolumeClaim
-	// volume is the matched volume, or the one that the claim names; nil when
-	// there is none.
+	// volume is the matched volume, or the one that the claim names. It is nil if it does not
+	// exist.
 	volume *corev1.PersistentVolume
 }
 
@@ -58,8 +58,8 @@ func staticProgress(m match, now observed, at target) (progress, error) {
 		return progress{}, err
 	}
 	if isBound(now.claim) && now.claim.Spec.VolumeName != m.volume.Name {
-		return progress{}, framework.Wait(object(m.claim), "the claim was bound to PersistentVolume %s meanwhile, not to %s", now.claim.Spec.VolumeName, m.volume.Name).
-			Advise("repeat the Binding: it is decided anew")
+		return progress{}, framework.Wait(object(m.claim), "the claim is bound to PersistentVolume %s instead of %s", now.claim.Spec.VolumeName, m.volume.Name).
+			Advise("retry the Binding")
 	}
 	if now.volume == nil {
 		return progress{}, framework.Refuse(object(m.volume), "the volume was deleted while it was being bound to %s", describe(m.claim)).
@@ -73,7 +73,7 @@ func staticProgress(m match, now observed, at target) (progress, error) {
 		return waiting, nil
 	}
 	if ref := now.volume.Spec.ClaimRef; ref == nil || ref.UID != m.claim.UID {
-		return progress{}, framework.Refuse(object(m.volume), "its claimRef was taken away from %s", describe(m.claim)).
+		return progress{}, framework.Refuse(object(m.volume), "its claimRef no longer names %s", describe(m.claim)).
 			Advise("schedule the pod again")
 	}
 	if err := at.checkAffinity(now.volume); err != nil {
@@ -89,7 +89,7 @@ func dynamicProgress(planned *corev1.PersistentVolumeClaim, now observed, at tar
 	}
 	waiting := progress{waiting: framework.Waiting{
 		Object: object(planned),
-		For:    "a volume to be made on the node " + at.node.Name + by(now.claim),
+		For:    "provisioning on " + at.node.Name + by(now.claim),
 	}}
 	if older(now.claim, planned) {
 		return waiting, nil
@@ -97,8 +97,8 @@ func dynamicProgress(planned *corev1.PersistentVolumeClaim, now observed, at tar
 	switch chosen := now.claim.Annotations[volume.AnnSelectedNode]; chosen {
 	case at.node.Name:
 	case "":
-		return progress{}, framework.Refuse(object(planned), "the provisioner could not make its volume on the node %s and asks for another node", at.node.Name).
-			Advise("schedule the pod again; the claim's events say what was wrong")
+		return progress{}, framework.Refuse(object(planned), "the provisioner failed on node %s and requests another node", at.node.Name).
+			Advise("schedule the pod again; see the events of the claim")
 	default:
 		return progress{}, framework.Refuse(object(planned), "its selected-node was changed to %s", chosen).
 			Advise("bind the pod to %s", chosen)
@@ -118,15 +118,14 @@ func (o observed) claimUsable(planned *corev1.PersistentVolumeClaim) error {
 		return framework.Refuse(object(planned), "the claim was deleted while its volume was being bound").
 			Advise("create it, or correct the pod")
 	case o.claim.DeletionTimestamp != nil:
-		return framework.Refuse(object(planned), "the claim is being deleted").Advise("create it anew once it is gone")
+		return framework.Refuse(object(planned), "the claim is being deleted").Advise("create it again after its deletion")
 	case o.claim.Status.Phase == corev1.ClaimLost:
 		return lost(o.claim)
 	}
 	return nil
 }
 
-// reached checks what both kinds of claims have in common: the claim is bound, and its
-// volume names it.
+// reached checks that the claim is bound and that its volume names it.
 func reached(waiting progress, now observed) progress {
 	if !isBound(now.claim) || now.volume == nil || now.claim.Spec.VolumeName != now.volume.Name ||
 		!volume.IsVolumeBoundToClaim(now.volume, now.claim) {

@@ -70,16 +70,16 @@ func TestStaticProgress(t *testing.T) {
 		},
 		"ClaimRefReset": {
 			reason: "final: the controller or a user took it back", want: framework.KindRefuse,
-			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21")), about: "PersistentVolume pv", says: "taken away",
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21")), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"ClaimRefResetAtIncomparableVersion": {
 			reason: "what cannot be compared counts as newer", want: framework.KindRefuse,
-			claim: theClaim(), volume: volumeNamed("pv", gen.Version("x")), about: "PersistentVolume pv", says: "taken away",
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("x")), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"ClaimRefOfOtherUID": {
 			reason: "final: the volume went to another claim of the name", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("claim-0")))),
-			about: "PersistentVolume pv", says: "taken away",
+			about: "PersistentVolume pv", says: "no longer names",
 		},
 		"Bound": {
 			reason: "both sides agree and the controller is done",
@@ -109,17 +109,17 @@ func TestStaticProgress(t *testing.T) {
 		},
 		"ClaimRefWithoutUID": {
 			reason: "final: the controller took back what was written", want: framework.KindRefuse,
-			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("")))), about: "PersistentVolume pv", says: "taken away",
+			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("")))), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"AffinityChangedBeforeTheClaimNamesIt": {
 			reason: "final: whatever the claim does, the volume is of no use here", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
-			about: "PersistentVolume pv", says: "excludes the node",
+			about: "PersistentVolume pv", says: "excludes node",
 		},
 		"AffinityChanged": {
 			reason: "final: the volume cannot be used on the node any more", want: framework.KindRefuse,
 			claim: theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
-			about: "PersistentVolume pv", says: "excludes the node",
+			about: "PersistentVolume pv", says: "excludes node",
 		},
 	}
 	for name, tc := range cases {
@@ -192,7 +192,7 @@ func TestDynamicProgress(t *testing.T) {
 		"Elsewhere": {
 			reason: "final: the provisioner made it where the node cannot reach it", want: framework.KindRefuse,
 			claim: at("112", here, gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b")),
-			about: "PersistentVolume pv", says: "excludes the node",
+			about: "PersistentVolume pv", says: "excludes node",
 		},
 	}
 	for name, tc := range cases {

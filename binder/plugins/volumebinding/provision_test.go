@@ -59,15 +59,15 @@ func TestCheckCapacity(t *testing.T) {
 			},
 		},
 		"Elsewhere": {
-			reason: "what the node cannot reach does not count", want: framework.KindRefuse, says: "no storage of its class local that the node node-a can reach",
+			reason: "what the node cannot reach does not count", want: framework.KindRefuse, says: "no storage of StorageClass local for node node-a",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", elsewhere, gen.Amount("9Gi"))},
 		},
 		"NoTopology": {
-			reason: "no node can reach it", want: framework.KindRefuse, says: "can reach",
+			reason: "no node can reach it", want: framework.KindRefuse, says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.Unreachable(), gen.Amount("9Gi"))},
 		},
 		"OtherClass": {
-			reason: "another class may be another pool", want: framework.KindRefuse, says: "can reach",
+			reason: "another class may be another pool", want: framework.KindRefuse, says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "other", here, gen.Amount("9Gi"))},
 		},
 		"Unknown": {

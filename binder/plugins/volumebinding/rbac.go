@@ -3,19 +3,19 @@
 
 package volumebinding
 
-// What this plugin may do. `make generate` turns these markers into the ClusterRole "prebind-volumebinding", which an operator
-// leaves out where the plugin is switched off.
+// Permissions of this plugin. `make generate` writes the ClusterRole "prebind-volumebinding" from these markers. Operators omit the
+// role if the plugin is switched off.
 //
-// Claims and volumes are patched (selected-node, claimRef), never created or deleted: provisioning is the provisioner's.
+// The plugin patches claims (selected-node) and volumes (claimRef). It never creates or deletes them.
 //
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims;persistentvolumes,verbs=get;list;watch;patch
 //
-// The class tells whether a claim can be provided on a node at all; the driver and its capacities, whether there is room for it.
+// Classes, drivers, and capacities show whether a volume can be provisioned on the node.
 //
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses;csidrivers;csistoragecapacities,verbs=get;list;watch
 //
-// The node's CSINode tells which in-tree volumes it leaves to CSI drivers. It is read only where there are such volumes.
+// The node's CSINode lists the in-tree plugins that were migrated to CSI. It is read only for in-tree volumes.
 //
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=csinodes,verbs=get
 //
-// For a ReadWriteOncePod claim the pods of its namespace are listed. The ClusterRole "prebind" grants that.
+// The ClusterRole "prebind" grants the lists of pods for ReadWriteOncePod claims.

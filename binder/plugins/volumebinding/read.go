@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,9 +22,9 @@ type reading struct {
 	// from is the cache, or with live the API server.
 	from framework.Reader
 	live bool
-	// cached and free list the volumes and capacities that a claim can get, also when the
-	// reading is live, because their names are not known. Of these objects, a live reading
-	// reads again what the decision depends on. A survey shows that none is missing.
+	// cached and free list the volumes and capacities that a claim can use, even if the reading
+	// is live. A live reading reads the objects that the decision depends on again, and a survey
+	// checks that none is missing.
 	cached     framework.Reader
 	free       *FreeVolumes
 	selections *Selections
@@ -41,7 +40,7 @@ func (p *Plugin) read(ctx context.Context, from framework.Reader, bc *framework.
 func (r *reading) read(ctx context.Context) error {
 	var exclusive []*corev1.PersistentVolumeClaim
 	for _, ref := range claimRefs(r.pod) {
-		claim, err := get(ctx, r.from, &corev1.PersistentVolumeClaim{}, r.pod.Namespace, ref.name)
+		claim, err := framework.Get(ctx, r.from, &corev1.PersistentVolumeClaim{}, r.pod.Namespace, ref.name)
 		if err != nil {
 			return err
 		}
@@ -63,7 +62,7 @@ func (r *reading) read(ctx context.Context) error {
 	}
 	var err error
 	if r.migratable() {
-		if r.csiNode, err = get(ctx, r.from, &storagev1.CSINode{}, "", r.node.Name); err != nil {
+		if r.csiNode, err = framework.Get(ctx, r.from, &storagev1.CSINode{}, "", r.node.Name); err != nil {
 			return err
 		}
 	}
@@ -71,7 +70,7 @@ func (r *reading) read(ctx context.Context) error {
 	return err
 }
 
-// migratable says whether the node's CSINode counts for one of the volumes.
+// migratable returns whether the decision depends on the node's CSINode.
 func (s snapshot) migratable() bool {
 	for _, pv := range s.volumes {
 		if migratable(pv) {
@@ -91,11 +90,11 @@ func (s snapshot) migratable() bool {
 	return false
 }
 
-// readVolumes reads the volume that the claim names, or the volumes that it could get and
-// its class.
+// readVolumes reads the volume that the claim names, or its class and the volumes that it
+// could use.
 func (r *reading) readVolumes(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if name := claim.Spec.VolumeName; name != "" {
-		pv, err := get(ctx, r.from, &corev1.PersistentVolume{}, "", name)
+		pv, err := framework.Get(ctx, r.from, &corev1.PersistentVolume{}, "", name)
 		if pv != nil {
 			r.volumes[name] = pv
 		}
@@ -111,7 +110,7 @@ func (r *reading) readVolumes(ctx context.Context, claim *corev1.PersistentVolum
 	if name == "" || r.classes[name] != nil {
 		return nil
 	}
-	class, err := get(ctx, r.from, &storagev1.StorageClass{}, "", name)
+	class, err := framework.Get(ctx, r.from, &storagev1.StorageClass{}, "", name)
 	if class == nil {
 		return err
 	}
@@ -134,7 +133,7 @@ func (r *reading) readReserved(ctx context.Context, claim *corev1.PersistentVolu
 		case ref == nil || ref.Namespace != claim.Namespace || ref.Name != claim.Name:
 			continue
 		case r.live:
-			now, err := get(ctx, r.from, &corev1.PersistentVolume{}, "", pv.Name)
+			now, err := framework.Get(ctx, r.from, &corev1.PersistentVolume{}, "", pv.Name)
 			if err != nil {
 				return err
 			}
@@ -143,7 +142,7 @@ func (r *reading) readReserved(ctx context.Context, claim *corev1.PersistentVolu
 			}
 			pv = now
 		case pv.Status.Phase == corev1.VolumeBound:
-			// The claim is about to be bound, too, and the cache holds little of the volume.
+			// The claim will be bound soon, and the cache holds only the packed volume.
 			r.incomplete = true
 		}
 		r.reserved[claim.Name] = append(r.reserved[claim.Name], pv)
@@ -155,7 +154,7 @@ func (r *reading) readReserved(ctx context.Context, claim *corev1.PersistentVolu
 // readCapacity reads the driver of the class and the capacity that it publishes for the
 // class, if it publishes any.
 func (r *reading) readCapacity(ctx context.Context, class *storagev1.StorageClass) error {
-	driver, err := get(ctx, r.from, &storagev1.CSIDriver{}, "", class.Provisioner)
+	driver, err := framework.Get(ctx, r.from, &storagev1.CSIDriver{}, "", class.Provisioner)
 	if driver == nil {
 		return err
 	}
@@ -173,8 +172,8 @@ func (r *reading) readCapacity(ctx context.Context, class *storagev1.StorageClas
 			continue
 		}
 		if r.live {
-			// The amount changes often, the topology seldom.
-			if c, err = get(ctx, r.from, &storagev1.CSIStorageCapacity{}, c.Namespace, c.Name); err != nil {
+			// The amount changes often.
+			if c, err = framework.Get(ctx, r.from, &storagev1.CSIStorageCapacity{}, c.Namespace, c.Name); err != nil {
 				return err
 			}
 			if c == nil {
@@ -184,17 +183,4 @@ func (r *reading) readCapacity(ctx context.Context, class *storagev1.StorageClas
 		r.capacities[class.Name] = append(r.capacities[class.Name], c)
 	}
 	return nil
-}
-
-// get is framework.Get. It returns nil for a name that no object can have, such as the
-// provisioner kubernetes.io/no-provisioner for a CSIDriver: a client would return an error.
-func get[T interface {
-	client.Object
-	comparable
-}](ctx context.Context, from framework.Reader, into T, namespace, name string) (T, error) {
-	if name == "" || len(content.IsPathSegmentName(name)) > 0 {
-		var none T
-		return none, nil
-	}
-	return framework.Get(ctx, from, into, namespace, name)
 }

@@ -40,16 +40,16 @@ func NewSelections(c clock.PassiveClock) *Selections {
 	return &Selections{clock: c, of: map[cache.ObjectName]selection{}}
 }
 
-// OnAdd implements cache.ResourceEventHandler. When a claim of the initial list got its
-// node is unknown.
+// OnAdd implements cache.ResourceEventHandler. It ignores the initial list, because the time of
+// the selection is unknown.
 func (s *Selections) OnAdd(object any, initial bool) {
 	if !initial {
 		s.OnUpdate(nil, object)
 	}
 }
 
-// OnUpdate implements cache.ResourceEventHandler. An object of another type is what the
-// cache holds of a bound claim; see packClaim.
+// OnUpdate implements cache.ResourceEventHandler. An object of another type is a packed, bound
+// claim; see packClaim.
 func (s *Selections) OnUpdate(before, object any) {
 	claim, ok := object.(*corev1.PersistentVolumeClaim)
 	if !ok || isBound(claim) || claim.Annotations[volume.AnnSelectedNode] == "" {
@@ -76,7 +76,7 @@ func (s *Selections) OnDelete(object any) {
 	delete(s.of, name)
 }
 
-// since returns when the claim was seen to get the node; zero where that is unknown.
+// since returns when the node was selected for the claim, or the zero time if unknown.
 func (s *Selections) since(claim *corev1.PersistentVolumeClaim, node string) time.Time {
 	if s == nil {
 		return time.Time{}

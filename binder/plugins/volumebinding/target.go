@@ -17,11 +17,11 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// target is the node that volumes have to be usable on.
+// target is the node of the bind.
 type target struct {
 	node *corev1.Node
-	// csiNode says which in-tree plugins the node has handed over to CSI drivers.
-	// It is nil when there is none, and may be when no volume is migratable.
+	// csiNode lists the in-tree plugins that the node has migrated to CSI drivers. It is nil
+	// if it does not exist, and can be nil if no volume is migratable.
 	csiNode *storagev1.CSINode
 }
 
@@ -32,16 +32,15 @@ func (t target) checkAffinity(pv *corev1.PersistentVolume) error {
 		return err
 	}
 	if err := volume.CheckNodeAffinity(here, t.node.Labels); err != nil {
-		return framework.Refuse(object(pv), "its node affinity excludes the node %s", t.node.Name).Because(err).
-			Advise("choose a node that the volume's nodeAffinity admits")
+		return framework.Refuse(object(pv), "its node affinity excludes node %s", t.node.Name).Because(err).
+			Advise("choose a node that matches the volume's node affinity")
 	}
 	return nil
 }
 
-// onNode returns the volume as the node sees it: where the volume's in-tree
-// plugin was migrated to a CSI driver, the node affinity is in the driver's
-// terms. The volume itself is not changed. It follows tryTranslatePVToCSI of
-// kube-scheduler's VolumeBinding.
+// onNode returns the volume with the node affinity that applies on the node: that of the CSI
+// driver if the volume's in-tree plugin was migrated. It does not change the volume. It follows
+// tryTranslatePVToCSI of kube-scheduler's VolumeBinding.
 func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	if !migratable(pv) {
 		return pv, nil
@@ -49,11 +48,11 @@ func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, e
 	translator := csitranslation.New()
 	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
 	if err != nil || !t.migrated(plugin) {
-		return pv, nil //nolint:nilerr // A volume of no known plugin is as it is.
+		return pv, nil //nolint:nilerr // A volume of an unknown plugin is not translated.
 	}
 	translated, err := translator.TranslateInTreePVToCSI(klog.Logger{}, pv)
 	if err != nil {
-		return nil, framework.Refuse(object(pv), "it is of the in-tree plugin %s, which the node %s leaves to a CSI driver, and cannot be translated: %v",
+		return nil, framework.Refuse(object(pv), "cannot translate the volume of in-tree plugin %s, which node %s migrated to CSI: %v",
 			plugin, t.node.Name, err).Because(err).Advise("correct the volume")
 	}
 	here := *pv
@@ -61,14 +60,14 @@ func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, e
 	return &here, nil
 }
 
-// migratable says whether the volume is of an in-tree plugin that can have been
-// migrated to a CSI driver, so that the node's CSINode counts.
+// migratable returns whether the volume is of an in-tree plugin that can be migrated to a CSI
+// driver. The node's CSINode shows whether it is.
 func migratable(pv *corev1.PersistentVolume) bool {
 	return csitranslation.New().IsPVMigratable(pv)
 }
 
-// migrated says whether the node has handed the in-tree plugin over to CSI. The
-// plugins are those of isCSIMigrationOnForPlugin of kube-scheduler.
+// migrated returns whether the node has migrated the in-tree plugin to CSI. The plugins are
+// those of isCSIMigrationOnForPlugin of kube-scheduler.
 func (t target) migrated(plugin string) bool {
 	switch plugin {
 	case plugins.AWSEBSInTreePluginName, plugins.AzureDiskInTreePluginName, plugins.CinderInTreePluginName,

@@ -67,7 +67,7 @@ func TestCheckAffinity(t *testing.T) {
 		"CSIIsAsItIs":     {reason: "there is nothing to translate", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
 		"NeverTranslated": {reason: "kube-scheduler does not translate this plugin", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{AzureFile: &corev1.AzureFilePersistentVolumeSource{}})), node: theNode(), csiNode: gen.CSINode("node-a", "kubernetes.io/azure-file")},
 		"Untranslatable": {
-			reason: "two zones of two regions make no sense to the driver", want: framework.KindRefuse, says: "cannot be translated",
+			reason: "two zones of two regions make no sense to the driver", want: framework.KindRefuse, says: "cannot translate",
 			volume: gceDisk("us-east1-a__europe-west1-b"), node: inZone("z1"), csiNode: migrated,
 		},
 	}

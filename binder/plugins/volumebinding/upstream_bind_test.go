@@ -71,7 +71,7 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 	b := match{claim: unboundPVC2, volume: pvNode1b}
 	const forA, forB = "default/unbound-pvc uid-unbound-pvc", "default/unbound-pvc2 uid-unbound-pvc2"
 	newer2 := upClaim("provisioned-pvc2", "1Gi", provisionerClass, at("2"))
-	conflict := upstream{want: framework.KindWait, says: "somebody else changed it"}
+	conflict := upstream{want: framework.KindWait, says: "conflict with another write"}
 	cases := map[string]updateCase{
 		"nothing-to-bind-empty": {},
 		"one-binding":           {static: []match{a}, volumes: volumeList{pvNode1a}, claimed: map[string]string{"pv-node1a": forA}, patches: 1},
@@ -195,7 +195,7 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 		"check-fails": after(refused("the claim was deleted"), func(w *world) { w.remove(unboundPVC) }),
 		"node-affinity-fails": {
 			static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}, node: gen.Node("node1"),
-			upstream: refused("excludes the node node1"),
+			upstream: refused("excludes node node1"),
 		},
 		"node-affinity-fails-dynamic-provisioning": {
 			dynamic: claimList{selectedNodePVC}, volumes: volumeList{pvNode1a, pvNode2}, claims: claimList{selectedNodePVC},

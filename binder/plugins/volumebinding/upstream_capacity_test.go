@@ -20,7 +20,7 @@ type capacityCase struct {
 func TestUpstreamCapacity(t *testing.T) {
 	on := func(node string) gen.CapacityOption { return gen.ReachableWith(nodeKey, node) }
 	of := gen.CSIStorageCapacity
-	gib, none := gen.Amount("1Gi"), refused("can reach")
+	gib, none := gen.Amount("1Gi"), refused("reports no storage")
 	tooLittle := refused("less than 1Gi")
 
 	cases := map[string]capacityCase{

@@ -63,11 +63,11 @@ func TestUpstreamCheckBindings(t *testing.T) {
 		"binding-pvc-not-exists": {static: []match{a}, volumes: volumeList{pvNode1aBound}, upstream: refused("the claim was deleted")},
 		"binding-pv-not-exists":  {static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("the volume was deleted")},
 		"binding-claimref-nil": {
-			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("taken away"),
+			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("no longer names"),
 			volumes: volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"))},
 		},
 		"binding-claimref-uid-empty": {
-			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("taken away"),
+			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("no longer names"),
 			volumes: volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(upClaim("unbound-pvc", "1G", waitClass, gen.UID(""))))},
 		},
 		"binding-one-bound,one-unbound": {
@@ -80,11 +80,11 @@ func TestUpstreamCheckBindings(t *testing.T) {
 		"provisioning-pvc-unbound":    {dynamic: claimList{selectedNodePVC}, claims: claimList{selectedNodePVC}},
 		"provisioning-pvc-not-exists": {dynamic: claimList{selectedNodePVC}, upstream: refused("the claim was deleted")},
 		"provisioning-pvc-annotations-nil": {
-			dynamic: claimList{selectedNodePVC}, upstream: refused("asks for another node"),
+			dynamic: claimList{selectedNodePVC}, upstream: refused("requests another node"),
 			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"))},
 		},
 		"provisioning-pvc-selected-node-dropped": {
-			dynamic: claimList{selectedNodePVC}, upstream: refused("asks for another node"),
+			dynamic: claimList{selectedNodePVC}, upstream: refused("requests another node"),
 			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"), gen.Annotation("another", "one"))},
 		},
 		"provisioning-pvc-selected-node-wrong-node": {
@@ -127,7 +127,7 @@ func TestUpstreamCheckBindingsWithCSIMigration(t *testing.T) {
 		"binding-without-csinode":     {static: static, volumes: volumes, claims: claims, node: node1Zone1},
 		"binding-non-migrated-plugin": {static: static, volumes: volumes, claims: claims, node: node1Zone1, csiNode: csiNode1Not},
 		"binding-node-pv-in-different-zones": {
-			static: static, volumes: volumes, claims: claims, node: node1Zone2, csiNode: csiNode1Migrated, upstream: refused("excludes the node node1"),
+			static: static, volumes: volumes, claims: claims, node: node1Zone2, csiNode: csiNode1Migrated, upstream: refused("excludes node node1"),
 		},
 		"binding-node-pv-different-zones-migration-off": {
 			static: []match{{claim: unboundPVC, volume: notMigrated}}, volumes: volumeList{notMigrated}, claims: claims,

@@ -58,7 +58,7 @@ func (tc findCase) run(t *testing.T, driver *storagev1.CSIDriver, more ...client
 		w.put(driver)
 	}
 	if tc.capacity && publishesCapacity(driver) {
-		tc.upstream = upstream{want: framework.KindRefuse, says: "has no storage"}
+		tc.upstream = upstream{want: framework.KindRefuse, says: "no storage"}
 	}
 	// By the cache and by the API server alike, which here are the same.
 	for _, live := range []bool{false, true} {
@@ -103,11 +103,11 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 		"pvc-not-found":           {claims: claimList{boundPVC}, noClaims: true, upstream: refused("does not exist")},
 		"bound-pvc":               {claims: claimList{boundPVC}, volumes: volumeList{pvBound}},
 		"bound-pvc,pv-not-exists": {claims: claimList{boundPVC}, upstream: refused("PersistentVolume pv-bound does not exist")},
-		"prebound-pvc":            {claims: claimList{preboundPVC}, volumes: volumeList{pvNode1aBound}, upstream: refused("asks for PersistentVolume")},
+		"prebound-pvc":            {claims: claimList{preboundPVC}, volumes: volumeList{pvNode1aBound}, upstream: refused("requests PersistentVolume")},
 		"unbound-pvc,pv-same-node": {
 			claims: claimList{unboundPVC}, volumes: volumeList{pvNode2, pvNode1a, pvNode1b}, static: []string{"unbound-pvc=pv-node1a"},
 		},
-		"unbound-pvc,pv-different-node": {claims: claimList{unboundPVC}, volumes: volumeList{pvNode2}, upstream: refused("no volume of its class")},
+		"unbound-pvc,pv-different-node": {claims: claimList{unboundPVC}, volumes: volumeList{pvNode2}, upstream: refused("no volume of StorageClass")},
 		"two-unbound-pvcs": {
 			claims: claimList{unboundPVC, unboundPVC2}, volumes: volumeList{pvNode1a, pvNode1b},
 			static: []string{"unbound-pvc=pv-node1a", "unbound-pvc2=pv-node1b"},
@@ -117,19 +117,19 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 			static: []string{"unbound-pvc=pv-node1a", "unbound-pvc2=pv-node1b"},
 		},
 		"two-unbound-pvcs,partial-match": {
-			claims: claimList{unboundPVC, unboundPVC2}, volumes: volumeList{pvNode1a}, upstream: refused("unbound-pvc2: no volume of its class"),
+			claims: claimList{unboundPVC, unboundPVC2}, volumes: volumeList{pvNode1a}, upstream: refused("unbound-pvc2: no volume of StorageClass"),
 		},
 		"one-bound,one-unbound": {
 			claims: claimList{unboundPVC, boundPVC}, volumes: volumeList{pvBound, pvNode1a}, static: []string{"unbound-pvc=pv-node1a"},
 		},
 		"one-bound,one-unbound,no-match": {
-			claims: claimList{unboundPVC, boundPVC}, volumes: volumeList{pvBound, pvNode2}, upstream: refused("unbound-pvc: no volume of its class"),
+			claims: claimList{unboundPVC, boundPVC}, volumes: volumeList{pvBound, pvNode2}, upstream: refused("unbound-pvc: no volume of StorageClass"),
 		},
 		"one-prebound,one-unbound": {
-			claims: claimList{unboundPVC, preboundPVC}, volumes: volumeList{pvNode1a, pvNode1b}, upstream: refused("asks for PersistentVolume"),
+			claims: claimList{unboundPVC, preboundPVC}, volumes: volumeList{pvNode1a, pvNode1b}, upstream: refused("requests PersistentVolume"),
 		},
 		"immediate-bound-pvc":            {claims: claimList{immediateBound}, volumes: volumeList{pvBoundImmediate}},
-		"immediate-bound-pvc-wrong-node": {claims: claimList{immediateBound}, volumes: volumeList{pvImmediateNode2}, upstream: refused("excludes the node node1")},
+		"immediate-bound-pvc-wrong-node": {claims: claimList{immediateBound}, volumes: volumeList{pvImmediateNode2}, upstream: refused("excludes node node1")},
 		"immediate-unbound-pvc":          {claims: claimList{immediateUnbound}, upstream: refused("not bound yet")},
 		"immediate-unbound-pvc,delayed-mode-bound": {
 			claims: claimList{immediateUnbound, boundPVC}, volumes: volumeList{pvBound}, upstream: refused("immediate-unbound-pvc: the claim is not bound yet"),
@@ -142,7 +142,7 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 			differs: "kube-scheduler puts the pod back into its queue until the claim is there; the client is told to repeat the call instead",
 		}},
 		"generic-ephemeral,with-pvc":  {pod: ephemeral, claims: claimList{owned}, volumes: volumeList{pvGeneric}},
-		"generic-ephemeral,wrong-pvc": {pod: ephemeral, claims: claimList{generic}, volumes: volumeList{pvGeneric}, upstream: refused("was not made for this pod")},
+		"generic-ephemeral,wrong-pvc": {pod: ephemeral, claims: claimList{generic}, volumes: volumeList{pvGeneric}, upstream: refused("was not created for")},
 	}
 	checkTable(t, cases,
 		"no-volumes", "no-pvcs", "pvc-not-found", "bound-pvc", "bound-pvc,pv-not-exists", "prebound-pvc", "unbound-pvc,pv-same-node",
@@ -174,7 +174,7 @@ func TestUpstreamFindPodVolumesWithProvisioning(t *testing.T) {
 		"one-immediate-bound,one-provisioned": {
 			claims: claimList{immediateBound, provisionedPVC}, volumes: volumeList{pvBoundImmediate}, dynamic: made, capacity: true,
 		},
-		"invalid-provisioner":         {claims: claimList{noProvisionerPVC}, upstream: refused("makes none")},
+		"invalid-provisioner":         {claims: claimList{noProvisionerPVC}, upstream: refused("does not provision")},
 		"volume-topology-unsatisfied": {claims: claimList{topoMismatchPVC}, upstream: refused("allowedTopologies")},
 	}
 	checkTable(t, cases,
@@ -194,7 +194,7 @@ func TestUpstreamFindPodVolumesWithCSIMigration(t *testing.T) {
 		"pvc-bound,csinode-not-migrated": {claims: claims, volumes: volumes, node: node1Zone1, csiNode: csiNode1Not},
 		"pvc-bound,missing-csinode":      {claims: claims, volumes: volumes, node: node1Zone1},
 		"pvc-bound,node-different-zone": {
-			claims: claims, volumes: volumes, node: node1Zone2, csiNode: csiNode1Migrated, upstream: refused("excludes the node node1"),
+			claims: claims, volumes: volumes, node: node1Zone2, csiNode: csiNode1Migrated, upstream: refused("excludes node node1"),
 		},
 	}
 	checkTable(t, cases, "pvc-bound", "pvc-bound,csinode-not-migrated", "pvc-bound,missing-csinode", "pvc-bound,node-different-zone")

@@ -46,7 +46,7 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 	at := target{node: node}
 	if slices.ContainsFunc(seen, func(now observed) bool { return now.volume != nil && migratable(now.volume) }) {
 		// The cache does not hold it.
-		if at.csiNode, err = get(ctx, p.h.Live, &storagev1.CSINode{}, "", node.Name); err != nil {
+		if at.csiNode, err = framework.Get(ctx, p.h.Live, &storagev1.CSINode{}, "", node.Name); err != nil {
 			return framework.Waiting{}, err
 		}
 	}
@@ -56,13 +56,13 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 // observe reads a claim, and the volume of this name or, without one, the volume that the
 // claim names.
 func observe(ctx context.Context, reader framework.Reader, claim *corev1.PersistentVolumeClaim, name string) (observed, error) {
-	now, err := get(ctx, reader, &corev1.PersistentVolumeClaim{}, claim.Namespace, claim.Name)
+	now, err := framework.Get(ctx, reader, &corev1.PersistentVolumeClaim{}, claim.Namespace, claim.Name)
 	if now == nil || now.UID != claim.UID {
 		return observed{}, err
 	}
 	if name == "" {
 		name = now.Spec.VolumeName
 	}
-	pv, err := get(ctx, reader, &corev1.PersistentVolume{}, "", name)
+	pv, err := framework.Get(ctx, reader, &corev1.PersistentVolume{}, "", name)
 	return observed{claim: now, volume: pv}, err
 }

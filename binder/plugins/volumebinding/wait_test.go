@@ -17,19 +17,18 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
 )
 
-// waiting is a wait in a bubble.
+// waiting is a wait for a plan.
 type waiting struct {
+	*plugintest.Running
 	*world
-	bc     *framework.BindContext
-	result chan error
+	bc *framework.BindContext
 }
 
-// begin starts to wait for the plan in a world where it is written, and returns
-// when there is nothing to do but wait.
-func begin(ctx context.Context, t *testing.T, w *world, pl plan) *waiting {
-	t.Helper()
+// begin starts to wait for the plan in a world in which the plan is written.
+func begin(ctx context.Context, w *world, pl plan) *waiting {
 	pod := thePod()
 	w.put(pod)
 	w.put(theNode())
@@ -40,22 +39,8 @@ func begin(ctx context.Context, t *testing.T, w *world, pl plan) *waiting {
 	for _, claim := range pl.dynamic {
 		w.put(claim)
 	}
-	p := pluginIn(w)
-	running := &waiting{world: w, bc: contextFor(pod), result: make(chan error, 1)}
-	go func() { running.result <- p.wait(ctx, running.bc, pl) }()
-	synctest.Wait()
-	return running
-}
-
-// ended says whether the wait is over, and how, when all has been looked at.
-func (w *waiting) ended() (bool, error) {
-	synctest.Wait()
-	select {
-	case err := <-w.result:
-		return true, err
-	default:
-		return false, nil
-	}
+	p, bc := pluginIn(w), contextFor(pod)
+	return &waiting{world: w, bc: bc, Running: plugintest.Start(func() error { return p.wait(ctx, bc, pl) })}
 }
 
 func writtenStatic() plan {
@@ -68,24 +53,24 @@ func writtenDynamic() plan {
 
 func TestWaitStatic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := begin(t.Context(), t, newWorld(), writtenStatic())
+		w := begin(t.Context(), newWorld(), writtenStatic())
 		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.WaitingFor().Object.String(), "it says what it waits for")
 		assert.Contains(t, w.bc.WaitingFor().For, "pv")
 
 		reads := w.count()
 		<-time.After(time.Hour)
-		ended, _ := w.ended()
+		ended, _ := w.Ended()
 		require.False(t, ended)
 		assert.Equal(t, reads, w.count(), "it does not look while nothing changes")
 
 		w.put(theClaim(gen.NamesVolume("pv"), gen.Version("11")))
-		ended, _ = w.ended()
+		ended, _ = w.Ended()
 		require.False(t, ended, "named is not bound")
 		assert.Greater(t, w.count(), reads, "but it looked")
 
 		changed := time.Now()
 		w.put(theClaim(gen.BoundToVolume("pv"), gen.Version("12")))
-		ended, err := w.ended()
+		ended, err := w.Ended()
 		assert.True(t, ended)
 		require.NoError(t, err)
 		assert.Zero(t, time.Since(changed), "it goes on at once")
@@ -94,12 +79,12 @@ func TestWaitStatic(t *testing.T) {
 
 func TestWaitDynamic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := begin(t.Context(), t, newWorld(), writtenDynamic())
+		w := begin(t.Context(), newWorld(), writtenDynamic())
 		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("12")))
-		ended, _ := w.ended()
+		ended, _ := w.Ended()
 		require.False(t, ended, "the volume's own event is still on its way")
 		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
-		ended, err := w.ended()
+		ended, err := w.Ended()
 		assert.True(t, ended, "the volume that the claim came to name wakes it as well")
 		require.NoError(t, err)
 	})
@@ -109,12 +94,12 @@ func TestWaitForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pl := writtenStatic()
 		pl.dynamic = []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))}
-		w := begin(t.Context(), t, newWorld(volumeNamed("made", gen.ClaimRef(claimNamed("logs")))), pl)
+		w := begin(t.Context(), newWorld(volumeNamed("made", gen.ClaimRef(claimNamed("logs")))), pl)
 		w.put(claimNamed("logs", gen.SelectedNode("node-a"), gen.BoundToVolume("made")))
-		ended, _ := w.ended()
+		ended, _ := w.Ended()
 		require.False(t, ended, "one of two")
 		w.put(theClaim(gen.BoundToVolume("pv")))
-		ended, err := w.ended()
+		ended, err := w.Ended()
 		assert.True(t, ended, "both")
 		require.NoError(t, err)
 	})
@@ -123,7 +108,7 @@ func TestWaitForAll(t *testing.T) {
 func TestWaitFindsAllDone(t *testing.T) {
 	pl := plan{static: []match{{claim: theClaim(gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}}}
 	synctest.Test(t, func(t *testing.T) {
-		ended, err := begin(t.Context(), t, newWorld(), pl).ended()
+		ended, err := begin(t.Context(), newWorld(), pl).Ended()
 		assert.True(t, ended, "it looks once before it waits")
 		require.NoError(t, err)
 	})
@@ -230,11 +215,11 @@ func TestWaitEnds(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := begin(t.Context(), t, newWorld(), tc.plan())
-				ended, err := w.ended()
+				w := begin(t.Context(), newWorld(), tc.plan())
+				ended, err := w.Ended()
 				require.False(t, ended, "it waits at first: %v", err)
 				tc.event(w)
-				ended, err = w.ended()
+				ended, err = w.Ended()
 				require.True(t, ended, tc.reason)
 				require.Error(t, err, tc.reason)
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
@@ -249,9 +234,9 @@ func TestWaitEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := errors.New("over")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		w := begin(ctx, t, newWorld(), writtenDynamic())
+		w := begin(ctx, newWorld(), writtenDynamic())
 		cancel(over)
-		ended, err := w.ended()
+		ended, err := w.Ended()
 		assert.True(t, ended)
 		require.ErrorIs(t, err, over, "the cause says why")
 	})

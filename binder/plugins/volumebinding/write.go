@@ -20,9 +20,9 @@ import (
 // object shows already. It leaves the objects in the plan as the API server answered them,
 // so that wait can recognize older states.
 //
-// Each write carries the resourceVersion that the decision was based on. If another writer
-// was faster and wrote the same, as another pod with the same claim does, its write counts.
-// If it wrote anything else, the attempt ends, and the next call decides again.
+// Each write contains the resourceVersion that the decision was based on. On a conflict, the
+// same write by another pod with the same claim counts. Any other write ends the attempt, and
+// the next call decides again.
 func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 	for i, m := range pl.static {
 		bound, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim)
@@ -35,7 +35,7 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 		if err := p.stillUnbound(ctx, m.claim); err != nil {
 			return err
 		}
-		err = p.patch(ctx, bound, m.volume, "binding it to "+describe(m.claim))
+		err = p.patch(ctx, bound, m.volume, "binding to "+describe(m.claim))
 		if now := (&corev1.PersistentVolume{}); apierrors.IsConflict(err) && p.reread(ctx, bound, now) && claimedBy(now, m.claim) {
 			bound, err = now, nil
 		}
@@ -50,7 +50,7 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 		}
 		selected := claim.DeepCopy()
 		metav1.SetMetaDataAnnotation(&selected.ObjectMeta, volume.AnnSelectedNode, node)
-		err := p.patch(ctx, selected, claim, "setting its selected-node to "+node)
+		err := p.patch(ctx, selected, claim, "setting selected-node to "+node)
 		if now := (&corev1.PersistentVolumeClaim{}); apierrors.IsConflict(err) && p.reread(ctx, selected, now) && selectedFor(now, claim, node) {
 			selected, err = now, nil
 		}
@@ -66,35 +66,35 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 // volume has no condition on the claim. A volume whose claimRef names a claim that is gone
 // would be released, and could be deleted.
 func (p *Plugin) stillUnbound(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	now, err := get(ctx, p.h.Live, &corev1.PersistentVolumeClaim{}, claim.Namespace, claim.Name)
+	now, err := framework.Get(ctx, p.h.Live, &corev1.PersistentVolumeClaim{}, claim.Namespace, claim.Name)
 	if err != nil {
 		return err
 	}
 	if now == nil || now.UID != claim.UID || now.DeletionTimestamp != nil || now.Spec.VolumeName != "" ||
 		metav1.HasAnnotation(now.ObjectMeta, volume.AnnSelectedNode) {
-		return framework.Wait(object(claim), "the claim changed while a volume was being chosen for it").
-			Advise("repeat the Binding: it is decided anew")
+		return framework.Wait(object(claim), "the claim changed while a volume was chosen for it").
+			Advise("retry the Binding")
 	}
 	return nil
 }
 
-// claimedBy says whether the claimRef is the one that write would have set.
+// claimedBy returns whether the claimRef is the one that write would have set.
 func claimedBy(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	return pv.DeletionTimestamp == nil && volume.IsVolumeBoundToClaim(pv, claim) && pv.Spec.ClaimRef.UID == claim.UID
 }
 
-// selectedFor says whether selected-node is the one that write would have set.
+// selectedFor returns whether selected-node is the one that write would have set.
 func selectedFor(now, claim *corev1.PersistentVolumeClaim, node string) bool {
 	return now.UID == claim.UID && now.DeletionTimestamp == nil && now.Annotations[volume.AnnSelectedNode] == node
 }
 
-// reread reads the object from the API server and says whether that succeeded.
+// reread reads the object from the API server and returns whether that succeeded.
 func (p *Plugin) reread(ctx context.Context, o, into client.Object) bool {
 	return p.h.Live.Get(ctx, client.ObjectKeyFromObject(o), into) == nil
 }
 
-// patch writes the difference between two states of an object, on the condition that the
-// API server still holds the old one. It replaces changed by the API server's answer.
+// patch writes the difference between two states of an object if the API server still holds
+// the old one. It sets changed to the API server's response.
 func (p *Plugin) patch(ctx context.Context, changed, old client.Object, doing string) error {
 	difference := client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})
 	err := p.h.Writer.Patch(ctx, changed, difference)
@@ -102,10 +102,10 @@ func (p *Plugin) patch(ctx context.Context, changed, old client.Object, doing st
 	case err == nil:
 		return nil
 	case apierrors.IsConflict(err):
-		return framework.Wait(object(old), "%s: somebody else changed it at the same time", doing).Because(err).
-			Advise("repeat the Binding: it is decided anew")
+		return framework.Wait(object(old), "%s: conflict with another write", doing).Because(err).
+			Advise("retry the Binding")
 	case apierrors.IsNotFound(err):
-		return framework.Refuse(object(old), "%s: it was deleted", doing).Because(err).
+		return framework.Refuse(object(old), "%s: the object was deleted", doing).Because(err).
 			Advise("schedule the pod again")
 	default:
 		return framework.FromAPI(object(old), doing, err)

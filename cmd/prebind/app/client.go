@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
@@ -15,31 +16,35 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// userClient is how a command for people reaches the cluster: as kubectl does, also
+// userClient connects the commands for users to the cluster in the way of kubectl, also
 // from within a pod.
 type userClient struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
 }
 
-// addFlags adds those of kubectl: --kubeconfig, --context, --namespace, --as and the
-// like.
+// addFlags adds the flags of kubectl, such as --kubeconfig, --context, --namespace and
+// --as.
 func (u *userClient) addFlags(fs *pflag.FlagSet) {
 	u.rules = clientcmd.NewDefaultClientConfigLoadingRules()
-	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the one that kubectl uses or, in a pod, its service account.")
-	clientcmd.BindOverrideFlags(&u.overrides, fs, clientcmd.RecommendedConfigOverrideFlags(""))
+	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
+	flags := clientcmd.RecommendedConfigOverrideFlags("")
+	if fs.Lookup("namespace") != nil {
+		flags.ContextOverrideFlags.Namespace.LongName = "" // The command has its own.
+	}
+	clientcmd.BindOverrideFlags(&u.overrides, fs, flags)
 }
 
-// config returns the way to the API server, and the namespace.
+// config returns the client configuration and the namespace.
 func (u *userClient) config() (*rest.Config, string, error) {
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(u.rules, &u.overrides)
 	config, err := loader.ClientConfig()
 	if err != nil {
-		return nil, "", fmt.Errorf("the way to the API server: %w", err)
+		return nil, "", fmt.Errorf("client configuration: %w", err)
 	}
 	namespace, _, err := loader.Namespace()
 	if err != nil {
-		return nil, "", fmt.Errorf("the namespace: %w", err)
+		return nil, "", fmt.Errorf("client configuration: namespace: %w", err)
 	}
 	config.UserAgent = userAgent()
 	return config, namespace, nil
@@ -57,23 +62,28 @@ const (
 // addFlag adds -o.
 func (f *format) addFlag(fs *pflag.FlagSet) {
 	*f = formatText
-	fs.StringVarP((*string)(f), "output", "o", string(*f), "Format: text, json or yaml.")
+	fs.StringVarP((*string)(f), "output", "o", string(*f), "Output format: text, json or yaml.")
 }
 
-// write writes the value in the format, or as text writes it.
-func (f format) write(out io.Writer, value any, text func(io.Writer) error) error {
-	var encoded []byte
-	var err error
+// validate returns an error for an unknown format.
+func (f format) validate() error {
 	switch f {
-	case formatText:
-		return text(out)
-	case formatJSON:
-		encoded, err = json.MarshalIndent(value, "", "  ")
-		encoded = append(encoded, '\n')
-	case formatYAML:
-		encoded, err = yaml.Marshal(value)
+	case formatText, formatJSON, formatYAML:
+		return nil
 	default:
-		return fmt.Errorf("--output: there is no format %q: the known ones are %s, %s, %s", f, formatText, formatJSON, formatYAML)
+		return fmt.Errorf("--output: must be %s, %s or %s, got %q", formatText, formatJSON, formatYAML, f)
+	}
+}
+
+// write writes the value in the format; text writes it as text.
+func (f format) write(out io.Writer, value any, text func(io.Writer) error) error {
+	if f == formatText {
+		return text(out)
+	}
+	encoded, err := json.MarshalIndent(value, "", "  ")
+	encoded = append(encoded, '\n')
+	if f == formatYAML {
+		encoded, err = yaml.Marshal(value)
 	}
 	if err == nil {
 		_, err = out.Write(encoded)
@@ -81,7 +91,7 @@ func (f format) write(out io.Writer, value any, text func(io.Writer) error) erro
 	return err
 }
 
-// exitError ends the program with another code than 1; its text may be empty.
+// exitError ends the program with an exit code other than 1. Its text may be empty.
 type exitError struct {
 	code int
 	err  error
@@ -95,11 +105,11 @@ func (e exitError) Error() string {
 	return e.err.Error()
 }
 
-// Unwrap returns what is wrong, if anything.
+// Unwrap returns the cause, if there is one.
 func (e exitError) Unwrap() error { return e.err }
 
-// ExitCode is that of a program that ends with this error of NewCommand. The text of
-// the error is for the user, and may be empty.
+// ExitCode returns the exit code for an error of NewCommand. The text of the error is for
+// the user, and may be empty.
 func ExitCode(err error) int {
 	var exit exitError
 	switch {
@@ -110,4 +120,12 @@ func ExitCode(err error) int {
 	default:
 		return 1
 	}
+}
+
+// oneLine joins errors without line breaks.
+func oneLine(problems []error) error {
+	if err := errors.Join(problems...); err != nil {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
 }

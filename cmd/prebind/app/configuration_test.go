@@ -31,7 +31,7 @@ func fileWith(t *testing.T, content string) string {
 	return name
 }
 
-// The file goes over the defaults, and flags go over the file.
+// TestConfiguration: the file overrides the defaults, and flags override the file.
 func TestConfiguration(t *testing.T) {
 	file := fileWith(t, fileHead+`
 mode: Audit
@@ -54,7 +54,7 @@ namespaces:
 `)
 	c, err := completed(t, "--config="+file, "--max-holds=9", "--topology-labels=a,b", "--mutators=topology")
 	require.NoError(t, err)
-	want := defaultSettings(defaultServeOptions().registry).PrebindConfiguration
+	want := v1alpha1.Default(newRegistry().Components())
 	want.Mode, want.Mutators, want.RequiredMutators = v1alpha1.ModeAudit, []string{"topology"}, []string{"topology"}
 	want.Budgets = v1alpha1.Budgets{Hold: 2 * time.Second, MaxHolds: 9, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute}
 	want.Namespaces = []v1alpha1.NamespaceRule{{Names: []string{"batch-*"}, Mode: v1alpha1.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: 20 * time.Minute}}
@@ -64,42 +64,42 @@ namespaces:
 	got, err := c.Encode()
 	require.NoError(t, err)
 	assert.Equal(t, string(encoded), string(got))
-	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.argumentsOf("topology"), "a flag wins, and is not added to")
-	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.argumentsOf("device"), "what is not given is the default")
-	assert.Equal(t, &nodeinfo.Arguments{}, c.argumentsOf("node-info"), "nothing is the default")
+	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.Arguments.Of("topology"), "a flag replaces the list of the file")
+	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.Arguments.Of("device"), "fields that are not given keep their defaults")
+	assert.Equal(t, &nodeinfo.Arguments{}, c.Arguments.Of("node-info"), "null means the defaults")
 
 	same, err := completed(t, "--config="+fileWith(t, fileHead))
 	require.NoError(t, err)
 	defaults, err := completed(t)
 	require.NoError(t, err)
-	assert.Equal(t, defaults.hash, same.hash, "what says the same has the same hash")
-	assert.NotEqual(t, defaults.hash, c.hash)
+	assert.Equal(t, defaults.Hash, same.Hash, "equal configurations have the same hash")
+	assert.NotEqual(t, defaults.Hash, c.Hash)
 }
 
-func TestConfigurationSaysWhatIsWrong(t *testing.T) {
+func TestConfiguration_Problems(t *testing.T) {
 	cases := map[string]struct {
 		reason, content string
 		args            []string
 		want            []string
 	}{
-		"UnknownField":    {reason: "the line, and the known ones", content: "mutator: []\n", want: []string{`FILE:3: there is no field "mutator": the known ones are apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
-		"UnknownPlugin":   {reason: "so it is for the arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: there is no field "devices": the known ones are topology, node-info, node-state, device, resource-claims`}},
-		"UnknownArgument": {reason: "of each plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: there is no field "locks": the known ones are nodeLocks, nodeLockTimeout`}},
+		"UnknownField":    {reason: "the error has the line and the known fields", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
+		"UnknownPlugin":   {reason: "the same is true for arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, node-state, device, resource-claims`}},
+		"UnknownArgument": {reason: "the same is true for the arguments of a plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
 		"Values": {
-			reason: "values are validated, and named by field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
+			reason: "an invalid value is reported with its field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
 			want: []string{
-				"FILE:4: budgets.hold: 0s is not positive",
-				`FILE:5: prebindPlugins: there is no PreBind plugin "volumes": the known ones are node-state, device, resource-claims, volumebinding`,
-				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !" is no DeviceClass`,
+				"FILE:4: budgets.hold: must be positive, got 0s",
+				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of node-state, device, resource-claims, volumebinding`,
+				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !": invalid DeviceClass name`,
 			},
 		},
-		"FlagIsWrong": {reason: "the one that counts is named", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: -1s is not positive"}},
+		"FlagIsWrong": {reason: "a flag overrides the file, so the error names the flag", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},
 		"Namespaces": {
-			reason: "rules that cannot do anything", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
+			reason: "a rule without an effect is a mistake", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
 			want: []string{
-				"FILE:4: namespaces[0]: it has no names", "FILE:5: namespaces[1]: nothing is different in it",
-				`FILE:6: namespaces[2].names[0]: "[" is not a name or pattern`, `FILE:7: namespaces[2].mode: there is no mode "On"`,
-				"FILE:10: namespaces[3].maxPrebindTimeout: 1m0s is less than prebindTimeout, 2m0s",
+				"FILE:4: namespaces[0]: requires names", "FILE:5: namespaces[1]: requires mode, prebindTimeout or maxPrebindTimeout",
+				`FILE:6: namespaces[2].names[0]: must be a namespace or a pattern such as team-*, got "["`, `FILE:7: namespaces[2].mode: must be Enforce, Audit or Off, got "On"`,
+				"FILE:10: namespaces[3].maxPrebindTimeout: must be at least prebindTimeout (2m0s), got 1m0s",
 			},
 		},
 	}
@@ -117,15 +117,15 @@ func TestConfigurationSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestEveryFieldHasItsFlag: what the file can say a flag can, with the same words
-// in the example file and in the help. Rules of namespaces are for the file only.
-func TestEveryFieldHasItsFlag(t *testing.T) {
-	s := defaultSettings(defaultServeOptions().registry)
+// TestConfiguration_EveryFieldHasAFlag: each field has a flag, which describes it in the file and in the schema.
+// Only rules for namespaces have none.
+func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
+	c := v1alpha1.Default(newRegistry().Components())
 	var sets cliflag.NamedFlagSets
-	s.addFlags(&sets)
-	flags := map[string]bool{}
+	c.AddFlags(&sets)
+	usages := map[string]bool{}
 	for _, fs := range sets.FlagSets {
-		fs.VisitAll(func(f *pflag.Flag) { flags[f.Name] = true })
+		fs.VisitAll(func(f *pflag.Flag) { usages[f.Usage] = true })
 	}
 	var visit func(prefix string, schema map[string]any)
 	visit = func(prefix string, schema map[string]any) {
@@ -137,14 +137,14 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 				visit(field+".", below)
 			case field == "apiVersion" || field == "kind" || field == "namespaces":
 			default:
-				assert.True(t, flags[flagOf(field)], "%s has the flag --%s", field, flagOf(field))
-				assert.NotEmpty(t, below["description"], "%s is described by its flag", field)
-				delete(flags, flagOf(field))
+				usage, _ := below["description"].(string)
+				assert.True(t, usages[usage], "%s has a flag", field)
+				delete(usages, usage)
 			}
 		}
 	}
-	visit("", s.Schema(s.usage()))
-	assert.Empty(t, flags, "every flag has its field")
+	visit("", c.Schema())
+	assert.Empty(t, usages, "every flag has a field")
 }
 
 func TestConfigCommands(t *testing.T) {
@@ -159,12 +159,12 @@ func TestConfigCommands(t *testing.T) {
 	require.NoError(t, err)
 	defaults, err := completed(t)
 	require.NoError(t, err)
-	assert.Equal(t, defaults.hash, printed.hash, "it holds the defaults")
+	assert.Equal(t, defaults.Hash, printed.Hash, "the printed file has the defaults")
 
 	_, err = run(t, "config", "check", fileWith(t, fileHead+"mode: No\nhold: 1s\nbudgets: {maxHolds: none}\n"))
 	require.Error(t, err)
 	lines := strings.Split(err.Error(), "\n")
-	assert.Len(t, lines, 2, "a line for each problem")
+	assert.Len(t, lines, 2, "each problem is one line")
 	_, err = run(t, "config", "check", filepath.Join(t.TempDir(), "none"))
 	require.ErrorContains(t, err, "no such file")
 	schema, err := run(t, "config", "schema")

@@ -29,9 +29,8 @@ import (
 
 // Exit codes of explain.
 const (
-	exitWait   = 1
-	exitRefuse = 2
-	// exitUnknown is for what could not be found out.
+	exitWait    = 1
+	exitRefuse  = 2
 	exitUnknown = 3
 )
 
@@ -50,16 +49,17 @@ func newExplainCommand() *cobra.Command {
 	o := &explainOptions{}
 	cmd := &cobra.Command{
 		Use:   "explain POD --node NODE",
-		Short: "Say what would become of a pod's bind to a node",
-		Long: `Say what would become of a pod's bind to a node.
+		Short: "Show whether a pod could be bound to a node",
+		Long: `Show whether a pod could be bound to a node.
 
-It posts a dry-run Binding to the API server, as a scheduler would, so that it tells
-what would happen, and changes nothing: the annotations and labels that the pod would
-get, what each PreBind plugin says, and what it would wait for. You need the permission
-to create pods/binding.
+The command posts a dry-run Binding to the API server, as a scheduler would. It
+shows the annotations and labels that the pod would get, the verdict of each
+PreBind plugin, and what the bind would wait for. It changes nothing. You need
+permission to get pods and to create pods/binding; the optional ClusterRole
+prebind-explain grants these for dry runs only.
 
-The exit code is 0 where the pod would be bound, 1 where it would wait, 2 where it
-would be refused, and 3 where that could not be found out, such as when the API server
+Exit codes: 0 if the pod would be bound, 1 if it would wait, 2 if the bind would
+be rejected, 3 if the result is unknown, for example because the API server
 cannot reach Prebind.`,
 		Example: `  prebind explain web-0 --node node-7 -n shop
   prebind explain train-1 --node node-7 --annotation device.prebind.dev/gpu=GPU-3 -o yaml`,
@@ -74,35 +74,34 @@ cannot reach Prebind.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.node, "node", "", "Node that the pod would be bound to.")
-	fs.StringToStringVar(&o.annotations, "annotation", nil, "Annotations that the scheduler would put on the Binding, as key=value.")
+	fs.StringVar(&o.node, "node", "", "Node of the bind. Required.")
+	fs.StringToStringVar(&o.annotations, "annotation", nil, "Annotations of the Binding, as key=value: those that a scheduler would set.")
 	o.output.addFlag(fs)
 	o.user.addFlags(fs)
 	return cmd
 }
 
-// report is what explain tells. Its JSON is stable.
+// report is the output of explain. Its JSON is stable.
 type report struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Node      string `json:"node"`
-	// Verdict is what would become of the bind, by whoever decides it.
+	// Verdict is the result of the bind, whether Prebind or the API server decides.
 	Verdict binder.Verdict `json:"verdict"`
-	// Reason is why it is not bound, in plain words.
+	// Reason is why the pod would not be bound.
 	Reason string `json:"reason,omitempty"`
-	// Prebind is what Prebind says of it; it is missing where Prebind has no part in
-	// the bind.
+	// Prebind is the answer of Prebind; nil if it does not take part in the bind.
 	Prebind *binder.Explanation `json:"prebind,omitempty"`
-	// Warnings are those of others.
+	// Warnings are those of the API server and of other webhooks.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
 // run explains one bind.
 func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) error {
 	if o.node == "" {
-		return errors.New("--node: say which node the pod would be bound to")
+		return errors.New("--node: required")
 	}
-	if err := o.output.write(io.Discard, nil, func(io.Writer) error { return nil }); err != nil {
+	if err := o.output.validate(); err != nil {
 		return err
 	}
 	config, namespace, err := o.user.config()
@@ -113,7 +112,7 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 	config.WarningHandlerWithContext = warnings
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("the way to the API server: %w", err)
+		return fmt.Errorf("setting up a client: %w", err)
 	}
 	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -130,7 +129,7 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 	return map[binder.Verdict]error{binder.VerdictWait: exitError{code: exitWait}, binder.VerdictRefuse: exitError{code: exitRefuse}}[r.Verdict]
 }
 
-// binding is what a scheduler would post, with the wish to have it explained.
+// binding returns the Binding that a scheduler would post, with the request to explain it.
 func (o *explainOptions) binding(pod *corev1.Pod) *corev1.Binding {
 	annotations := maps.Clone(o.annotations)
 	if annotations == nil {
@@ -143,8 +142,7 @@ func (o *explainOptions) binding(pod *corev1.Pod) *corev1.Binding {
 	}
 }
 
-// post posts the Binding as a dry run, once: the client would repeat it by itself
-// where it has to wait.
+// post posts the Binding as a dry run. By default, the client would repeat it after a 429.
 func post(ctx context.Context, client kubernetes.Interface, b *corev1.Binding) error {
 	return client.CoreV1().RESTClient().Post().
 		Namespace(b.Namespace).Resource("pods").Name(b.Name).SubResource("binding").
@@ -152,13 +150,13 @@ func post(ctx context.Context, client kubernetes.Interface, b *corev1.Binding) e
 		MaxRetries(0).Body(b).Do(ctx).Error()
 }
 
-// explain makes the report of the API server's answer and its warnings.
+// explain makes the report from the API server's answer and its warnings.
 func (o *explainOptions) explain(pod *corev1.Pod, answer error, warnings []string) (*report, error) {
 	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: o.node, Verdict: binder.VerdictBind}
 	for _, w := range warnings {
 		x, err := webhook.DecodeExplanation(w)
 		if err != nil {
-			return nil, fmt.Errorf("%w: this program and the Prebind in the cluster may be of different versions", err)
+			return nil, fmt.Errorf("%w: use the version of prebind that runs in the cluster", err)
 		}
 		if x == nil {
 			r.Warnings = append(r.Warnings, w)
@@ -169,8 +167,8 @@ func (o *explainOptions) explain(pod *corev1.Pod, answer error, warnings []strin
 	return r, r.judge(answer)
 }
 
-// judge finds the verdict: that of the API server, and of Prebind where it would let
-// the bind go ahead as long as it is a dry run only.
+// judge sets the verdict. If the API server allows the dry run, the verdict of Prebind
+// counts, because Prebind allows a dry run that it would hold or reject otherwise.
 func (r *report) judge(answer error) error {
 	var status apierrors.APIStatus
 	switch {
@@ -180,55 +178,50 @@ func (r *report) judge(answer error) error {
 	case r.Prebind == nil && status.Status().Code >= http.StatusInternalServerError:
 		return undecided(answer)
 	case apierrors.IsForbidden(answer) && r.Prebind == nil && strings.Contains(answer.Error(), "cannot create resource"):
-		return fmt.Errorf("explaining takes the permission to create pods/binding: %w", answer)
+		return fmt.Errorf("explain requires permission to create pods/binding in namespace %s; the ClusterRole prebind-explain grants it for dry runs only: %w", r.Namespace, answer)
 	case apierrors.IsTooManyRequests(answer):
 		r.Verdict, r.Reason = binder.VerdictWait, answer.Error()
 	default:
 		r.Verdict, r.Reason = binder.VerdictRefuse, answer.Error()
 	}
 	if x := r.Prebind; answer == nil && x != nil && x.Mode != binder.ModeAudit {
-		r.foresee(x)
+		r.Verdict = x.Verdict
+		if x.Refusal != nil {
+			r.Reason = (&framework.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
+		}
 	}
 	return nil
 }
 
-// undecided is the error of an API server that could not decide on the bind. A webhook
-// that it cannot call is the usual cause.
+// undecided returns the error for an API server that could not decide. The usual cause is
+// a webhook that it cannot call.
 func undecided(answer error) error {
 	_, after, failing := strings.Cut(answer.Error(), "failed calling webhook \"")
 	name, _, _ := strings.Cut(after, "\"")
 	switch {
 	case !failing:
-		return fmt.Errorf("the API server cannot decide on the bind: %w", answer)
+		return fmt.Errorf("the API server could not decide: %w", answer)
 	case name == webhookName:
-		return fmt.Errorf("the API server cannot reach Prebind, so it binds no pod outside the exempt namespaces; run 'prebind status', check the Service and the pods in Prebind's namespace, the network between the API server and port 9443, and the caBundle of the webhook configuration: %w", answer)
+		return fmt.Errorf("the API server cannot reach Prebind, so it binds no pod outside the exempt namespaces; run 'prebind status', and check the pods and the Service in Prebind's namespace, the network from the API server to port 9443, and the caBundle of the webhook configuration: %w", answer)
 	default:
 		return fmt.Errorf("the API server cannot call the webhook %q, which is not Prebind: %w", name, answer)
 	}
 }
 
-// foresee takes over what the bind would come to that is only a dry run.
-func (r *report) foresee(x *binder.Explanation) {
-	r.Verdict = x.Verdict
-	if x.Refusal != nil {
-		r.Reason = (&framework.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
-	}
-}
-
-// text writes the report for people.
+// text writes the report as text.
 func (r *report) text(out io.Writer) error {
-	becomes := map[binder.Verdict]string{binder.VerdictBind: "would be bound", binder.VerdictWait: "would have to wait", binder.VerdictRefuse: "would be refused"}
-	fmt.Fprintf(out, "Pod %s/%s to Node %s: it %s\n", r.Namespace, r.Pod, r.Node, becomes[r.Verdict])
+	verdicts := map[binder.Verdict]string{binder.VerdictBind: "would be bound", binder.VerdictWait: "would wait", binder.VerdictRefuse: "would be rejected"}
+	fmt.Fprintf(out, "Bind of pod %s/%s to node %s: %s\n", r.Namespace, r.Pod, r.Node, verdicts[r.Verdict])
 	if r.Reason != "" {
 		fmt.Fprintf(out, "  %s\n", r.Reason)
 	}
 	x := r.Prebind
 	if x == nil {
-		fmt.Fprintln(out, "\nPrebind has no part in this bind: it is not installed, the namespace is exempt or its mode is Off, nothing\nis switched on, the API server would give its own answer, or it cannot reach Prebind and failurePolicy is Ignore.")
-		return r.textWarnings(out, r.Warnings)
+		fmt.Fprintln(out, "\nPrebind does not take part in this bind. Possible reasons: it is not installed; the namespace is exempt, or its mode\nis Off; all mutators and plugins are off; the API server decides by itself; or it cannot reach Prebind, and\nfailurePolicy is Ignore.")
+		return textWarnings(out, r.Warnings)
 	}
 	if x.Mode == binder.ModeAudit {
-		fmt.Fprintf(out, "\nPrebind is in audit mode here: it would only report what follows (verdict: %s), and add nothing.\n", x.Verdict)
+		fmt.Fprintf(out, "\nPrebind is in mode Audit in this namespace: it only reports the following (verdict: %s).\n", x.Verdict)
 	}
 	if len(x.Plugins) > 0 {
 		fmt.Fprintln(out)
@@ -240,12 +233,14 @@ func (r *report) text(out io.Writer) error {
 		return err
 	}
 	if x.Incomplete {
-		fmt.Fprintln(out, "\nSome of it is left out: it is longer than the API server passes on.")
+		fmt.Fprintln(out, "\nThe explanation is incomplete: it is longer than the API server allows.")
 	}
-	return r.textWarnings(out, append(slices.Clone(r.Warnings), notIntents(x.Warnings)...))
+	// The lines of the plugins contain the warnings about the dry run.
+	own := slices.DeleteFunc(slices.Clone(x.Warnings), func(w string) bool { return strings.HasPrefix(w, "dry run: ") })
+	return textWarnings(out, slices.Concat(r.Warnings, own))
 }
 
-// textPlugins writes a line for each plugin, and one for each thing it would do.
+// textPlugins writes each plugin, with a line for each detail.
 func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "PLUGIN\tVERDICT\tDETAIL")
@@ -258,7 +253,7 @@ func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
 			}
 		} else {
 			for _, what := range p.WaitsFor {
-				details = append(details, "waits for "+what)
+				details = append(details, "waiting for "+what)
 			}
 		}
 		details = append(details, p.Would...)
@@ -275,7 +270,7 @@ func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
 	return w.Flush()
 }
 
-// textAdded writes what the pod would get.
+// textAdded writes the annotations and labels that the pod would get.
 func textAdded(out io.Writer, x *binder.Explanation) error {
 	if len(x.Annotations)+len(x.Labels) == 0 {
 		return nil
@@ -294,7 +289,7 @@ func textAdded(out io.Writer, x *binder.Explanation) error {
 	return w.Flush()
 }
 
-func (r *report) textWarnings(out io.Writer, warnings []string) error {
+func textWarnings(out io.Writer, warnings []string) error {
 	for i, w := range warnings {
 		if i == 0 {
 			fmt.Fprintln(out)
@@ -304,12 +299,7 @@ func (r *report) textWarnings(out io.Writer, warnings []string) error {
 	return nil
 }
 
-// notIntents leaves out what the plugins' lines tell already.
-func notIntents(warnings []string) []string {
-	return slices.DeleteFunc(slices.Clone(warnings), func(w string) bool { return strings.HasPrefix(w, "dry run: ") })
-}
-
-// warningList keeps the API server's warnings. It is safe for concurrent use.
+// warningList collects the API server's warnings. It is safe for concurrent use.
 type warningList struct {
 	mu   sync.Mutex
 	list []string

@@ -10,11 +10,12 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
-// FuzzConfiguration: whatever the file says, with the arguments of all mutators and
-// plugins in it, it is valid, and then means the same when it is written out and read
-// again, or whole lines say what is wrong with it.
+// FuzzConfiguration: a file with arguments of all mutators and plugins is either valid, and
+// then the same after it is encoded and read again, or the error has a line for each problem.
 func FuzzConfiguration(f *testing.F) {
 	for _, seed := range []string{
 		"", "mode: Audit\n", "mutators: [\"*\", -topology]\nprebindPlugins: []\n", "budgets: {hold: 1ns, maxHolds: 9223372036854775807}\n",
@@ -26,10 +27,10 @@ func FuzzConfiguration(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	r := defaultServeOptions().registry
+	r := newRegistry().Components()
 	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		c, err := newConfiguration(r, "file", append([]byte(fileHead), content...), none)
+		c, err := v1alpha1.Parse(r, "file", append([]byte(fileHead), content...), none)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				assert.NotEmpty(t, strings.TrimSpace(line), "%q", err)
@@ -38,8 +39,8 @@ func FuzzConfiguration(f *testing.F) {
 		}
 		encoded, err := c.Encode()
 		require.NoError(t, err)
-		again, err := newConfiguration(r, "file", encoded, none)
+		again, err := v1alpha1.Parse(r, "file", encoded, none)
 		require.NoError(t, err, "%s", encoded)
-		assert.Equal(t, c.hash, again.hash, "%s", encoded)
+		assert.Equal(t, c.Hash, again.Hash, "%s", encoded)
 	})
 }

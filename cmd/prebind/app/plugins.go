@@ -10,37 +10,37 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
-func newPluginsCommand(r *registry) *cobra.Command {
+func newPluginsCommand(r *assembly.Registry) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plugins",
-		Short: "List the mutators and PreBind plugins that are compiled in, in the order in which they run",
+		Short: "List the mutators and PreBind plugins in the order in which they run",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tARGUMENTS\tDESCRIPTION")
-			s := defaultSettings(r)
-			for _, m := range r.mutators {
-				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, framework.Domain, s.argumentNames(m.Name), m.Description)
+			arguments := v1alpha1.Default(r.Components()).Arguments
+			for _, m := range r.Mutators {
+				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, framework.Domain, fields(arguments.Of(m.Name)), m.Description)
 			}
-			for _, p := range r.plugins {
+			for _, p := range r.Plugins {
 				reads := "-"
 				if p.Annotations != "" {
 					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.Annotations)
 				}
-				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, s.argumentNames(p.Name), p.Description)
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, fields(arguments.Of(p.Name)), p.Description)
 			}
 			return w.Flush()
 		},
 	}
 }
 
-// argumentNames are the fields below arguments.<name> in the configuration file.
-func (s *settings) argumentNames(name string) string {
-	a := s.argumentsOf(name)
+// fields returns the fields of the arguments in the configuration file.
+func fields(a framework.Arguments) string {
 	if a == nil {
 		return "-"
 	}

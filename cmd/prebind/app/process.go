@@ -13,108 +13,222 @@ import (
 	"net/http"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/apiclient"
+	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
 )
 
-// process is a replica that is being put together: each build method adds to the
-// manager what it has made, and the next ones may use it.
+// process is a replica while it is built: each build method adds to the manager what it
+// makes, and later ones use it.
 type process struct {
-	o      *serveOptions
-	id     string
-	config *rest.Config
-	health *apiclient.Health
-	mgr    manager.Manager
-	ready  *readiness
-	open   *listeners
-	certs  *certificates.Source
-	// certMetrics are those of certs.
-	certMetrics *certificates.Metrics
+	o         *serveOptions
+	id        string
+	config    *rest.Config
+	health    *apiclient.Health
+	mgr       manager.Manager
+	ready     *webhook.Readiness
+	listeners map[string]net.Listener
+	certs     *certificates.Source
 
-	client kubernetes.Interface
-	// leases is for leases only.
-	leases   kubernetes.Interface
+	client   kubernetes.Interface
 	replicas *replica.Replicas
 	traces   *telemetry.Traces
 	recorder *telemetry.Recorder
-	assembly *assembly
+	assembly *assembly.Assembly
 	engine   *binder.Engine
-	reloads  *reloader
+	reloader *assembly.Reloader
 }
 
-// buildEngine makes the engine of the configuration.
-func (p *process) buildEngine(ctx context.Context, c *configuration) error {
+// serve runs the webhook until the context ends. It finds problems of the flags and of
+// the cluster before it starts anything.
+func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
+	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
+	p := &process{o: o, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
+	var err error
+	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
+		return err
+	}
+	if p.config, err = apiclient.Connect(o.kubeconfig, userAgent(), p.health); err != nil {
+		return err
+	}
+	if p.listeners, err = o.listen(ctx); err != nil {
+		return err
+	}
+	defer closeAll(p.listeners)
+
+	// Libraries log only from here on: earlier problems are reported in one line.
+	ctrl.SetLogger(klog.Background())
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	if p.mgr, err = assembly.NewManager(running, p.config, o.metricsAddress, o.registry, o.namespace); err != nil {
+		return err
+	}
+	if err := p.buildEngine(ctx, c, shared.Metrics); err != nil {
+		return err
+	}
+	if err := p.buildWatches(c); err != nil {
+		return err
+	}
+	if err := p.buildServers(ctx); err != nil {
+		return err
+	}
+	defer p.traces.Flush(ctx)
+	defer context.AfterFunc(ctx, func() {
+		defer stop()
+		p.shutDown(running)
+	})()
+	klog.InfoS("Starting Prebind", "version", version, "replica", p.id, "webhook", p.listeners["webhook-bind-address"].Addr().String())
+	return p.mgr.Start(running)
+}
+
+// shutDown returns when the manager may stop everything. Held calls are answered with 429,
+// and new ones go to other replicas. Until no endpoint leads here any more, allowed binds
+// come to their outcome. The attempts end while the lease still shows that this replica is
+// alive, so that no other replica touches them.
+func (p *process) shutDown(ctx context.Context) {
+	wasReady := p.ready.Check() == nil
+	p.ready.Drain()
+	p.engine.Drain()
+	if wasReady {
+		klog.InfoS("Shutting down: new calls go to other replicas", "delay", p.o.shutdownDelay)
+		settling, cancel := context.WithTimeout(ctx, p.o.shutdownDelay)
+		defer cancel()
+		p.engine.Settle(settling)
+		<-settling.Done()
+	}
+	stopping, cancel := context.WithTimeout(ctx, p.o.shutdownTimeout)
+	defer cancel()
+	if err := p.engine.Stop(stopping); err != nil {
+		klog.ErrorS(err, "Left attempts in progress")
+	}
+}
+
+// listen opens all addresses, by flag, or none.
+func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, error) {
+	all := map[string]net.Listener{}
+	for _, l := range []struct{ flag, address string }{
+		{"webhook-bind-address", o.webhookAddress}, {"health-probe-bind-address", o.healthAddress}, {"debug-bind-address", o.debugAddress},
+	} {
+		if l.address == "" {
+			continue
+		}
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.address)
+		if err != nil {
+			closeAll(all)
+			return nil, fmt.Errorf("--%s: %w", l.flag, err)
+		}
+		all[l.flag] = listener
+	}
+	return all, nil
+}
+
+// closeAll closes listeners. Servers that ran have closed theirs.
+func closeAll(all map[string]net.Listener) {
+	for _, l := range all {
+		_ = l.Close()
+	}
+}
+
+// buildEngine makes the engine for the configuration.
+func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *certificates.Metrics) error {
 	var err error
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
-		return fmt.Errorf("setting up: %w", err)
+		return fmt.Errorf("setting up a client: %w", err)
 	}
-	if p.traces, err = p.o.tracing.start(ctx, p.id); err != nil {
+	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, version, p.id); err != nil {
 		return err
 	}
-	if p.recorder, err = newRecorder(metrics.Registry, p.certMetrics, p.traces, p.o.registry.pluginNames()...); err != nil {
+	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: version, Traces: p.traces, Certificates: certs}
+	for _, plugin := range p.o.registry.Plugins {
+		recording.Plugins = append(recording.Plugins, plugin.Name)
+	}
+	if p.recorder, err = telemetry.New(recording); err != nil {
 		return err
 	}
-	p.assembly = newAssembly(p.mgr, p.o, p.ready, grants{p.client}, p.recorder)
-	settings, err := p.assembly.settings(ctx, c.settings)
+	p.assembly = assembly.New(assembly.Options{
+		Manager: p.mgr, Registry: p.o.registry, Client: p.client, Recorder: p.recorder, Namespace: p.o.namespace, WaitFor: p.ready.WaitFor,
+	})
+	settings, err := p.assembly.Settings(ctx, c.PrebindConfiguration)
 	if err != nil {
 		return err
 	}
-	if err := p.buildReplicas(); err != nil {
+	leases, err := apiclient.NewWithTimeout(p.config, replica.RequestTakes)
+	if err != nil {
 		return err
 	}
+	if p.replicas, err = replica.New(replica.Options{ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Status: p.status}); err != nil {
+		return err
+	}
+	p.ready.Require(p.replicas.Held)
 	if p.engine, err = binder.New(binder.Options{
 		Cached:   p.mgr.GetCache(),
 		Live:     p.mgr.GetAPIReader(),
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
-		Changes:  p.assembly.changes,
+		Changes:  p.assembly.Changes,
 		Events:   p.mgr.GetEventRecorder("prebind"),
 		Recorder: p.recorder,
 		Clock:    clock.RealClock{},
 	}); err != nil {
 		return err
 	}
-	p.recorder.Show(p.engine.Stats, p.ready.probe)
-	return nil
-}
-
-// buildWatches adds what watches the permissions, the configuration file, the other
-// replicas, and what attempts have left behind.
-func (p *process) buildWatches(_ context.Context, c *configuration) error {
-	p.reloads = newReloader(p.o, p.assembly, p.engine, p.recorder, c)
-	p.ready.require(p.health.Problem)
-	permissions := everyReplica(func(ctx context.Context) error {
-		p.health.Watch(ctx, p.checkPermissions)
-		return nil
-	})
+	p.recorder.Show(p.engine.Stats, p.ready.Probe)
 	sweeper := p.engine.Sweeper(p.replicas)
 	elected := sweeping(sweeper)
 	if p.o.leaderElect {
-		elected = func(ctx context.Context) error { return replica.Lead(ctx, p.leases, p.o.namespace, p.id, sweeper.Run) }
+		elected = func(ctx context.Context) error { return replica.Lead(ctx, leases, p.o.namespace, p.id, sweeper.Run) }
 	}
-	return p.add(permissions, p.reloads, p.replicas, newExemption(p.client, p.engine), elected, sweeping(p.engine.OwnSweeper()))
+	return p.add(p.replicas, elected, sweeping(p.engine.OwnSweeper()))
 }
 
-// checkPermissions returns which permissions the configuration in force lacks.
-func (p *process) checkPermissions(ctx context.Context) error {
-	parts, err := needsOf(p.reloads.inForce.Load().settings, p.o.namespace)
-	if err != nil {
-		return err
+// status returns what the lease of this replica reports. It is called only while
+// everything runs.
+func (p *process) status() (string, error) {
+	stats, c := p.engine.Stats(), p.reloader.Current()
+	s := replica.Status{
+		Replica: p.id, Pod: p.o.podName, Version: version, Config: c.Hash, Mode: string(c.Mode),
+		Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds,
 	}
-	return grants{p.client}.checkAll(ctx, parts)
+	if err := p.ready.Probe(); err != nil {
+		s.Problem = err.Error()
+	}
+	return s.Encode(p.engine.InFlight())
+}
+
+// buildWatches adds what follows permissions, the configuration file and the FlowSchema.
+func (p *process) buildWatches(c *v1alpha1.Loaded) error {
+	regarding := &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: p.o.namespace}
+	if p.o.podName != "" {
+		regarding = &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.o.namespace, Name: p.o.podName}
+	}
+	p.reloader = assembly.NewReloader(assembly.ReloadOptions{
+		File: p.o.configFile, Given: p.o.given, Assembly: p.assembly, Engine: p.engine,
+		Regarding: regarding, Events: p.mgr.GetEventRecorder("prebind"), Recorder: p.recorder, Clock: clock.RealClock{},
+	}, c)
+	p.ready.Require(p.health.Problem)
+	permissions := everyReplica(func(ctx context.Context) error {
+		p.health.Watch(ctx, func(ctx context.Context) error {
+			return p.assembly.CheckPermissions(ctx, p.reloader.Current().PrebindConfiguration)
+		})
+		return nil
+	})
+	return p.add(permissions, p.reloader, apiclient.NewExemption(p.client, p.engine.Exempt))
 }
 
 // sweeping runs the sweeper in every replica.
@@ -125,7 +239,7 @@ func sweeping(sweeper *recovery.Sweeper) everyReplica {
 	}
 }
 
-// everyReplica is a runnable that needs no leader election of the manager's.
+// everyReplica is a Runnable that does not wait for an election of the manager.
 type everyReplica func(ctx context.Context) error
 
 // Start implements manager.Runnable.
@@ -134,62 +248,37 @@ func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (everyReplica) NeedLeaderElection() bool { return false }
 
-// buildReplicas makes this replica's lease. It is kept only when everything that its
-// status tells of is built.
-func (p *process) buildReplicas() error {
-	var err error
-	if p.leases, err = apiclient.NewWithTimeout(p.config, replica.RequestTakes); err != nil {
-		return err
-	}
-	p.replicas, err = replica.New(replica.Options{
-		ID: p.id, Client: p.leases, Namespace: p.o.namespace, Clock: clock.RealClock{},
-		Status: func() (string, error) { return statusOf(p.engine, p.o, p.ready, p.id, p.reloads.inForce.Load)() },
-	})
-	if err == nil {
-		p.ready.require(p.replicas.Held)
-	}
-	return err
-}
-
-// buildServers adds the certificates and everything that listens.
-func (p *process) buildServers(ctx context.Context, _ *configuration) error {
+// buildServers adds the certificates and all servers.
+func (p *process) buildServers(ctx context.Context) error {
 	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: p.engine, Ready: p.ready.check, Log: klog.Background(), Clock: clock.RealClock{},
+		Engine: p.engine, Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{},
 	})
 	if err != nil {
 		return err
 	}
-	required, err := needsOfCertificates(p.o.certificates, p.o.namespace)
-	if err == nil {
-		err = grants{p.client}.checkAll(ctx, required)
-	}
-	if err == nil {
-		err = p.certs.Manage(p.client, p.o.namespace)
-	}
-	if err != nil {
+	if err := assembly.CheckCertificatePermissions(ctx, p.client, p.o.certificates, p.o.namespace); err != nil {
 		return err
 	}
-	p.ready.waitUntil(p.certs.Ready)
+	if err := p.certs.Manage(p.client, p.o.namespace); err != nil {
+		return err
+	}
+	p.ready.RequireOnce(p.certs.Ready)
 	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 	if err != nil {
 		return err
 	}
 	server, err := webhook.NewServer(webhook.ServerOptions{
-		Listener: p.open.webhook, TLSOpts: []func(*tls.Config){p.certs.Configure}, Limits: limits,
+		Listener: p.listeners["webhook-bind-address"], TLSOpts: []func(*tls.Config){p.certs.Configure}, Limits: limits,
 		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
 	})
 	if err != nil {
 		return err
 	}
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
-	all := []manager.Runnable{
-		p.certs,
-		server,
-		p.server("probes", p.open.probes, probeServer(p.ready.probe)),
-	}
-	if p.open.debug != nil {
-		from := debugSources{inFlight: p.engine.InFlight, config: p.reloads.inForce.Load}
-		all = append(all, p.server("debug", p.open.debug, debugServer(from)))
+	all := []manager.Runnable{p.certs, server, p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
+	if listener := p.listeners["debug-bind-address"]; listener != nil {
+		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.reloader.Current}
+		all = append(all, p.server("debug", listener, telemetry.NewDebugServer(options)))
 	}
 	return p.add(all...)
 }
@@ -203,7 +292,7 @@ func (p *process) add(runnables ...manager.Runnable) error {
 	return nil
 }
 
-// errorLog logs errors of a server's connections, such as failed handshakes, at V(2).
+// errorLog logs the connection errors of a server, such as failed handshakes, at V(2).
 func errorLog(server string) *log.Logger {
 	return slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", server).V(2)), slog.LevelInfo)
 }

@@ -4,8 +4,7 @@
 package app
 
 import (
-	"fmt"
-
+	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
@@ -18,8 +17,7 @@ import (
 	"github.com/prebind/prebind/mutators/topology"
 )
 
-// RegisteredMutators is every mutator that is compiled in, in the order in which they
-// run.
+// RegisteredMutators returns the mutators of Prebind in the order in which they run.
 func RegisteredMutators() []mutators.Registration {
 	return []mutators.Registration{
 		topology.Registration(),
@@ -29,8 +27,8 @@ func RegisteredMutators() []mutators.Registration {
 	}
 }
 
-// RegisteredPlugins is every PreBind plugin that is compiled in, in the order in which
-// they run: those that only read come first, and those that cannot undo come last.
+// RegisteredPlugins returns the PreBind plugins of Prebind in the order in which they run:
+// first those that only read, last those that cannot roll back.
 func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		nodestate.Registration(),
@@ -40,64 +38,24 @@ func RegisteredPlugins() []framework.Registration {
 	}
 }
 
-// Arguments are those of one entry.
-type Arguments = framework.Arguments
-
-// Problem is that of one field of the arguments.
-type Problem = framework.Problem
-
 // Option adds to the program; see NewCommand.
-type Option func(*registry)
+type Option func(*assembly.Registry)
 
-// registry is all that is compiled in, each in the order in which it runs.
-type registry struct {
-	mutators []mutators.Registration
-	plugins  []framework.Registration
-}
-
-// WithMutator compiles a mutator in, to run after those that Prebind brings.
+// WithMutator adds a mutator. It runs after those of Prebind.
 func WithMutator(m mutators.Registration) Option {
-	return func(r *registry) { r.mutators = append(r.mutators, m) }
+	return func(r *assembly.Registry) { r.Mutators = append(r.Mutators, m) }
 }
 
-// WithPlugin compiles a PreBind plugin in, to run after those that Prebind
-// brings. It is the WithPlugin of kube-scheduler's command.
+// WithPlugin adds a PreBind plugin, as WithPlugin of kube-scheduler's command does. It runs
+// after those of Prebind.
 func WithPlugin(p framework.Registration) Option {
-	return func(r *registry) { r.plugins = append(r.plugins, p) }
+	return func(r *assembly.Registry) { r.Plugins = append(r.Plugins, p) }
 }
 
-// check returns an error for two entries of one name or one that is not
-// complete: a mistake of whoever built the program.
-func (r *registry) check() error {
-	seen := map[string]bool{}
-	check := func(what, name string, complete bool) error {
-		if !complete {
-			return fmt.Errorf("%s %q is registered without a name, a description, or a way to build it", what, name)
-		}
-		if seen[what+name] {
-			return fmt.Errorf("%s %q is registered twice", what, name)
-		}
-		seen[what+name] = true
-		return nil
+func newRegistry(options ...Option) *assembly.Registry {
+	r := &assembly.Registry{Mutators: RegisteredMutators(), Plugins: RegisteredPlugins()}
+	for _, option := range options {
+		option(r)
 	}
-	for _, m := range r.mutators {
-		if err := check("mutator", m.Name, m.Name != "" && m.Description != "" && m.New != nil); err != nil {
-			return err
-		}
-	}
-	for _, p := range r.plugins {
-		if err := check("PreBind plugin", p.Name, p.Name != "" && p.Description != "" && p.New != nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// pluginNames are those of all PreBind plugins that are compiled in, on or off.
-func (r *registry) pluginNames() []string {
-	names := make([]string, 0, len(r.plugins))
-	for _, p := range r.plugins {
-		names = append(names, p.Name)
-	}
-	return names
+	return r
 }

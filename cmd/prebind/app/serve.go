@@ -4,36 +4,65 @@
 package app
 
 import (
-	"context"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // For --logging-format=json.
 	"k8s.io/component-base/term"
-	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
-	ctrl "sigs.k8s.io/controller-runtime"
 
-	"github.com/prebind/prebind/apiclient"
-	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/assembly"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
 )
 
-func newServeCommand(o *serveOptions) *cobra.Command {
+const defaultNamespace = "prebind-system"
+
+// serveOptions are the flags of prebind serve.
+type serveOptions struct {
+	registry *assembly.Registry
+	// given are the flags as they were parsed.
+	given *pflag.FlagSet
+
+	kubeconfig      string
+	webhookAddress  string
+	certificates    certificates.Options
+	metricsAddress  string
+	healthAddress   string
+	debugAddress    string
+	namespace       string
+	podName         string
+	leaderElect     bool
+	configFile      string
+	shutdownDelay   time.Duration
+	shutdownTimeout time.Duration
+	tracing         telemetry.TracesOptions
+	logging         *logsapi.LoggingConfiguration
+}
+
+func newServeCommand(r *assembly.Registry) *cobra.Command {
+	o := defaultServeOptions(r)
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the webhook",
 		Long: `Run the webhook until SIGTERM or SIGINT.
 
-It answers AdmissionReviews at ` + webhook.Path + `. Until its caches are synced, and
-while it shuts down, it answers HTTP 503 with Retry-After, so that the API server
-turns to another replica.`,
+It answers AdmissionReviews at ` + webhook.Path + `. While its caches are not synced and
+while it shuts down, it answers HTTP 503 with Retry-After, and the API server calls
+another replica.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			configuration, err := o.complete(cmd.Flags())
@@ -58,70 +87,123 @@ turns to another replica.`,
 	return cmd
 }
 
-// serve runs the webhook until the context ends. Whatever can be found wrong is
-// found before anything is started.
-func serve(ctx context.Context, o *serveOptions, c *configuration) error {
-	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
-	certs, err := certificates.New(o.certificates, shared)
-	if err != nil {
-		return err
+func defaultServeOptions(r *assembly.Registry) *serveOptions {
+	return &serveOptions{
+		registry:        r,
+		webhookAddress:  ":9443",
+		certificates:    certificates.DefaultOptions(),
+		metricsAddress:  ":8080",
+		healthAddress:   ":8081",
+		namespace:       defaultNamespace,
+		leaderElect:     true,
+		shutdownDelay:   5 * time.Second,
+		shutdownTimeout: 15 * time.Second,
+		logging:         logsapi.NewLoggingConfiguration(),
 	}
-	health := apiclient.NewHealth(clock.RealClock{})
-	config, err := restConfig(o.kubeconfig, health)
-	if err != nil {
-		return err
-	}
-	if err := apiclient.Contact(config); err != nil {
-		return err
-	}
-	open, err := o.listen(ctx)
-	if err != nil {
-		return err
-	}
-	defer open.close()
-
-	// Only from here on libraries may log: what is wrong before is said in one line.
-	ctrl.SetLogger(klog.Background())
-	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	mgr, err := newManager(running, config, o)
-	if err != nil {
-		return err
-	}
-	p := &process{o: o, id: replica.NewID(), config: config, health: health, mgr: mgr, ready: &readiness{}, open: open, certs: certs, certMetrics: shared.Metrics}
-	for _, build := range []func(context.Context, *configuration) error{p.buildEngine, p.buildWatches, p.buildServers} {
-		if err := build(ctx, c); err != nil {
-			return err
-		}
-	}
-	defer p.traces.Flush(ctx)
-	defer context.AfterFunc(ctx, func() {
-		defer stop()
-		shutDown(running, o, p.ready, p.engine)
-	})()
-	klog.InfoS("Starting Prebind", "version", version, "replica", p.id, "webhook", open.webhook.Addr().String())
-	return mgr.Start(running)
 }
 
-// shutDown returns when the manager may take everything down. Calls under way are
-// told to call again, and new ones are sent to another replica, for as long as it
-// takes until none leads here any more; meanwhile the binds that were allowed come
-// to their outcome. The attempts end while the lease still says that this replica
-// lives: nobody touches what they are at.
-func shutDown(ctx context.Context, o *serveOptions, ready *readiness, engine *binder.Engine) {
-	wasReady := ready.check() == nil
-	ready.drain()
-	engine.Drain()
-	if wasReady {
-		klog.InfoS("Shutting down: calls are sent to another replica", "for", o.shutdownDelay)
-		settling, cancel := context.WithTimeout(ctx, o.shutdownDelay)
-		defer cancel()
-		engine.Settle(settling)
-		<-settling.Done()
+// flags returns the flags by section, bound to the options.
+func (o *serveOptions) flags() cliflag.NamedFlagSets {
+	var sets cliflag.NamedFlagSets
+
+	fs := sets.FlagSet("Serving")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path to a kubeconfig file. If empty, Prebind uses the service account of its pod.")
+	fs.StringVar(&o.webhookAddress, "webhook-bind-address", o.webhookAddress, "Address and port of the webhook (HTTPS).")
+	fs.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, "Address and port of /metrics (HTTP). 0 disables it.")
+	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
+	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "Time after SIGTERM during which Prebind answers new calls with HTTP 503, so that the API server calls another replica. It should be longer than the cluster needs to remove a pod from a Service.")
+	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "Grace period for in-flight requests, after --shutdown-delay.")
+
+	fs = sets.FlagSet("Observability")
+	fs.StringVar(&o.debugAddress, "debug-bind-address", o.debugAddress,
+		"Loopback address and port, such as 127.0.0.1:6060, of /debug/attempts, /debug/plugins, /debug/config, /debug/pprof and /debug/flags/v (HTTP). Reach it with 'kubectl port-forward'. If empty, Prebind does not serve them.")
+	o.tracing.AddFlags(fs)
+	o.certificates.AddFlags(sets.FlagSet("Certificates"))
+
+	fs = sets.FlagSet("Replicas")
+	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects, such as the leases of its replicas.")
+	fs.StringVar(&o.podName, "pod-name", o.podName, "Name of this replica's pod in --namespace. Events about Prebind itself refer to the pod or, if empty, to the namespace.")
+	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Elect one replica that completes or rolls back the attempts of replicas that are gone. If false, every replica does.")
+
+	fs = sets.FlagSet("Configuration")
+	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. Prebind reloads a changed file. If the new file is not valid, Prebind reports the problem and keeps the previous configuration. The file has a field for each flag of the following sections; flags override it.")
+
+	v1alpha1.Default(o.registry.Components()).AddFlags(&sets)
+
+	fs = sets.FlagSet("Logging")
+	logsapi.AddFlags(o.logging, fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		// Alpha flags of the library work, but may be removed.
+		f.Hidden = f.Hidden || strings.HasPrefix(f.Usage, "[Alpha]")
+	})
+	return sets
+}
+
+// complete returns the configuration from flags and file, or all problems as one error
+// of one line.
+func (o *serveOptions) complete(given *pflag.FlagSet) (*v1alpha1.Loaded, error) {
+	o.given = given
+	problems := o.validate()
+	c, err := v1alpha1.Load(o.registry.Components(), o.configFile, given)
+	if err != nil {
+		problems = append(problems, err)
 	}
-	stopping, cancel := context.WithTimeout(ctx, o.shutdownTimeout)
-	defer cancel()
-	if err := engine.Stop(stopping); err != nil {
-		klog.ErrorS(err, "Left attempts behind")
+	return c, oneLine(problems)
+}
+
+// validate returns the problems of flags that are not in the file.
+func (o *serveOptions) validate() []error {
+	var problems []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
 	}
+	checkAddress := func(flag, address string) string {
+		host, _, err := net.SplitHostPort(address)
+		check(err == nil, "--%s: must be an address with a port, such as 127.0.0.1:9443, got %q", flag, address)
+		return host
+	}
+	checkAddress("webhook-bind-address", o.webhookAddress)
+	checkAddress("health-probe-bind-address", o.healthAddress)
+	if o.metricsAddress != "0" {
+		checkAddress("metrics-bind-address", o.metricsAddress)
+	}
+	if o.debugAddress != "" {
+		// The endpoints authenticate nobody.
+		if host := checkAddress("debug-bind-address", o.debugAddress); len(problems) == 0 {
+			ip, err := netip.ParseAddr(host)
+			check(host == "localhost" || err == nil && ip.IsLoopback(),
+				"--debug-bind-address: must be a loopback address such as 127.0.0.1:6060, got %q; reach it with 'kubectl port-forward'", o.debugAddress)
+		}
+	}
+	check(o.shutdownDelay >= 0, "--shutdown-delay: must not be negative, got %s", o.shutdownDelay)
+	check(o.shutdownTimeout > 0, "--shutdown-timeout: must be positive, got %s", o.shutdownTimeout)
+	invalid := validation.IsDNS1123Label(o.namespace)
+	check(len(invalid) == 0, "--namespace: must be a valid namespace, got %q: %s", o.namespace, strings.Join(invalid, "; "))
+	return slices.Concat(problems, o.certificates.Validate(), o.tracing.Validate())
+}
+
+const (
+	// memoryLimitVariable is an environment variable with the memory limit of the container in bytes. The
+	// shipped manifests set it with the downward API.
+	memoryLimitVariable = "PREBIND_MEMORY_LIMIT"
+	// goMemoryLimitVariable is that of the Go runtime. It overrides the other.
+	goMemoryLimitVariable = "GOMEMLIMIT"
+)
+
+// limitMemory makes the garbage collector work harder before the process reaches the memory limit of its
+// container. It leaves a tenth of the limit for memory that the Go runtime does not count, such as the binary.
+// set is debug.SetMemoryLimit.
+func limitMemory(getenv func(string) string, set func(int64) int64) error {
+	text := getenv(memoryLimitVariable)
+	if text == "" || getenv(goMemoryLimitVariable) != "" {
+		return nil
+	}
+	limit, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || limit <= 0 {
+		return fmt.Errorf("%s: must be a positive number of bytes, got %q", memoryLimitVariable, text)
+	}
+	set(limit - limit/10)
+	return nil
 }

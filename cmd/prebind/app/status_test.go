@@ -4,9 +4,6 @@
 package app
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,80 +11,73 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/replica"
 )
 
-// hugeAttempts are so many attempts of a namespace, each with texts as long as a tenant
-// can make them. "<" takes six bytes in JSON.
-func hugeAttempts(namespace string, n int) []attempt.InFlight {
-	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	all := make([]attempt.InFlight, n)
-	for i := range all {
-		name := fmt.Sprintf("%s-%d-", namespace, i)
-		all[i] = attempt.InFlight{
-			Namespace: namespace, Pod: name + strings.Repeat("p", 253-len(name)), Node: strings.Repeat("n", 253), Attempt: "replica-" + name,
-			Phase: "preparing", Plugin: "node-state", WaitsFor: strings.Repeat("<", 4096), Since: metav1.NewTime(began.Add(time.Duration(i) * time.Second)),
+func TestStatusOptions_Text(t *testing.T) {
+	now := time.Now()
+	o := &statusOptions{clock: clocktesting.NewFakeClock(now), own: "own"}
+	var out strings.Builder
+	require.NoError(t, o.text(&out, nil))
+	assert.Equal(t, "No replica of Prebind has a lease in namespace own.\n", out.String())
+
+	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+	all := []replica.Status{
+		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Reported: ago(3 * time.Second), InFlight: []attempt.InFlight{
+			{Namespace: "shop", Pod: "web", Node: "a", Attempt: "aaa-1", Phase: "preparing", Plugin: "q", WaitsFor: "rain", Since: ago(time.Minute), Budget: metav1.Duration{Duration: 10 * time.Minute}},
+		}},
+		{Replica: "bbb", Leader: true, Problem: "draining", Reported: ago(time.Second), InFlight: []attempt.InFlight{
+			{Namespace: "shop", Pod: "old", Node: "b", Attempt: "bbb-1", Phase: "prepared", Since: ago(time.Hour), Budget: metav1.Duration{Duration: time.Hour}},
+			{Namespace: "other", Pod: "web", Node: "b", Attempt: "bbb-2", Phase: "prepared", Since: ago(time.Second), Budget: metav1.Duration{Duration: time.Hour}},
+		}},
+		{Replica: "ccc", Reported: ago(time.Minute)},
+	}
+	const replicas = `REPLICA   LEADER   POD         VERSION   MODE      CONFIG   PREPARING   PREPARED   HOLDS   REPORTED   READY
+aaa       no       prebind-1   v1        Enforce   123      3           1          2/32    3s ago     yes
+bbb       yes      -           -         -         -        0           0          0/0     1s ago     no: draining
+ccc       no       -           -         -         -        0           0          0/0     60s ago    unknown: no report for 60s
+
+`
+	const leftOut = `
+3 more binds are not reported: a replica reports at most 64 KiB.
+`
+	for _, tc := range []struct{ reason, namespace, pod, binds string }{
+		{"without filters, all are shown, the oldest first", "", "", `NAMESPACE   POD   NODE   REPLICA   PHASE       AGE   TIMEOUT   PLUGIN   WAITING FOR
+shop        old   b      bbb       prepared    60m   60m       -        -
+shop        web   a      aaa       preparing   60s   10m       q        rain
+other       web   b      bbb       prepared    1s    60m       -        -
+`},
+		{"the filters apply together", "shop", "web", `NAMESPACE   POD   NODE   REPLICA   PHASE       AGE   TIMEOUT   PLUGIN   WAITING FOR
+shop        web   a      aaa       preparing   60s   10m       q        rain
+`},
+		{"a namespace is matched exactly", "sho", "", "No binds in progress.\n"},
+	} {
+		o.namespace, o.pod = tc.namespace, tc.pod
+		shown := make([]replica.Status, len(all))
+		for i, s := range all {
+			s.InFlight = append([]attempt.InFlight{}, s.InFlight...)
+			shown[i] = s
 		}
-	}
-	return all
-}
-
-// TestStatusEncode_IsBounded: the status stays small whatever tenants do, says how much
-// it leaves out, and does not leave out one tenant for another.
-func TestStatusEncode_IsBounded(t *testing.T) {
-	tests := map[string]struct {
-		reason  string
-		all     []attempt.InFlight
-		leftOut bool
-	}{
-		"None":  {reason: "there is nothing to leave out"},
-		"Few":   {reason: "all have room", all: hugeAttempts("shop", 3)},
-		"Many":  {reason: "a Lease has no room for them", all: append(hugeAttempts("hostile", 200), hugeAttempts("shop", 1)...), leftOut: true},
-		"Crowd": {reason: "the number does not matter", all: append(hugeAttempts("hostile", 2_000), hugeAttempts("shop", 1)...), leftOut: true},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			encoded, err := replicaStatus{Replica: "aaa", Problem: cut(strings.Repeat("<", 10_000))}.encode(tc.all)
-			require.NoError(t, err)
-			assert.LessOrEqual(t, len(encoded), statusBytes)
-			var s replicaStatus
-			require.NoError(t, json.Unmarshal([]byte(encoded), &s))
-			assert.Equal(t, tc.leftOut, s.LeftOut > 0, tc.reason)
-			assert.Equal(t, len(tc.all), len(s.InFlight)+s.LeftOut)
-			assert.IsNonDecreasing(t, sinceOf(s.InFlight), "the oldest first")
-			if len(tc.all) > 0 {
-				assert.Contains(t, encoded, `"namespace":"shop"`, "every tenant has its turn")
-			}
-		})
+		o.filter(shown)
+		out.Reset()
+		require.NoError(t, o.text(&out, shown))
+		assert.Equal(t, replicas+tc.binds+leftOut, out.String(), tc.reason)
 	}
 }
 
-func sinceOf(all []attempt.InFlight) []int64 {
-	since := make([]int64, 0, len(all))
-	for _, f := range all {
-		since = append(since, f.Since.Unix())
+func TestHealth(t *testing.T) {
+	now := time.Now()
+	ahead := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
+	for want, s := range map[string]replica.Status{
+		"yes":                                   {},
+		"no: draining":                          {Problem: "draining"},
+		"yes; its clock is 60m ahead":           {ClockAhead: ahead(time.Hour)},
+		"no: draining; its clock is 90s behind": {Problem: "draining", ClockAhead: ahead(-90 * time.Second)},
+	} {
+		s.Reported = metav1.NewTime(now)
+		assert.Equal(t, want, health(s, now))
 	}
-	return since
-}
-
-func TestCut(t *testing.T) {
-	assert.Equal(t, "short", cut("short"))
-	assert.Len(t, cut(strings.Repeat("x", statusText+1)), statusText)
-	assert.LessOrEqual(t, len(cut(strings.Repeat("ä", statusText))), statusText)
-	assert.True(t, strings.HasSuffix(cut(strings.Repeat("ä", statusText)), "ä…"), "no character is cut in two")
-}
-
-// TestReadiness_Require: what is required counts at every probe, and calls that come all
-// the same are decided.
-func TestReadiness_Require(t *testing.T) {
-	r := &readiness{}
-	var problem error
-	r.require(func() error { return problem })
-	require.NoError(t, r.probe())
-	problem = errors.New("no lease")
-	require.ErrorIs(t, r.probe(), problem)
-	require.NoError(t, r.check())
-	problem = nil
-	assert.NoError(t, r.probe())
 }

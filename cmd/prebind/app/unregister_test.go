@@ -26,8 +26,8 @@ import (
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
 
-// swallow lets a fake API server accept a deletion and do nothing, as where a
-// finalizer holds the object.
+// swallow makes a fake API server accept a deletion and keep the object, as with a
+// finalizer.
 func swallow(client *fake.Clientset) {
 	client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
 }
@@ -35,7 +35,7 @@ func swallow(client *fake.Clientset) {
 func TestUnregister(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		// there are the configurations before.
+		// there are the configurations before the command.
 		there []string
 		// prepare changes the API server.
 		prepare func(client *fake.Clientset)
@@ -43,31 +43,31 @@ func TestUnregister(t *testing.T) {
 		says    string
 		// fails is part of the error; empty for none.
 		fails string
-		// left are the configurations after.
+		// left are the configurations after the command.
 		left []string
 	}{
 		"There": {
-			reason: "only the one that is named is deleted",
+			reason: "only the named object is deleted",
 			there:  []string{"other", "prebind"},
-			says:   "the MutatingWebhookConfiguration prebind is gone: binds do not ask Prebind any more\n",
+			says:   "MutatingWebhookConfiguration prebind deleted: the API server does not call Prebind any more\n",
 			left:   []string{"other"},
 		},
 		"Gone": {
-			reason: "a step that is repeated must not fail",
+			reason: "the command can be repeated",
 			there:  []string{"other"},
-			says:   "there is no MutatingWebhookConfiguration prebind: binds do not ask Prebind\n",
+			says:   "MutatingWebhookConfiguration prebind does not exist: the API server does not call Prebind\n",
 			left:   []string{"other"},
 		},
 		"Held": {
-			reason:  "whoever goes on while the API server still asks Prebind stops every bind",
+			reason:  "removing the rest while the API server still calls Prebind would stop every bind",
 			there:   []string{"prebind"},
 			prepare: swallow,
 			timeout: time.Millisecond,
-			fails:   "still there after 1ms: look at its finalizers",
+			fails:   "still exists after 1ms; check its finalizers",
 			left:    []string{"prebind"},
 		},
-		"Takes a while": {
-			reason: "deleted is not gone",
+		"Slow": {
+			reason: "a finalizer may delay the deletion",
 			there:  []string{"prebind"},
 			prepare: func(client *fake.Clientset) {
 				swallow(client)
@@ -79,29 +79,29 @@ func TestUnregister(t *testing.T) {
 					return false, nil, nil
 				})
 			},
-			says: "the MutatingWebhookConfiguration prebind is gone: binds do not ask Prebind any more\n",
+			says: "MutatingWebhookConfiguration prebind deleted: the API server does not call Prebind any more\n",
 		},
 		"Forbidden": {
-			reason: "the operator hears what is missing",
+			reason: "the error names the missing permission",
 			there:  []string{"prebind"},
 			prepare: func(client *fake.Clientset) {
 				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
 					return true, nil, apierrors.NewForbidden(admissionregistrationv1.Resource(webhookConfigurations), "prebind", errors.New("no role"))
 				})
 			},
-			fails: "deleting the MutatingWebhookConfiguration prebind: ",
+			fails: "deleting MutatingWebhookConfiguration prebind: ",
 			left:  []string{"prebind"},
 		},
-		"Not to be seen": {
-			reason: "not to know is not to be gone",
+		"Unconfirmed": {
+			reason: "an unconfirmed deletion is an error",
 			there:  []string{"prebind"},
 			prepare: func(client *fake.Clientset) {
 				client.PrependReactor("get", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
-					return true, nil, errors.New("the way is cut")
+					return true, nil, errors.New("connection lost")
 				})
 			},
 			timeout: time.Millisecond,
-			fails:   "cannot be seen whether it is gone after 1ms: the way is cut",
+			fails:   "deleted, but not confirmed within 1ms: connection lost",
 		},
 	}
 	for name, tc := range cases {
@@ -139,8 +139,7 @@ func TestUnregister(t *testing.T) {
 	}
 }
 
-// TestUnregister_FindsTheClusterAsKubectlDoes: the first step of removing Prebind must
-// not need other flags than the commands before it.
+// TestUnregister_FindsTheClusterAsKubectlDoes: the command takes the flags and the environment of kubectl.
 func TestUnregister_FindsTheClusterAsKubectlDoes(t *testing.T) {
 	asked := make(chan string, 10)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -164,7 +163,7 @@ func TestUnregister_FindsTheClusterAsKubectlDoes(t *testing.T) {
 			t.Setenv("KUBECONFIG", given.environment)
 			out, err := run(t, append([]string{"unregister", "--context=other", "--as=admin"}, given.args...)...)
 			require.NoError(t, err)
-			assert.Contains(t, out, "there is no MutatingWebhookConfiguration prebind")
+			assert.Contains(t, out, "MutatingWebhookConfiguration prebind does not exist")
 			assert.Equal(t, "DELETE /apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/prebind as admin", <-asked)
 		})
 	}

@@ -4,8 +4,8 @@
 package after
 
 import (
-	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -13,18 +13,16 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
-	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
 )
 
 var now = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func job(ended batchv1.JobConditionType, ago time.Duration) *batchv1.Job {
-	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "migrate"}}
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: gen.DefaultNamespace, Name: "migrate"}}
 	if ended != "" {
 		j.Status.Conditions = []batchv1.JobCondition{{Type: ended, Status: corev1.ConditionTrue}}
 		j.Status.CompletionTime = &metav1.Time{Time: now.Add(-ago)}
@@ -32,72 +30,55 @@ func job(ended batchv1.JobConditionType, ago time.Duration) *batchv1.Job {
 	return j
 }
 
-// newPlugin returns one whose cache and API server are the same.
-func newPlugin(objects ...client.Object) (*plugin, client.Client) {
-	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
-	h := framework.Handle{Cached: c, Live: c, Changes: framework.NewHub(), Clock: clocktesting.NewFakeClock(now)}
-	return &plugin{h: h, arguments: &arguments{MaxAge: time.Hour}}, c
-}
-
-func bindContext(jobs string) *framework.BindContext {
-	return &framework.BindContext{
-		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "web", Annotations: map[string]string{"after.prebind.dev/jobs": jobs},
-		}},
-		Node:    &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}},
-		Binding: &corev1.Binding{},
-		Now:     now,
-	}
-}
-
-func TestPreFlight(t *testing.T) {
-	t.Parallel()
+func TestDecide(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason string
-		jobs   string
-		has    []client.Object
-		want   framework.Next
+		job    *batchv1.Job
 		waits  string
 		kind   framework.Kind
 	}{
-		"Completed": {reason: "no call is spent on what is done", jobs: "migrate", has: []client.Object{job(batchv1.JobComplete, 0)}, want: framework.Skip},
-		"Running":   {reason: "a pod must not start before its Job is done", jobs: "migrate", has: []client.Object{job("", 0)}, want: framework.Run, waits: "the Job to complete"},
-		"Missing":   {reason: "who makes pod and Job together may make the pod first", jobs: "migrate", want: framework.Run, waits: "the Job to be created"},
-		"Failed":    {reason: "a pod that waited for it would wait for ever", jobs: "migrate", has: []client.Object{job(batchv1.JobFailed, 0)}, kind: framework.KindRefuse},
-		"TooOld":    {reason: "the operator's limit holds", jobs: "migrate", has: []client.Object{job(batchv1.JobComplete, 2*time.Hour)}, kind: framework.KindRefuse},
-		"NoName":    {reason: "a typing error is told, not ignored", jobs: "migrate,", kind: framework.KindInvalid},
+		"Complete": {reason: "there is nothing to wait for", job: job(batchv1.JobComplete, 0)},
+		"Running":  {reason: "the pod must not start before its Job is complete", job: job("", 0), waits: "the Job to complete"},
+		"Missing":  {reason: "the pod may be created before the Job", waits: "the Job to be created"},
+		"Failed":   {reason: "the wait would never end", job: job(batchv1.JobFailed, 0), kind: framework.KindRefuse},
+		"TooOld":   {reason: "the operator limits the age", job: job(batchv1.JobComplete, 2*time.Hour), kind: framework.KindRefuse},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p, _ := newPlugin(tc.has...)
-			bc := bindContext(tc.jobs)
-			require.NoError(t, p.SetupBindContextExtension(t.Context(), p.h.Live, bc))
-			next, err := p.PreFlight(bc)
-			if tc.kind != "" {
-				assert.True(t, framework.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
-				return
-			}
-			require.NoError(t, err)
-			assert.Equal(t, tc.want, next, tc.reason)
-			if tc.waits != "" {
-				require.Len(t, bc.WouldWaitFor(), 1)
-				assert.Equal(t, tc.waits, bc.WouldWaitFor()[0].For)
-			}
+			a := &arguments{MaxAge: time.Hour}
+			waiting, err := a.decide(framework.Object{}, tc.job, now)
+			assert.Equal(t, tc.waits, waiting.For, tc.reason)
+			assert.Equal(t, tc.kind != "", framework.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
 		})
 	}
 }
 
-func TestPreBindGoesOnWhenTheJobCompletes(t *testing.T) {
-	t.Parallel()
-	bc := bindContext("migrate")
-	p, c := newPlugin(job("", 0), bc.Pod, bc.Node)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- p.PreBind(ctx, bc) }()
-	require.Eventually(t, func() bool { return bc.WaitingFor().For == "the Job to complete" }, 10*time.Second, time.Millisecond)
+func newPlugin(t *testing.T, c *plugintest.Cluster) framework.PreBinder {
+	t.Helper()
+	p, err := Registration().New(c.Handle, &arguments{})
+	require.NoError(t, err)
+	return p
+}
 
-	require.NoError(t, c.Status().Update(ctx, job(batchv1.JobComplete, 0)))
-	p.h.Changes.Changed(framework.RefTo(&batchv1.Job{}, "shop", "migrate"))
-	assert.NoError(t, <-done)
+func TestPreBind_EndsWhenTheJobCompletes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate")), gen.Node("node-a")
+		c := plugintest.New(pod, node, job("", 0))
+		p, bc := newPlugin(t, c), plugintest.Bind(pod, node)
+		preBind := plugintest.Start(func() error { return p.PreBind(t.Context(), bc) })
+		ended, err := preBind.Ended()
+		require.False(t, ended, "%v", err)
+		assert.Equal(t, "the Job to complete", bc.WaitingFor().For)
+
+		c.Put(job(batchv1.JobComplete, 0))
+		ended, err = preBind.Ended()
+		assert.True(t, ended)
+		assert.NoError(t, err)
+	})
+}
+
+func TestPreBind_RejectsInvalidNames(t *testing.T) {
+	pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate,")), gen.Node("node-a")
+	c := plugintest.New(pod, node)
+	err := newPlugin(t, c).PreBind(t.Context(), plugintest.Bind(pod, node))
+	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
 }

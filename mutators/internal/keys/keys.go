@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package keys holds what the mutators share: which short keys are valid, and
-// the entries by which an operator names what to copy and the key it becomes.
+// Package keys validates short keys, and parses the entries with which operators select values to
+// copy.
 package keys
 
 import (
@@ -12,13 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// MaxLength of a short key and of a label value, as the API server has it.
+// MaxLength is the API server's maximum length of a short key and of a label value.
 const MaxLength = 63
 
-// Valid says whether the short key, put behind a valid prefix and a slash, is a
-// valid key of an annotation and of a label. It agrees with
-// validation.IsQualifiedName for keys without a slash, but allocates nothing: it
-// runs for every key of every bind.
+// Valid returns whether the short key, after a valid prefix and a slash, is a valid key of
+// annotations and labels. It equals validation.IsQualifiedName for keys without a slash, but does
+// not allocate, because it runs for every key of every bind.
 func Valid(short string) bool {
 	if short == "" || len(short) > MaxLength || !Alphanumeric(short[0]) || !Alphanumeric(short[len(short)-1]) {
 		return false
@@ -31,16 +30,16 @@ func Valid(short string) bool {
 	return true
 }
 
-// ValidLabelValue says whether the API server takes the value for a label. It
-// agrees with validation.IsValidLabelValue.
+// ValidLabelValue returns whether the label value is valid. It equals
+// validation.IsValidLabelValue.
 func ValidLabelValue(value string) bool { return value == "" || Valid(value) }
 
-// Alphanumeric says whether a key may begin and end with the character.
+// Alphanumeric returns whether a key may begin and end with the character.
 func Alphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
 
-// Source is where a mutator copies from. Errors call it so.
+// Source is the kind of value that a mutator copies from a node.
 type Source string
 
 const (
@@ -50,13 +49,11 @@ const (
 	Annotation Source = "annotation"
 )
 
-// Copy is one entry: the node's label or annotation, and the short key that its
-// value gets. Both are valid.
+// Copy is the key of a node's label or annotation, and the short key of its copy. Both are valid.
 type Copy struct{ From, Key string }
 
-// Parse reads entries of the form "name" or "name=key" in their order. Without a
-// key it is the part of the name behind the slash. Two entries with one key are
-// an error.
+// Parse parses entries of the form "name" or "name=key". The default key is the part of the name
+// after the slash. Two entries with the same key are an error.
 func Parse(source Source, entries []string) ([]Copy, error) {
 	var copies []Copy
 	byKey := map[string]string{}
@@ -66,7 +63,7 @@ func Parse(source Source, entries []string) ([]Copy, error) {
 			return nil, err
 		}
 		if other, taken := byKey[c.Key]; taken {
-			return nil, fmt.Errorf("node %ss %q and %q would both become the key %q: give one of them another, as in %s=other-key",
+			return nil, fmt.Errorf("node %ss %q and %q have the same key %q: set another key, such as %s=other-key",
 				source, other, c.From, c.Key, c.From)
 		}
 		byKey[c.Key] = c.From
@@ -79,21 +76,21 @@ func parse(source Source, entry string) (Copy, error) {
 	from, key, named := strings.Cut(entry, "=")
 	name := from
 	if source == Annotation {
-		// The API server is less strict about the prefix of an annotation.
+		// The API server accepts upper case in the prefix of an annotation.
 		name = strings.ToLower(from)
 	}
 	if problems := validation.IsQualifiedName(name); len(problems) > 0 {
-		return Copy{}, fmt.Errorf("%q: %q is no %s key: %s", entry, from, source, strings.Join(problems, "; "))
+		return Copy{}, fmt.Errorf("%q: invalid %s key %q: %s", entry, source, from, strings.Join(problems, "; "))
 	}
 	if !named {
 		key = Behind(from)
 	}
 	if !Valid(key) {
-		return Copy{}, fmt.Errorf("%q: %q is no annotation key without prefix: use letters, digits, '-', '_' and '.', %d at most",
+		return Copy{}, fmt.Errorf("%q: invalid key %q: use up to %d letters, digits, '-', '_', and '.', without a prefix",
 			entry, key, MaxLength)
 	}
 	return Copy{From: from, Key: key}, nil
 }
 
-// Behind is the part of a name behind its last slash, or all of it.
+// Behind returns the part of a name after its last slash, or the whole name.
 func Behind(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

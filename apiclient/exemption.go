@@ -1,0 +1,159 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apiclient
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// flowSchemaName is the name of the FlowSchema that exempts the Bindings of schedulers.
+	flowSchemaName = "prebind"
+	// exemptInterval is the time between two reads of the FlowSchema, and exemptTimeout the
+	// timeout of one.
+	exemptInterval = 30 * time.Second
+	exemptTimeout  = 5 * time.Second
+)
+
+// The number of calls that Prebind holds depends on whether the API server exempts them.
+//
+// +kubebuilder:rbac:groups=flowcontrol.apiserver.k8s.io,resources=flowschemas,resourceNames=prebind,verbs=get
+
+// Exemption follows the FlowSchema prebind, which says whose Bindings the API server
+// exempts from its concurrency limits. It is a manager.Runnable.
+type Exemption struct {
+	read  func(ctx context.Context) (*flowcontrolv1.FlowSchema, error)
+	apply func(exempt func(authenticationv1.UserInfo) bool)
+	// logged is the last text in the log.
+	logged string
+}
+
+// NewExemption returns an Exemption. It calls apply with a function that reports whether
+// a user is exempt, or with nil if nobody is.
+func NewExemption(client kubernetes.Interface, apply func(exempt func(authenticationv1.UserInfo) bool)) *Exemption {
+	return &Exemption{
+		read: func(ctx context.Context) (*flowcontrolv1.FlowSchema, error) {
+			return client.FlowcontrolV1().FlowSchemas().Get(ctx, flowSchemaName, metav1.GetOptions{})
+		},
+		apply: apply,
+	}
+}
+
+// Start reads the FlowSchema every 30 seconds until the context ends.
+func (x *Exemption) Start(ctx context.Context) error {
+	wait.UntilWithContext(ctx, x.update, exemptInterval)
+	return nil
+}
+
+// update reads the FlowSchema once. Nobody is exempt if it cannot be read.
+func (x *Exemption) update(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, exemptTimeout)
+	defer cancel()
+	schema, err := x.read(ctx)
+	var subjects []flowcontrolv1.Subject
+	if err == nil {
+		subjects, err = exemptSubjects(schema)
+	}
+	var text string
+	if err != nil {
+		text = err.Error()
+		x.apply(nil)
+	} else {
+		var names []string
+		for _, s := range subjects {
+			names = append(names, subjectName(s))
+		}
+		text = strings.Join(names, ", ")
+		x.apply(func(u authenticationv1.UserInfo) bool {
+			return slices.ContainsFunc(subjects, func(s flowcontrolv1.Subject) bool { return covers(s, u) })
+		})
+	}
+	switch {
+	case text == x.logged || ctx.Err() != nil:
+		return
+	case err != nil:
+		klog.InfoS("Held calls occupy API server seats: the FlowSchema does not exempt Bindings", "flowSchema", flowSchemaName, "reason", text)
+	default:
+		klog.InfoS("Held calls of these schedulers occupy no API server seats", "flowSchema", flowSchemaName, "subjects", text)
+	}
+	x.logged = text
+}
+
+// exemptSubjects returns the subjects whose Bindings the FlowSchema exempts, or why it
+// exempts none.
+func exemptSubjects(schema *flowcontrolv1.FlowSchema) ([]flowcontrolv1.Subject, error) {
+	if level := schema.Spec.PriorityLevelConfiguration.Name; level != flowcontrolv1.PriorityLevelConfigurationNameExempt {
+		return nil, fmt.Errorf("its priority level is %q, not %q", level, flowcontrolv1.PriorityLevelConfigurationNameExempt)
+	}
+	// The API server sets the condition while it enforces priority and fairness. Without it,
+	// held calls count against --max-mutating-requests-inflight.
+	if !slices.ContainsFunc(schema.Status.Conditions, func(c flowcontrolv1.FlowSchemaCondition) bool {
+		return c.Type == flowcontrolv1.FlowSchemaConditionDangling && c.Status == flowcontrolv1.ConditionFalse
+	}) {
+		return nil, fmt.Errorf("the API server has not set its condition %s to False", flowcontrolv1.FlowSchemaConditionDangling)
+	}
+	var subjects []flowcontrolv1.Subject
+	for _, rule := range schema.Spec.Rules {
+		if slices.ContainsFunc(rule.ResourceRules, coversBindings) {
+			subjects = append(subjects, rule.Subjects...)
+		}
+	}
+	if len(subjects) == 0 {
+		return nil, fmt.Errorf("no rule covers the creation of bindings and pods/binding in all namespaces")
+	}
+	return subjects, nil
+}
+
+// coversBindings returns whether the rule covers every Binding.
+func coversBindings(r flowcontrolv1.ResourcePolicyRule) bool {
+	const all = "*"
+	has := func(list []string, value string) bool {
+		return slices.Contains(list, value) || slices.Contains(list, all)
+	}
+	return has(r.Verbs, "create") && has(r.APIGroups, "") && has(r.Resources, "pods/binding") && has(r.Resources, "bindings") &&
+		slices.Contains(r.Namespaces, all)
+}
+
+const serviceAccountPrefix = "system:serviceaccount:"
+
+// covers returns whether the user is the subject, or one of its group.
+func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
+	switch {
+	case s.User != nil:
+		return s.User.Name == flowcontrolv1.NameAll || s.User.Name == u.Username
+	case s.Group != nil:
+		return s.Group.Name == flowcontrolv1.NameAll || slices.Contains(u.Groups, s.Group.Name)
+	case s.ServiceAccount != nil && s.ServiceAccount.Name == flowcontrolv1.NameAll:
+		return strings.HasPrefix(u.Username, serviceAccountPrefix+s.ServiceAccount.Namespace+":")
+	case s.ServiceAccount != nil:
+		return u.Username == serviceAccountPrefix+s.ServiceAccount.Namespace+":"+s.ServiceAccount.Name
+	default:
+		return false
+	}
+}
+
+// subjectName is the name of the subject in the log.
+func subjectName(s flowcontrolv1.Subject) string {
+	switch {
+	case s.User != nil:
+		return s.User.Name
+	case s.Group != nil:
+		return "group " + s.Group.Name
+	case s.ServiceAccount != nil:
+		return serviceAccountPrefix + s.ServiceAccount.Namespace + ":" + s.ServiceAccount.Name
+	default:
+		return string(s.Kind)
+	}
+}

@@ -1,0 +1,271 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/claimed"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/telemetry"
+)
+
+// settingsTimeout bounds Settings, which waits for new caches while the manager runs.
+const settingsTimeout = time.Minute
+
+// Options of an Assembly. All fields are required.
+type Options struct {
+	Manager  manager.Manager
+	Registry *Registry
+	// Client asks for permissions.
+	Client   kubernetes.Interface
+	Recorder *telemetry.Recorder
+	// Namespace of Prebind's own objects.
+	Namespace string
+	// WaitFor is called with each kind that the cache begins to hold.
+	WaitFor func(kind string, synced func() bool)
+}
+
+// Assembly makes the engine's settings from a configuration, with the caches that they
+// need. One goroutine at a time may use it.
+type Assembly struct {
+	// Changes wakes waits when the cache changes.
+	Changes *framework.Hub
+
+	o Options
+	// watched are the kinds that the cache holds, indexed the names of its indexes, and
+	// handled the plugins whose handlers receive events.
+	watched, indexed, handled map[string]bool
+	// built are the current plugins by name. A plugin whose arguments do not change is
+	// kept.
+	built map[string]builtPlugin
+}
+
+type builtPlugin struct {
+	arguments framework.Arguments
+	plugin    framework.PreBinder
+}
+
+// New returns an Assembly that has built nothing yet.
+func New(o Options) *Assembly {
+	return &Assembly{
+		Changes: framework.NewHub(), o: o,
+		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
+	}
+}
+
+// Settings returns the engine's settings. It checks Prebind's permissions first. Once the
+// manager runs, Settings waits for new caches, for a minute at most; before, WaitFor has
+// to.
+func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
+	ctx, cancel := context.WithTimeout(ctx, settingsTimeout)
+	defer cancel()
+	if err := a.CheckPermissions(ctx, c); err != nil {
+		return binder.Settings{}, err
+	}
+	out := binder.Settings{
+		Mode: c.Mode, Hold: c.Budgets.Hold, MaxHolds: c.Budgets.MaxHolds,
+		PreBindTimeout: c.Budgets.PreBindTimeout, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout, Namespaces: c.Namespaces,
+	}
+	err := a.watch(ctx, &corev1.Pod{}, &corev1.Node{})
+	if err != nil {
+		return out, err
+	}
+	if out.Mutators, out.Claimed, err = a.mutators(ctx, c); err != nil {
+		return out, err
+	}
+	out.Plugins, err = a.plugins(ctx, c)
+	return out, err
+}
+
+// watch makes the cache hold the kinds, and Changes report them.
+func (a *Assembly) watch(ctx context.Context, examples ...client.Object) error {
+	for _, example := range examples {
+		kind := framework.KindOf(example)
+		if a.watched[kind] {
+			continue
+		}
+		informer, err := a.o.Manager.GetCache().GetInformer(ctx, example)
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		if err := a.Changes.Attach(example, informer); err != nil {
+			return err
+		}
+		a.o.WaitFor(kind, informer.HasSynced)
+		a.watched[kind] = true
+	}
+	return nil
+}
+
+// mutators returns the chain of those that are on, and the source of the devices that
+// they need, if any.
+func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutators.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
+	entries, err := a.o.Registry.MutatorsOf(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	var list []mutators.Mutator
+	claims := false
+	for _, e := range entries {
+		m, err := e.New(c.Arguments.Of(e.Name))
+		if err != nil {
+			return nil, nil, fmt.Errorf("mutator %s: %w", e.Name, err)
+		}
+		list = append(list, a.o.Recorder.Mutator(m))
+		claims = claims || e.Claims
+	}
+	chain, err := mutators.NewChain(mutators.Options{Mutators: list, Required: c.RequiredMutators})
+	if err != nil || !claims {
+		return chain, nil, err
+	}
+	switch missing, err := a.missing(claimed.Kind); {
+	case err != nil:
+		return nil, nil, err
+	case missing != "":
+		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
+		return chain, nil, nil
+	}
+	err = a.watch(ctx, claimed.Watches()...)
+	return chain, claimed.New(a.o.Manager.GetCache(), a.o.Manager.GetAPIReader()).Devices, err
+}
+
+// plugins returns those that are on. It builds those that are new or have new arguments.
+func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.PreBinder, error) {
+	entries, err := a.o.Registry.PluginsOf(c)
+	if err != nil {
+		return nil, err
+	}
+	built := map[string]builtPlugin{}
+	var list []framework.PreBinder
+	for _, e := range entries {
+		missing, err := a.missing(e.Requires...)
+		if err != nil {
+			return nil, err
+		}
+		if missing != "" {
+			klog.InfoS("Left a PreBind plugin out: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
+			continue
+		}
+		b, ok := a.built[e.Name]
+		if arguments := c.Arguments.Of(e.Name); !ok || !reflect.DeepEqual(b.arguments, arguments) {
+			p, err := a.plugin(ctx, e, arguments)
+			if err != nil {
+				return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
+			}
+			b = builtPlugin{arguments: arguments, plugin: p}
+		}
+		built[e.Name] = b
+		list = append(list, b.plugin)
+	}
+	a.built = built
+	return list, nil
+}
+
+// plugin makes the cache hold what the plugin needs, and builds it.
+func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.PreBinder, error) {
+	var examples []client.Object
+	if e.Watches != nil {
+		examples = e.Watches(arguments)
+	}
+	if e.Index != nil {
+		if err := e.Index(ctx, indexer{FieldIndexer: a.o.Manager.GetFieldIndexer(), indexed: a.indexed, watched: examples}, arguments); err != nil {
+			return nil, fmt.Errorf("indexing the cache: %w", err)
+		}
+	}
+	if err := a.watch(ctx, examples...); err != nil {
+		return nil, err
+	}
+	if err := a.handle(ctx, e, examples); err != nil {
+		return nil, err
+	}
+	mgr := a.o.Manager
+	p, err := e.New(framework.Handle{
+		Cached: mgr.GetCache(), Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
+		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
+	}, arguments)
+	if err == nil && p.Name() != e.Name {
+		err = fmt.Errorf("must be named as registered, got %q", p.Name())
+	}
+	return p, err
+}
+
+// handle adds the plugin's handlers, once. WaitFor gets to know when they have seen all
+// objects.
+func (a *Assembly) handle(ctx context.Context, e framework.Registration, examples []client.Object) error {
+	if a.handled[e.Name] {
+		return nil
+	}
+	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
+		i := slices.IndexFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind })
+		if i < 0 {
+			return fmt.Errorf("has a handler for %s objects, and does not watch them", kind)
+		}
+		informer, err := a.o.Manager.GetCache().GetInformer(ctx, examples[i])
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		added, err := informer.AddEventHandler(e.Handlers[kind])
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		a.o.WaitFor(kind, added.HasSynced)
+	}
+	a.handled[e.Name] = true
+	return nil
+}
+
+// indexer adds each index once, to kinds that the plugin watches. Names of indexes are
+// unique across kinds.
+type indexer struct {
+	client.FieldIndexer
+	indexed map[string]bool
+	watched []client.Object
+}
+
+// IndexField implements client.FieldIndexer.
+func (i indexer) IndexField(ctx context.Context, of client.Object, field string, keys client.IndexerFunc) error {
+	kind := framework.KindOf(of)
+	always := kind == "Pod" || kind == "Node"
+	if !always && !slices.ContainsFunc(i.watched, func(o client.Object) bool { return framework.KindOf(o) == kind }) {
+		return fmt.Errorf("has an index of %s objects, and does not watch them", kind)
+	}
+	if i.indexed[field] {
+		return nil
+	}
+	err := i.FieldIndexer.IndexField(ctx, of, field, keys)
+	i.indexed[field] = err == nil
+	return err
+}
+
+// missing returns the first of the kinds that the API server does not serve, or "".
+func (a *Assembly) missing(kinds ...schema.GroupVersionKind) (string, error) {
+	for _, kind := range kinds {
+		_, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			return kind.String(), nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("discovering %s: %w", kind, err)
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,72 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package assembly builds what a configuration switches on: it checks permissions, starts
+// caches, makes mutators and plugins, and does so again when the configuration file
+// changes.
+package assembly
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/mutators"
+)
+
+// Registry has everything that is compiled in, in the order in which it runs.
+type Registry struct {
+	Mutators []mutators.Registration
+	Plugins  []framework.Registration
+}
+
+// Components returns the registry as the configuration sees it.
+func (r *Registry) Components() v1alpha1.Registered {
+	var all v1alpha1.Registered
+	for _, m := range r.Mutators {
+		all.Mutators = append(all.Mutators, v1alpha1.Component{Name: m.Name, On: m.On, Arguments: m.Arguments})
+	}
+	for _, p := range r.Plugins {
+		all.Plugins = append(all.Plugins, v1alpha1.Component{Name: p.Name, On: p.On, Arguments: p.Arguments})
+	}
+	return all
+}
+
+// Check returns an error if an entry is incomplete or two have the same name.
+func (r *Registry) Check() error {
+	seen := map[string]bool{}
+	check := func(kind, name, description string, isNew bool) error {
+		if name == "" || description == "" || !isNew {
+			return fmt.Errorf("%s %q: Name, Description and New are required", kind, name)
+		}
+		if seen[kind+name] {
+			return fmt.Errorf("%s %q: registered twice", kind, name)
+		}
+		seen[kind+name] = true
+		return nil
+	}
+	for _, m := range r.Mutators {
+		if err := check("mutator", m.Name, m.Description, m.New != nil); err != nil {
+			return err
+		}
+	}
+	for _, p := range r.Plugins {
+		if err := check("PreBind plugin", p.Name, p.Description, p.New != nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MutatorsOf returns the mutators that the configuration switches on.
+func (r *Registry) MutatorsOf(c *v1alpha1.PrebindConfiguration) ([]mutators.Registration, error) {
+	on, err := c.SelectedMutators()
+	return slices.DeleteFunc(slices.Clone(r.Mutators), func(m mutators.Registration) bool { return !slices.Contains(on, m.Name) }), err
+}
+
+// PluginsOf returns the PreBind plugins that the configuration switches on.
+func (r *Registry) PluginsOf(c *v1alpha1.PrebindConfiguration) ([]framework.Registration, error) {
+	on, err := c.SelectedPlugins()
+	return slices.DeleteFunc(slices.Clone(r.Plugins), func(p framework.Registration) bool { return !slices.Contains(on, p.Name) }), err
+}

@@ -1,0 +1,171 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/telemetry"
+)
+
+const (
+	// readInterval is the time between two reads of the file. The kubelet needs up to a
+	// minute to update a ConfigMap, so a watch of the file would gain nothing.
+	readInterval = 2 * time.Second
+	// retryInterval is the time after which a rejected file is tried again: the reason, such
+	// as a missing permission, may be gone.
+	retryInterval = 30 * time.Second
+)
+
+// maxNote is the maximum length of an event's note, in bytes.
+const maxNote = 1024
+
+// Reasons of the events about Prebind itself. They are stable.
+const (
+	reasonApplied = "ConfigurationApplied"
+	reasonRefused = "ConfigurationRefused"
+)
+
+// ReloadOptions are the options of a Reloader. All fields but File are required.
+type ReloadOptions struct {
+	// File is the configuration file; empty for none.
+	File string
+	// Given are the flags of the command line. They override the file.
+	Given    *pflag.FlagSet
+	Assembly *Assembly
+	Engine   *binder.Engine
+	// Regarding is the object of the events.
+	Regarding *corev1.ObjectReference
+	Events    events.EventRecorder
+	Recorder  *telemetry.Recorder
+	Clock     clock.Clock
+}
+
+// Reloader applies the configuration file whenever it changes, completely or not at all.
+type Reloader struct {
+	o ReloadOptions
+	// apply applies the content of the file, or returns why it cannot.
+	apply func(ctx context.Context, content []byte) error
+	// current is the configuration in force.
+	current atomic.Pointer[v1alpha1.Loaded]
+	// content is that of the file in force. rejected is the last content that could not be
+	// applied; its problem is empty if there is none.
+	content  []byte
+	rejected struct {
+		content []byte
+		at      time.Time
+		problem string
+	}
+}
+
+// NewReloader returns a Reloader for a configuration that is already in force.
+func NewReloader(o ReloadOptions, current *v1alpha1.Loaded) *Reloader {
+	r := &Reloader{o: o, content: current.Content}
+	r.apply = r.configure
+	r.current.Store(current)
+	o.Recorder.ConfigApplied(current.Hash, o.Clock.Now())
+	return r
+}
+
+// Current returns the configuration in force. It is safe for concurrent use.
+func (r *Reloader) Current() *v1alpha1.Loaded { return r.current.Load() }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable: each replica reads its own
+// file.
+func (*Reloader) NeedLeaderElection() bool { return false }
+
+// Start implements manager.Runnable.
+func (r *Reloader) Start(ctx context.Context) error {
+	if r.o.File == "" {
+		return nil
+	}
+	for {
+		timer := r.o.Clock.NewTimer(readInterval)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C():
+		}
+		r.read(ctx)
+	}
+}
+
+// read applies the file if it has changed.
+func (r *Reloader) read(ctx context.Context) {
+	content, err := os.ReadFile(r.o.File)
+	switch {
+	case err != nil:
+	case bytes.Equal(content, r.content):
+		if r.rejected.problem != "" {
+			r.rejected.problem = ""
+			r.o.Recorder.ConfigCurrent()
+			klog.InfoS("The configuration file has the content in force again", "file", r.o.File)
+		}
+		return
+	case r.rejected.problem != "" && bytes.Equal(content, r.rejected.content) && r.o.Clock.Since(r.rejected.at) < retryInterval:
+		return
+	default:
+		r.rejected.content, r.rejected.at = content, r.o.Clock.Now()
+		err = r.apply(ctx, content)
+	}
+	if err == nil {
+		r.content, r.rejected.problem = content, ""
+		r.o.Recorder.ConfigCurrent()
+		return
+	}
+	problem := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if ctx.Err() != nil || problem == r.rejected.problem {
+		return // The process ends, or the problem was reported already.
+	}
+	r.rejected.problem = problem
+	r.o.Recorder.ConfigRefused()
+	klog.ErrorS(nil, "Rejected the new configuration; the previous one stays in force", "file", r.o.File, "reason", problem)
+	r.event(corev1.EventTypeWarning, reasonRefused, content, problem, "rejected the new configuration; the previous one stays in force: "+problem)
+}
+
+// configure is apply.
+func (r *Reloader) configure(ctx context.Context, content []byte) error {
+	c, err := v1alpha1.Parse(r.o.Assembly.o.Registry.Components(), r.o.File, content, r.o.Given)
+	if err != nil {
+		return err
+	}
+	settings, err := r.o.Assembly.Settings(ctx, c.PrebindConfiguration)
+	if err != nil {
+		return err
+	}
+	if err := r.o.Engine.Configure(settings); err != nil {
+		return err
+	}
+	r.current.Store(c)
+	r.o.Recorder.ConfigApplied(c.Hash, r.o.Clock.Now())
+	summary := c.Summary()
+	klog.InfoS("Applied the new configuration", "file", r.o.File, "hash", c.Hash, "configuration", summary)
+	r.event(corev1.EventTypeNormal, reasonApplied, content, "", "applied the new configuration: "+summary)
+	return nil
+}
+
+// event posts an event. Its related object identifies the content and the problem, because
+// events about the same objects are merged into one that keeps the text of the first.
+func (r *Reloader) event(kind, reason string, content []byte, problem, text string) {
+	related := &corev1.ObjectReference{
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.Kind, Name: v1alpha1.Hash(append(slices.Clip(content), problem...)),
+	}
+	r.o.Events.Eventf(r.o.Regarding, related, kind, reason, "Reloading", "%s", runner.Clip(text, maxNote))
+}

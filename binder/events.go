@@ -1,0 +1,84 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+const (
+	// reportAfter is how long a call is held before an event says what it waits for. Without
+	// that, users would see nothing until the hold ends.
+	reportAfter = 5 * time.Second
+	// reportAgain is how long no further event reports that a bind waits for the same object. Each
+	// event is a write of the API server, and a crowd of waiting pods makes one for each of them.
+	reportAgain = 2 * time.Minute
+)
+
+// report records an event about a denial, or about the result of an audit, on the pod.
+func (c *call) report(pod *corev1.Pod, d Decision) {
+	switch {
+	case d.Audit != nil && len(d.Warnings) > 0:
+		c.event(pod, d.Audit.Err, corev1.EventTypeNormal, runner.ReasonAudited, strings.Join(d.Warnings, "; "))
+	case d.Audit != nil || d.Err == nil:
+	case d.Err.Kind == framework.KindWait:
+		c.reportWait(pod, d.Err)
+	default:
+		c.event(pod, d.Err, corev1.EventTypeWarning, runner.ReasonRefused, d.Err.Error())
+	}
+}
+
+// reportHold records an event about what the call waits for, once it has been held for
+// reportAfter. The caller stops the timer when the hold ends.
+func (c *call) reportHold(r *attempt.Round) clock.Timer {
+	pod, a := c.pod, c.joined
+	return c.clock.AfterFunc(reportAfter, func() {
+		if a != nil {
+			c.reportWait(pod, a.Waiting(r, c.clock.Now()))
+		}
+	})
+}
+
+// reportWait records an event about a wait, unless it was reported a short time ago.
+func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
+	if c.reportsWait(err) {
+		c.event(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
+	}
+}
+
+// reportsWait returns whether an event must report the wait, and records that it does. It
+// returns false if this replica, or another one that had an earlier call, has just reported it.
+func (c *call) reportsWait(err *framework.Error) bool {
+	reports, now := true, c.clock.Now()
+	c.waits.change(c.key, c.began, func(w *waited) {
+		if w.reported.IsZero() {
+			reports = c.missed == 0 || now.Sub(c.waitBegan) >= reportAgain
+		} else {
+			reports = w.object != err.Object || now.Sub(w.reported) >= reportAgain
+		}
+		if reports {
+			w.reported, w.object = now, err.Object
+		}
+	})
+	return reports
+}
+
+// event records an event; err may be nil.
+func (c *call) event(pod *corev1.Pod, err *framework.Error, kind, reason, note string) {
+	// The recorder counts events with the same reason and the same related object as one.
+	var about runtime.Object
+	if err != nil && err.Object.Name != "" {
+		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
+	}
+	c.runner.Report(pod, about, kind, reason, note)
+}

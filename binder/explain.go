@@ -1,0 +1,124 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"strings"
+
+	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/framework"
+)
+
+func refusalOf(err *framework.Error) *Refusal {
+	if err == nil {
+		return nil
+	}
+	return &Refusal{Kind: err.Kind, Plugin: err.Plugin, Object: err.Object.String(), Message: err.Message, Advice: err.Advice}
+}
+
+// rehearse runs the PreFlight of a dry run. The first plugin that rejects the bind decides.
+// The PreFlight of the others still runs, so that the explanation lists all obstacles.
+func (c *call) rehearse(ctx context.Context) Decision {
+	bc := c.context(attempt.NewID(c.replica))
+	var first *framework.Error
+	var plugins []PluginExplanation
+	for _, p := range c.settings.Plugins {
+		x, err := c.rehearsePlugin(ctx, p, bc)
+		plugins = append(plugins, x)
+		if first == nil {
+			first = err
+		}
+	}
+	var d Decision
+	if first != nil {
+		d = c.preview.deny(first)
+	} else {
+		d = c.allow(ctx, bc)
+		for _, intent := range bc.Intents() {
+			d.Warnings = append(d.Warnings, "dry run: "+intent)
+		}
+	}
+	d.Explanation = &Explanation{Plugins: plugins}
+	return d
+}
+
+// rehearsePlugin runs one plugin's PreFlight, if it takes part.
+func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) (PluginExplanation, *framework.Error) {
+	x := PluginExplanation{Name: p.Name()}
+	if !takesPart(c.plugins, p.Name()) {
+		x.Verdict = PluginNotAsked
+		return x, nil
+	}
+	intents, waits := len(bc.Intents()), len(bc.WouldWaitFor())
+	next, err := c.check(ctx, p, bc)
+	for _, intent := range bc.Intents()[intents:] {
+		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
+	}
+	for _, w := range bc.WouldWaitFor()[waits:] {
+		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(w.Object.String()+": "+w.For, ": "))
+	}
+	switch {
+	case err != nil && err.Kind == framework.KindWait:
+		x.Verdict, x.Refusal, x.WaitsFor = PluginWaits, refusalOf(err), append(x.WaitsFor, strings.TrimPrefix(err.Object.String()+": "+err.Message, ": "))
+	case err != nil:
+		x.Verdict, x.Refusal = PluginRefuses, refusalOf(err)
+	case len(x.WaitsFor) > 0:
+		x.Verdict = PluginWaits
+	case next == framework.Run:
+		x.Verdict = PluginActs
+	default:
+		x.Verdict = PluginReady
+	}
+	return x, err
+}
+
+// explain completes the decision on a dry run with its explanation.
+func explain(mode Mode, d Decision) Decision {
+	if d.PassThrough {
+		return d
+	}
+	x := d.Explanation
+	if x == nil {
+		x = &Explanation{}
+	}
+	x.Mode, x.Annotations, x.Labels, x.Refusal, x.Warnings = mode, d.Annotations, d.Labels, refusalOf(d.Err), d.Warnings
+	x.Verdict = verdictOf(x)
+	d.Explanation = x
+	return d
+}
+
+// verdictOf returns the verdict that follows from the refusal and the plugins.
+func verdictOf(x *Explanation) Verdict {
+	switch {
+	case x.Refusal != nil && x.Refusal.Kind == framework.KindWait:
+		return VerdictWait
+	case x.Refusal != nil:
+		return VerdictRefuse
+	}
+	for _, p := range x.Plugins {
+		if p.Verdict == PluginWaits {
+			return VerdictWait
+		}
+	}
+	return VerdictBind
+}
+
+// auditOnly returns a decision that allows the bind unchanged and reports the one that was
+// explained.
+func auditOnly(d Decision) Decision {
+	a := &Audit{Kind: d.Kind(), Err: d.Err}
+	out := Decision{Audit: a, Explanation: d.Explanation}
+	switch x := d.Explanation; {
+	case d.Err != nil:
+		out.Warnings = []string{"audit: the bind would be rejected (" + a.Kind + "): " + d.Err.Error()}
+	case x != nil && x.Verdict == VerdictWait:
+		a.Kind = string(framework.KindWait)
+		for _, p := range x.Plugins {
+			a.WaitsFor = append(a.WaitsFor, p.WaitsFor...)
+		}
+		out.Warnings = []string{"audit: the bind would wait for " + strings.Join(a.WaitsFor, "; ")}
+	}
+	return out
+}

@@ -1,0 +1,90 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"time"
+)
+
+// BindLook is a Look for one bind. It uses BindContext.Now as the time, and must not write.
+// It may call BindContext.Annotate and BindContext.Has.
+type BindLook func(ctx context.Context, reader Reader, bc *BindContext) (Waiting, error)
+
+// Waiter is a PreBinder that only waits. Registration.New can return it as it is.
+//
+// A Waiter runs its look in SetupBindContextExtension, returns the result from PreFlight,
+// and runs AwaitReady in PreBind. If the look returns the zero Waiting at once, the engine
+// skips PreBind.
+type Waiter struct {
+	name   string
+	handle Handle
+	look   BindLook
+}
+
+// NewWaiter returns the plugin with the name.
+func NewWaiter(name string, h Handle, look BindLook) *Waiter {
+	return &Waiter{name: name, handle: h, look: look}
+}
+
+// OnAnnotation returns the plugin for binds that request it by annotation; see
+// the interface OnAnnotation.
+func (w *Waiter) OnAnnotation(source Source) PreBinder { return requestedWaiter{w, source} }
+
+type requestedWaiter struct {
+	*Waiter
+	source Source
+}
+
+// Asked implements OnAnnotation.
+func (w requestedWaiter) Asked() Source { return w.source }
+
+// looked is the result of a look.
+type looked struct {
+	waiting Waiting
+	err     error
+}
+
+func (w *Waiter) extension() ExtensionKey[looked] { return NewExtensionKey[looked](w.name) }
+
+// Name implements PreBinder.
+func (w *Waiter) Name() string { return w.name }
+
+// SetupBindContextExtension implements BindContextExtender.
+func (w *Waiter) SetupBindContextExtension(ctx context.Context, reader Reader, bc *BindContext) error {
+	waiting, err := w.look(ctx, reader, bc)
+	w.extension().Set(bc, looked{waiting: waiting, err: err})
+	return nil
+}
+
+// PreFlight implements PreFlighter.
+func (w *Waiter) PreFlight(bc *BindContext) (Next, error) {
+	result, err := w.extension().Get(bc)
+	switch {
+	case err != nil:
+		return Run, err
+	case result.err != nil:
+		return Run, result.err
+	case result.waiting == Waiting{}:
+		return Skip, nil
+	}
+	bc.WouldWait(result.waiting)
+	return Run, nil
+}
+
+// PreBind implements PreBinder.
+func (w *Waiter) PreBind(ctx context.Context, bc *BindContext) error {
+	return AwaitReady(ctx, w.handle, bc, w)
+}
+
+// WaitAtMost returns the wait, limited to the duration since BindContext.Since. After that
+// it returns a KindRefuse. The pod and its annotations are the tenant's, so a plugin bounds
+// a limit that it reads there.
+func (bc *BindContext) WaitAtMost(limit time.Duration, w Waiting) (Waiting, error) {
+	if bc.Now.Sub(bc.Since) >= limit {
+		return Waiting{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")
+	}
+	w.Until = bc.Since.Add(limit)
+	return w, nil
+}

@@ -1,0 +1,136 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestWaiter_PreFlight(t *testing.T) {
+	wait, errRead := Waiting{Object: Object{Kind: "Job", Name: "a"}, For: "the Job to complete"}, errors.New("unreadable")
+	cases := map[string]struct {
+		reason  string
+		waiting Waiting
+		err     error
+		next    Next
+		waits   []Waiting
+	}{
+		"Ready":    {reason: "PreBind has nothing to do", next: Skip},
+		"Waits":    {reason: "a dry run shows the wait", waiting: wait, next: Run, waits: []Waiting{wait}},
+		"Rejected": {reason: "PreFlight returns the error of the look, so that the engine repeats it on live objects", err: errRead, next: Run},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := NewWaiter("after", Handle{}, func(context.Context, Reader, *BindContext) (Waiting, error) { return tc.waiting, tc.err })
+			bc := &BindContext{}
+			require.NoError(t, w.SetupBindContextExtension(t.Context(), nil, bc), "Setup does not reject")
+			next, err := w.PreFlight(bc)
+			require.ErrorIs(t, err, tc.err, tc.reason)
+			assert.Equal(t, tc.next, next, tc.reason)
+			assert.Equal(t, tc.waits, bc.WouldWaitFor(), tc.reason)
+		})
+	}
+	_, err := NewWaiter("after", Handle{}, nil).PreFlight(&BindContext{})
+	require.Error(t, err, "PreFlight without Setup is a bug")
+}
+
+func TestWaiter_OnAnnotation(t *testing.T) {
+	w := NewWaiter("after", Handle{}, nil)
+	_, asks := PreBinder(w).(OnAnnotation)
+	assert.False(t, asks, "by default, a Waiter takes part in every bind")
+	on, asks := w.OnAnnotation(ByBinding).(OnAnnotation)
+	require.True(t, asks)
+	assert.Equal(t, ByBinding, on.Asked())
+}
+
+func TestWaitAtMost(t *testing.T) {
+	since := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	wait := Waiting{Object: Object{Kind: "Node", Name: "a"}, For: "the driver"}
+	bc := &BindContext{Since: since, Now: since.Add(59 * time.Second)}
+	got, err := bc.WaitAtMost(time.Minute, wait)
+	require.NoError(t, err)
+	assert.Equal(t, since.Add(time.Minute), got.Until, "Await looks again at the limit")
+	bc.Now = got.Until
+	_, err = bc.WaitAtMost(time.Minute, wait)
+	require.True(t, IsKind(err, KindRefuse), "%v", err)
+	assert.Equal(t, "Node a: still waiting for the driver after 1m0s; choose another node", err.Error())
+}
+
+func TestRegistration_Needs(t *testing.T) {
+	custom := &unstructured.Unstructured{}
+	custom.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"})
+	rule := func(group, resource string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}
+	}
+	own := Permissions{Own: []rbacv1.PolicyRule{rule("", "configmaps")}}
+	cases := map[string]struct {
+		reason string
+		r      Registration
+		want   Permissions
+	}{
+		"None":    {reason: "pods without a node and nodes are always granted"},
+		"Watches": {reason: "the cache reads what the plugin watches", r: Registration{Watches: Always(&batchv1.Job{}, &storagev1.CSIStorageCapacity{}, custom)}, want: Permissions{Cluster: []rbacv1.PolicyRule{rule("batch", "jobs"), rule("storage.k8s.io", "csistoragecapacities"), rule("example.com", "gadgets")}}},
+		"Own":     {reason: "Permissions is complete", r: Registration{Watches: Always(&batchv1.Job{}), Permissions: func(Arguments) (Permissions, error) { return own, nil }}, want: own},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := tc.r.Needs(nil)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}
+
+func TestBuild_ChecksTheType(t *testing.T) {
+	build := Build(func(Handle, *oneArgument) (PreBinder, error) { return NewWaiter("a", Handle{}, nil), nil })
+	p, err := build(Handle{}, &oneArgument{})
+	require.NoError(t, err)
+	assert.Equal(t, "a", p.Name())
+	_, err = build(Handle{}, nil)
+	require.Error(t, err)
+}
+
+// oneArgument are arguments without fields.
+type oneArgument struct{ Arguments }
+
+func TestParameter(t *testing.T) {
+	const key = "after.prebind.dev/jobs"
+	pod := gen.Pod("web", gen.Annotation(key, "of-pod"))
+	cases := map[string]struct {
+		reason  string
+		source  Source
+		binding *corev1.Binding
+		pod     *corev1.Pod
+		value   string
+		on      string
+	}{
+		"Pod":       {reason: "the source includes the pod", source: ByBindingOrPod, binding: gen.Binding(pod, "a"), pod: pod, value: "of-pod", on: "Pod"},
+		"NotPod":    {reason: "the source excludes the pod", source: ByBinding, binding: gen.Binding(pod, "a"), pod: pod, on: "Binding"},
+		"Overrides": {reason: "the Binding's value wins", source: ByBindingOrPod, binding: gen.Binding(pod, "a", gen.Annotation(key, "")), pod: pod, on: "Binding"},
+		"Missing":   {reason: "a plugin that is required without its annotation still names the key", source: ByBindingOrPod, binding: gen.Binding(pod, "a"), pod: gen.Pod("web"), on: "Binding"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := (&BindContext{Pod: tc.pod, Binding: tc.binding}).Parameter("after", tc.source, "jobs")
+			assert.Equal(t, Parameter{Annotation: key, Value: tc.value, On: Object{Kind: tc.on, Namespace: "default", Name: "web"}}, p, tc.reason)
+		})
+	}
+	err := (&BindContext{Pod: pod, Binding: &corev1.Binding{}}).Parameter("after", ByBindingOrPod, "jobs").Invalid("must be %s", "empty")
+	assert.Equal(t, "Pod default/web: annotation after.prebind.dev/jobs must be empty; correct the annotation", err.Error())
+	assert.Equal(t, []Field{{Path: "metadata.annotations[" + key + "]", Message: "must be empty"}}, err.Fields)
+}

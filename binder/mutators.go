@@ -1,0 +1,134 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/mutators"
+)
+
+// mutate runs the mutators and checks the merged metadata of the pod, before anything is
+// done for the bind. It keeps the result as the call's preview.
+func (c *call) mutate(ctx context.Context) *framework.Error {
+	var err *framework.Error
+	c.preview, err = c.compose(ctx, additions{})
+	for _, f := range c.preview.Failures {
+		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
+	}
+	return err
+}
+
+// additions are what plugins add to a Binding.
+type additions struct {
+	attempt     string
+	annotations map[string]map[string]string
+	devices     []framework.Device
+	// started are the plugins whose PreBind was started. They may be disabled since then.
+	started []string
+}
+
+// additionsOf returns what plugins add: each by the context of its own last PreBind, if any,
+// and by the latest context, which wins. The latest context has all devices, because PreFlight
+// reports them and runs for every context.
+func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
+	add := additions{attempt: id, devices: latest.Devices()}
+	if len(started) == 0 {
+		add.annotations = latest.Annotations()
+		return add
+	}
+	add.annotations = map[string]map[string]string{}
+	for _, r := range started {
+		add.started = append(add.started, r.Plugin.Name())
+		if own := r.Context.Annotations()[r.Plugin.Name()]; own != nil {
+			add.annotations[r.Plugin.Name()] = own
+		}
+	}
+	for plugin, annotations := range latest.Annotations() {
+		if add.annotations[plugin] == nil {
+			add.annotations[plugin] = map[string]string{}
+		}
+		maps.Copy(add.annotations[plugin], annotations)
+	}
+	return add
+}
+
+func (a additions) none() bool {
+	return a.attempt == "" && len(a.annotations) == 0 && len(a.devices) == 0
+}
+
+// compose returns the decision that allows the bind, or an error if it is not allowed. The
+// decision has the warnings of the mutators in both cases.
+func (c *call) compose(ctx context.Context, add additions) (Decision, *framework.Error) {
+	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: c.course(add.attempt), Devices: add.devices}
+	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
+		claimed, err := c.settings.Claimed(ctx, c.pod)
+		if err != nil && ctx.Err() != nil {
+			// No mutator has failed.
+			return Decision{}, framework.AsError(framework.Binder, framework.FromAPI(podObject(c.Pod), "reading the ResourceClaims of the pod", err))
+		}
+		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
+	}
+	_, done := c.recorder.Step(ctx, c.step(runner.StepMutators, add.attempt))
+	result := c.settings.Mutators.Mutate(in)
+	done(nil)
+	d := Decision{
+		Annotations: result.Annotations, Labels: result.Labels,
+		Warnings: mutatorWarnings(result), Conflicts: result.Conflicts, Failures: result.Failures,
+	}
+	if c.Binding.UID == "" {
+		d.UID = c.pod.UID
+	}
+	if r := result.Refused; r != nil {
+		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
+		return d, framework.AsError(r.Mutator, refused)
+	}
+	for plugin, annotations := range add.annotations {
+		for short, value := range annotations {
+			key := plugin + "." + framework.Domain + "/" + short
+			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
+				return d, framework.AsError(plugin, fmt.Errorf("invalid annotation key %q", short))
+			}
+			d.Annotations[key] = value
+		}
+	}
+	if add.attempt != "" {
+		d.Annotations[framework.AttemptAnnotation] = add.attempt
+	}
+	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, c.mayCome())
+}
+
+// mayCome returns what an attempt would add to the Binding.
+func (c *call) mayCome() map[string]string {
+	if len(c.plugins) == 0 {
+		return nil
+	}
+	return c.anyAttempt
+}
+
+// course describes the bind so far, for the mutators.
+func (c *call) course(id string) mutators.Bind {
+	before, now := c.before(), c.clock.Now()
+	return mutators.Bind{Attempt: id, Calls: before.calls + 1, Waited: now.Sub(before.since), At: now}
+}
+
+func mutatorWarnings(r mutators.Result) []string {
+	var warnings []string
+	for _, c := range r.Conflicts {
+		warnings = append(warnings, c.String())
+	}
+	for _, f := range r.Failures {
+		warnings = append(warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
+	}
+	return warnings
+}

@@ -1,0 +1,86 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+// reader reads the pod and the node of a bind. The cache may be behind, so only what the API
+// server returns ends a bind.
+type reader struct {
+	cached, live framework.Reader
+	recorder     Recorder
+}
+
+// pod returns the pod to be bound. It returns nil if the pod is gone or bound: the API server
+// then rejects the Binding itself. The pod comes with the error that is about it.
+func (r *reader) pod(ctx context.Context, request Request) (*corev1.Pod, *framework.Error) {
+	pod, reason := &corev1.Pod{}, runner.ReadMissing
+	if err := r.cached.Get(ctx, request.Pod, pod); err == nil {
+		if pod.Spec.NodeName == "" && guardPod(pod, request.Binding) == nil {
+			return pod, nil
+		}
+		reason = runner.ReadDoubted
+	}
+	pod, err := r.livePod(ctx, request.Pod, reason)
+	if err != nil || pod == nil || pod.Spec.NodeName != "" {
+		return nil, err
+	}
+	stale := guardPod(pod, request.Binding)
+	if request.Binding.UID != "" && request.Binding.UID != pod.UID {
+		// The Binding is not about this pod, so the pod gets no event: otherwise anyone who can
+		// post a review could put events on any pod.
+		return nil, stale
+	}
+	return pod, stale
+}
+
+// livePod returns the pod from the API server, or nil if there is none.
+func (r *reader) livePod(ctx context.Context, name types.NamespacedName, reason string) (*corev1.Pod, *framework.Error) {
+	pod := &corev1.Pod{}
+	r.recorder.ReadLive("", "Pod", reason)
+	if err := r.live.Get(ctx, name, pod); apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, unreadable(podObject(name), err)
+	}
+	return pod, nil
+}
+
+// node returns the target.
+func (r *reader) node(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
+	node := &corev1.Node{}
+	if err := r.cached.Get(ctx, types.NamespacedName{Name: name}, node); err == nil {
+		return node, nil
+	}
+	return r.liveNode(ctx, name, runner.ReadMissing)
+}
+
+// liveNode returns the target from the API server.
+func (r *reader) liveNode(ctx context.Context, name, reason string) (*corev1.Node, *framework.Error) {
+	object := framework.Object{Kind: "Node", Name: name}
+	node := &corev1.Node{}
+	r.recorder.ReadLive("", "Node", reason)
+	if err := r.live.Get(ctx, types.NamespacedName{Name: name}, node); apierrors.IsNotFound(err) {
+		return nil, framework.AsError(framework.Binder, framework.Refuse(object, "not found").Advise("choose another node"))
+	} else if err != nil {
+		return nil, unreadable(object, err)
+	}
+	// The cache does not have them either.
+	node.ManagedFields, node.Status.Images = nil, nil
+	return node, nil
+}
+
+func unreadable(object framework.Object, err error) *framework.Error {
+	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
+		Advise("check that the API server responds and that Prebind has permission to read the object"))
+}

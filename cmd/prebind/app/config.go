@@ -1,0 +1,63 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/prebind/prebind/assembly"
+	"github.com/prebind/prebind/config/v1alpha1"
+)
+
+func newConfigCommand(r *assembly.Registry) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Validate a configuration file, or print the default file or its JSON schema",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("missing subcommand: 'prebind config check FILE', 'prebind config defaults' or 'prebind config schema'")
+		},
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "check FILE",
+		Short: "Validate a configuration file: print each problem with its line, or what the file switches on",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := v1alpha1.Load(r.Components(), args[0], pflag.NewFlagSet("none", pflag.ContinueOnError))
+			if err != nil {
+				return errors.New(strings.TrimPrefix(err.Error(), "--config: "))
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %s\n", args[0], c.Summary())
+			return err
+		},
+	}, &cobra.Command{
+		Use:   "defaults",
+		Short: "Print a configuration file with every field, its default and its description",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			encoded, err := v1alpha1.Default(r.Components()).EncodeWithComments()
+			if err == nil {
+				_, err = cmd.OutOrStdout().Write(encoded)
+			}
+			return err
+		},
+	}, &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON schema of the configuration file",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			encoder := json.NewEncoder(cmd.OutOrStdout())
+			encoder.SetEscapeHTML(false)
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(v1alpha1.Default(r.Components()).Schema())
+		},
+	})
+	return cmd
+}

@@ -1,0 +1,202 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"net"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/config/v1alpha1"
+)
+
+// completed returns the configuration of serve with these flags.
+func completed(t *testing.T, args ...string) (*v1alpha1.Loaded, error) {
+	t.Helper()
+	o := defaultServeOptions(newRegistry())
+	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	sets := o.flags()
+	for _, section := range sets.Order {
+		fs.AddFlagSet(sets.FlagSets[section])
+	}
+	require.NoError(t, fs.Parse(args))
+	return o.complete(fs)
+}
+
+func TestComplete(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		args   []string
+		// says are parts of the error; none for no error.
+		says []string
+	}{
+		"Default":          {reason: "the defaults are valid"},
+		"NoMetrics":        {reason: "0 switches metrics off", args: []string{"--metrics-bind-address=0"}},
+		"IPv6":             {reason: "IPv6 addresses are valid", args: []string{"--webhook-bind-address=[::1]:9443"}},
+		"AllOff":           {reason: "everything can be switched off", args: []string{"--mutators=", "--prebind-plugins=", "--topology-labels="}},
+		"WebhookAddress":   {reason: "the address must have a port", args: []string{"--webhook-bind-address=9443"}, says: []string{"--webhook-bind-address", `"9443"`}},
+		"MetricsAddress":   {reason: "the address must have a port", args: []string{"--metrics-bind-address=localhost"}, says: []string{"--metrics-bind-address"}},
+		"HealthAddress":    {reason: "the address must have a port", args: []string{"--health-probe-bind-address="}, says: []string{"--health-probe-bind-address"}},
+		"CertDir":          {reason: "the webhook needs a certificate", args: []string{"--cert-dir="}, says: []string{"--cert-dir"}},
+		"SelfManaged":      {reason: "the defaults are valid", args: []string{"--self-managed-certs"}},
+		"CertsTwice":       {reason: "the flags are mutually exclusive", args: []string{"--self-managed-certs", "--cert-dir=/etc/prebind/tls"}, says: []string{"--self-managed-certs", "--cert-dir"}},
+		"CertService":      {reason: "the value must be the name of a Service", args: []string{"--self-managed-certs", "--webhook-service=a.b"}, says: []string{"--webhook-service", "a.b"}},
+		"CertConfig":       {reason: "the value must be the name of an object", args: []string{"--self-managed-certs", "--webhook-configuration=A"}, says: []string{"--webhook-configuration"}},
+		"CertValidity":     {reason: "there must be time to renew the certificate", args: []string{"--self-managed-certs", "--self-managed-cert-validity=1m"}, says: []string{"--self-managed-cert-validity"}},
+		"ClientNames":      {reason: "names require a CA", args: []string{"--client-allowed-names=a"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
+		"Mode":             {reason: "the error lists the known values", args: []string{"--mode=audit"}, says: []string{"--mode", `"audit"`, "Audit"}},
+		"Hold":             {reason: "the value must be positive", args: []string{"--hold=0s"}, says: []string{"--hold", "0s"}},
+		"MaxHolds":         {reason: "the value must be positive", args: []string{"--max-holds=-1"}, says: []string{"--max-holds", "-1"}},
+		"Timeout":          {reason: "the value must be positive", args: []string{"--prebind-timeout=-1s"}, says: []string{"--prebind-timeout"}},
+		"MaxTimeout":       {reason: "the default must not exceed the limit", args: []string{"--max-prebind-timeout=1m"}, says: []string{"--max-prebind-timeout"}},
+		"ShutdownTimeout":  {reason: "the value must be positive", args: []string{"--shutdown-timeout=0s"}, says: []string{"--shutdown-timeout"}},
+		"UnknownMutator":   {reason: "the error lists the known values", args: []string{"--mutators=*,topologie"}, says: []string{"--mutators", "topology"}},
+		"UnknownPlugin":    {reason: "the error lists the known values", args: []string{"--prebind-plugins=volumes"}, says: []string{"--prebind-plugins", "volumebinding"}},
+		"Contradiction":    {reason: "a mutator cannot be on and off", args: []string{"--mutators=topology,-topology"}, says: []string{"--mutators", "both on and off"}},
+		"BadTopologyLabel": {reason: "the value must be a label key", args: []string{"--topology-labels=a b"}, says: []string{"--topology-labels"}},
+		"TopologyPath":     {reason: "the value must be a label key", args: []string{"--topology-path=a b"}, says: []string{"--topology-path", "a b"}},
+		"TopologyPodLabel": {reason: "the key must be one that the mutator writes", args: []string{"--topology-pod-labels=rack"}, says: []string{"--topology-pod-labels", "rack"}},
+		"NodeAnnotations":  {reason: "the value must be an annotation key", args: []string{"--node-info-annotations=a/b/c"}, says: []string{"--node-info-annotations"}},
+		"Required":         {reason: "a mutator that is on can be required", args: []string{"--required-mutators=topology"}},
+		"RequiredOff":      {reason: "a mutator that is off never runs", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
+		"NodeStateChecks":  {reason: "the error lists the known values", args: []string{"--node-state-checks=raedy"}, says: []string{"--node-state-checks", "raedy", "ready"}},
+		"NoNodeState":      {reason: "all checks can be switched off", args: []string{"--node-state-checks="}},
+		"NodeStateWait":    {reason: "the value must be positive", args: []string{"--node-state-max-wait=0s"}, says: []string{"--node-state-max-wait"}},
+		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
+		"NodeLockTimeout":  {reason: "the value must be positive", args: []string{"--device-node-lock-timeout=0s"}, says: []string{"--device-node-lock-timeout"}},
+		"ClaimsTimeout":    {reason: "the value must be positive", args: []string{"--resource-claims-binding-timeout=0s"}, says: []string{"--resource-claims-binding-timeout"}},
+		"ClaimsAllocate":   {reason: "the value must be the name of a DeviceClass", args: []string{"--resource-claims-allocate=GPU !"}, says: []string{"--resource-claims-allocate", "GPU !"}},
+		"NoFile":           {reason: "a missing file is an error", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
+		"Several": {
+			reason: "all problems are reported together", args: []string{"--hold=0s", "--max-holds=0", "--mutators=x", "--webhook-bind-address=1"},
+			says: []string{"--hold", "--max-holds", "--mutators", "--webhook-bind-address"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := completed(t, tc.args...)
+			if len(tc.says) == 0 {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			require.Error(t, err, tc.reason)
+			for _, says := range tc.says {
+				assert.Contains(t, err.Error(), says, tc.reason)
+			}
+			assert.NotContains(t, err.Error(), "\n", "an error is one line")
+		})
+	}
+}
+
+// TestFlags_Documented: every flag has a description, and the flags in the manifests exist.
+func TestFlags_Documented(t *testing.T) {
+	sets := defaultServeOptions(newRegistry()).flags()
+	known := map[string]bool{}
+	for _, section := range sets.Order {
+		sets.FlagSets[section].VisitAll(visit(t, known))
+	}
+	for _, name := range []string{
+		"kubeconfig", "webhook-bind-address", "cert-dir", "metrics-bind-address", "health-probe-bind-address",
+		"mutators", "prebind-plugins", "config", "mode", "hold", "max-holds", "prebind-timeout",
+	} {
+		assert.True(t, known[name], "--%s", name)
+	}
+}
+
+func TestDebugAddress(t *testing.T) {
+	cases := map[string]struct {
+		reason, address string
+		// says is part of the error; empty for none.
+		says string
+	}{
+		"Off":        {reason: "the server is off by default", address: ""},
+		"Loopback":   {reason: "an IPv4 loopback address is valid", address: "127.0.0.1:6060"},
+		"Loopback6":  {reason: "an IPv6 loopback address is valid", address: "[::1]:6060"},
+		"Localhost":  {reason: "the name localhost is valid", address: "localhost:6060"},
+		"Everywhere": {reason: "the endpoints authenticate nobody", address: ":6060", says: "must be a loopback address"},
+		"Zero":       {reason: "the unspecified address is not a loopback address", address: "0.0.0.0:6060", says: "must be a loopback address"},
+		"Address":    {reason: "the address of the pod is not a loopback address", address: "10.0.0.7:6060", says: "must be a loopback address"},
+		"Name":       {reason: "a name can resolve to any address", address: "debug.example.com:6060", says: "must be a loopback address"},
+		"NoPort":     {reason: "the address must have a port", address: "127.0.0.1", says: "must be an address with a port"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := defaultServeOptions(newRegistry())
+			require.Empty(t, o.debugAddress)
+			o.debugAddress = tc.address
+			err := oneLine(o.validate())
+			if tc.says == "" {
+				assert.NoError(t, err, tc.reason)
+				return
+			}
+			assert.ErrorContains(t, err, "--debug-bind-address: ", tc.reason)
+			assert.ErrorContains(t, err, tc.says, tc.reason)
+		})
+	}
+}
+
+// TestListen: the error names the flag of an address that is in use, and the listeners that
+// were open before are closed.
+func TestListen(t *testing.T) {
+	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, taken.Close()) }()
+	for flag, set := range map[string]func(o *serveOptions, address string){
+		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
+		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
+		"debug-bind-address":        func(o *serveOptions, address string) { o.debugAddress = address },
+	} {
+		o := defaultServeOptions(newRegistry())
+		o.webhookAddress, o.healthAddress = "127.0.0.1:0", "127.0.0.1:0"
+		open, err := o.listen(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, open, 2, "the debug server is off by default")
+		closeAll(open)
+		free := open["webhook-bind-address"].Addr().String()
+		o.webhookAddress = free
+		set(o, taken.Addr().String())
+		_, err = o.listen(t.Context())
+		require.ErrorContains(t, err, "--"+flag+": ")
+		require.ErrorContains(t, err, "address already in use")
+		assert.NotContains(t, err.Error(), "\n")
+		again, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", free)
+		require.NoError(t, err, "all listeners are closed")
+		require.NoError(t, again.Close())
+	}
+}
+
+func TestLimitMemory(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		env    map[string]string
+		want   int64
+		err    string
+	}{
+		"Container": {reason: "the heap gets the shipped limit of 512Mi less a tenth", env: map[string]string{memoryLimitVariable: "536870912"}, want: 483183821},
+		"Explicit": {
+			reason: "GOMEMLIMIT overrides the limit of the container",
+			env:    map[string]string{memoryLimitVariable: "536870912", goMemoryLimitVariable: "300MiB"},
+		},
+		"None":     {reason: "a process outside a container has no limit"},
+		"Quantity": {reason: "the downward API writes bytes", env: map[string]string{memoryLimitVariable: "512Mi"}, err: `PREBIND_MEMORY_LIMIT: must be a positive number of bytes, got "512Mi"`},
+		"Zero":     {reason: "a limit of zero would stop the process from working", env: map[string]string{memoryLimitVariable: "0"}, err: `PREBIND_MEMORY_LIMIT: must be a positive number of bytes, got "0"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got int64
+			err := limitMemory(func(key string) string { return tc.env[key] }, func(limit int64) int64 {
+				got = limit
+				return 0
+			})
+			if tc.err != "" {
+				assert.EqualError(t, err, tc.err, tc.reason)
+			} else {
+				assert.NoError(t, err, tc.reason)
+			}
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}

@@ -1,0 +1,109 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
+)
+
+// usageOfNamespaces describes the only field that has no flag.
+const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has names (namespaces, or patterns such as team-*) and one or more of mode, prebindTimeout and maxPrebindTimeout. The first rule that matches a namespace applies, and no other."
+
+// AddFlags adds a flag for every field but Namespaces, by section, bound to the field.
+func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
+	fs := sets.FlagSet("Mutators and plugins")
+	fs.StringVar((*string)(&c.Mode), "mode", string(c.Mode),
+		"What Prebind does with its decisions. Enforce applies them. Audit only reports them, as events, warnings, metrics and log entries: Prebind rejects, adds, writes and waits for nothing. Off lets every Binding pass without a decision.")
+	fs.StringSliceVar(&c.Mutators, "mutators", c.Mutators,
+		"Mutators to run. '*' selects all that are on by default, 'foo' switches foo on, and '-foo' switches it off. They run in the order of 'prebind plugins'.")
+	fs.StringSliceVar(&c.PreBindPlugins, "prebind-plugins", c.PreBindPlugins, "PreBind plugins to run, in the format of --mutators.")
+	fs.StringSliceVar(&c.RequiredMutators, "required-mutators", c.RequiredMutators,
+		"Mutators that must succeed. If one of them fails, or the node lacks a value that it adds, Prebind rejects the Binding. If any other mutator fails, Prebind skips it.")
+	for _, a := range c.Arguments {
+		section := "PreBind plugins"
+		if slices.ContainsFunc(c.registered.Mutators, func(m Component) bool { return m.Name == a.Name }) {
+			section = "Mutators"
+		}
+		a.AddFlags(sets.FlagSet(section))
+	}
+	fs = sets.FlagSet("Waiting")
+	fs.DurationVar(&c.Budgets.Hold, "hold", c.Budgets.Hold,
+		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
+	fs.IntVar(&c.Budgets.MaxHolds, "max-holds", c.Budgets.MaxHolds,
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Namespaces share them, and Prebind answers further calls with 429 at once. Bindings that the FlowSchema prebind exempts occupy no seat; Prebind holds 16 times as many of them.")
+	fs.DurationVar(&c.Budgets.PreBindTimeout, "prebind-timeout", c.Budgets.PreBindTimeout,
+		"Maximum time to prepare the bind of one pod to one node, over all webhook calls. The annotation binder.prebind.dev/timeout of the Binding or the pod overrides it.")
+	fs.DurationVar(&c.Budgets.MaxPreBindTimeout, "max-prebind-timeout", c.Budgets.MaxPreBindTimeout,
+		"Maximum value of the annotation binder.prebind.dev/timeout.")
+}
+
+// ownFlags returns new flags that are bound to the configuration.
+func (c *PrebindConfiguration) ownFlags() *pflag.FlagSet {
+	var sets cliflag.NamedFlagSets
+	c.AddFlags(&sets)
+	own := pflag.NewFlagSet("configuration", pflag.ContinueOnError)
+	for _, fs := range sets.FlagSets {
+		own.AddFlagSet(fs)
+	}
+	return own
+}
+
+// apply sets each field whose flag was given on the command line. Flags override the
+// file.
+func (c *PrebindConfiguration) apply(given *pflag.FlagSet) error {
+	own := c.ownFlags()
+	var err error
+	given.Visit(func(f *pflag.Flag) {
+		to := own.Lookup(f.Name)
+		if to == nil || err != nil {
+			return
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			err = to.Value.(pflag.SliceValue).Replace(list.GetSlice()) //nolint:errcheck // It is the same flag.
+			return
+		}
+		err = to.Value.Set(f.Value.String())
+	})
+	return err
+}
+
+// flagOf returns the flag of a field: max-holds for budgets.maxHolds, and
+// device-node-locks for arguments.device.nodeLocks.
+func flagOf(field string) string {
+	field = strings.TrimPrefix(field, "budgets.")
+	if rest, ok := strings.CutPrefix(field, "arguments."); ok {
+		field = strings.ReplaceAll(rest, ".", "-")
+	}
+	field, _, _ = strings.Cut(field, "[")
+	var kebab strings.Builder
+	for _, r := range field {
+		if unicode.IsUpper(r) {
+			kebab.WriteByte('-')
+		}
+		kebab.WriteRune(unicode.ToLower(r))
+	}
+	return kebab.String()
+}
+
+// usage returns the help of a field such as budgets.hold: that of its flag. It is empty
+// for fields without a flag, such as elements of lists.
+type usage func(field string) string
+
+func (c *PrebindConfiguration) usage() usage {
+	own := c.ownFlags()
+	return func(field string) string {
+		if field == "namespaces" {
+			return usageOfNamespaces
+		}
+		if f := own.Lookup(flagOf(field)); f != nil && !strings.Contains(field, "[") {
+			return f.Usage
+		}
+		return ""
+	}
+}

@@ -1,0 +1,85 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+)
+
+// maxFile is the maximum size of a configuration file in bytes. A ConfigMap is smaller.
+const maxFile = 1 << 20
+
+// Loaded is a valid configuration.
+type Loaded struct {
+	*PrebindConfiguration
+	// Hash is the same for equal configurations.
+	Hash string
+	// Content of the file; nil without a file.
+	Content []byte
+}
+
+// Load returns the defaults, overridden by the file, overridden by the flags that were
+// given. The name is empty for no file. The error joins all problems; each is one line.
+func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
+	if file == "" {
+		return Parse(r, "", nil, given)
+	}
+	content, err := os.ReadFile(file)
+	if err == nil && len(content) > maxFile {
+		err = fmt.Errorf("%s: larger than %d bytes", file, maxFile)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	return Parse(r, file, content, given)
+}
+
+// Parse is Load for a file with this name and content.
+func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Loaded, error) {
+	c := Default(r)
+	var file *File
+	if name != "" {
+		var err error
+		if file, err = c.Read(name, content); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.apply(given); err != nil {
+		return nil, err
+	}
+	var invalid []error
+	for _, p := range c.Validate() {
+		invalid = append(invalid, located(p, file, given))
+	}
+	if len(invalid) > 0 {
+		return nil, errors.Join(invalid...)
+	}
+	encoded, err := c.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return &Loaded{PrebindConfiguration: c, Hash: Hash(encoded), Content: content}, nil
+}
+
+// Hash returns a short hash of a content.
+func Hash(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])[:12]
+}
+
+// located names the source of the problem: the flag if it was given, else the line of the
+// file, else the flag that sets the field.
+func located(p Problem, file *File, given *pflag.FlagSet) error {
+	flag := flagOf(p.Field)
+	if !given.Changed(flag) && file != nil && file.Has(p.Field) {
+		return file.At(p.Field, fmt.Errorf("%s: %w", p.Field, p.Err))
+	}
+	return fmt.Errorf("--%s: %w", flag, p.Err)
+}

@@ -1,0 +1,120 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+// firstInstallation is what docs/install.md applies before config/webhook.
+const firstInstallation = "config/first-install"
+
+// The two steps of docs/install.md, under 20 binds a second: no bind fails before a replica exists, while
+// replicas start, and after the switch to Fail.
+func TestFirstInstallation_NoBindFails(t *testing.T) {
+	t.Parallel()
+	c := ownCluster(t, cluster.Options{})
+	client, err := kubernetes.NewForConfig(c.Config())
+	require.NoError(t, err)
+	w := &world{cluster: c, client: client}
+	require.NoError(t, cluster.CreateNodes(t.Context(), client, cluster.Nodes("node", 6)...))
+	assert.Equal(t, admissionregistrationv1.Ignore, helmInstalls(t, c), "helm install starts with Ignore as well")
+
+	s := newStream(t, w, "1s")
+	some := func() {
+		t.Helper()
+		last := s.answered()
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/5) }, patience, again)
+	}
+	s.during(func() {
+		some()
+		w.prebind, err = install.New(t.Context(), install.Options{Cluster: c, Binary: shared.prebind.Binary(), Kustomization: firstInstallation})
+		require.NoError(t, err)
+		w.killAfter(t)
+		some() // The API server calls a webhook that no replica serves.
+		for range 2 {
+			_, err := w.start(t.Context())
+			require.NoError(t, err)
+		}
+		some()
+		require.NoError(t, w.prebind.Apply(t.Context(), "config/webhook"))
+		some()
+	})
+
+	config, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(t.Context(), webhookConfiguration, metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, new(admissionregistrationv1.Fail), config.Webhooks[0].FailurePolicy)
+	assert.NotEmpty(t, config.Webhooks[0].ClientConfig.CABundle, "the second step keeps the injected CA")
+	first, err := client.CoreV1().Pods(s.ns).Get(t.Context(), "pod-2", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.NotContains(t, first.Annotations, "topology.prebind.dev/hostname")
+	last, err := client.CoreV1().Pods(s.ns).Get(t.Context(), fmt.Sprintf("pod-%d", s.posted/10*10-1), metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Contains(t, last.Annotations, "topology.prebind.dev/hostname")
+	assert.Equal(t, admissionregistrationv1.Fail, helmInstalls(t, c), "a chart that takes over an installation keeps Fail")
+
+	require.NoError(t, w.prebind.Stop())
+	_, err = s.createPod("unbound", byHand)
+	require.NoError(t, err)
+	require.Error(t, s.bindByHand(gen.Binding(gen.Pod("unbound", gen.InNamespace(s.ns)), "node-1")))
+	s.assertAlertsSelectMetrics()
+}
+
+var selector = regexp.MustCompile(`(apiserver_\w+)\{([^}]*)\}`)
+
+// assertAlertsSelectMetrics checks that the alerts' selectors of the API server's metrics match series that the API
+// server has after calls that succeeded, failed, and were ignored.
+func (b *bench) assertAlertsSelectMetrics() {
+	b.t.Helper()
+	rules, err := os.ReadFile("../../config/webhook/monitoring/prometheusrule.yaml")
+	require.NoError(b.t, err)
+	metrics, err := b.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(b.t.Context())
+	require.NoError(b.t, err)
+	found := selector.FindAllStringSubmatch(string(rules), -1)
+	require.NotEmpty(b.t, found)
+	for _, f := range found {
+		assert.True(b.t, slices.ContainsFunc(strings.Split(string(metrics), "\n"), func(line string) bool {
+			return strings.HasPrefix(line, f[1]+"{") && !slices.ContainsFunc(strings.Split(f[2], ","), func(m string) bool {
+				label, value, equal := strings.Cut(m, `="`)
+				if !equal {
+					return true
+				}
+				name, negated := strings.CutSuffix(label, "!")
+				return !strings.Contains(line, name+`="`) || negated == strings.Contains(line, name+`="`+value)
+			})
+		}), "no series of the API server matches %s", f[0])
+	}
+}
+
+// helmInstalls returns the failure policy that `helm install` with the default values registers.
+func helmInstalls(t *testing.T, c *cluster.Cluster) admissionregistrationv1.FailurePolicyType {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	rendered, err := install.RenderChart(t.Context(), root, "--dry-run=server", "--kubeconfig="+c.Kubeconfig(),
+		"--show-only=templates/mutatingwebhookconfiguration.yaml")
+	require.NoError(t, err)
+	var config admissionregistrationv1.MutatingWebhookConfiguration
+	require.NoError(t, yaml.Unmarshal(rendered, &config))
+	require.Len(t, config.Webhooks, 1)
+	require.NotNil(t, config.Webhooks[0].FailurePolicy)
+	return *config.Webhooks[0].FailurePolicy
+}

@@ -1,0 +1,131 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Readiness says whether this replica can decide Bindings, and whether it should get any.
+// It is safe for concurrent use. The zero value is ready.
+type Readiness struct {
+	synced   atomic.Bool
+	draining atomic.Bool
+
+	mu     sync.Mutex
+	caches []cacheState
+	once   []func() error
+	// always are called at each probe.
+	always []func() error
+	// unready is set while one of always fails.
+	unready bool
+}
+
+type cacheState struct {
+	kind   string
+	synced func() bool
+}
+
+// WaitFor makes the replica unready until the cache of the kind is synced.
+func (r *Readiness) WaitFor(kind string, synced func() bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.caches = append(r.caches, cacheState{kind: kind, synced: synced})
+}
+
+// RequireOnce makes the replica unready until the function has returned nil.
+func (r *Readiness) RequireOnce(ready func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.once = append(r.once, ready)
+}
+
+// Require makes the replica unready whenever the function returns an error.
+func (r *Readiness) Require(ready func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.always = append(r.always, ready)
+}
+
+// Drain makes the replica unready for good.
+func (r *Readiness) Drain() { r.draining.Store(true) }
+
+// Check returns why this replica cannot decide Bindings, or nil. It is cheap enough for
+// every call.
+func (r *Readiness) Check() error {
+	if r.draining.Load() {
+		return errors.New("this replica is shutting down")
+	}
+	if r.synced.Load() {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var missing []string
+	for _, c := range r.caches {
+		if !c.synced() && !slices.Contains(missing, c.kind) {
+			missing = append(missing, c.kind)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("this replica is starting and has not read all objects of these kinds: %s", strings.Join(missing, ", "))
+	}
+	for _, ready := range r.once {
+		if err := ready(); err != nil {
+			return err
+		}
+	}
+	// A cache that is synced stays synced.
+	r.synced.Store(true)
+	return nil
+}
+
+// Probe returns why this replica should not get calls, or nil. While Check returns nil,
+// the replica decides calls that arrive although Probe fails: such a call proves that an
+// API server is alive, and other replicas may have the same problem.
+func (r *Readiness) Probe() error {
+	if err := r.Check(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, ready := range r.always {
+		if err := ready(); err != nil {
+			if !r.unready {
+				klog.ErrorS(err, "Not ready: calls should go to another replica")
+			}
+			r.unready = true
+			return err
+		}
+	}
+	if r.unready {
+		klog.InfoS("Ready again")
+	}
+	r.unready = false
+	return nil
+}
+
+// ProbeServer returns a server of /healthz, which always succeeds, and of /readyz, which
+// returns the error of Probe. The probes of controller-runtime do not return the error.
+func (r *Readiness) ProbeServer() *http.Server {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := r.Probe(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintln(w, "ok")
+	})
+	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
+}

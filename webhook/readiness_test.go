@@ -1,0 +1,93 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestReadiness(t *testing.T) {
+	pods, nodes, asked := false, false, 0
+	r := &Readiness{}
+	r.WaitFor("Node", func() bool { asked++; return nodes })
+	r.WaitFor("Pod", func() bool { asked++; return pods })
+
+	require.ErrorContains(t, r.Check(), "Node, Pod", "the error names the missing kinds")
+	nodes = true
+	err := r.Check()
+	require.ErrorContains(t, err, "Pod")
+	assert.NotContains(t, err.Error(), "Node")
+	pods = true
+	require.NoError(t, r.Check())
+	before := asked
+	require.NoError(t, r.Check())
+	assert.Equal(t, before, asked, "a synced cache stays synced")
+
+	r.Drain()
+	require.ErrorContains(t, r.Check(), "shutting down")
+	r.Drain()
+	require.Error(t, r.Check(), "a replica that shuts down stays unready")
+}
+
+func TestReadinessWithoutCaches(t *testing.T) {
+	r := &Readiness{}
+	require.NoError(t, r.Check())
+	fresh := &Readiness{}
+	fresh.WaitFor("Pod", func() bool { return false })
+	fresh.Drain()
+	assert.ErrorContains(t, fresh.Check(), "shutting down", "shutting down is reported before starting")
+}
+
+func TestReadinessWaitsUntil(t *testing.T) {
+	r := &Readiness{}
+	problem := errors.New("no certificate yet")
+	r.RequireOnce(func() error { return problem })
+	require.ErrorIs(t, r.Check(), problem)
+	problem = nil
+	require.NoError(t, r.Check())
+	problem = errors.New("later")
+	assert.NoError(t, r.Check(), "the function must succeed only once")
+}
+
+func TestProbes(t *testing.T) {
+	r := &Readiness{}
+	synced := false
+	r.WaitFor("Pod", func() bool { return synced })
+	handler := r.ProbeServer().Handler
+	get := func(path string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return w
+	}
+	assert.Equal(t, http.StatusOK, get("/healthz").Code, "a process that answers is alive")
+	w := get("/readyz")
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.Contains(t, w.Body.String(), "Pod", "the probe returns the reason")
+	synced = true
+	assert.Equal(t, http.StatusOK, get("/readyz").Code)
+	r.Drain()
+	assert.Equal(t, http.StatusServiceUnavailable, get("/readyz").Code)
+	assert.Equal(t, http.StatusOK, get("/healthz").Code)
+	assert.Equal(t, http.StatusNotFound, get("/metrics").Code)
+}
+
+// TestReadiness_Require: a failing requirement fails the probe, and the replica still
+// decides calls.
+func TestReadiness_Require(t *testing.T) {
+	r := &Readiness{}
+	var problem error
+	r.Require(func() error { return problem })
+	require.NoError(t, r.Probe())
+	problem = errors.New("no lease")
+	require.ErrorIs(t, r.Probe(), problem)
+	require.NoError(t, r.Check())
+	problem = nil
+	assert.NoError(t, r.Probe())
+}
