@@ -52,7 +52,8 @@ func untilPolicy(t *testing.T, w *world) {
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 		binding := b.binding("node-1")
 		binding.Annotations = map[string]string{"topology.prebind.dev/zone": "mine"}
-		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, dry)
+		// There is no such pod, so nothing is bound. The policy allows dry runs.
+		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, metav1.CreateOptions{})
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 	}, patience, 100*time.Millisecond, "the policies should be in force")
 }
@@ -179,6 +180,9 @@ func testPolicyBind(t *testing.T, w *world) {
 			b.assertTopology(b.untilBound())
 		})
 	}
+	b := newBench(t, w, nil)
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	assert.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(b.podWith(byHand), "node-1"), dry), "a dry run writes nothing")
 }
 
 // userClient is a user who may bind pods, as far as RBAC goes.

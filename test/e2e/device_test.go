@@ -196,7 +196,7 @@ func TestDeviceIsExclusive(t *testing.T) {
 	require.NoError(t, first.park(gpu("GPU-1,GPU-2")))
 	first.untilSettled(map[string]string{"GPU-1": "1", "GPU-2": "1"})
 
-	second.assertRefused(second.park(gpu("GPU-2")), "device: Node "+g.node, first.holds("GPU-2"), "choose other devices, or another node")
+	second.assertRefused(second.park(gpu("GPU-2")), "device: Node "+g.node, first.holds("GPU-2"), "choose other devices or another node")
 	err := second.park(gpu("GPU-3, GPU-1"))
 	assert.True(t, apierrors.IsForbidden(err), "one of two is not enough: %v", err)
 	assert.ErrorContains(t, err, first.holds("GPU-1"))
@@ -262,18 +262,18 @@ func TestDeviceWithKubeScheduler(t *testing.T) {
 	assert.Nil(t, grantedTo(second.record(g.node), first.uid))
 }
 
-// A mistake is reported with its key, and nothing is granted.
+// The denial names the invalid annotation, and nothing is granted.
 func TestDeviceInvalid(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		annotation gen.Meta
 		says       []string
 	}{
-		"more than a whole":    {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "a share over 0 and up to 1"}},
-		"one device twice":     {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "named twice"}},
-		"no device":            {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "no device ID"}},
-		"a space in it":        {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "no device ID"}},
-		"a lock that is vague": {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
+		"more than a whole": {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "greater than 0 and at most 1"}},
+		"one device twice":  {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "listed twice"}},
+		"no device":         {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
+		"a space in it":     {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
+		"invalid lock":      {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -374,7 +374,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 	first.untilSettled(map[string]string{"GPU-3": "1"})
 }
 
-// Somebody deletes the record: the devices of pods that run are still theirs.
+// The record is deleted: running pods keep their devices.
 func TestDeviceRecordIsLost(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -449,7 +449,7 @@ func TestDeviceRecordIsUnreadable(t *testing.T) {
 	spoilt := g.record(g.node)
 	err := second.park(gpu("GPU-2"))
 	assert.True(t, apierrors.IsInternalError(err), "%v (%s)", err, apierrors.ReasonForError(err))
-	for _, words := range []string{"device: ConfigMap " + install.Namespace + "/" + recordOf(g.node), string(first.uid), "cannot be read"} {
+	for _, words := range []string{"device: ConfigMap " + install.Namespace + "/" + recordOf(g.node), string(first.uid), "cannot be decoded"} {
 		assert.ErrorContains(t, err, words)
 	}
 	second.untilEvent("BindRefused", recordOf(g.node), string(first.uid))

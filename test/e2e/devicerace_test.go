@@ -269,14 +269,14 @@ func (r *race) odd(format string, args ...any) {
 }
 
 // heldBy is how a refusal names a device and its first holder.
-var heldBy = regexp.MustCompile(`the device (\S+) \(gpu\) is held by pod ([^/\s]+)/([^\s:;,]+)`)
+var heldBy = regexp.MustCompile(`device (\S+) \(gpu\) is held by pod ([^/\s]+)/([^\s:;,]+)`)
 
 // refuse checks what a refusal says and, once all pods have had their try, ends a
 // pod for it.
 func (r *race) refuse(ctx context.Context, p *racer, node string, devices []string, err error) {
 	told := heldBy.FindAllStringSubmatch(err.Error(), -1)
 	if len(told) == 0 || !strings.Contains(err.Error(), "device: Node "+node+": ") {
-		r.odd("pod %s: the rejection does not name the holder of %s of %s: %v", p.name, devices, node, err)
+		r.odd("the denial of pod %s does not name the holder of %s on %s: %v", p.name, devices, node, err)
 	}
 	for _, t := range told {
 		device, namespace, holder := t[1], t[2], t[3]

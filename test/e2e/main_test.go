@@ -124,6 +124,13 @@ func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string)
 	o.Cluster, o.Binary = ownCluster(t, cluster.Options{Audit: true}), shared.prebind.Binary()
 	w, err := newWorldWith(t.Context(), o, replicas, args...)
 	require.NoError(t, err)
+	w.killAfter(t)
+	return w
+}
+
+// killAfter ends the replicas after the test, and shows their logs if it failed.
+func (w *world) killAfter(t *testing.T) {
+	t.Helper()
 	t.Cleanup(func() {
 		for _, r := range w.prebind.Replicas() {
 			assert.NoError(t, r.Err())
@@ -133,5 +140,4 @@ func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string)
 			}
 		}
 	})
-	return w
 }

@@ -288,7 +288,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 		"no more reservations": {
 			reason: "the API allows 256",
 			claim:  append(full(), requests, gen.AllocatedFor("node-1", "some.example.com", device)),
-			says:   []string{"reserved for 256 pods already", "use another claim"},
+			says:   []string{"already reserved for 256 pods", "use another claim"},
 		},
 	}
 	for name, tc := range tests {

@@ -313,11 +313,11 @@ func testAllocationRefused(t *testing.T, w *world) {
 	}{
 		"class of others": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices("others.example.com", 1)},
-			says:  []string{"Prebind may not allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
+			says:  []string{"Prebind cannot allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
 		},
 		"partly of others": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 1), gen.RequestsDevices("others.example.com", 1)},
-			says:  []string{"Prebind may not allocate it", `"others.example.com"`},
+			says:  []string{"Prebind cannot allocate it", `"others.example.com"`},
 		},
 		"more than there are": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 3)},
