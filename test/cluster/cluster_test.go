@@ -75,7 +75,7 @@ func TestRBACIsOn(t *testing.T) {
 	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	assert.Equal(t, "guest", review.Status.UserInfo.Username)
-	assert.Contains(t, review.Status.UserInfo.Groups, "nothing")
+	assert.Contains(t, review.Status.UserInfo.Groups, "guests")
 }
 
 func TestServiceAccountKubeconfig(t *testing.T) {
