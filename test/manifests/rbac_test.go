@@ -143,6 +143,7 @@ func permissions(t *testing.T, rules []rbacv1.PolicyRule) map[string][]string {
 	}
 	return granted
 }
+
 // End-to-end tests cover the effect of the policy.
 func TestExplain(t *testing.T) {
 	objects := renderWith(t, []string{everything}, []string{"explain"}, nil)
