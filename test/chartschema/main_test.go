@@ -24,7 +24,7 @@ func TestGenerate(t *testing.T) {
 				"b":{"type":"boolean","description":"B."},"l":{"type":"array","items":{"type":"string"},"description":"L."}}`,
 		},
 		"Nested": {
-			reason: "a key that nobody knows is a mistake, on every level",
+			reason: "an unknown key is a mistake, on every level",
 			values: "a:\n  # -- B.\n  b: x\n",
 			want:   `{"a":{"type":"object","additionalProperties":false,"properties":{"b":{"type":"string","description":"B."}}}}`,
 		},
@@ -44,12 +44,12 @@ func TestGenerate(t *testing.T) {
 			want: `{"config":{"type":"object","description":"C.","additionalProperties":false,
 				"properties":{"mode":{"type":"string"},"arguments":{"additionalProperties":true}}}}`,
 		},
-		"NoDescription": {reason: "a value that nobody explains", values: "a:\n  b: x\n", fails: "line 2: a.b has no description"},
+		"NoDescription": {reason: "a value without a description", values: "a:\n  b: x\n", fails: "line 2: a.b has no description"},
 		"EmptyObject":   {reason: "neither keys nor a description", values: "a: {}\n", fails: "a has no description"},
 		"NoType":        {reason: "null can be anything", values: "# -- A.\na:\n", fails: "line 2: a: "},
 		"BadRule":       {reason: "a rule that cannot be read is none", values: "# @schema {\n# -- A.\na: x\n", fails: "@schema"},
 		"TwoDashes":     {reason: "helm-docs would not see the description", values: "# -- A, by --flag.\na: x\n", fails: "two dashes"},
-		"NoMapping":     {reason: "these are no values", values: "[]", fails: "must be a map"},
+		"NoMapping":     {reason: "a list is not a map of values", values: "[]", fails: "must be a map"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -59,7 +59,7 @@ func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
 			panic(http.ErrAbortHandler)
 		}
 		if hold := p.hold.Load(); hold != nil && (*hold)(r) {
-			// Only when all of it is read does the server see that the client has gone.
+			// The server notices that the client has gone only after it has read the body.
 			_, _ = io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
 			return
@@ -113,8 +113,7 @@ func (p *APIProxy) wait(r *http.Request) bool {
 	}
 }
 
-// Disconnect ends all connections, so that every watch begins anew. New ones are
-// taken.
+// Disconnect closes all connections, so that every watch starts again. New connections are accepted.
 func (p *APIProxy) Disconnect() { p.server.CloseClientConnections() }
 
 // Cut ends all connections, and every request from now on, until it is called with

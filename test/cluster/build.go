@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// progressEvery is the pause between two lines about a build under way.
+// progressEvery is the pause between two lines about a build in progress.
 const progressEvery = 5 * time.Second
 
 // build compiles the nested module's package pkg, which people call title, into the

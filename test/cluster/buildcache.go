@@ -16,8 +16,7 @@ import (
 )
 
 // cachedBuild returns the folder with the binary called name, built from the
-// nested module's package pkg. The folder is complete or not there at all, and
-// nobody removes it while this process lives.
+// nested module's package pkg. The directory is complete or does not exist, and no process removes it while this process lives.
 func cachedBuild(ctx context.Context, progress io.Writer, pkg, name string) (string, error) {
 	m, err := findModule(ctx)
 	if err != nil {

@@ -63,7 +63,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		ports: map[string]int{}, kubeconfigs: map[string]string{}, processes: map[string]*Process{},
 	}
 	if err := c.start(ctx); err != nil {
-		c.temporary = false // for whoever looks into the failure
+		c.temporary = false // kept to debug the failure
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w\n(logs are kept in %s)", err, c.dir), c.Stop())
 	}
 	say(o.Out, "the control plane is ready after %s: KUBECONFIG=%s", time.Since(began).Round(100*time.Millisecond), c.adminPath)
@@ -181,8 +181,7 @@ func (c *Cluster) shutdown() error {
 	return errors.Join(errs...)
 }
 
-// Err returns an error, with the end of its log, for each component that has
-// ended though nobody stopped or killed it by its [Process]; nil is all is well.
+// Err returns an error, with the end of its log, for each component that exited without Stop or Kill of its [Process], or nil.
 func (c *Cluster) Err() error {
 	var errs []error
 	for _, component := range c.o.components() {

@@ -66,7 +66,7 @@ func TestSchedulerBindsPod(t *testing.T) {
 }
 
 func TestRBACIsOn(t *testing.T) {
-	config, err := shared.UserConfig("nobody", "nothing")
+	config, err := shared.UserConfig("guest", "guests")
 	require.NoError(t, err)
 	client := clientFor(t, config)
 	_, err = client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
@@ -74,8 +74,8 @@ func TestRBACIsOn(t *testing.T) {
 
 	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	assert.Equal(t, "nobody", review.Status.UserInfo.Username)
-	assert.Contains(t, review.Status.UserInfo.Groups, "nothing")
+	assert.Equal(t, "guest", review.Status.UserInfo.Username)
+	assert.Contains(t, review.Status.UserInfo.Groups, "guests")
 }
 
 func TestServiceAccountKubeconfig(t *testing.T) {

@@ -19,7 +19,7 @@ func TestKubernetesVersion(t *testing.T) {
 	}{
 		"block":    {reason: "as go mod tidy writes it", goMod: "require (\n\tk8s.io/api v0.1.0\n\tk8s.io/kubernetes v1.36.3\n)", want: "v1.36.3"},
 		"line":     {reason: "a single requirement", goMod: "require k8s.io/kubernetes v1.37.0-rc.1", want: "v1.37.0-rc.1"},
-		"replaced": {reason: "a replacement is no requirement", goMod: "replace k8s.io/api => k8s.io/kubernetes v1.0.0"},
+		"replaced": {reason: "a replacement is not a requirement", goMod: "replace k8s.io/api => k8s.io/kubernetes v1.0.0"},
 		"none":     {reason: "nothing to find"},
 	}
 	for name, tc := range cases {
@@ -70,8 +70,7 @@ func TestGoOutput(t *testing.T) {
 	assert.Equal(t, "# example.com/x\nx.go:1:1: bad\nno newline", o.rest())
 }
 
-// TestCacheKeepsWhatIsUsed is about a build that another process removes only
-// when nobody has it.
+// TestCacheKeepsWhatIsUsed: a process removes a cached build only if no other process uses it.
 func TestCacheKeepsWhatIsUsed(t *testing.T) {
 	c := buildCache{dir: t.TempDir()}
 	for _, entry := range []string{"used", "unused", "current-too"} {

@@ -104,7 +104,7 @@ func (m module) ldflags() string {
 }
 
 // env is the environment of every go command here: the nested module by itself,
-// without the workspace or the C compiler of whoever runs it.
+// without the caller's workspace or C compiler.
 func (m module) env() []string {
 	return append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0", "PWD="+m.dir)
 }

@@ -138,9 +138,7 @@ func condition(kind corev1.NodeConditionType, status corev1.ConditionStatus, rea
 }
 
 // CreateNodes creates the nodes and returns when pods can be scheduled to them:
-// kube-controller-manager has taken the taint away that every new node has until
-// it is seen to be ready. It gives up when ctx ends, or after two minutes. The
-// nodes given are not changed. Those that nobody deletes stay ready for a day.
+// kube-controller-manager has removed the not-ready taint of new nodes. It gives up when ctx ends, or after two minutes. The given nodes are not changed. The nodes stay ready for a day.
 func CreateNodes(ctx context.Context, client kubernetes.Interface, nodes ...*corev1.Node) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, nodeTimeout,
 		fmt.Errorf("still there after %s: is kube-controller-manager running?", nodeTimeout))

@@ -14,9 +14,8 @@ import (
 // that tests run on are small and busy.
 const startTimeout = 3 * time.Minute
 
-// ProvisionerName is what StorageClasses refer to the test provisioner by, and
-// the name of the CSIDriver object that comes with it. StorageClasses tell it by
-// their parameters how to behave:
+// ProvisionerName is the test provisioner in StorageClasses, and
+// the name of the CSIDriver object that comes with it. Parameters of StorageClasses set its behavior:
 //
 //	delay: 15s             how long each call takes
 //	fail: none             how it ends: none, error (repeated, the selected node
@@ -51,8 +50,8 @@ type Options struct {
 	FeatureGates map[string]bool
 	// Audit has the API server log each Binding, see [Cluster.AuditEvents].
 	Audit bool
-	// WebhookClient is the user by whose client certificate, signed by the CA in
-	// [Cluster.CAFile], the API server calls webhooks. Empty is no certificate.
+	// WebhookClient is the user of the client certificate with which the API server calls webhooks. The CA in
+	// [Cluster.CAFile] signs it. Empty means no certificate.
 	WebhookClient string
 	// WithoutScheduler leaves kube-scheduler out.
 	WithoutScheduler bool

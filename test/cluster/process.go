@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// stopGrace is how long a process may take to end by itself once it is told to.
+// stopGrace is the time for a process to exit after a signal.
 const stopGrace = 10 * time.Second
 
 // exitWithParentEnv makes our own binaries end when their standard input does.
@@ -36,16 +36,14 @@ type ProcessOptions struct {
 	Env []string
 	// LogFile gets standard output and error, appended over restarts. Required.
 	LogFile string
-	// Health tells whether the process is ready to serve; nil is always.
+	// Health reports whether the process is ready to serve; nil means always.
 	Health func(ctx context.Context) error
 	// Grace is how long Stop waits before it kills; 0 is 10 seconds.
 	Grace time.Duration
 }
 
-// Process is a child process that can be stopped, killed and started again. It
-// ends when this process does, however that comes about: on Linux the kernel
-// kills it; elsewhere a program that honours PREBIND_EXIT_WITH_PARENT=1, as ours
-// do, ends when its standard input closes. Its methods may be called from many
+// Process is a child process that can be stopped, killed and started again. It exits with this process: on Linux the kernel kills it; elsewhere a program that supports PREBIND_EXIT_WITH_PARENT=1,
+// as those of this project do, exits when its standard input closes. Its methods may be called from many
 // goroutines.
 type Process struct {
 	o ProcessOptions
@@ -151,14 +149,12 @@ func (p *Process) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Stop asks the process to end, kills it after its grace, and returns when it is
-// gone. It is no error if it does not run.
+// Stop signals the process, kills it after stopGrace, and returns after its exit. It returns nil if the process does not run.
 func (p *Process) Stop() error {
 	return p.end(syscall.SIGTERM)
 }
 
-// Kill ends the process at once, as a crash would, and returns when it is gone.
-// It is no error if it does not run.
+// Kill kills the process, like a crash, and returns after its exit. It returns nil if the process does not run.
 func (p *Process) Kill() error {
 	return p.end(os.Kill)
 }

@@ -30,7 +30,7 @@ const servicesKnown = time.Second
 type Backend struct {
 	// Address is where it listens, such as 127.0.0.1:9443.
 	Address string
-	// Ready tells whether it takes new connections; nil is always. It is called
+	// Ready reports whether it accepts new connections; nil means always. It is called
 	// for each new connection, from many goroutines. See [HTTPReady].
 	Ready func(ctx context.Context) bool
 }
@@ -55,7 +55,7 @@ func HTTPReady(url string) func(ctx context.Context) bool {
 
 // Services brings connections that the API server makes to a Service's ClusterIP
 // to processes on this machine, as kube-proxy does on a node. The Service objects
-// are ordinary ones, best without a selector: nobody reads their endpoints.
+// are ordinary ones, best without a selector: their endpoints are not used.
 //
 // As with kube-proxy, only new connections are balanced: one that is open stays
 // with its backend until either side closes it. The methods may be called from

@@ -24,7 +24,7 @@ func tail(path string, n int) string {
 	const most = 256 << 10
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		return "(no log: it is no file)"
+		return "(no log: not a file)"
 	}
 	if err == nil && info.Size() > most {
 		if _, err := file.Seek(-most, io.SeekEnd); err != nil {

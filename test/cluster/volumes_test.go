@@ -96,7 +96,7 @@ func TestNoPreBindScheduler(t *testing.T) {
 	assert.Equal(t, corev1.ClaimPending, got.Status.Phase)
 	assert.NotContains(t, got.Annotations, selectedNode)
 
-	// Whoever makes the volumes ready then does what the scheduler would have.
+	// The test then does the scheduler's part.
 	got.Annotations = map[string]string{selectedNode: pod.Spec.NodeName}
 	_, err := client.CoreV1().PersistentVolumeClaims(namespace).Update(t.Context(), got, metav1.UpdateOptions{})
 	require.NoError(t, err)

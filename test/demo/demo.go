@@ -18,8 +18,7 @@ import (
 
 const (
 	namespace = "demo"
-	// delay is how long the provisioner takes for each volume: longer than a
-	// hold, so that the calls are seen to be repeated.
+	// delay is the time to provision a volume.
 	delay = 7 * time.Second
 	// noMore is how long the demo watches pods that nothing more happens to.
 	noMore = 5 * time.Second
@@ -58,7 +57,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	d.say("The pods do not know where they are, and were bound without their volumes: for want of")
-	d.say("selected-node nobody makes them, and the pods would wait on their nodes forever.\n")
+	d.say("selected-node no provisioner creates them, and the pods would wait on their nodes forever.\n")
 
 	if !d.keep {
 		return nil

@@ -53,8 +53,7 @@ func statefulSet(name string) *appsv1.StatefulSet {
 	}
 }
 
-// show makes the StatefulSet, tells what happens to its pods until over says
-// that it is over, and prints a table.
+// show creates the StatefulSet, reports the events of its pods until over returns true, and prints a table.
 func (d *demo) show(ctx context.Context, name string, over func(*story) bool) error {
 	if _, err := d.client.AppsV1().StatefulSets(namespace).Create(ctx, statefulSet(name), metav1.CreateOptions{}); err != nil {
 		return err

@@ -21,12 +21,12 @@ import (
 // look is how often the story looks for something new.
 const look = 200 * time.Millisecond
 
-// story tells what happens to the pods of a StatefulSet, as it happens.
+// story reports the events of the pods of a StatefulSet.
 type story struct {
 	*demo
 	selector string
 	begin    time.Time
-	// What has been told already, by pod.
+	// Reported events by pod.
 	calls        map[string]int
 	node, volume map[string]string
 	// waited is from the first call to the end of the last.
@@ -48,7 +48,7 @@ func (d *demo) allBound(s *story) bool { return len(s.node) == pods }
 // quiet ends it when nothing has happened for a while.
 func (d *demo) quiet(s *story) bool { return len(s.node) == pods && time.Since(s.last) > noMore }
 
-// follow tells until it is over. The sources are the API server's audit log, for
+// follow reports events until the story is over. The sources are the API server's audit log, for
 // the calls to Prebind, and the objects.
 func (s *story) follow(ctx context.Context, over func(*story) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
@@ -97,7 +97,7 @@ func (s *story) tellNews(ctx context.Context) error {
 	return nil
 }
 
-// tellCalls tells each answer that the pod's Binding got.
+// tellCalls reports each response to the pod's Binding.
 func (s *story) tellCalls(pod string, events []cluster.AuditEvent) {
 	var first time.Time
 	calls := 0

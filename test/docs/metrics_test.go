@@ -32,6 +32,6 @@ func TestMetricsDocument(t *testing.T) {
 		names[m.Name] = true
 	}
 	for _, name := range regexp.MustCompile(`prebind_[a-z_]+`).FindAllString(metricsIntro, -1) {
-		assert.True(t, names[name], "the text tells of %s, which is no metric", name)
+		assert.True(t, names[name], "the text contains %s, which is not a metric", name)
 	}
 }

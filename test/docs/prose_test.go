@@ -72,7 +72,7 @@ func anchors(page string) []string {
 	return all
 }
 
-// Who follows a link in the documentation arrives.
+// Links in the documentation have targets.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	pages := pagesOfProse(t)
@@ -164,7 +164,7 @@ func TestPermissions(t *testing.T) {
 		cluster, own, err := manifests.Roles(folder)
 		require.NoError(t, err)
 		for _, rule := range slices.Concat(cluster, own) {
-			assert.True(t, told(rule), "docs/security.md should tell of %s: %v", folder, rule)
+			assert.True(t, told(rule), "docs/security.md should contain the permission of %s: %v", folder, rule)
 		}
 	}
 }

@@ -15,8 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// checkClaim does what the API server does when a ResourceClaim is written: it takes the
-// status or the rest, validates the status, and notes who made the reservations.
+// checkClaim does what the API server does when a ResourceClaim is written: it stores the status or the rest, validates the status, and records the managers of reservations.
 func checkClaim(before, after client.Object, status bool, manager string) error {
 	was, ok := before.(*resourcev1.ResourceClaim)
 	if !ok {

@@ -41,7 +41,7 @@ type Connection struct {
 	server        *Server
 	// Before is asked first; an error is the answer, and nothing is done.
 	Before func(Call) error
-	// After is asked when a call has succeeded; an error is the answer all the same.
+	// After is called when a call has succeeded; an error replaces the response.
 	After func(Call) error
 	// Step, if it is set, does what is asked for, or not, or later.
 	Step func(ctx context.Context, call Call, do func() error) error

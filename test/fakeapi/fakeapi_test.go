@@ -117,7 +117,7 @@ func TestReads(t *testing.T) {
 	require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(podOf("web")), pod))
 	pod.Name = "changed"
 	_, ok := Get(s, podOf("web"))
-	assert.True(t, ok, "nobody shares memory with the server")
+	assert.True(t, ok, "clients share no memory with the server")
 	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "none"}, pod)))
 	assert.ErrorContains(t, c.Get(t.Context(), client.ObjectKey{Name: "a/b"}, pod), "no client sends")
 	partial := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}

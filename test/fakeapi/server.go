@@ -8,7 +8,7 @@
 // The Server does these things as the real one does:
 //
 //   - Every change gives the object a new resourceVersion, unless nothing changes. Create
-//     sets a UID. Reads and writes copy objects: nobody shares memory with the server.
+//     sets a UID. Reads and writes copy objects: clients share no memory with the server.
 //
 //   - Update and Patch fail with Conflict for another resourceVersion than the present one,
 //     where one is sent, and for another UID. Delete fails so for its preconditions.
@@ -17,8 +17,7 @@
 //     that the real one uses. A JSON patch that cannot be applied is Invalid.
 //
 //   - The status of a ResourceClaim is written by Status() alone, and the rest never by it.
-//     A status is validated as the real one was seen to do it, and managedFields say who
-//     made each reservation.
+//     A status is validated like that of the real API server, and managedFields contain the manager of each reservation.
 //
 //   - Lists are in the order of namespace and name. They select by namespace, by labels,
 //     and by fields: those of pods that the real one knows (metadata.name,
@@ -225,7 +224,7 @@ func (s *Server) Reads() int {
 	return s.reads
 }
 
-// Forget begins to count anew.
+// Forget resets the counters.
 func (s *Server) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

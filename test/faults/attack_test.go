@@ -82,7 +82,7 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 	config.WarningHandler = rest.NoWarnings{} // It warns of long names.
 	a.tenant, err = client.New(config, client.Options{})
 	require.NoError(t, err)
-	require.NoError(t, w.watcher.Create(t.Context(), gen.StorageClass(never, "nobody.example.com")))
+	require.NoError(t, w.watcher.Create(t.Context(), gen.StorageClass(never, "none.example.com")))
 	for _, namespace := range attackNamespaces() {
 		require.NoError(t, w.watcher.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
 		require.NoError(t, w.watcher.Create(t.Context(), &rbacv1.RoleBinding{
@@ -241,7 +241,7 @@ func (a *attack) fatten(ctx context.Context, rng *rand.Rand) {
 			gen.ResourceClaim(name, meta[0], meta[1], gen.RequestsDevices(owned, 1)),
 		}
 		if i < fatPods {
-			objects = append(objects, gen.Pod(name, meta[0], meta[1], gen.Scheduler("nobody"), gen.EndsAtOnce()))
+			objects = append(objects, gen.Pod(name, meta[0], meta[1], gen.Scheduler("none"), gen.EndsAtOnce()))
 		}
 		for _, o := range objects {
 			a.try(ctx, fmt.Sprintf("fat %T", o), func() error { return a.tenant.Create(ctx, o) })

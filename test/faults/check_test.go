@@ -34,7 +34,7 @@ func claims() client.ObjectList { return &resourcev1.ResourceClaimList{} }
 // records are the ConfigMaps of Prebind's namespace, and those of the test's.
 func records() client.ObjectList { return &corev1.ConfigMapList{} }
 
-// attempts is how many the replica has under way, by its metrics.
+// attempts is the number of attempts in progress, from the replica's metrics.
 func (r *replica) attempts(ctx context.Context) (float64, error) {
 	text, err := r.Metrics(ctx)
 	if err != nil {
@@ -45,13 +45,13 @@ func (r *replica) attempts(ctx context.Context) (float64, error) {
 		if name, value, _ := strings.Cut(line, " "); strings.HasPrefix(name, "prebind_attempts{") {
 			n, err := strconv.ParseFloat(value, 64)
 			if err != nil {
-				return 0, fmt.Errorf("%s tells %q: %w", r.Name(), line, err)
+				return 0, fmt.Errorf("%s reports %q: %w", r.Name(), line, err)
 			}
 			sum, told = sum+n, true
 		}
 	}
 	if !told {
-		return 0, fmt.Errorf("%s does not tell how many attempts it has", r.Name())
+		return 0, fmt.Errorf("%s does not report its number of attempts", r.Name())
 	}
 	return sum, nil
 }
@@ -150,18 +150,17 @@ func (w *world) look(ctx context.Context) (*state, error) {
 	return s, in(install.Namespace, records(), see)
 }
 
-// checkPods: each pod is bound, once, or its events or its client's last answer tell
-// why not.
+// checkPods: each pod is bound, once, or its events or its client's last response contain the reason.
 func (s *state) checkPods(l *load) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for uid, node := range l.allowed {
 		if was := s.ledger.boundTo(uid); was != node && (was != "" || s.pods[uid] != nil) {
-			s.odd("a client was told that the pod %s is bound to %s: it is to %q", uid, node, was)
+			s.odd("a client got success for the bind of pod %s to %s: it is bound to %q", uid, node, was)
 		}
 	}
 	for uid, pod := range s.pods {
-		told := s.events[uid] || pod.Spec.SchedulerName == byHand && l.told[pod.Name] != ""
+		told := s.events[uid] || pod.Spec.SchedulerName == byHand && l.answers[pod.Name] != ""
 		if pod.Spec.NodeName == "" && !told {
 			s.odd("the pod %s is pending, and nothing says why", pod.Name)
 		}
@@ -302,12 +301,12 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	for _, lease := range leases.Items {
 		for key, value := range lease.Annotations {
 			if strings.HasSuffix(key, "/status") && strings.Contains(value, `"inFlight"`) {
-				s.odd("the lease %s tells of binds under way: %s", lease.Name, value)
+				s.odd("the lease %s contains binds in progress: %s", lease.Name, value)
 			}
 		}
 	}
 	if len(s.found) > 0 {
-		return nil // Who has something to do holds something for it.
+		return nil // A busy replica holds memory for its work.
 	}
 	heap, ours := float64(moreHeap), float64(moreOurs)
 	if *attacked {

@@ -21,7 +21,7 @@ func emptyLedger() *ledger {
 	}
 }
 
-// TestLedger: what must never be is seen, and what may be is not.
+// TestLedger: the ledger reports every violation and no permitted state.
 func TestLedger(t *testing.T) {
 	pod := func(name, node, gpu string) *corev1.Pod {
 		return gen.Pod(name, gen.UID(types.UID(name)), gen.BoundTo(node), gen.Annotation("device.prebind.dev/gpu", gpu))
@@ -54,7 +54,7 @@ func TestLedger(t *testing.T) {
 			l.resourceClaim(nil, claim("b", "x"))
 		}},
 		"ClaimsOfTwo":   {reason: "two devices", see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "y")) }},
-		"SeenOnceAgain": {reason: "a list repeats what a watch told", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("a", "node-1", "1")) }},
+		"SeenOnceAgain": {reason: "a list repeats events of a watch", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("a", "node-1", "1")) }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -80,11 +80,11 @@ func TestLeft(t *testing.T) {
 		wrong  int
 	}{
 		"Nothing":        {reason: "all is well", state: state{records: []corev1.ConfigMap{record("a", `{"bound":true}`)}}},
-		"NotBound":       {reason: "a grant of a bind that never came about", state: state{records: []corev1.ConfigMap{record("b", `{}`)}}, wrong: 1},
-		"NotConfirmed":   {reason: "nobody has seen that it is bound", state: state{records: []corev1.ConfigMap{record("a", `{}`)}}, wrong: 1},
-		"PodGone":        {reason: "a device that nobody can have", state: state{records: []corev1.ConfigMap{record("c", `{"bound":true}`)}}, wrong: 1},
-		"Locked":         {reason: "nobody can be bound there", state: state{records: []corev1.ConfigMap{record("node-lock", `{}`)}}, wrong: 1},
-		"Marked":         {reason: "a mark that nobody takes off", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.Annotation(markPrefix+"a.1", ""))}}, wrong: 1},
+		"NotBound":       {reason: "a grant of a bind that failed", state: state{records: []corev1.ConfigMap{record("b", `{}`)}}, wrong: 1},
+		"NotConfirmed":   {reason: "no replica has confirmed the bind", state: state{records: []corev1.ConfigMap{record("a", `{}`)}}, wrong: 1},
+		"PodGone":        {reason: "a device that no pod can use", state: state{records: []corev1.ConfigMap{record("c", `{"bound":true}`)}}, wrong: 1},
+		"Locked":         {reason: "no pod can be bound there", state: state{records: []corev1.ConfigMap{record("node-lock", `{}`)}}, wrong: 1},
+		"Marked":         {reason: "a mark that no replica removes", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.Annotation(markPrefix+"a.1", ""))}}, wrong: 1},
 		"ReservedGone":   {reason: "for a pod that is gone", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("c", "c"))}}, wrong: 1},
 		"ReservedNot":    {reason: "for a pod that is not bound", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("b", "b"))}}, wrong: 1},
 		"ReservedRight":  {reason: "for a pod that is", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("a", "a"))}}},

@@ -23,8 +23,7 @@ import (
 )
 
 // TestWrongClock: a replica shows the wrong time where its clock is wrong, from its
-// start and after a step, and the right one when the clock is right again. How long a
-// bind has been under way stays as it is.
+// start and after a step, and the right one when the clock is right again. The duration of a bind does not change.
 func TestWrongClock(t *testing.T) {
 	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
 	require.NoError(t, w.connect())
@@ -51,7 +50,7 @@ func TestWrongClock(t *testing.T) {
 	w.renewsAt(t, 0, 0)
 }
 
-// waits has a bind under way that waits.
+// waits starts a bind that waits.
 func (w *world) waits(t *testing.T) {
 	t.Helper()
 	pod, err := w.client.CoreV1().Pods(ns).Create(t.Context(), gen.Pod("waits", gen.InNamespace(ns), gen.Scheduler(byHand), gen.EndsAtOnce(),
@@ -64,9 +63,8 @@ func (w *world) waits(t *testing.T) {
 	require.False(t, apierrors.IsForbidden(err), "it should wait: %v", err)
 }
 
-// renewsAt waits for a lease that was renewed at a time that is wrong by so much, and
-// that tells of so many binds: a replica renews its own every ten seconds. It returns
-// for how long they have been under way.
+// renewsAt waits for a lease with the given number of binds and a renewal time that is wrong by the given duration: a
+// replica renews its lease every ten seconds. It returns the durations of the binds.
 func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -74,7 +72,7 @@ func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Du
 	var last []leases.Report
 	for {
 		reports, err := leases.Reports(ctx, w.client, install.Namespace)
-		require.NoError(t, err, "no lease was renewed at a time that is wrong by %s and tells of %d binds; the last were: %+v", wrong, binds, last)
+		require.NoError(t, err, "no lease has a renewal time that is wrong by %s and %d binds; the last were: %+v", wrong, binds, last)
 		for _, r := range reports {
 			var told struct {
 				InFlight []attempt.InFlight `json:"inFlight"`

@@ -14,7 +14,7 @@ func at(value int, stack ...string) sample {
 	return sample{count: value, bytes: float64(value), stack: stack}
 }
 
-// TestGrown: what there is more of is told, with where it is.
+// TestGrown: growth is reported with its location.
 func TestGrown(t *testing.T) {
 	const run, plugin, conn = own + "binder.(*attempts).run", own + "binder/plugins/device.(*Plugin).PreBind", "net/http.(*conn).serve"
 	most := func(kind goroutine) int {
@@ -48,7 +48,7 @@ func TestGrown(t *testing.T) {
 			reason: "a call that a server never ends is Prebind's", now: look(at(1, "select", plugin, conn)),
 			want: []string{"has 1 goroutines of " + conn + " in " + plugin + ", at first there were 0, and there may be 0 more; one is in\n\tselect\n\t" + plugin + "\n\t" + conn},
 		},
-		"Asker": {reason: "not the one that tells", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
+		"Asker": {reason: "not the goroutine that reports", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestGrown(t *testing.T) {
 	}
 }
 
-// TestGrownHeap: what is in use counts, and it is told by whom.
+// TestGrownHeap: memory in use counts, and is reported with its function.
 func TestGrownHeap(t *testing.T) {
 	look := func(samples ...sample) held { return heldBy(nil, samples) }
 	none := func(goroutine) int { return 0 }
@@ -69,8 +69,7 @@ func TestGrownHeap(t *testing.T) {
 	assert.Len(t, now.moreOf(first, 1), 1)
 }
 
-// TestGrownOurs: what stays of a call or an attempt is told, however small it is
-// beside the rest of the heap.
+// TestGrownOurs: memory of ended calls or attempts is reported, also if it is small compared with the heap.
 func TestGrownOurs(t *testing.T) {
 	const run, call = own + "binder.(*attempts).run", own + "webhook.(*Handler).ServeHTTP"
 	look := func(samples ...sample) held { return heldBy(nil, samples) }
@@ -83,7 +82,7 @@ func TestGrownOurs(t *testing.T) {
 		"make\n\t" + own + "binder.inner\n\t" + run}, now.grown(first, none, much, 1<<20))
 }
 
-// TestMayGrow: of Prebind's own goroutines there may be no more, but for the leader's.
+// TestMayGrow: the number of Prebind's goroutines may not grow, except for the leader's.
 func TestMayGrow(t *testing.T) {
 	const run, sweep, conn = own + "binder.(*attempts).run", own + "binder/recovery.(*Sweeper).Run", "net/http.(*conn).serve"
 	for kind, want := range map[goroutine]int{

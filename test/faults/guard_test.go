@@ -63,7 +63,7 @@ type guard struct {
 	took, tookQuiet []time.Duration
 	// claimBound is when the latest ordinary pod with a claim was created that is bound.
 	claimBound time.Time
-	// slow tells of ordinary binds that took long, and what they heard meanwhile.
+	// slow lists ordinary binds that took long, with their responses.
 	slow []string
 }
 

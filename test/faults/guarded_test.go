@@ -31,7 +31,7 @@ func TestDisturbances(t *testing.T) {
 	}{
 		"Killed":    {reason: "it cannot renew anything", fault: fault{kind: "kill", target: "replica-0"}, during: 1, after: 1},
 		"Clock":     {reason: "certificates may be invalid for it", fault: fault{kind: wrongClock, target: clockOf("replica-1")}, during: 1, after: 1},
-		"APIServer": {reason: "nobody can renew anything", fault: fault{kind: "kill", target: cluster.APIServer}},
+		"APIServer": {reason: "no lease can be renewed", fault: fault{kind: "kill", target: cluster.APIServer}},
 		"Etcd":      {reason: "nor without etcd", fault: fault{kind: "kill", target: cluster.Etcd}},
 		"Scheduler": {reason: "it has no part in it", fault: fault{kind: "kill", target: cluster.Scheduler}, during: 2, after: 2},
 	}
@@ -66,7 +66,7 @@ func TestLongExpectation(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// TestSlowBody: it tells a server that waits for the last byte from one that does not.
+// TestSlowBody: it distinguishes a server that waits for the last byte from one that does not.
 func TestSlowBody(t *testing.T) {
 	got := make(chan int, 2)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

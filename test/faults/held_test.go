@@ -80,9 +80,8 @@ type held struct {
 	goroutines map[goroutine]int
 	// stacks has one stack of each kind, to be printed.
 	stacks map[goroutine][]string
-	// heap is in bytes, by samples: functions is what of it each has allocated, and ours
-	// what was below each that is the outermost of Prebind in its stack, of which largest
-	// has one.
+	// heap is in bytes, by samples: functions is the memory that each function allocated, and ours the memory below each
+	// outermost function of Prebind in a stack, of which largest contains one.
 	heap            float64
 	functions, ours map[string]float64
 	largest         map[string]allocation
@@ -110,8 +109,7 @@ func (g goroutine) String() string {
 	return g.entry + " in " + g.ours
 }
 
-// held is what the replica holds now. The collector runs twice, for what is in a
-// sync.Pool survives it once.
+// held is what the replica holds now. The collector runs twice, because memory in a sync.Pool survives one run.
 func (r *replica) held(ctx context.Context) (held, error) {
 	var found [3][]sample
 	for i, path := range []string{"heap?gc=1&debug=1", "heap?gc=1&debug=1", "goroutine?debug=1"} {
@@ -141,8 +139,7 @@ func (r *replica) settledAtFirst(t *testing.T) held {
 	}
 }
 
-// profile is one of those that the replica serves. The connection ends with it, for
-// it would be a goroutine of the replica.
+// profile is one of those that the replica serves. The connection is closed, because it would count as a goroutine of the replica.
 func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/debug/pprof/"+path, nil)
 	if err != nil {
@@ -164,7 +161,7 @@ func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 	return parseProfile(string(body))
 }
 
-// heldBy is what the two profiles tell.
+// heldBy evaluates the two profiles.
 func heldBy(goroutines, heap []sample) held {
 	h := held{
 		goroutines: map[goroutine]int{}, stacks: map[goroutine][]string{},
@@ -172,7 +169,7 @@ func heldBy(goroutines, heap []sample) held {
 	}
 	for _, s := range goroutines {
 		if slices.Contains(s.stack, "runtime/pprof.writeGoroutine") {
-			continue // It is the one that tells this.
+			continue // The goroutine that writes this profile.
 		}
 		kind := goroutine{entry: s.stack[len(s.stack)-1], ours: oursIn(s.stack)}
 		h.goroutines[kind] += s.count
@@ -201,9 +198,8 @@ func oursIn(stack []string) string {
 	return ours
 }
 
-// grown tells what there is more of than there was, and may not be. Most is what of
-// each kind there may be more, heap what more bytes, and ours what more of them from
-// below one function of Prebind.
+// grown returns the growth that exceeds the limits: most per kind, heap in bytes, and ours in bytes below one function of
+// Prebind.
 func (now held) grown(first held, most func(goroutine) int, heap, ours float64) []string {
 	var found []string
 	for _, kind := range slices.SortedFunc(maps.Keys(now.goroutines), func(a, b goroutine) int { return cmp.Compare(a.String(), b.String()) }) {

@@ -63,12 +63,12 @@ func newLedger(t *testing.T, w *world) *ledger {
 	return l
 }
 
-// seer is told of a change: before is nil for what is new, now for what is gone; listed
-// says that a list has it, so that there may have been other changes before.
+// seer observes a change: before is nil for a new object, now for a deleted one. listed means that the change was found by a
+// list, so other changes may be missing.
 type seer func(before, now client.Object, listed bool)
 
-// follow lists and watches, and again when the watch has ended, and tells of every
-// change. What is found to be gone by a list is told before what is new.
+// follow lists and watches, again after the end of a watch, and passes on every change. Deletions that a list shows come before
+// additions.
 func follow(ctx context.Context, c client.WithWatch, namespace string, list client.ObjectList, see seer) {
 	known := map[types.UID]client.Object{}
 	next := func(o client.Object, listed bool) {
@@ -195,7 +195,7 @@ func devicesOf(pod *corev1.Pod) map[string]float64 {
 	return found
 }
 
-// claim books a version of a claim: nobody here takes a selected node back.
+// claim books a version of a claim: no client here removes a selected node.
 func (l *ledger) claim(before, now client.Object) {
 	if before == nil || now == nil {
 		return

@@ -61,14 +61,13 @@ type load struct {
 	// made counts pods by kind, and calls the Bindings that were posted by hand.
 	made  map[string]int
 	calls int
-	// allowed is where a client was told that the pod is bound, and told, by name, the
-	// last that it heard otherwise.
+	// allowed is the node for which a client got success, and answers the last other response by pod name.
 	allowed map[types.UID]string
-	told    map[string]string
+	answers map[string]string
 }
 
 func newLoad(w *world, seed uint64) *load {
-	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, told: map[string]string{}}
+	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, answers: map[string]string{}}
 }
 
 // begin returns at once.
@@ -108,7 +107,7 @@ func (l *load) create(ctx context.Context, n uint64) {
 	options, objects := p.needs()
 	for _, o := range objects {
 		if l.w.watcher.Create(ctx, o) != nil {
-			return // The API server is away. What is made already is nobody's.
+			return // The API server is away. Created objects stay without a pod.
 		}
 	}
 	pod, err := l.w.client.CoreV1().Pods(ns).Create(ctx, gen.Pod(p.name, append(options, gen.InNamespace(ns), gen.Scheduler(p.scheduler), gen.EndsAtOnce())...), metav1.CreateOptions{})
@@ -116,7 +115,7 @@ func (l *load) create(ctx context.Context, n uint64) {
 	l.made[kind.name]++
 	l.mu.Unlock()
 	if err != nil {
-		p.hear(err) // It may be there all the same.
+		p.hear(err) // It may exist anyway.
 		return
 	}
 	if p.scheduler == byHand {
@@ -213,7 +212,7 @@ func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 }
 
 // bind binds the pod by hand, as a scheduler with little patience and no memory
-// does. One in ten pods is left alone after a Binding that did not come about.
+// does. One in ten pods is not tried again after a failed Binding.
 func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 	b := p.binding(pod)
 	for range tries {
@@ -248,7 +247,7 @@ func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 func (p *bound) hear(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.told[p.name] = err.Error()
+	p.answers[p.name] = err.Error()
 }
 
 func (p *bound) post(ctx context.Context, b *corev1.Binding) error {

@@ -20,16 +20,15 @@ import (
 
 const lockIt = "device.prebind.dev/node-lock"
 
-// locks are whose the lock of each node was, version by version, and which pods that
-// take it were bound in which. What is found by a list may have been otherwise just
-// before, so nothing is said of that time.
+// locks contains the holder of each node's lock per version, and the pods with the lock that were bound in each version. A list
+// does not show earlier changes, so that time is not checked.
 type locks struct {
 	mu     sync.Mutex
 	holder map[string][]holding
 	binds  []lockedBind
 }
 
-// holding is a version of a record: the lock is the pod's, or nobody's.
+// holding is a version of a record: the lock belongs to the pod, or is free.
 type holding struct {
 	version uint64
 	uid     types.UID
@@ -41,8 +40,7 @@ type lockedBind struct {
 	version uint64
 }
 
-// record books a version of a record of devices. After its end nobody has the lock, as
-// far as is known.
+// record books a version of a record of devices. After its deletion the lock counts as free.
 func (l *locks) record(before, now client.Object, listed bool) {
 	gone := now == nil
 	if gone {
@@ -108,8 +106,7 @@ func (l *locks) wrongs() (wrong []string, known int) {
 	return wrong, known
 }
 
-// TestLocks: a bind past another one's lock is seen, and what cannot be known is not
-// held against anybody.
+// TestLocks: a bind despite another pod's lock is reported, and unknown states are not.
 func TestLocks(t *testing.T) {
 	record := func(version, holder string) client.Object {
 		c := &corev1.ConfigMap{Data: map[string]string{"node": "node-1", "node-lock": `{"uid":"` + holder + `"}`}}
@@ -142,7 +139,7 @@ func TestLocks(t *testing.T) {
 			bind(l, "6", false)
 			l.record(nil, record("9", "b"), true)
 		}},
-		"Listed":  {reason: "nobody knows when it was bound", see: func(l *locks) { l.record(nil, record("3", "b"), false); bind(l, "6", true) }},
+		"Listed":  {reason: "the time of its bind is unknown", see: func(l *locks) { l.record(nil, record("3", "b"), false); bind(l, "6", true) }},
 		"Gone":    {reason: "it may have been there again", known: 1, see: func(l *locks) { l.record(record("3", "b"), nil, false); bind(l, "6", false) }},
 		"Nothing": {reason: "nor who had the lock before", see: func(l *locks) { bind(l, "6", false); l.record(nil, record("9", "b"), false) }},
 	}

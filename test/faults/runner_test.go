@@ -154,7 +154,7 @@ func (r *runner) one(ctx context.Context, f fault) {
 }
 
 // logTo has the process log into that file until the function that it returns is
-// called. It is started anew for it, twice.
+// called. The process is restarted for it, twice.
 func (p *supervised) logTo(name string) func() {
 	swap := func(do func()) {
 		revive := p.kill()

@@ -51,7 +51,7 @@ func EphemeralVolume(name string, options ...ClaimOption) PodOption {
 	})
 }
 
-// EmptyDir adds a volume that is no claim.
+// EmptyDir adds a volume without a claim.
 func EmptyDir(name string) PodOption {
 	return podFunc(func(pod *corev1.Pod) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
@@ -94,8 +94,7 @@ func Tolerates(key string) PodOption {
 	})
 }
 
-// EndsAtOnce is a pod whose deletion waits for nobody: without a kubelet, no one
-// would end it.
+// EndsAtOnce is a pod without a grace period: without a kubelet, its deletion would not complete.
 func EndsAtOnce() PodOption {
 	return podFunc(func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(0)) })
 }

@@ -130,7 +130,7 @@ func poolOf(node string) string {
 	return node
 }
 
-// Device makes a device with nothing but a name.
+// Device creates a device with only a name.
 func Device(name string) resourcev1.Device { return resourcev1.Device{Name: name} }
 
 // Devices makes n devices, called PREFIX-0 and on.

@@ -34,8 +34,7 @@ import (
 
 const (
 	// aReview is what a review may allocate however small it is, and perByte what
-	// each byte of it may add: it is decoded, stored by the fake API server, told in
-	// messages, and encoded again.
+	// each byte of it may add: it is decoded, stored by the fake API server, included in messages, and encoded again.
 	aReview = 32 << 20
 	perByte = 2000
 	// anAnswer is how long an answer may be without its patch, however large the review
@@ -137,8 +136,7 @@ func allocated() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// FuzzReview posts whatever bytes to the whole of Prebind, in the worlds of the
-// golden cases.
+// FuzzReview posts arbitrary bytes to all of Prebind, in the worlds of the golden cases.
 func FuzzReview(f *testing.F) {
 	objects, bindings := worlds(f)
 	for i, b := range bindings {

@@ -41,7 +41,7 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-var update = flag.Bool("update", false, "write the golden answers anew")
+var update = flag.Bool("update", false, "update the golden answers")
 
 const (
 	domain    = "prebind.dev"
@@ -101,29 +101,29 @@ func TestGolden(t *testing.T) {
 		"node-state-cordoned":         {reason: "drained after the decision", setup: setup{plugins: []on{nodeState}}},
 		"node-state-expectation":      {reason: "the scheduler believed something else", setup: setup{plugins: []on{nodeState}}},
 		"node-state-wait":             {reason: "it may come true", setup: setup{plugins: []on{nodeState}}},
-		"node-state-invalid":          {reason: "its author is told what is wrong", setup: setup{plugins: []on{nodeState}}},
+		"node-state-invalid":          {reason: "the author gets the reason", setup: setup{plugins: []on{nodeState}}},
 		"node-state-dry-run":          {reason: "what it would wait for", setup: setup{plugins: []on{nodeState}, dryRun: true}},
 		"device":                      {reason: "granted, and recorded", setup: setup{plugins: []on{devices}}},
 		"device-shares":               {reason: "two halves fit", setup: setup{plugins: []on{devices}}},
 		"device-taken":                {reason: "the holder is named", setup: setup{plugins: []on{devices}}},
 		"device-holder-gone":          {reason: "looked up, not guessed", setup: setup{plugins: []on{devices}}},
 		"device-locked":               {reason: "one bind at a time", setup: setup{plugins: []on{devices}}},
-		"device-invalid":              {reason: "its author is told what is wrong", setup: setup{plugins: []on{devices}}},
+		"device-invalid":              {reason: "the author gets the reason", setup: setup{plugins: []on{devices}}},
 		"device-dry-run":              {reason: "nothing is written", setup: setup{plugins: []on{devices}, dryRun: true}},
 		"device-record-unreadable":    {reason: "nothing is lost", setup: setup{plugins: []on{devices}}},
 		"volumebinding":               {reason: "the claim's volume is in place", setup: setup{plugins: []on{volumes}}},
-		"volumebinding-waiting":       {reason: "the volume is in the making", setup: setup{plugins: []on{volumes}}},
+		"volumebinding-waiting":       {reason: "the volume is being provisioned", setup: setup{plugins: []on{volumes}}},
 		"volumebinding-missing":       {reason: "there is no such claim", setup: setup{plugins: []on{volumes}}},
 		"resource-claims":             {reason: "the scheduler has done it all", setup: setup{plugins: []on{claims}}},
 		"resource-claims-reserved":    {reason: "marked, and reserved for the pod", setup: setup{plugins: []on{claims}}},
 		"resource-claims-dry-run":     {reason: "nothing is written", setup: setup{plugins: []on{claims}, dryRun: true}},
 		"resource-claims-missing":     {reason: "there is no such claim", setup: setup{plugins: []on{claims}}},
-		"resource-claims-unallocated": {reason: "nobody has chosen devices", setup: setup{plugins: []on{claims}}},
+		"resource-claims-unallocated": {reason: "no scheduler has chosen devices", setup: setup{plugins: []on{claims}}},
 		"resource-claims-elsewhere":   {reason: "its devices are those of another node", setup: setup{plugins: []on{claims}}},
 		"resource-claims-waiting":     {reason: "the driver prepares the device", setup: setup{plugins: []on{claims}}},
 		"resource-claims-failed":      {reason: "the driver cannot prepare it", setup: setup{plugins: []on{claims}}},
 		"resource-claims-unmade":      {reason: "the template's claim is still to be made", setup: setup{plugins: []on{claims}}},
-		"require-not-on":              {reason: "whoever asks relies on it", setup: setup{plugins: []on{nodeState}}},
+		"require-not-on":              {reason: "a required plugin must run", setup: setup{plugins: []on{nodeState}}},
 		"everything-together-taken":   {reason: "a refusal after mutators keeps the warnings", setup: setup{mutators: []on{places}, plugins: []on{nodeState, devices}}},
 	}
 	for name, tc := range cases {

@@ -1,9 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package image_test holds the Dockerfile to its promises where there is nobody to
-// build it: it is read by BuildKit's own parser and linter, and the files that it
-// gets are enough to compile the program.
+// Package image_test checks the Dockerfile without a build: BuildKit's parser and linter read it, and its files are sufficient to
+// compile the program.
 package image_test
 
 import (

@@ -24,7 +24,7 @@ type BuildOptions struct {
 	Race bool
 	// Replace replaces files of this checkout in the build: content by path.
 	Replace map[string][]byte
-	// Clock has time.Now tell what Replica.SetClock says.
+	// Clock makes time.Now return the time of Replica.SetClock.
 	Clock bool
 	// Dir gets the binary, bin/prebind.
 	Dir string

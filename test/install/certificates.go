@@ -175,7 +175,7 @@ func (p *Prebind) injectCA(ctx context.Context, certificates map[string]*issued)
 	namespace, name, _ := strings.Cut(config.Annotations[injectFrom], "/")
 	from := certificates[name]
 	if namespace != Namespace || from == nil {
-		return fmt.Errorf("the annotation %s of the webhook configuration is %q, which is no Certificate of %s", injectFrom, config.Annotations[injectFrom], Namespace)
+		return fmt.Errorf("the annotation %s of the webhook configuration is %q, which is not a Certificate of %s", injectFrom, config.Annotations[injectFrom], Namespace)
 	}
 	for i := range config.Webhooks {
 		if !bytes.Equal(config.Webhooks[i].ClientConfig.CABundle, from.caPEM) {

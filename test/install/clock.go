@@ -20,7 +20,7 @@ import (
 // clockFile is the variable that names the file with the offset of the clock.
 const clockFile = "PREBIND_TEST_CLOCK"
 
-// followClock is what package time gets besides its own files.
+// followClock is added to package time.
 //
 //go:embed testdata/clock.go
 var followClock []byte
@@ -102,7 +102,7 @@ func clockFiles(goroot string) (map[string][]byte, error) {
 	return map[string][]byte{name: []byte(changed), filepath.Join(pkg, "prebind_clock.go"): followClock}, nil
 }
 
-// changeNow has time.Now tell another time.
+// changeNow makes time.Now return another time.
 func changeNow(source string) (string, error) {
 	if n := strings.Count(source, nowBefore); n != 1 {
 		return "", fmt.Errorf("these lines of time.Now are there %d times, and should be there once: this version of Go has another one; bring nowBefore and nowAfter in test/install/clock.go up to it:\n%s", n, nowBefore)
@@ -111,7 +111,7 @@ func changeNow(source string) (string, error) {
 }
 
 // SetClock makes the wall clock of the replica wrong by so much, or right again by 0,
-// within 100 ms; a replica that does not run starts with it. Timers go on as they are.
+// within 100 ms; a replica that does not run starts with it. Timers do not change.
 func (r *Replica) SetClock(wrong time.Duration) error {
 	if r.clock == "" {
 		return fmt.Errorf("the clock of %s cannot be set: say so in the Options of its installation, and in the BuildOptions of its program", r.Name())

@@ -64,7 +64,7 @@ func TestLinked(t *testing.T) {
 	assert.ErrorContains(t, err, "whose standard library is to be changed")
 }
 
-// TestSetClock says when nobody reads it.
+// TestSetClock: an error reports that no replica reads the clock.
 func TestSetClock(t *testing.T) {
 	process, err := cluster.NewProcess(cluster.ProcessOptions{Name: "prebind-0", Path: "prebind", LogFile: "log"})
 	require.NoError(t, err)

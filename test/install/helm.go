@@ -23,8 +23,7 @@ import (
 
 const (
 	chart = "charts/prebind"
-	// kubeVersion is what the chart is told of the cluster: Helm itself takes another
-	// one for granted where it is built from its module.
+	// kubeVersion is the version that the chart gets: Helm built from its module has another default.
 	kubeVersion = "1.36.0"
 	// hookAnnotation makes an object one that Helm applies at a certain moment.
 	hookAnnotation = "helm.sh/hook"

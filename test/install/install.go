@@ -55,8 +55,7 @@ type Options struct {
 	Helm bool
 	// Values are set in the chart, each as key=value.
 	Values []string
-	// WithoutCertManager leaves cert-manager's definitions out of the cluster. What
-	// is installed must not need them.
+	// WithoutCertManager leaves cert-manager's definitions out of the cluster. The installation must not need them.
 	WithoutCertManager bool
 }
 
@@ -159,7 +158,7 @@ func (p *Prebind) applyManifests(ctx context.Context) error {
 	return p.kubectl(ctx, append([]string{"apply"}, p.source...)...)
 }
 
-// AddComponents applies the manifests once more, with components of config/webhook
+// AddComponents applies the manifests again, with components of config/webhook
 // that are left out as shipped, such as mutators/device-info: an operator's
 // kustomization on top of the shipped one.
 func (p *Prebind) AddComponents(ctx context.Context, components ...string) error {
@@ -227,7 +226,7 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 	if err := errors.Join(ctx.Err(), p.Stop()); err != nil {
 		return err
 	}
-	// No kubelet tells that the pods have ended, for which their namespace waits.
+	// No kubelet reports the end of the pods, and the namespace waits for it.
 	return p.kubectl(ctx, "delete", "pods", "--all", "--namespace="+Namespace, "--grace-period=0", "--force", "--wait=false")
 }
 

@@ -83,7 +83,7 @@ func (p *Prebind) volumeDir(v corev1.Volume) (string, error) {
 }
 
 // mountVolumes brings the replicas the files of the Deployment's volumes, as the
-// kubelet does. What a volume is made from must be there, as for a pod to start.
+// kubelet does. The sources of a volume must exist, as for the start of a pod.
 func (p *Prebind) mountVolumes(ctx context.Context) error {
 	for _, v := range p.pod.volumes {
 		dir, err := p.volumeDir(v)
@@ -185,7 +185,7 @@ func (d pod) here(arg string) string {
 var reference = regexp.MustCompile(`\$\$|\$\([-._a-zA-Z][-._a-zA-Z0-9]*\)`)
 
 // expand puts in the values for references such as $(POD_NAME), by the rule of
-// Container.args: $$ stands for $, and what has no value stays as it is.
+// Container.args: $$ stands for $, and unknown references stay.
 func expand(text string, values map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(found string) string {
 		if found == "$$" {

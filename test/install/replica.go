@@ -24,7 +24,7 @@ import (
 type Replica struct {
 	*cluster.Process
 	webhook, health, metrics string
-	// clock is the file that says how wrong its clock is; empty where nobody reads it.
+	// clock is the file with the error of its clock; empty if the replica does not read it.
 	clock string
 }
 
@@ -100,7 +100,7 @@ func (p *Prebind) Stop() error {
 func (p *Prebind) route() { p.RouteTo(p.replicas...) }
 
 // RouteTo makes the Service lead to these replicas only, until another one is
-// started: new connections, that is, for those that are open stay where they are.
+// started: new connections only, because open connections stay.
 func (p *Prebind) RouteTo(replicas ...*Replica) {
 	var backends []cluster.Backend
 	for _, r := range replicas {

@@ -125,7 +125,7 @@ func TestViolations(t *testing.T) {
 		"Up":        {reason: "nothing below knows the command line", from: "framework", to: []string{"app"}, want: []string{"framework imports app, which is in the same layer or above it"}},
 		"Sideways":  {reason: "a plugin is complete in itself", from: "plugins/a", to: []string{"plugins/b"}, want: []string{"plugins/a imports plugins/b, which is in the same layer or above it"}},
 		"Only":      {reason: "plugins import one package", from: "plugins/a", to: []string{"framework", "tools"}, want: []string{"plugins/a imports tools; it may import only: framework"}},
-		"New":       {reason: "whoever adds a package decides on its layer", from: "new", want: []string{"new is in no layer: add it to the table in test/layers"}},
+		"New":       {reason: "a new package needs a layer", from: "new", want: []string{"new is in no layer: add it to the table in test/layers"}},
 		"Below":     {reason: "a pattern is one level deep", from: "app", to: []string{"plugins/a/b"}, want: []string{"app imports plugins/a/b, which is in no layer"}},
 		"TestsOnly": {reason: "test code stays out of the program", from: "app", to: []string{"test/gen"}, want: []string{"app imports test/gen, which is in no layer"}},
 	}

@@ -99,7 +99,7 @@ func sortVolumes(spec *corev1.PodSpec) {
 	}
 }
 
-// What an operator gets does not depend on how he installs it.
+// Both ways of installation have the same result.
 func TestChartIsTheKustomization(t *testing.T) {
 	const ca = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
 	files := map[string]string{"secret.yaml": fmt.Sprintf(`
@@ -142,7 +142,7 @@ data: {ca.crt: %s}
 				}
 			}
 			for _, obj := range want {
-				// What a component adds has no labels, where it comes after the kustomization that gives them.
+				// Objects of a component have no labels if it follows the kustomization that adds them.
 				if len(obj.GetLabels()) == 0 {
 					obj.SetLabels(map[string]string{"app.kubernetes.io/name": "prebind", "app.kubernetes.io/part-of": "prebind"})
 				}
@@ -394,7 +394,7 @@ func TestChartRefuses(t *testing.T) {
 		set  string
 		says []string
 	}{
-		"UnknownValue":     {reason: "a value that nobody reads", values: "replica=3", says: []string{"replica", "not allowed"}},
+		"UnknownValue":     {reason: "an unused value", values: "replica=3", says: []string{"replica", "not allowed"}},
 		"UnknownMutator":   {reason: "it would not run", values: "mutators.topologie.enabled=true", says: []string{"/mutators", "topologie", "not allowed"}},
 		"UnknownPlugin":    {reason: "it would not run", values: "prebindPlugins.volumes.enabled=true", says: []string{"/prebindPlugins", "volumes", "not allowed"}},
 		"UnknownPolicy":    {reason: "the API server would refuse it", values: "failurePolicy=Maybe", says: []string{"/failurePolicy", "'Fail', 'Ignore'"}},
@@ -403,13 +403,13 @@ func TestChartRefuses(t *testing.T) {
 		"ReplicasWord":     {reason: "a number is needed", values: "replicas=two", says: []string{"/replicas", "integer"}},
 		"TimeoutOverLimit": {reason: "the API server takes no more than 30 s", values: "timeoutSeconds=60", says: []string{"/timeoutSeconds", "30"}},
 		"TimeoutUnderHold": {reason: "every wait would end in an error", values: "timeoutSeconds=5", says: []string{"/timeoutSeconds", "6"}},
-		"NoSchedulers":     {reason: "nobody could bind a pod", set: "--set-json", values: "annotationPolicy.schedulers=[]", says: []string{"/annotationPolicy/schedulers", "1"}},
-		"Digest":           {reason: "it is no digest", values: "image.digest=latest", says: []string{"/image/digest"}},
+		"NoSchedulers":     {reason: "no scheduler could bind a pod", set: "--set-json", values: "annotationPolicy.schedulers=[]", says: []string{"/annotationPolicy/schedulers", "1"}},
+		"Digest":           {reason: "the value is not a digest", values: "image.digest=latest", says: []string{"/image/digest"}},
 		"FilesWithoutCA":   {reason: "the API server would trust no replica", values: "certificates.mode=files", says: []string{"certificates.files.caBundle"}},
 		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
 		"UnknownField":     {reason: "no replica would start", values: "config.budgets.hodl=5s", says: []string{"/config/budgets", "hodl", "not allowed"}},
 		"FieldType":        {reason: "no replica would start", values: "config.budgets.maxHolds=many", says: []string{"/config/budgets/maxHolds", "integer"}},
-		"AllocateWhileOff": {reason: "nobody would allocate", values: "prebindPlugins.resource-claims.enabled=false,prebindPlugins.resource-claims.allocate={gpu}", says: []string{"allocate needs"}},
+		"AllocateWhileOff": {reason: "no plugin would allocate", values: "prebindPlugins.resource-claims.enabled=false,prebindPlugins.resource-claims.allocate={gpu}", says: []string{"allocate needs"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

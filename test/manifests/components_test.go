@@ -104,7 +104,7 @@ func TestNetworkPolicy(t *testing.T) {
 	pod := get[*appsv1.Deployment](t, objects, "prebind").Spec.Template
 
 	assert.Equal(t, pod.Labels, policy.Spec.PodSelector.MatchLabels, "it must be about the replicas")
-	assert.Equal(t, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, policy.Spec.PolicyTypes, "a wrong guess of the way out would stop all binds")
+	assert.Equal(t, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, policy.Spec.PolicyTypes, "a wrong egress rule would stop all binds")
 	assert.Empty(t, policy.Spec.Egress)
 	open := map[intstr.IntOrString]bool{}
 	for _, rule := range policy.Spec.Ingress {
@@ -133,7 +133,7 @@ func TestSelfManaged(t *testing.T) {
 		assert.NotContains(t, a, "--cert-dir", "the program takes one of the two")
 	}
 	configuration := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind")
-	assert.Empty(t, configuration.Annotations, "nobody else may put in a CA")
+	assert.Empty(t, configuration.Annotations, "no other component may set the CA")
 
 	role, clusterRole := get[*rbacv1.Role](t, objects, "prebind-self-managed-certs"), get[*rbacv1.ClusterRole](t, objects, "prebind-self-managed-certs")
 	assert.Equal(t, map[string][]string{"secrets": {"create", "get", "list", "update", "watch"}}, permissions(t, role.Rules))
@@ -213,7 +213,7 @@ func TestFirstInstall(t *testing.T) {
 	}
 }
 
-// What the policies do is tested end to end.
+// End-to-end tests cover the effect of the policies.
 func TestAnnotationPolicy(t *testing.T) {
 	objects := renderWith(t, []string{everything}, []string{"annotation-policy"}, nil)
 	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
@@ -229,7 +229,7 @@ func TestAnnotationPolicy(t *testing.T) {
 	}
 	bindings := get[*admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "bindings.prebind.dev")
 	assert.Equal(t, webhook.Rules[0].Resources, bindings.Spec.MatchConstraints.ResourceRules[0].Resources, "both ways to bind a pod")
-	assert.Equal(t, "schedulers", bindings.Spec.Variables[0].Name, "its place is told to whoever patches it")
+	assert.Equal(t, "schedulers", bindings.Spec.Variables[0].Name, "the documentation refers to its index")
 }
 
 // No component needs another one.

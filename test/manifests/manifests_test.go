@@ -104,9 +104,8 @@ func kustomize(ctx context.Context, dir string) ([]byte, error) {
 	return out, nil
 }
 
-// touch reads the files below the paths. What another process reads go test
-// does not know of: without this it would answer from its cache after a
-// manifest has changed.
+// touch reads the files below the paths. go test does not track files that other processes read: without this it would return a cached result after a change of a
+// manifest.
 func touch(paths ...string) error {
 	for _, path := range paths {
 		err := filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {

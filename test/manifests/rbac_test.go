@@ -68,7 +68,7 @@ func TestRoleInOwnNamespace(t *testing.T) {
 		want   map[string][]string
 	}{
 		"prebind": {
-			reason: "replicas know of each other by leases, and of nothing else",
+			reason: "replicas discover each other through leases only",
 			want:   map[string][]string{"coordination.k8s.io/leases": {"create", "delete", "get", "list", "update"}},
 		},
 		"prebind-device": {
@@ -103,7 +103,7 @@ func TestRoleBindings(t *testing.T) {
 				"a binding is called like its role, and there is one for each")
 			get[*rbacv1.ClusterRole](t, objects, binding.RoleRef.Name)
 			assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "prebind", Namespace: namespace}}, binding.Subjects,
-				"nobody but Prebind holds its permissions")
+				"only Prebind has its permissions")
 		})
 	}
 	assert.Len(t, bindings, len(all[*rbacv1.ClusterRole](objects)), "every role is bound")
@@ -144,7 +144,7 @@ func permissions(t *testing.T, rules []rbacv1.PolicyRule) map[string][]string {
 	return granted
 }
 
-// What the policy does is tested end to end.
+// End-to-end tests cover the effect of the policy.
 func TestExplain(t *testing.T) {
 	objects := renderWith(t, []string{everything}, []string{"explain"}, nil)
 	role := get[*rbacv1.ClusterRole](t, objects, "prebind-explain")

@@ -59,7 +59,7 @@ func TestWebhookConfiguration(t *testing.T) {
 			want:   new(admissionregistrationv1.IfNeededReinvocationPolicy),
 		},
 		"FailClosed": {
-			reason: "a bind that nobody made safe must not go ahead",
+			reason: "a bind without checks must not proceed",
 			got:    webhook.FailurePolicy,
 			want:   new(admissionregistrationv1.Fail),
 		},
@@ -109,7 +109,7 @@ func TestWebhookNamespaces(t *testing.T) {
 		want   bool
 	}{
 		"Ordinary": {
-			reason: "a namespace that nobody excluded is covered",
+			reason: "a namespace without an exclusion is covered",
 			labels: labels.Set{nameLabel: "default"},
 			want:   true,
 		},

@@ -87,7 +87,7 @@ func TestWorkloads(t *testing.T) {
 
 			var pods []*corev1.PodSpec
 			for _, obj := range decodeWorkload(t, content) {
-				assert.Empty(t, obj.GetNamespace(), "whoever applies it says where")
+				assert.Empty(t, obj.GetNamespace(), "the user selects the namespace")
 				assert.NotEmpty(t, obj.GetLabels()["app.kubernetes.io/name"], "%s %s should be found by its name", kind(obj), obj.GetName())
 				if pod := podOf(obj); pod != nil {
 					pods = append(pods, pod)
@@ -109,7 +109,7 @@ func TestWorkloads(t *testing.T) {
 				mounted[m.Name] = true
 			}
 			for _, v := range pod.Volumes {
-				assert.True(t, mounted[v.Name], "nobody reads the volume %s", v.Name)
+				assert.True(t, mounted[v.Name], "no container uses the volume %s", v.Name)
 			}
 		})
 	}

@@ -96,7 +96,7 @@ func (r *register) MustRegister(all ...prometheus.Collector) {
 // Unregister implements prometheus.Registerer.
 func (r *register) Unregister(prometheus.Collector) bool { return false }
 
-// A Desc tells what it is as text only.
+// A Desc has its content only as text.
 var (
 	described = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "(.*)", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 	constant  = regexp.MustCompile(`(\w+)="`)

@@ -104,7 +104,7 @@ func TestAlerts(t *testing.T) {
 		"PrebindHoldsAtLimit": {fires: `prebind_holds_refused_total{pod="a"} 0+50x30
 			prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+100x30`, not: map[string]string{
 			"a burst now and then": "prebind_holds_refused_total{pod=\"a\"} 0+5x30\nprebind_decisions_total{pod=\"a\",decision=\"waiting\",plugin=\"volumebinding\"} 0+100x30",
-			"nobody waits":         `prebind_holds_refused_total{pod="a"} 500x30`,
+			"no pod waits":         `prebind_holds_refused_total{pod="a"} 500x30`,
 		}},
 		"PrebindLiveReadsHigh": {fires: `prebind_live_reads_total{plugin="binder",kind="Pod",reason="missing"} 0+90x30`, not: map[string]string{
 			"by design":             `prebind_live_reads_total{plugin="binder",kind="Pod",reason="outcome"} 0+200x30`,

@@ -125,7 +125,7 @@ func TestDashboardPanels(t *testing.T) {
 	seen := map[int]bool{}
 	taken := map[[2]int]string{}
 	for _, p := range panels(t) {
-		assert.False(t, seen[p.ID], "%s: Grafana tells panels apart by their id", p.Title)
+		assert.False(t, seen[p.ID], "%s: Grafana distinguishes panels by their id", p.Title)
 		seen[p.ID] = true
 		assert.NotEmpty(t, p.Title)
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {

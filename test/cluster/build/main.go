@@ -1,8 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command build builds the control plane, or finds it built, and says how far it
-// is: go test would show nothing of it meanwhile.
+// Command build builds the control plane unless it is cached, and shows the progress, which go test would hide.
 package main
 
 import (

@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package provisioner is the test provisioner: an external provisioner built on
-// the library that the real ones use, with no storage behind it. It takes as
-// long as it is told to, fails as it is told to, and otherwise makes
-// PersistentVolumes that are reachable from the selected node's zone, or from
-// that node alone.
+// the library that the real ones use, with no storage behind it. Parameters set its delay and its failures. Otherwise it creates PersistentVolumes for the selected node's zone, or
+// for that node only.
 package provisioner
 
 import (

@@ -47,10 +47,9 @@ type Settings struct {
 	Delay time.Duration
 	// Fail says how the calls chosen by FailNodes and FailTimes end.
 	Fail FailMode
-	// FailNodes limits failures to claims with one of these selected nodes;
-	// empty is no limit.
+	// FailNodes limits failures to claims with one of these selected nodes; empty means all.
 	FailNodes []string
-	// FailTimes limits failures to the first calls for each claim; 0 is no limit.
+	// FailTimes limits failures to the first calls for each claim; 0 means all.
 	FailTimes int
 	// Affinity decides the node affinity of the volume.
 	Affinity Affinity
@@ -102,8 +101,7 @@ func (s Settings) validate() error {
 	return nil
 }
 
-// fails tells whether the call, the n-th for its claim counted from 1, is to
-// fail.
+// fails reports whether call n for the claim, counted from 1, must fail.
 func (s Settings) fails(node string, n int) bool {
 	if s.Fail == FailNone {
 		return false

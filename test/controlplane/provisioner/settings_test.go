@@ -44,7 +44,7 @@ func TestWithParameters(t *testing.T) {
 			parameters: map[string]string{"fail": "none", "failTimes": "1"},
 			want:       Settings{Delay: time.Minute, Fail: FailNone, FailTimes: 1},
 		},
-		"unknown key":      {parameters: map[string]string{"dealy": "1s"}, wantErr: "dealy", reason: "a typing mistake is told"},
+		"unknown key":      {parameters: map[string]string{"dealy": "1s"}, wantErr: "dealy", reason: "a typing mistake is reported"},
 		"bad duration":     {parameters: map[string]string{"delay": "soon"}, wantErr: "delay", reason: "the key is named"},
 		"negative delay":   {parameters: map[string]string{"delay": "-1s"}, wantErr: "negative", reason: "time does not run backwards"},
 		"bad count":        {parameters: map[string]string{"failTimes": "once"}, wantErr: "failTimes", reason: "the key is named"},

@@ -10,8 +10,7 @@ import (
 )
 
 // ExitEnv names a variable that, when it is 1, makes the process end as soon as
-// its standard input does. Whoever starts it keeps the writing end of that pipe,
-// which the kernel closes however the parent ends, kill -9 included.
+// its standard input does. The parent keeps the write end of that pipe, which the kernel closes when the parent exits, also after kill -9.
 const ExitEnv = "PREBIND_EXIT_WITH_PARENT"
 
 // ExitWith watches standard input for the rest of the process's life, if the
@@ -20,10 +19,10 @@ func ExitWith() {
 	if os.Getenv(ExitEnv) != "1" {
 		return
 	}
-	// What this process starts itself has a standard input of its own.
+	// Children of this process have their own standard input.
 	_ = os.Unsetenv(ExitEnv)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(1) //nolint:forbidigo // the parent is gone: nobody is left to return to
+		os.Exit(1) //nolint:forbidigo // the parent has exited
 	}()
 }
