@@ -50,8 +50,8 @@ type Status struct {
 	// namespaces take turns, and LeftOut is the number of those that are missing.
 	InFlight []attempt.InFlight `json:"inFlight,omitempty"`
 	LeftOut  int                `json:"leftOut,omitempty"`
-	// Reported is the time of the report, by the clock of the API server.
-	Reported metav1.Time `json:"told"`
+	// Reported is the time of the report by the clock of the API server.
+	Reported metav1.Time `json:"reported"`
 	// ClockAhead is the error of the replica's clock if it is five seconds or more; negative
 	// if the clock is behind. The times in the Status are corrected by it.
 	ClockAhead metav1.Duration `json:"clockAhead,omitzero"`

@@ -22,7 +22,7 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// What a scheduler gets to hear, through the real API server.
+// Responses to a scheduler through the real API server.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -59,7 +59,7 @@ func TestRefusals(t *testing.T) {
 			says:    []string{"target.name: Required value"},
 			decided: "passed-through",
 		},
-		"target that is no node": {
+		"target that is not a node": {
 			reason:  "the API server's own answer is the right one",
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-1",
@@ -180,7 +180,7 @@ func TestNameInURLDiffers(t *testing.T) {
 	assert.Empty(t, b.events())
 }
 
-// What the real process answers to anybody who can reach its port.
+// Responses of the real process to any client that reaches its port.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	const review = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1",` +
