@@ -16,96 +16,119 @@ func (c *call) prepare(ctx context.Context) Decision {
 	held := hold{call: c}
 	defer held.release()
 	for {
-		a, r, at := c.attempts.Join(c.key)
+		a, r, phase := c.attempts.Join(c.key)
 		c.joined = a
 		if a != nil {
 			if err := c.withoutLease(); err != nil {
 				return c.later(err)
 			}
 		}
-		if (at == attempt.Preparing || at == attempt.Failed) && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
+		if (phase == attempt.Preparing || phase == attempt.Failed) && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
 			// The attempt, or its error, belongs to other parameters than those of this call.
 			c.attempts.Dismiss(a, r)
-			at = attempt.RollingBack
+			phase = attempt.RollingBack
 		}
-		switch at {
+		var d Decision
+		var decided bool
+		switch phase {
 		case attempt.Over, attempt.Prepared:
-			id := attempt.NewID(c.replica)
-			if a != nil {
-				id = a.ID()
-			}
-			bc := c.context(id)
-			run, err := c.preFlight(ctx, bc)
-			if err != nil {
-				return c.later(err)
-			}
-			if len(run) == 0 {
-				if a == nil {
-					return c.allow(ctx, bc)
-				}
-				if d, ok := c.allowBy(ctx, a, bc); ok {
-					return d
-				}
-				continue
-			}
-			if err := c.withoutLease(); err != nil {
-				return c.later(err)
-			}
-			r = attempt.NewRound(c.settings, bc, run, c.plugins)
-			if a == nil {
-				a = c.attempts.Start(ctx, c.key, r, c.budget)
-			} else if !c.attempts.Repeat(ctx, a, r) {
-				a = nil
-			}
-			if a == nil {
-				if held.over(ctx) {
-					return c.later(r.Stopped())
-				}
-				continue
-			}
-			c.joined = a
+			d, decided = c.start(ctx, &held, a)
 		case attempt.RollingBack:
-			if !held.until(ctx, r, a.Over()) {
-				if r.OverBudget() {
-					return c.later(a.OverBudget(r))
-				}
-				return c.later(framework.Wait(podObject(c.Pod), "waiting for the rollback of an earlier attempt").Advise("retry the Binding"))
-			}
-			if !c.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
-				return c.later(r.PodChanged())
-			}
-			// The node may have changed during the rollback.
-			var err *framework.Error
-			if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
-				return c.later(err)
-			}
-			continue
+			d, decided = c.awaitRollBack(ctx, &held, a, r)
 		case attempt.Preparing, attempt.Failed:
+			d, decided = c.awaitRound(ctx, &held, a, r)
 		}
-		if !held.until(ctx, r, r.Done()) {
-			if r.OverBudget() {
-				// The plugin ignores the end of its context.
-				return c.later(a.OverBudget(r))
-			}
-			return c.later(a.Waiting(r, c.clock.Now()))
-		}
-		if err := r.Err(); err != nil {
-			c.attempts.ErrorReturned(a)
-			return c.later(err)
-		}
-		if r.Settings != c.settings {
-			// Other plugins, or other arguments, may apply now.
-			continue
-		}
-		if d, ok := c.allowBy(ctx, a, r.Context); ok {
+		if decided {
 			return d
 		}
-		if err := c.withoutLease(); err != nil {
-			return c.later(err)
-		}
-		// The attempt was prepared and reached its outcome before this call woke up.
-		return c.later(r.PodChanged())
 	}
+}
+
+// start runs PreFlight. It allows the bind if no plugin has work to do, or waits for a new
+// round, of the prepared attempt or, if a is nil, of a new one. It returns false if the call
+// must join again.
+func (c *call) start(ctx context.Context, held *hold, a *attempt.Attempt) (Decision, bool) {
+	id := attempt.NewID(c.replica)
+	if a != nil {
+		id = a.ID()
+	}
+	bc := c.context(id)
+	run, err := c.preFlight(ctx, bc)
+	if err != nil {
+		return c.later(err), true
+	}
+	if len(run) == 0 {
+		if a == nil {
+			return c.allow(ctx, bc), true
+		}
+		return c.allowBy(ctx, a, bc)
+	}
+	if err := c.withoutLease(); err != nil {
+		return c.later(err), true
+	}
+	r := attempt.NewRound(c.settings, bc, run, c.plugins)
+	if a == nil {
+		a = c.attempts.Start(ctx, c.key, r, c.budget)
+	} else if !c.attempts.Repeat(ctx, a, r) {
+		a = nil
+	}
+	if a == nil {
+		if held.over(ctx) {
+			return c.later(r.Stopped()), true
+		}
+		return Decision{}, false
+	}
+	c.joined = a
+	return c.awaitRound(ctx, held, a, r)
+}
+
+// awaitRollBack waits for the end of an earlier attempt. It returns false if the call must join
+// again.
+func (c *call) awaitRollBack(ctx context.Context, held *hold, a *attempt.Attempt, r *attempt.Round) (Decision, bool) {
+	if !held.until(ctx, r, a.Over()) {
+		if r.OverBudget() {
+			return c.later(a.OverBudget(r)), true
+		}
+		return c.later(framework.Wait(podObject(c.Pod), "waiting for the rollback of an earlier attempt").Advise("retry the Binding")), true
+	}
+	if !c.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
+		return c.later(r.PodChanged()), true
+	}
+	// The node may have changed during the rollback.
+	node, err := c.reader.node(ctx, c.key.Node)
+	if err != nil {
+		return c.later(err), true
+	}
+	c.node = node
+	return Decision{}, false
+}
+
+// awaitRound waits for the end of the round, and allows the bind if it has succeeded. It returns
+// false if the call must join again.
+func (c *call) awaitRound(ctx context.Context, held *hold, a *attempt.Attempt, r *attempt.Round) (Decision, bool) {
+	if !held.until(ctx, r, r.Done()) {
+		if r.OverBudget() {
+			// The plugin ignores the end of its context.
+			return c.later(a.OverBudget(r)), true
+		}
+		return c.later(a.Waiting(r, c.clock.Now())), true
+	}
+	if err := r.Err(); err != nil {
+		c.attempts.ErrorReturned(a)
+		return c.later(err), true
+	}
+	if r.Settings != c.settings {
+		// Other plugins, or other arguments, may apply now.
+		return Decision{}, false
+	}
+	if d, ok := c.allowBy(ctx, a, r.Context); ok {
+		return d, true
+	}
+	if err := c.withoutLease(); err != nil {
+		return c.later(err), true
+	}
+	// The attempt was prepared and reached its outcome before this call woke up.
+	return c.later(r.PodChanged()), true
 }
 
 // withoutLease returns an error if this replica does not hold its lease. Another replica may

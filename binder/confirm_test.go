@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,9 +118,9 @@ func TestConfirm_RejectsByLiveReadsOnly(t *testing.T) {
 					return holding(thePod, theNode, other)
 				}
 				l, live := &lastLook{plugin: plugin{name: "last"}}, with(tc.live)
-				var rolledBackLive bool
+				var rolledBackLive atomic.Bool
 				l.rollBack = func(_ context.Context, bc *framework.BindContext) error {
-					rolledBackLive = bc.Live
+					rolledBackLive.Store(bc.Live)
 					return nil
 				}
 				e := newTestEngine(t, func(o *Options) {
@@ -134,7 +135,7 @@ func TestConfirm_RejectsByLiveReadsOnly(t *testing.T) {
 				if tc.want != "" {
 					assert.Equal(t, "last", d.Err.Plugin)
 					assert.EqualValues(t, 1, l.rollBacks.Load(), "the writes are rolled back")
-					assert.False(t, rolledBackLive, "only Confirm read live")
+					assert.False(t, rolledBackLive.Load(), "only Confirm read live")
 				}
 			})
 		})

@@ -104,11 +104,11 @@ func (d Decision) deny(err *framework.Error) Decision {
 type Verdict string
 
 const (
-	// VerdictBind: the pod would be bound at once.
+	// VerdictBind means that the pod would be bound at once.
 	VerdictBind Verdict = "bind"
-	// VerdictWait: the bind would have to wait, as far as PreFlight can predict it.
+	// VerdictWait means that the bind would have to wait, as far as PreFlight can predict it.
 	VerdictWait Verdict = "wait"
-	// VerdictRefuse: the bind would be rejected.
+	// VerdictRefuse means that the bind would be rejected.
 	VerdictRefuse Verdict = "refuse"
 )
 
@@ -138,15 +138,15 @@ type Explanation struct {
 type PluginVerdict string
 
 const (
-	// PluginNotAsked: no annotation requests the plugin.
+	// PluginNotAsked means that no annotation requests the plugin.
 	PluginNotAsked PluginVerdict = "not-asked"
-	// PluginReady: the plugin has no work to do.
+	// PluginReady means that the plugin has no work to do.
 	PluginReady PluginVerdict = "ready"
-	// PluginActs: the plugin would do what Would lists, without a predictable wait.
+	// PluginActs means that the plugin would do what Would lists, without a predictable wait.
 	PluginActs PluginVerdict = "acts"
-	// PluginWaits: the plugin would wait for what WaitsFor lists.
+	// PluginWaits means that the plugin would wait for what WaitsFor lists.
 	PluginWaits PluginVerdict = "waits"
-	// PluginRefuses: the plugin would reject the bind.
+	// PluginRefuses means that the plugin would reject the bind.
 	PluginRefuses PluginVerdict = "refuses"
 )
 
