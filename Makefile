@@ -77,6 +77,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 		$(RESULTS)/admission.test -test.run '^$$' -test.bench BenchmarkAdmission -test.benchtime 0.5s >>$(RESULTS)/admission.txt || exit 1; \
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)

@@ -21,8 +21,8 @@ import (
 	"github.com/prebind/prebind/binder/attempt"
 )
 
-// hugeAttempts are so many attempts of a namespace, each with texts as long as a tenant
-// can make them. "<" takes six bytes in JSON.
+// hugeAttempts returns n attempts of a namespace with the longest texts that a tenant can write.
+// "<" takes six bytes in JSON.
 func hugeAttempts(namespace string, n int) []attempt.InFlight {
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	all := make([]attempt.InFlight, n)
@@ -44,8 +44,8 @@ func TestStatus_EncodeIsBounded(t *testing.T) {
 		all     []attempt.InFlight
 		leftOut bool
 	}{
-		"None":  {reason: "there is nothing to leave out"},
-		"Few":   {reason: "all have room", all: hugeAttempts("shop", 3)},
+		"None":  {reason: "an empty status is complete"},
+		"Few":   {reason: "all attempts fit", all: hugeAttempts("shop", 3)},
 		"Many":  {reason: "a Lease has no room for them", all: append(hugeAttempts("hostile", 200), hugeAttempts("shop", 1)...), leftOut: true},
 		"Crowd": {reason: "the number does not matter", all: append(hugeAttempts("hostile", 2_000), hugeAttempts("shop", 1)...), leftOut: true},
 	}
