@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/attempt"
 )
 
 // metrics are the metrics that the Recorder writes.
@@ -137,55 +137,27 @@ func add[C prometheus.Collector](m *metrics, c C) C {
 	return c
 }
 
-// readyGauge shows the readiness of the replica.
-func (r *Recorder) readyGauge() prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "prebind_ready",
-		Help: "1 if this replica is ready for Bindings, else 0. /readyz returns the reason.",
-	}, func() float64 {
-		if r.ready() != nil {
-			return 0
-		}
-		return 1
-	})
-}
-
-// stats shows the numbers of an engine when they are collected.
-type stats struct {
-	of                        func() binder.Stats
-	attempts, holds, maxHolds *prometheus.Desc
-}
-
-func newStats(of func() binder.Stats) *stats {
-	return &stats{
-		of:       of,
-		attempts: prometheus.NewDesc("prebind_attempts", "Attempts in progress, by phase.", []string{"phase"}, nil),
-		holds:    prometheus.NewDesc("prebind_holds", "Calls that Prebind holds now. Each occupies a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil, nil),
-		maxHolds: prometheus.NewDesc("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, plus 16 times as many that the FlowSchema prebind exempts.", nil, nil),
+// gauges returns the metrics that are read from the sources of Show when they are
+// collected.
+func (r *Recorder) gauges() []prometheus.Collector {
+	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value)
 	}
-}
-
-// Describe implements prometheus.Collector.
-func (s *stats) Describe(to chan<- *prometheus.Desc) {
-	to <- s.attempts
-	to <- s.holds
-	to <- s.maxHolds
-}
-
-// Collect implements prometheus.Collector.
-func (s *stats) Collect(to chan<- prometheus.Metric) {
-	now := s.of()
-	for phase, n := range now.Attempts {
-		to <- prometheus.MustNewConstMetric(s.attempts, prometheus.GaugeValue, float64(n), phase)
+	all := []prometheus.Collector{
+		gauge("prebind_ready", "1 if this replica is ready for Bindings, else 0. /readyz returns the reason.", nil, func() float64 {
+			if r.ready() != nil {
+				return 0
+			}
+			return 1
+		}),
+		gauge("prebind_holds", "Calls that Prebind holds now. Each occupies a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil,
+			func() float64 { return float64(r.stats().Holds) }),
+		gauge("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, plus 16 times as many that the FlowSchema prebind exempts.", nil,
+			func() float64 { return float64(r.stats().MaxHolds) }),
 	}
-	to <- prometheus.MustNewConstMetric(s.holds, prometheus.GaugeValue, float64(now.Holds))
-	to <- prometheus.MustNewConstMetric(s.maxHolds, prometheus.GaugeValue, float64(now.MaxHolds))
-}
-
-func zeroes(names []string) map[string]int {
-	all := map[string]int{}
-	for _, name := range names {
-		all[name] = 0
+	for _, phase := range attempt.Phases() {
+		all = append(all, gauge("prebind_attempts", "Attempts in progress, by phase.", prometheus.Labels{"phase": phase},
+			func() float64 { return float64(r.stats().Attempts[phase]) }))
 	}
 	return all
 }

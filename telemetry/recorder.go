@@ -26,7 +26,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/mutators"
@@ -82,7 +81,7 @@ var _ binder.Recorder = (*Recorder)(nil)
 func New(o Options) (*Recorder, error) {
 	r := &Recorder{
 		metrics: newMetrics(o.Version), clock: o.Clock, traces: o.Traces,
-		stats: func() binder.Stats { return binder.Stats{Attempts: zeroes(attempt.Phases())} },
+		stats: func() binder.Stats { return binder.Stats{} },
 		ready: func() error { return nil },
 	}
 	if o.Traces != nil {
@@ -97,7 +96,7 @@ func New(o Options) (*Recorder, error) {
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	all := slices.Concat(r.all, []prometheus.Collector{r.readyGauge(), newStats(func() binder.Stats { return r.stats() })})
+	all := slices.Concat(r.all, r.gauges())
 	if o.Certificates != nil {
 		all = append(all, o.Certificates.Collectors()...)
 	}

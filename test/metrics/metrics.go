@@ -51,7 +51,9 @@ func All() ([]Metric, error) {
 		return nil, err
 	}
 	slices.SortFunc(r.found, func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
-	return r.found, errors.Join(r.problems...)
+	// A metric can have several collectors, with different values of a label.
+	all := slices.CompactFunc(r.found, func(a, b Metric) bool { return a.Name == b.Name })
+	return all, errors.Join(r.problems...)
 }
 
 func registerAll(r *register) error {
