@@ -4,7 +4,9 @@
 package framework
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -75,6 +77,15 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 // BindContext.WouldWait. Each repetition gets a context of its own, with the pod and the
 // node as they are then; the last one's extensions and annotations go into bc.
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
+	return awaitReady(ctx, h, bc, p, false)
+}
+
+// errUnconfirmed makes Await look again through the live reader.
+var errUnconfirmed = errors.New("the API server has not confirmed that the wait is over")
+
+// awaitReady is AwaitReady. If confirm is set, the wait is over only when the API server
+// confirms it.
+func awaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter, confirm bool) error {
 	since := h.Clock.Now()
 	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
 		pod, node, err := Present(ctx, reader, bc)
@@ -93,6 +104,8 @@ func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) e
 			return Waiting{}, err
 		case next != Skip && len(waits) > 0:
 			return waits[0], nil
+		case confirm && h.Live != h.Cached && !now.Live:
+			return Waiting{}, cmp.Or(context.Cause(ctx), errUnconfirmed)
 		}
 		bc.adopt(now)
 		return Waiting{}, nil

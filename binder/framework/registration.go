@@ -43,8 +43,10 @@ type Registration struct {
 	// Requires lists the kinds without which the plugin has nothing to do. If the API
 	// server does not serve one of them, the plugin is left out, and the log says so.
 	Requires []schema.GroupVersionKind
-	// Caches narrows what the cache holds of the watched kinds; namespace is Prebind's
-	// own. Two plugins cannot narrow one kind.
+	// Caches restricts what the cache holds of watched kinds, to save memory: by selectors,
+	// and by transforms that remove fields. It affects only this plugin: another plugin that
+	// watches the kind gets all objects, from a second cache. namespace is Prebind's own. At
+	// most one plugin can restrict a kind, and none can restrict pods or nodes.
 	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Index adds the indexes to the cache that the plugin needs with the arguments. It is
 	// called again when they change; the indexer skips indexes that it has.

@@ -9,14 +9,18 @@ import (
 )
 
 // BindLook is a Look for one bind. It uses BindContext.Now as the time, and must not write.
-// It may call BindContext.Annotate and BindContext.Has.
+// It may call BindContext.Annotate and BindContext.Has. It reads through the reader only, not
+// through Handle.Live: Await wakes it only for objects that it has read through the reader,
+// and the first look of every bind should cost no request to the API server.
 type BindLook func(ctx context.Context, reader Reader, bc *BindContext) (Waiting, error)
 
 // Waiter is a PreBinder that only waits. Registration.New can return it as it is.
 //
 // A Waiter runs its look in SetupBindContextExtension, returns the result from PreFlight,
 // and runs AwaitReady in PreBind. If the look returns the zero Waiting at once, the engine
-// skips PreBind.
+// skips PreBind, and allows the bind based on the cache. A bind that has waited is allowed
+// only after a look through the live reader, which costs one request to the API server for
+// the pod, one for the node, and one for each object that the look reads.
 type Waiter struct {
 	name   string
 	handle Handle
@@ -75,16 +79,18 @@ func (w *Waiter) PreFlight(bc *BindContext) (Next, error) {
 
 // PreBind implements PreBinder.
 func (w *Waiter) PreBind(ctx context.Context, bc *BindContext) error {
-	return AwaitReady(ctx, w.handle, bc, w)
+	return awaitReady(ctx, w.handle, bc, w, true)
 }
 
 // WaitAtMost returns the wait, limited to the duration since BindContext.Since. After that
-// it returns a KindRefuse. The pod and its annotations are the tenant's, so a plugin bounds
+// it returns a KindRefuse. An earlier Until of the wait is kept. The pod and its annotations are the tenant's, so a plugin bounds
 // a limit that it reads there.
 func (bc *BindContext) WaitAtMost(limit time.Duration, w Waiting) (Waiting, error) {
 	if bc.Now.Sub(bc.Since) >= limit {
 		return Waiting{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")
 	}
-	w.Until = bc.Since.Add(limit)
+	if end := bc.Since.Add(limit); w.Until.IsZero() || end.Before(w.Until) {
+		w.Until = end
+	}
 	return w, nil
 }
