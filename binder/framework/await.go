@@ -26,7 +26,7 @@ type Look func(ctx context.Context, reader Reader) (Waiting, error)
 // nothing. It subscribes to an object before look reads it, so no change is missed. It
 // looks at the cache first. An error counts only when the API server confirms it: then
 // Await looks again through the live reader, as it does at Waiting.Until. It reports
-// what it waits for with BindContext.Waiting.
+// what it waits for with BindContext.ReportWait.
 //
 // When the context ends, Await returns the context's cause.
 func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
@@ -46,7 +46,7 @@ func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ..
 		if err != nil || waiting == (Waiting{}) {
 			return err
 		}
-		bc.Waiting(waiting)
+		bc.ReportWait(waiting)
 		if due, err = sleep(ctx, h, changes, waiting.Until); err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 // AwaitReady is the PreBind of a plugin that only waits: it repeats
 // SetupBindContextExtension and PreFlight, as Await does with a Look, until PreFlight
 // skips. What it waits for is the first that PreFlight records with
-// BindContext.WouldWait. Each repetition gets a context of its own, with the pod and the
+// BindContext.ExpectWait. Each repetition gets a context of its own, with the pod and the
 // node as they are then; the last one's extensions and annotations go into bc.
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
 	return awaitReady(ctx, h, bc, p, false)
@@ -99,7 +99,7 @@ func awaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter, c
 			}
 		}
 		next, err := p.PreFlight(now)
-		switch waits := now.WouldWaitFor(); {
+		switch waits := now.ExpectedWaits(); {
 		case err != nil:
 			return Waiting{}, err
 		case next != Skip && len(waits) > 0:

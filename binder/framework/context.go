@@ -53,17 +53,18 @@ type BindContext struct {
 	mu          sync.Mutex
 	extensions  map[string]any
 	intents     []string
-	wouldWait   []Waiting
+	expected    []Waiting
 	undone      []string
 	waiting     Waiting
 	annotations map[string]map[string]string
 	devices     []Device
 }
 
-// Annotate adds <plugin>.<domain>/<key> to the Binding, and so to the pod; plugin
-// is the caller's own name, and key the part behind the slash. The last value of a
-// key counts. It is for PreFlight and PreBind: a plugin whose PreBind is skipped
-// annotates in PreFlight. A key that is not valid is the plugin's own failure.
+// Annotate adds the annotation <plugin>.prebind.dev/<key> to the Binding. The API server
+// copies it to the pod with the bind, and replaces a value that the pod already has. plugin is
+// the caller's own name. The last value of a key counts. PreFlight, PreBind and the look of a
+// Waiter may call it; a plugin whose PreBind is skipped calls it in PreFlight. An invalid key
+// fails the bind.
 func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -109,31 +110,33 @@ func (bc *BindContext) Devices() []Device {
 	return append([]Device(nil), bc.devices...)
 }
 
-// Waiting says what a bind waits for. The zero Waiting is no wait.
+// Waiting describes a wait of a bind. The zero Waiting means that there is nothing to wait
+// for.
 type Waiting struct {
 	// Object has to change; it may be the zero Object.
 	Object Object
 	// For completes the sentence "waiting for …".
 	For string
-	// Until is when Await looks again even if nothing has changed; zero for never.
+	// Until is when Await looks again through the live reader, even if nothing has changed:
+	// set it for a state that ends with time. It must be in the future; zero for never.
 	Until time.Time
 	// Since is when the wait began, where the plugin has observed that itself, by the clock of
 	// this process; zero where it has not. It must not be a time that a tenant can write.
 	// Calls for one bind reach several replicas, so the first call that this replica receives
-	// may come long after the wait began. It is used of what is given to WouldWait.
+	// may come long after the wait began. It counts only in ExpectWait.
 	Since time.Time
 }
 
-// Waiting records what the plugin waits for from now on. Scheduler, events and
-// operators are shown it.
-func (bc *BindContext) Waiting(w Waiting) {
+// ReportWait records what the plugin waits for from now on, for events, the answer to the
+// client, and 'prebind status'. Await calls it.
+func (bc *BindContext) ReportWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.waiting = w
 }
 
-// WaitingFor returns what was last given to Waiting, or the zero Waiting.
-func (bc *BindContext) WaitingFor() Waiting {
+// ReportedWait returns what was last given to ReportWait, or the zero Waiting.
+func (bc *BindContext) ReportedWait() Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return bc.waiting
@@ -154,20 +157,20 @@ func (bc *BindContext) Intents() []string {
 	return append([]string(nil), bc.intents...)
 }
 
-// WouldWait records, in PreFlight, what PreBind will have to wait for as far as it
-// can be seen: whoever asks what a bind would do is told.
-func (bc *BindContext) WouldWait(w Waiting) {
+// ExpectWait records, in PreFlight, what PreBind will wait for as far as PreFlight can
+// see. Dry runs and 'prebind explain' show it.
+func (bc *BindContext) ExpectWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	bc.wouldWait = append(bc.wouldWait, w)
+	bc.expected = append(bc.expected, w)
 }
 
-// WouldWaitFor returns what was given to WouldWait, in order; the caller owns the
+// ExpectedWaits returns what was given to ExpectWait, in order; the caller owns the
 // slice.
-func (bc *BindContext) WouldWaitFor() []Waiting {
+func (bc *BindContext) ExpectedWaits() []Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	return append([]Waiting(nil), bc.wouldWait...)
+	return append([]Waiting(nil), bc.expected...)
 }
 
 // Undid records, in PreBindRollBack, what was undone, as in "released the lock".
@@ -197,14 +200,14 @@ func (bc *BindContext) Checkpoint() Checkpoint {
 	annotations := bc.Annotations()
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	return Checkpoint{intents: len(bc.intents), wouldWait: len(bc.wouldWait), devices: len(bc.devices), annotations: annotations}
+	return Checkpoint{intents: len(bc.intents), wouldWait: len(bc.expected), devices: len(bc.devices), annotations: annotations}
 }
 
 // Restore discards the records that were made since the checkpoint.
 func (bc *BindContext) Restore(to Checkpoint) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	bc.intents, bc.wouldWait, bc.devices = bc.intents[:to.intents], bc.wouldWait[:to.wouldWait], bc.devices[:to.devices]
+	bc.intents, bc.expected, bc.devices = bc.intents[:to.intents], bc.expected[:to.wouldWait], bc.devices[:to.devices]
 	bc.annotations = to.annotations
 }
 

@@ -12,7 +12,7 @@
 //	PreBindRollBack            undoes the writes, if the bind does not happen
 //
 // Only PreBind is required. Confirm, PostBind, Marks and Tidy are optional, one method
-// each; so is Asked, by which a plugin takes part only in binds that request it.
+// each; so is RequestedBy, which limits the plugin to binds that request it.
 //
 // # Who reads what
 //
@@ -31,7 +31,7 @@
 // # A plugin that waits
 //
 // A plugin that only waits implements SetupBindContextExtension, PreFlight with
-// BindContext.WouldWait, and a PreBind of one line:
+// BindContext.ExpectWait, and a PreBind of one line:
 //
 //	return framework.AwaitReady(ctx, p.h, bc, p)
 //

@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -32,9 +33,10 @@ type Registration struct {
 	Description string
 	// On says that '*' of --prebind-plugins includes the plugin.
 	On bool
-	// Annotations are the keys behind <name>.prebind.dev/ that the plugin reads, for
-	// 'prebind plugins'.
-	Annotations string
+	// AnnotationsHelp is the list of keys behind <name>.prebind.dev/ that 'prebind plugins'
+	// shows, such as "name, timeout". Nothing else uses it: the plugin reads its annotations
+	// with BindContext.Parameter.
+	AnnotationsHelp string
 	// Arguments returns new ones with their defaults; nil if there are none.
 	Arguments func() Arguments
 	// Watches returns an example of each kind that the cache holds, and whose changes wake
@@ -57,7 +59,9 @@ type Registration struct {
 	Handlers map[string]toolscache.ResourceEventHandler
 	// Permissions returns all permissions that Prebind needs while the plugin is on, those for
 	// Watches included. If one is missing, Prebind does not start, or keeps its old
-	// configuration. Nil stands for get, list, and watch on the kinds of Watches.
+	// configuration. Nil stands for get, list, and watch on the kinds of Watches
+	// in all namespaces: the cache then holds every object of these kinds, and Prebind can
+	// read them all. For a kind such as Secret, restrict both with Permissions and Caches.
 	Permissions func(a Arguments) (Permissions, error)
 	// New builds the plugin. It is called when the plugin is switched on, and when its
 	// arguments change. The arguments are valid, and never changed. What an earlier
@@ -78,11 +82,19 @@ type Permissions = registration.Permissions
 // ArgumentsAs returns the arguments in their own type.
 func ArgumentsAs[T Arguments](a Arguments) (T, error) { return registration.ArgumentsAs[T](a) }
 
-// InvalidField returns the problem of a field, or none if the error is nil.
-func InvalidField(field string, err error) []Problem { return registration.Invalid(field, err) }
+// FieldProblem returns the error as the problem of the field, for Arguments.Validate. It
+// returns none if the error is nil. field is the yaml name. The message completes a sentence
+// that begins with the field, such as "must name a label, got %q".
+func FieldProblem(field string, err error) []Problem { return registration.Invalid(field, err) }
 
 // Positive returns the problem of a duration that is not positive.
 func Positive(field string, d time.Duration) []Problem { return registration.Positive(field, d) }
+
+// Between returns the problem of a value, such as an int or a duration, that is less than
+// low or more than high.
+func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
+	return registration.Between(field, value, low, high)
+}
 
 // Shipped returns the permissions that the roles of these folders of config/webhook
 // grant, such as plugins/device.

@@ -32,8 +32,8 @@ func NewWaiter(name string, h Handle, look BindLook) *Waiter {
 	return &Waiter{name: name, handle: h, look: look}
 }
 
-// OnAnnotation returns the plugin for binds that request it by annotation; see
-// the interface OnAnnotation.
+// OnAnnotation returns the plugin as an OnRequest, limited to binds that request it by an
+// annotation on these objects.
 func (w *Waiter) OnAnnotation(source Source) PreBinder { return requestedWaiter{w, source} }
 
 type requestedWaiter struct {
@@ -41,8 +41,8 @@ type requestedWaiter struct {
 	source Source
 }
 
-// Asked implements OnAnnotation.
-func (w requestedWaiter) Asked() Source { return w.source }
+// RequestedBy implements OnRequest.
+func (w requestedWaiter) RequestedBy() Source { return w.source }
 
 // looked is the result of a look.
 type looked struct {
@@ -73,7 +73,7 @@ func (w *Waiter) PreFlight(bc *BindContext) (Next, error) {
 	case result.waiting == Waiting{}:
 		return Skip, nil
 	}
-	bc.WouldWait(result.waiting)
+	bc.ExpectWait(result.waiting)
 	return Run, nil
 }
 

@@ -44,7 +44,7 @@ func TestWaiter_PreFlight(t *testing.T) {
 			next, err := w.PreFlight(bc)
 			require.ErrorIs(t, err, tc.err, tc.reason)
 			assert.Equal(t, tc.next, next, tc.reason)
-			assert.Equal(t, tc.waits, bc.WouldWaitFor(), tc.reason)
+			assert.Equal(t, tc.waits, bc.ExpectedWaits(), tc.reason)
 		})
 	}
 	_, err := NewWaiter("after", Handle{}, nil).PreFlight(&BindContext{})
@@ -53,11 +53,11 @@ func TestWaiter_PreFlight(t *testing.T) {
 
 func TestWaiter_OnAnnotation(t *testing.T) {
 	w := NewWaiter("after", Handle{}, nil)
-	_, asks := PreBinder(w).(OnAnnotation)
+	_, asks := PreBinder(w).(OnRequest)
 	assert.False(t, asks, "by default, a Waiter takes part in every bind")
-	on, asks := w.OnAnnotation(ByBinding).(OnAnnotation)
+	on, asks := w.OnAnnotation(ByBinding).(OnRequest)
 	require.True(t, asks)
-	assert.Equal(t, ByBinding, on.Asked())
+	assert.Equal(t, ByBinding, on.RequestedBy())
 }
 
 // TestWaiter_ConfirmsLive: the cache of a Waiter is ahead of the API server, for example

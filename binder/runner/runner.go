@@ -73,7 +73,7 @@ func (r *Runner) PreBind(ctx context.Context, plugins []framework.PreBinder, bc 
 		if err != nil {
 			return framework.AsError(p.Name(), err)
 		}
-		bc.Waiting(framework.Waiting{})
+		bc.ReportWait(framework.Waiting{})
 	}
 	return nil
 }

@@ -38,15 +38,15 @@ func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
 	r := &Runner{Tracker: Untracked{}}
 	bc := &framework.BindContext{}
 	p := plugin{"p", func(_ context.Context, bc *framework.BindContext) error {
-		bc.Waiting(framework.Waiting{Object: claim, For: "something"})
+		bc.ReportWait(framework.Waiting{Object: claim, For: "something"})
 		return nil
 	}}
 	q := plugin{"q", func(_ context.Context, bc *framework.BindContext) error {
-		assert.Empty(t, bc.WaitingFor(), "what one plugin waited for is not what the next one waits for")
+		assert.Empty(t, bc.ReportedWait(), "what one plugin waited for is not what the next one waits for")
 		return nil
 	}}
 	require.Nil(t, r.PreBind(t.Context(), []framework.PreBinder{p, q}, bc, func(framework.PreBinder) {}))
-	assert.Empty(t, bc.WaitingFor())
+	assert.Empty(t, bc.ReportedWait())
 }
 
 // doubter is a plugin whose Confirm trusts only the API server.

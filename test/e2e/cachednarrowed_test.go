@@ -78,7 +78,7 @@ func TestCachesNarrowed_WakeOtherPlugins(t *testing.T) {
 	defer cancel()
 	result := make(chan error, 1)
 	go func() { result <- waiter.PreBind(waiting, bc) }()
-	require.Eventually(t, func() bool { return bc.WaitingFor().For != "" }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return bc.ReportedWait().For != "" }, patience, 10*time.Millisecond)
 
 	_, err = b.client.CoreV1().ConfigMaps(b.ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "ready"}}, metav1.CreateOptions{})
 	require.NoError(t, err)

@@ -47,7 +47,7 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait while another bind holds the lock")
 		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
 		c.waits()
-		waiting := c.b.WaitingFor()
+		waiting := c.b.ReportedWait()
 		assert.Equal(t, "Node node-a", waiting.Object.String())
 		assert.Equal(t, "the lock that pod default/one holds on the node", waiting.For)
 		assert.Equal(t, timeout, time.Until(waiting.Until), "the lock expires then")
@@ -274,7 +274,7 @@ func TestLockWithACacheThatIsBehind(t *testing.T) {
 		third := bindOf(podNamed("three"), "d", gen.Annotation(lockIt, "true"))
 		go func() { result <- behind.PreBind(ctx, third) }()
 		synctest.Wait()
-		assert.Equal(c, "the lock that pod default/one holds on the node", third.WaitingFor().For, "the cache has no record at all")
+		assert.Equal(c, "the lock that pod default/one holds on the node", third.ReportedWait().For, "the cache has no record at all")
 		cancel()
 		assert.ErrorIs(c, <-result, context.Canceled)
 
