@@ -23,7 +23,7 @@ func writeMetrics(to io.Writer) error {
 		return err
 	}
 	fmt.Fprint(to, metricsIntro)
-	fmt.Fprint(to, "\n## All metrics\n\n| Metric | Type | Labels | What it tells |\n|---|---|---|---|\n")
+	fmt.Fprint(to, "\n## All metrics\n\n| Metric | Type | Labels | Description |\n|---|---|---|---|\n")
 	for _, m := range all {
 		labels := "–"
 		if len(m.Labels) > 0 {

@@ -5,7 +5,11 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -16,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -43,6 +48,7 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 		some()
 		w.prebind, err = install.New(t.Context(), install.Options{Cluster: c, Binary: shared.prebind.Binary(), Kustomization: firstInstallation})
 		require.NoError(t, err)
+		w.killAfter(t)
 		some() // The API server calls a webhook that no replica serves.
 		for range 2 {
 			_, err := w.start(t.Context())
@@ -64,6 +70,38 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, last.Annotations, "topology.prebind.dev/hostname")
 	assert.Equal(t, admissionregistrationv1.Fail, helmInstalls(t, c), "a chart that takes over an installation keeps Fail")
+
+	require.NoError(t, w.prebind.Stop())
+	_, err = s.createPod("unbound", byHand)
+	require.NoError(t, err)
+	require.Error(t, s.bindByHand(gen.Binding(gen.Pod("unbound", gen.InNamespace(s.ns)), "node-1")))
+	s.assertAlertsSelectMetrics()
+}
+
+var selector = regexp.MustCompile(`(apiserver_\w+)\{([^}]*)\}`)
+
+// assertAlertsSelectMetrics checks that the alerts' selectors of the API server's metrics match series that the API
+// server has after calls that succeeded, failed, and were ignored.
+func (b *bench) assertAlertsSelectMetrics() {
+	b.t.Helper()
+	rules, err := os.ReadFile("../../config/webhook/monitoring/prometheusrule.yaml")
+	require.NoError(b.t, err)
+	metrics, err := b.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(b.t.Context())
+	require.NoError(b.t, err)
+	found := selector.FindAllStringSubmatch(string(rules), -1)
+	require.NotEmpty(b.t, found)
+	for _, f := range found {
+		assert.True(b.t, slices.ContainsFunc(strings.Split(string(metrics), "\n"), func(line string) bool {
+			return strings.HasPrefix(line, f[1]+"{") && !slices.ContainsFunc(strings.Split(f[2], ","), func(m string) bool {
+				label, value, equal := strings.Cut(m, `="`)
+				if !equal {
+					return true
+				}
+				name, negated := strings.CutSuffix(label, "!")
+				return !strings.Contains(line, name+`="`) || negated == strings.Contains(line, name+`="`+value)
+			})
+		}), "no series of the API server matches %s", f[0])
+	}
 }
 
 // helmInstalls returns the failure policy that `helm install` with the default values registers.

@@ -37,7 +37,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 
 	err = b.bindByHand(b.binding("node-2"))
 	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
-	for _, words := range []string{b.ns + "/data", "made for the node node-1", "bind the pod to node-1"} {
+	for _, words := range []string{b.ns + "/data", "being provisioned on node node-1", "bind the pod to node-1"} {
 		assert.ErrorContains(t, err, words)
 	}
 
@@ -48,8 +48,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	b.assertClaimBound("data", "node-1")
 }
 
-// A pod tells by its events what its bind waits for, and why it was refused, so
-// that nobody has to read the scheduler's log, which may have none.
+// Events of a pod contain the object that its bind waits for and the reason of a rejection, because a scheduler may log neither.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {

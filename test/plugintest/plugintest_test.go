@@ -69,7 +69,9 @@ type onlyPreBind struct{}
 
 func (onlyPreBind) Name() string { return "only" }
 
-func (onlyPreBind) PreBind(context.Context, *framework.BindContext) error { return errors.New("unused") }
+func (onlyPreBind) PreBind(context.Context, *framework.BindContext) error {
+	return errors.New("unused")
+}
 
 func TestPreFlight_RunsPluginsWithoutPreFlight(t *testing.T) {
 	next, err := PreFlight(t.Context(), framework.Handle{}, onlyPreBind{}, Bind(gen.Pod("web"), gen.Node("node-a")))

@@ -2,7 +2,7 @@
 Copyright The Prebind Authors.
 SPDX-License-Identifier: Apache-2.0
 
-Names are fixed, for a cluster has one Prebind: two would both answer every bind.
+Names are fixed because a cluster has one Prebind: two would both decide on every Binding.
 */}}
 
 {{/* Labels of every object. */}}
@@ -23,15 +23,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{/* Which binds are not sent to Prebind: a namespace selector, for the webhook and the policies. */}}
+{{/* Namespace selector of the webhook and of the policies. */}}
 {{- define "prebind.namespaceSelector" -}}
 matchExpressions:
-  # What Prebind itself needs in order to start: its own pods, the cluster's network and DNS, and its certificates. If binding
-  # one of these had to ask Prebind, a cluster that is down could not come back by itself.
+  # Namespaces that Prebind needs in order to start: its own, and those of network, DNS and certificates. If binds there
+  # needed Prebind, a stopped cluster could not start.
   - key: kubernetes.io/metadata.name
     operator: NotIn
     values: {{ prepend .Values.exemptNamespaces .Release.Namespace | uniq | toJson }}
-  # The operator's own exceptions, and the way out in an emergency. The value does not matter.
+  # For your own exceptions and for emergencies. The value of the label does not matter.
   - key: prebind.dev/exempt
     operator: DoesNotExist
 {{- end }}
@@ -48,7 +48,7 @@ Ignore
 {{- end -}}
 {{- end }}
 
-{{/* The object as it is shipped in config/webhook, with the release's labels and namespace. */}}
+{{/* An object of config/webhook with the release's labels and namespace. */}}
 {{- define "prebind.object" -}}
 {{- $o := .object -}}
 {{- $_ := set $o.metadata "labels" (merge (fromYaml (include "prebind.labels" .root)) ($o.metadata.labels | default dict)) -}}
@@ -88,7 +88,7 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* The names of what is enabled, after '*', where that is not what the program does by default: a list, or nothing. */}}
+{{/* '*' and the names that differ from the program's defaults, or nothing. */}}
 {{- define "prebind.toggles" -}}
 {{- $out := list -}}
 {{- range $name, $v := .values -}}
@@ -121,7 +121,7 @@ subjects:
 {{ toYaml $config }}
 {{- end }}
 
-{{/* What is wrong with the values and no schema can say. */}}
+{{/* Checks of the values that the schema cannot express. */}}
 {{- define "prebind.check" -}}
 {{- if and (eq .Values.certificates.mode "files") (not .Values.certificates.files.caBundle) -}}
 {{- fail "certificates.mode files needs certificates.files.caBundle: without it the API server trusts no replica" -}}
@@ -148,7 +148,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Annotations of what Helm applies before it removes anything. */}}
+{{/* Annotations of objects that Helm applies before it deletes the release. */}}
 {{- define "prebind.preDelete" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
