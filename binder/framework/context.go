@@ -189,7 +189,7 @@ func (bc *BindContext) Undone() []string {
 // Checkpoint is a state of the records of a BindContext.
 type Checkpoint struct {
 	intents, expected, devices int
-	annotations                 map[string]map[string]string
+	annotations                map[string]map[string]string
 }
 
 // Checkpoint returns the current state of the records of PreFlight. The engine uses it to
