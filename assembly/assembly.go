@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/claimed"
@@ -33,7 +33,7 @@ const settingsTimeout = time.Minute
 
 // Options of an Assembly. All fields are required.
 type Options struct {
-	Manager  manager.Manager
+	Manager  *Manager
 	Registry *Registry
 	// Client asks for permissions.
 	Client   kubernetes.Interface
@@ -51,12 +51,20 @@ type Assembly struct {
 	Changes *framework.Hub
 
 	o Options
-	// watched are the kinds that the cache holds, indexed the names of its indexes, and
-	// handled the plugins whose handlers receive events.
-	watched, indexed, handled map[string]bool
+	// watched are the kinds that each cache holds.
+	watched map[watched]bool
+	// indexed are the names of the indexes, and handled the plugins whose handlers receive
+	// events.
+	indexed, handled map[string]bool
 	// built are the current plugins by name. A plugin whose arguments do not change is
 	// kept.
 	built map[string]builtPlugin
+}
+
+// watched is a kind in one of the two caches.
+type watched struct {
+	kind  string
+	cache cache.Cache
 }
 
 type builtPlugin struct {
@@ -68,7 +76,7 @@ type builtPlugin struct {
 func New(o Options) *Assembly {
 	return &Assembly{
 		Changes: framework.NewHub(), o: o,
-		watched: map[string]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
+		watched: map[watched]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
 	}
 }
 
@@ -85,7 +93,7 @@ func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		Mode: c.Mode, Hold: c.Budgets.Hold, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, &corev1.Pod{}, &corev1.Node{})
+	err := a.watch(ctx, a.o.Manager.views[""], &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
@@ -96,14 +104,18 @@ func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 	return out, err
 }
 
+// CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
+func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.o.Manager.views[plugin] }
+
 // watch makes the cache hold the kinds, and Changes report them.
-func (a *Assembly) watch(ctx context.Context, examples ...client.Object) error {
+func (a *Assembly) watch(ctx context.Context, v *view, examples ...client.Object) error {
 	for _, example := range examples {
 		kind := framework.KindOf(example)
-		if a.watched[kind] {
+		in := watched{kind: kind, cache: v.of(example)}
+		if a.watched[in] {
 			continue
 		}
-		informer, err := a.o.Manager.GetCache().GetInformer(ctx, example)
+		informer, err := in.cache.GetInformer(ctx, example)
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
@@ -111,7 +123,7 @@ func (a *Assembly) watch(ctx context.Context, examples ...client.Object) error {
 			return err
 		}
 		a.o.WaitFor(kind, informer.HasSynced)
-		a.watched[kind] = true
+		a.watched[in] = true
 	}
 	return nil
 }
@@ -144,8 +156,9 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
-	err = a.watch(ctx, claimed.Watches()...)
-	return chain, claimed.New(a.o.Manager.GetCache(), a.o.Manager.GetAPIReader()).Devices, err
+	v := a.o.Manager.views[""]
+	err = a.watch(ctx, v, claimed.Watches()...)
+	return chain, claimed.New(v, a.o.Manager.GetAPIReader()).Devices, err
 }
 
 // plugins returns those that are on. It builds those that are new or have new arguments.
@@ -186,20 +199,21 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
 	}
+	v := a.o.Manager.views[e.Name]
 	if e.Index != nil {
-		if err := e.Index(ctx, indexer{FieldIndexer: a.o.Manager.GetFieldIndexer(), indexed: a.indexed, watched: examples}, arguments); err != nil {
+		if err := e.Index(ctx, indexer{FieldIndexer: v, indexed: a.indexed, watched: examples}, arguments); err != nil {
 			return nil, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
-	if err := a.watch(ctx, examples...); err != nil {
+	if err := a.watch(ctx, v, examples...); err != nil {
 		return nil, err
 	}
-	if err := a.handle(ctx, e, examples); err != nil {
+	if err := a.handle(ctx, v, e, examples); err != nil {
 		return nil, err
 	}
 	mgr := a.o.Manager
 	p, err := e.New(framework.Handle{
-		Cached: mgr.GetCache(), Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
+		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
 		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
 	}, arguments)
 	if err == nil && p.Name() != e.Name {
@@ -210,7 +224,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 
 // handle adds the plugin's handlers, once. WaitFor gets to know when they have seen all
 // objects.
-func (a *Assembly) handle(ctx context.Context, e framework.Registration, examples []client.Object) error {
+func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration, examples []client.Object) error {
 	if a.handled[e.Name] {
 		return nil
 	}
@@ -219,7 +233,7 @@ func (a *Assembly) handle(ctx context.Context, e framework.Registration, example
 		if i < 0 {
 			return fmt.Errorf("has a handler for %s objects, and does not watch them", kind)
 		}
-		informer, err := a.o.Manager.GetCache().GetInformer(ctx, examples[i])
+		informer, err := v.of(examples[i]).GetInformer(ctx, examples[i])
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}

@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -19,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Prebind only reads pods and nodes: the API server writes annotations and labels with the bind.
@@ -28,7 +31,7 @@ import (
 // NewManager returns a manager that serves metrics at the address; "0" serves none. Its
 // cache holds pending pods, trimmed nodes, and what plugins watch, so memory does not grow
 // with running pods. The context is the one that the manager will be started with.
-func NewManager(ctx context.Context, config *rest.Config, metricsAddress string, r *Registry, namespace string) (manager.Manager, error) {
+func NewManager(ctx context.Context, config *rest.Config, metricsAddress string, r *Registry, namespace string) (*Manager, error) {
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 clientgoscheme.Scheme,
 		Metrics:                server.Options{BindAddress: metricsAddress},
@@ -42,21 +45,113 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	return mgr, nil
+	complete, err := newComplete(ctx, mgr)
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	views := map[string]*view{"": {narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds("")}}
+	for _, p := range r.Plugins {
+		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name)}
+	}
+	return &Manager{Manager: mgr, views: views}, nil
+}
+
+// Manager has two caches. GetCache returns the one that plugins narrow. The complete cache
+// holds the same kinds for plugins that need all objects with all fields. A cache uses
+// memory and permissions only for the kinds that are watched in it.
+type Manager struct {
+	manager.Manager
+	// views are the caches as each plugin sees them, by its name, and as mutators see them,
+	// under the empty name.
+	views map[string]*view
+}
+
+// newComplete returns the complete cache, which the manager starts.
+func newComplete(ctx context.Context, mgr manager.Manager) (cache.Cache, error) {
+	options := commonCacheOptions()
+	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
+	c, err := cache.New(mgr.GetConfig(), options)
+	if err != nil {
+		return nil, err
+	}
+	complete := interruptible{Cache: c, stop: ctx}
+	return complete, mgr.Add(complete)
+}
+
+// completeKinds returns the kinds that a plugin reads from the complete cache, because
+// other plugins narrow them in Prebind's cache, and the plugin does not. The empty name
+// stands for the mutators.
+func (r *Registry) completeKinds(plugin string) sets.Set[string] {
+	kinds, own := sets.New[string](), sets.New[string]()
+	for _, p := range r.Plugins {
+		if p.Name == plugin {
+			own = narrows(p)
+		} else {
+			kinds = kinds.Union(narrows(p))
+		}
+	}
+	return kinds.Difference(own)
+}
+
+// narrows returns the kinds that the plugin narrows.
+func narrows(p framework.Registration) sets.Set[string] {
+	kinds := sets.New[string]()
+	if p.Caches != nil {
+		for example := range p.Caches("") {
+			kinds.Insert(framework.KindOf(example))
+		}
+	}
+	return kinds
+}
+
+// view is the cache as one plugin sees it. Its methods choose between the two caches.
+type view struct {
+	narrowed, complete cache.Cache
+	completeKinds      sets.Set[string]
+}
+
+// of returns the cache that holds the kind for the plugin.
+func (v *view) of(o runtime.Object) cache.Cache {
+	if v.completeKinds.Has(framework.KindOf(o)) {
+		return v.complete
+	}
+	return v.narrowed
+}
+
+// Get implements client.Reader.
+func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	return v.of(into).Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	return v.of(into).List(ctx, into, opts...)
+}
+
+// IndexField implements client.FieldIndexer.
+func (v *view) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
+	return v.of(o).IndexField(ctx, o, field, keys)
 }
 
 // CacheOptions returns those of Prebind's cache. A kind that any registered plugin narrows
-// is narrowed also while the plugin is off, because it may be switched on later.
+// is narrowed also while the plugin is off, because it may be switched on later. Plugins that
+// do not narrow the kind read it from the complete cache of the Manager.
 func CacheOptions(r *Registry, namespace string) cache.Options {
-	narrowed := map[client.Object]cache.ByObject{
+	options := commonCacheOptions()
+	options.ByObject = map[client.Object]cache.ByObject{
 		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
 		&corev1.Node{}: {Transform: trimNode},
 	}
 	for _, p := range r.Plugins {
 		if p.Caches != nil {
-			maps.Copy(narrowed, p.Caches(namespace))
+			maps.Copy(options.ByObject, p.Caches(namespace))
 		}
 	}
+	return options
+}
+
+// commonCacheOptions are those of both caches.
+func commonCacheOptions() cache.Options {
 	return cache.Options{
 		// Reading a kind that is not watched would start an informer that nothing waits
 		// for, without a check of the permission.
@@ -64,7 +159,6 @@ func CacheOptions(r *Registry, namespace string) cache.Options {
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		// By contract, mutators and plugins only read.
 		DefaultUnsafeDisableDeepCopy: new(true),
-		ByObject:                     narrowed,
 		NewInformer:                  compact.NewInformer,
 	}
 }
@@ -75,6 +169,9 @@ type interruptible struct {
 	cache.Cache
 	stop context.Context //nolint:containedctx // The context of WaitForCacheSync does not end when the manager is stopped.
 }
+
+// GetCache makes a manager start the cache before anything that reads it.
+func (c interruptible) GetCache() cache.Cache { return c }
 
 // WaitForCacheSync returns true when the caches are synced or the manager is stopped.
 func (c interruptible) WaitForCacheSync(ctx context.Context) bool {

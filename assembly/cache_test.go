@@ -11,8 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -46,4 +50,67 @@ type countingIndexer struct{ added *int }
 func (c countingIndexer) IndexField(context.Context, client.Object, string, client.IndexerFunc) error {
 	*c.added++
 	return nil
+}
+
+func narrowing(name string, kinds ...client.Object) framework.Registration {
+	return framework.Registration{
+		Name: name, Description: "d",
+		New: func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return nil, nil },
+		Caches: func(string) map[client.Object]cache.ByObject {
+			all := map[client.Object]cache.ByObject{}
+			for _, kind := range kinds {
+				all[kind] = cache.ByObject{}
+			}
+			return all
+		},
+	}
+}
+
+func TestCompleteKinds(t *testing.T) {
+	r := &Registry{Plugins: []framework.Registration{
+		narrowing("device", &corev1.ConfigMap{}), narrowing("volumebinding", &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}),
+		{Name: "other"},
+	}}
+	for plugin, tc := range map[string]struct {
+		reason string
+		want   []string
+	}{
+		"device":        {reason: "it needs only its own ConfigMaps", want: []string{"PersistentVolume", "PersistentVolumeClaim"}},
+		"volumebinding": {reason: "it needs only its own fields of claims and volumes", want: []string{"ConfigMap"}},
+		"other":         {reason: "it narrows nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
+		"":              {reason: "mutators narrow nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
+	} {
+		t.Run(plugin, func(t *testing.T) {
+			assert.Equal(t, tc.want, sets.List(r.completeKinds(plugin)), tc.reason)
+		})
+	}
+}
+
+func TestView_Of(t *testing.T) {
+	narrowed, complete := &informertest.FakeInformers{Synced: new(true)}, &informertest.FakeInformers{Synced: new(false)}
+	v := &view{narrowed: narrowed, complete: complete, completeKinds: sets.New("ConfigMap")}
+	assert.Same(t, complete, v.of(&corev1.ConfigMap{}))
+	assert.Same(t, complete, v.of(&corev1.ConfigMapList{}), "lists come from the same cache")
+	assert.Same(t, narrowed, v.of(&corev1.Pod{}))
+}
+
+func TestRegistryCheck_Caches(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason  string
+		plugins []framework.Registration
+		want    string
+	}{
+		"Different": {reason: "each kind has one plugin", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.Secret{})}},
+		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows`},
+		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrowing("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := (&Registry{Plugins: tc.plugins}).Check()
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+			} else {
+				require.EqualError(t, err, tc.want, tc.reason)
+			}
+		})
+	}
 }

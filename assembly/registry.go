@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
@@ -33,7 +35,8 @@ func (r *Registry) Components() v1alpha1.Registered {
 	return all
 }
 
-// Check returns an error if an entry is incomplete or two have the same name.
+// Check returns an error if an entry is incomplete, or if two have the same name or narrow
+// the same kind in the cache.
 func (r *Registry) Check() error {
 	seen := map[string]bool{}
 	check := func(kind, name, description string, isNew bool) error {
@@ -51,9 +54,16 @@ func (r *Registry) Check() error {
 			return err
 		}
 	}
+	narrowedBy := map[string]string{"Pod": "Prebind", "Node": "Prebind"}
 	for _, p := range r.Plugins {
 		if err := check("PreBind plugin", p.Name, p.Description, p.New != nil); err != nil {
 			return err
+		}
+		for _, kind := range sets.List(narrows(p)) {
+			if by, ok := narrowedBy[kind]; ok {
+				return fmt.Errorf("PreBind plugin %q: Caches must not contain %s, which %s already narrows", p.Name, kind, by)
+			}
+			narrowedBy[kind] = p.Name
 		}
 	}
 	return nil

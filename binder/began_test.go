@@ -23,7 +23,7 @@ func TestRetryAfter_WaitBeganElsewhere(t *testing.T) {
 		w := newWaiter()
 		var since time.Time
 		c := &checker{plugin: plugin{name: w.name, preBind: w.preBind}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
-			bc.WouldWait(framework.Waiting{Since: since})
+			bc.ExpectWait(framework.Waiting{Since: since})
 			return framework.Run, nil
 		}}
 		second := gen.Pod("second", gen.UID("pod-2"))

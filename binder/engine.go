@@ -30,11 +30,14 @@ import (
 	"github.com/prebind/prebind/binder/runner"
 )
 
-// Options of an Engine. All fields are required but Term and Recorder.
+// Options of an Engine. All fields are required but CachedFor, Term and Recorder.
 type Options struct {
 	// Cached reads pods without a node, nodes, and the kinds that plugins watch, from a
 	// cache. The engine never changes the returned objects.
 	Cached framework.Reader
+	// CachedFor returns the cached reader of a plugin, by its name. It may be nil: then all
+	// plugins read through Cached.
+	CachedFor func(plugin string) framework.Reader
 	// Live reads the same from the API server, if the cache lacks an object or has one that
 	// would end the bind.
 	Live framework.Reader
@@ -89,7 +92,7 @@ func New(o Options) (*Engine, error) {
 	e := &Engine{
 		services: services{
 			reader:  reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
-			runner:  &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
+			runner:  &runner.Runner{Cached: o.Cached, CachedFor: o.CachedFor, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
 			past:    pacing.NewHistory(),
 			waits:   newWaits(o.Clock),
 			replica: o.Replica, term: o.Term, clock: o.Clock,

@@ -51,12 +51,12 @@ func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *fr
 		x.Verdict = PluginNotAsked
 		return x, nil
 	}
-	intents, waits := len(bc.Intents()), len(bc.WouldWaitFor())
+	intents, waits := len(bc.Intents()), len(bc.ExpectedWaits())
 	next, err := c.check(ctx, p, bc)
 	for _, intent := range bc.Intents()[intents:] {
 		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
 	}
-	for _, w := range bc.WouldWaitFor()[waits:] {
+	for _, w := range bc.ExpectedWaits()[waits:] {
 		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(w.Object.String()+": "+w.For, ": "))
 	}
 	switch {

@@ -21,7 +21,7 @@ import (
 // onDemand is a checker that takes part only if an annotation requests it.
 type onDemand struct{ checker }
 
-func (*onDemand) Asked() framework.Source { return framework.ByBinding }
+func (*onDemand) RequestedBy() framework.Source { return framework.ByBinding }
 
 func acting(name string) *checker {
 	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
@@ -32,7 +32,7 @@ func acting(name string) *checker {
 
 func waiting(name string) *checker {
 	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
-		bc.WouldWait(framework.Waiting{Object: claim, For: "a volume"})
+		bc.ExpectWait(framework.Waiting{Object: claim, For: "a volume"})
 		return framework.Run, nil
 	}}
 }

@@ -139,7 +139,7 @@ type waiter struct {
 func newWaiter() *waiter {
 	w := &waiter{plugin: plugin{name: "waiter"}, release: make(chan error)}
 	w.preBind = func(ctx context.Context, bc *framework.BindContext) error {
-		bc.Waiting(framework.Waiting{Object: claim, For: "the volume of the test"})
+		bc.ReportWait(framework.Waiting{Object: claim, For: "the volume of the test"})
 		select {
 		case err := <-w.release:
 			return err

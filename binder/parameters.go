@@ -83,8 +83,8 @@ func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (framework.Parame
 func takingPart(plugins []framework.PreBinder, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []framework.PreBinder {
 	var taking []framework.PreBinder
 	for _, p := range plugins {
-		on, ok := p.(framework.OnAnnotation)
-		if !ok || required[p.Name()] || len(framework.Parameters(p.Name(), on.Asked(), b, pod)) > 0 {
+		on, ok := p.(framework.OnRequest)
+		if !ok || required[p.Name()] || len(framework.Parameters(p.Name(), on.RequestedBy(), b, pod)) > 0 {
 			taking = append(taking, p)
 		}
 	}

@@ -22,7 +22,7 @@ type asked struct {
 	by framework.Source
 }
 
-func (a *asked) Asked() framework.Source { return a.by }
+func (a *asked) RequestedBy() framework.Source { return a.by }
 
 // annotated is theRequest with more annotations on the Binding.
 func annotated(pairs ...string) Request {

@@ -7,6 +7,7 @@
 package registration
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -51,6 +52,14 @@ func Positive(field string, d time.Duration) []Problem {
 		return nil
 	}
 	return []Problem{{Field: field, Err: fmt.Errorf("must be positive, got %s", d)}}
+}
+
+// Between returns a problem unless the value is at least low and at most high.
+func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
+	if value >= low && value <= high {
+		return nil
+	}
+	return []Problem{{Field: field, Err: fmt.Errorf("must be between %v and %v, got %v", low, high, value)}}
 }
 
 // ArgumentsAs returns the arguments in their own type. Each entry gets the arguments that

@@ -133,7 +133,7 @@ func (a *Attempt) keptUntil() time.Time {
 
 // Waiting returns the answer to a call that could not wait for the end of the round.
 func (a *Attempt) Waiting(r *Round, now time.Time) *framework.Error {
-	w := r.Context.WaitingFor()
+	w := r.Context.ReportedWait()
 	if w.For == "" {
 		w.For = "the plugin"
 	}
@@ -146,7 +146,7 @@ func (a *Attempt) Waiting(r *Round, now time.Time) *framework.Error {
 // OverBudget returns the error of an attempt that has spent its budget. It wraps
 // ErrBudgetSpent.
 func (a *Attempt) OverBudget(r *Round) *framework.Error {
-	w := r.Context.WaitingFor()
+	w := r.Context.ReportedWait()
 	message := "timed out after %s"
 	args := []any{a.budget}
 	if w.For != "" {

@@ -117,7 +117,7 @@ func (r *Round) WaitKind() pacing.Kind {
 // another bind.
 func WaitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
 	began := first
-	for _, w := range bc.WouldWaitFor() {
+	for _, w := range bc.ExpectedWaits() {
 		if !w.Since.IsZero() && w.Since.Before(began) && first.Sub(w.Since) < budget {
 			began = w.Since
 		}

@@ -30,7 +30,7 @@ func TestWaitBegan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bc := &framework.BindContext{}
 			for _, w := range tc.waits {
-				bc.WouldWait(w)
+				bc.ExpectWait(w)
 			}
 			assert.Equal(t, tc.want, first.Sub(WaitBegan(bc, first, 10*time.Minute)), tc.reason)
 		})

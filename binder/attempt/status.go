@@ -65,7 +65,7 @@ func (a *Attempt) inFlight(now time.Time) InFlight {
 		Namespace: a.round.Context.Pod.Namespace, Pod: a.round.Context.Pod.Name, Node: a.key.Node, Attempt: a.id,
 		Phase: phaseNames[a.phase], Plugin: a.pluginName(), Since: since, Budget: metav1.Duration{Duration: a.budget},
 	}
-	if w := a.round.Context.WaitingFor(); a.phase == Preparing && w.For != "" {
+	if w := a.round.Context.ReportedWait(); a.phase == Preparing && w.For != "" {
 		f.WaitsFor = strings.TrimPrefix(w.Object.String()+": "+w.For, ": ")
 	}
 	return f

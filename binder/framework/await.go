@@ -4,7 +4,9 @@
 package framework
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,7 +25,7 @@ type Look func(ctx context.Context, reader Reader) (Waiting, error)
 // the given objects, and at Waiting.Until. It subscribes to an object before look reads it,
 // so that no change is missed. It looks at the cache. If look returns an error, and at
 // Waiting.Until, it looks again through the live reader, and only that result counts. Await
-// reports what it waits for with BindContext.Waiting.
+// reports what it waits for with BindContext.ReportWait.
 //
 // When the context ends, Await returns the context's cause.
 func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
@@ -43,7 +45,7 @@ func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ..
 		if err != nil || waiting == (Waiting{}) {
 			return err
 		}
-		bc.Waiting(waiting)
+		bc.ReportWait(waiting)
 		if due, err = sleep(ctx, h, changes, waiting.Until); err != nil {
 			return err
 		}
@@ -70,9 +72,18 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 
 // AwaitReady is the PreBind of a plugin that only waits. It repeats SetupBindContextExtension
 // and PreFlight, as Await repeats a Look, until PreFlight skips. It reports the first wait
-// that PreFlight records with BindContext.WouldWait. Each repetition gets its own context with
+// that PreFlight records with BindContext.ExpectWait. Each repetition gets its own context with
 // the current pod and node. The extensions and annotations of the last one are copied to bc.
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
+	return awaitReady(ctx, h, bc, p, false)
+}
+
+// errUnconfirmed makes Await look again through the live reader.
+var errUnconfirmed = errors.New("the API server has not confirmed that the wait is over")
+
+// awaitReady is AwaitReady. If confirm is set, the wait is over only when the API server
+// confirms it.
+func awaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter, confirm bool) error {
 	since := h.Clock.Now()
 	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
 		pod, node, err := Present(ctx, reader, bc)
@@ -86,11 +97,13 @@ func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) e
 			}
 		}
 		next, err := p.PreFlight(now)
-		switch waits := now.WouldWaitFor(); {
+		switch waits := now.ExpectedWaits(); {
 		case err != nil:
 			return Waiting{}, err
 		case next != Skip && len(waits) > 0:
 			return waits[0], nil
+		case confirm && h.Live != h.Cached && !now.Live:
+			return Waiting{}, cmp.Or(context.Cause(ctx), errUnconfirmed)
 		}
 		bc.adopt(now)
 		return Waiting{}, nil

@@ -93,7 +93,7 @@ func TestAwait(t *testing.T) {
 		s.wait(t.Context())
 		ended, err := s.ended()
 		require.False(t, ended, "%v", err)
-		assert.Equal(t, "the label", s.bc.WaitingFor().For, "it reports what it waits for")
+		assert.Equal(t, "the label", s.bc.ReportedWait().For, "it reports what it waits for")
 		s.h.Changes.Changed(RefTo(&corev1.Pod{}, "default", "b"))
 		synctest.Wait()
 		assert.Equal(t, 1, s.looks, "it looks only when an object changes that it read")

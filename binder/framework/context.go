@@ -52,16 +52,18 @@ type BindContext struct {
 	mu          sync.Mutex
 	extensions  map[string]any
 	intents     []string
-	wouldWait   []Waiting
+	expected    []Waiting
 	undone      []string
 	waiting     Waiting
 	annotations map[string]map[string]string
 	devices     []Device
 }
 
-// Annotate adds the annotation <plugin>.prebind.dev/<key> to the Binding, and so to the pod.
-// plugin is the caller's name. The last value of a key counts. Call it in PreFlight or
-// PreBind. An invalid key fails the bind with KindInternal.
+// Annotate adds the annotation <plugin>.prebind.dev/<key> to the Binding. The API server
+// copies it to the pod with the bind, and replaces a value that the pod already has. plugin is
+// the caller's own name. The last value of a key counts. PreFlight, PreBind and the look of a
+// Waiter may call it; a plugin whose PreBind is skipped calls it in PreFlight. An invalid key
+// fails the bind.
 func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -113,23 +115,26 @@ type Waiting struct {
 	Object Object
 	// For completes the sentence "waiting for …".
 	For string
-	// Until is the time at which Await looks again even if nothing changes. Zero means never.
+	// Until is when Await looks again through the live reader, even if nothing has changed:
+	// set it for a state that ends with time. It must be in the future; zero for never.
 	Until time.Time
-	// Since is the start of the wait, if the plugin has observed it with the clock of this
-	// process, or zero. It must not be a time that a tenant can write. It matters because the
-	// first call to this replica can arrive long after the wait began. Only WouldWait uses it.
+	// Since is when the wait began, where the plugin has observed that itself, by the clock of
+	// this process; zero where it has not. It must not be a time that a tenant can write.
+	// Calls for one bind reach several replicas, so the first call that this replica receives
+	// may come long after the wait began. It counts only in ExpectWait.
 	Since time.Time
 }
 
-// Waiting records what the plugin waits for. Responses, events, and 'prebind status' show it.
-func (bc *BindContext) Waiting(w Waiting) {
+// ReportWait records what the plugin waits for from now on, for events, the answer to the
+// client, and 'prebind status'. Await calls it.
+func (bc *BindContext) ReportWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.waiting = w
 }
 
-// WaitingFor returns the last recorded wait, or the zero Waiting.
-func (bc *BindContext) WaitingFor() Waiting {
+// ReportedWait returns what was last given to ReportWait, or the zero Waiting.
+func (bc *BindContext) ReportedWait() Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return bc.waiting
@@ -150,19 +155,20 @@ func (bc *BindContext) Intents() []string {
 	return append([]string(nil), bc.intents...)
 }
 
-// WouldWait records, in PreFlight, what PreBind will wait for. The response to a dry run
-// contains it.
-func (bc *BindContext) WouldWait(w Waiting) {
+// ExpectWait records, in PreFlight, what PreBind will wait for as far as PreFlight can
+// see. Dry runs and 'prebind explain' show it.
+func (bc *BindContext) ExpectWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	bc.wouldWait = append(bc.wouldWait, w)
+	bc.expected = append(bc.expected, w)
 }
 
-// WouldWaitFor returns the recorded waits of PreFlight in order. The caller owns the slice.
-func (bc *BindContext) WouldWaitFor() []Waiting {
+// ExpectedWaits returns what was given to ExpectWait, in order; the caller owns the
+// slice.
+func (bc *BindContext) ExpectedWaits() []Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	return append([]Waiting(nil), bc.wouldWait...)
+	return append([]Waiting(nil), bc.expected...)
 }
 
 // Undid records, in PreBindRollBack, what was undone, such as "released the lock". The pod's
@@ -182,8 +188,8 @@ func (bc *BindContext) Undone() []string {
 
 // Checkpoint is a state of the records of a BindContext.
 type Checkpoint struct {
-	intents, wouldWait, devices int
-	annotations                 map[string]map[string]string
+	intents, expected, devices int
+	annotations                map[string]map[string]string
 }
 
 // Checkpoint returns the current state of the records of PreFlight. The engine uses it to
@@ -192,14 +198,14 @@ func (bc *BindContext) Checkpoint() Checkpoint {
 	annotations := bc.Annotations()
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	return Checkpoint{intents: len(bc.intents), wouldWait: len(bc.wouldWait), devices: len(bc.devices), annotations: annotations}
+	return Checkpoint{intents: len(bc.intents), expected: len(bc.expected), devices: len(bc.devices), annotations: annotations}
 }
 
 // Restore discards the records that were made since the checkpoint.
 func (bc *BindContext) Restore(to Checkpoint) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	bc.intents, bc.wouldWait, bc.devices = bc.intents[:to.intents], bc.wouldWait[:to.wouldWait], bc.devices[:to.devices]
+	bc.intents, bc.expected, bc.devices = bc.intents[:to.intents], bc.expected[:to.expected], bc.devices[:to.devices]
 	bc.annotations = to.annotations
 }
 

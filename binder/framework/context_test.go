@@ -49,9 +49,9 @@ func TestExtensionOfInterface(t *testing.T) {
 
 func TestWaitingAndIntents(t *testing.T) {
 	bc := &BindContext{}
-	assert.Equal(t, Waiting{}, bc.WaitingFor())
-	bc.Waiting(Waiting{Object: claim, For: "a volume"})
-	assert.Equal(t, Waiting{Object: claim, For: "a volume"}, bc.WaitingFor())
+	assert.Equal(t, Waiting{}, bc.ReportedWait())
+	bc.ReportWait(Waiting{Object: claim, For: "a volume"})
+	assert.Equal(t, Waiting{Object: claim, For: "a volume"}, bc.ReportedWait())
 
 	assert.Empty(t, bc.Intents())
 	bc.Intend("write %s", "a")
@@ -75,8 +75,8 @@ func TestBindContextIsConcurrent(t *testing.T) {
 					assert.NoError(t, err)
 					return
 				}
-				bc.Waiting(Waiting{For: strconv.Itoa(i)})
-				_ = bc.WaitingFor()
+				bc.ReportWait(Waiting{For: strconv.Itoa(i)})
+				_ = bc.ReportedWait()
 				bc.Intend("%d", i)
 			}
 		})

@@ -12,7 +12,7 @@
 //	PreBindRollBack            undoes the writes, if the bind does not happen
 //
 // Only PreBind is required. Confirm, PostBind, Marks and Tidy are optional, one method
-// each; so is Asked, by which a plugin takes part only in binds that request it.
+// each; so is RequestedBy, which limits the plugin to binds that request it.
 //
 // # Who reads what
 //

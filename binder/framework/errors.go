@@ -106,13 +106,14 @@ func (e *Error) Advise(format string, args ...any) *Error {
 	return e
 }
 
-// Refuse returns a KindRefuse about the object.
+// Refuse returns a KindRefuse about the object. It is final for this bind, not for the pod: the
+// scheduler schedules the pod again, and can choose the same node.
 func Refuse(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindRefuse, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wait returns a KindWait about the object, after which the next call starts again. To wait
-// within an attempt, use Await.
+// Wait returns a KindWait about the object: the client repeats the Binding, and the bind starts
+// again. To wait within a bind, return a Waiting from a Look instead.
 func Wait(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindWait, Object: object, Message: fmt.Sprintf(format, args...)}
 }

@@ -57,7 +57,7 @@ type PreFlighter interface {
 	// requests.
 	//
 	// It records the writes that PreBind would make with BindContext.Intend, and what
-	// PreBind would wait for with BindContext.WouldWait. The engine discards these
+	// PreBind would wait for with BindContext.ExpectWait. The engine discards these
 	// records, and a rejection, when it repeats PreFlight on live objects.
 	PreFlight(bc *BindContext) (Next, error)
 }
@@ -142,12 +142,12 @@ type Tidier interface {
 	Tidy(ctx context.Context) error
 }
 
-// OnAnnotation is a PreBinder that takes part only in binds that request it: by an
-// annotation <name>.prebind.dev/… where Asked says, or by its name in
+// OnRequest is a PreBinder that takes part only in binds that request it: by an annotation
+// <name>.prebind.dev/… on the objects of RequestedBy, or by its name in
 // binder.prebind.dev/require. A PreBinder without it takes part in every bind.
-type OnAnnotation interface {
-	// Asked returns the objects that may carry the annotations. It never changes.
-	Asked() Source
+type OnRequest interface {
+	// RequestedBy returns the objects that may carry the annotations. It never changes.
+	RequestedBy() Source
 }
 
 // Source is where a plugin's parameters may be.

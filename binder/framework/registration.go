@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -31,9 +32,10 @@ type Registration struct {
 	Description string
 	// On means that '*' in --prebind-plugins includes the plugin.
 	On bool
-	// Annotations are the keys after <name>.prebind.dev/ that the plugin reads, for 'prebind
-	// plugins'.
-	Annotations string
+	// AnnotationsHelp is the list of keys behind <name>.prebind.dev/ that 'prebind plugins'
+	// shows, such as "name, timeout". Nothing else uses it: the plugin reads its annotations
+	// with BindContext.Parameter.
+	AnnotationsHelp string
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() Arguments
 	// Watches returns an example of each kind that the cache holds while the plugin is on.
@@ -42,8 +44,10 @@ type Registration struct {
 	// Requires lists required kinds. If the API server does not serve one of them, Prebind
 	// omits the plugin and logs it.
 	Requires []schema.GroupVersionKind
-	// Caches returns selectors and transforms for watched kinds. namespace is Prebind's own.
-	// Only one plugin may set them for a kind.
+	// Caches restricts what the cache holds of watched kinds, to save memory: by selectors,
+	// and by transforms that remove fields. It affects only this plugin: another plugin that
+	// watches the kind gets all objects, from a second cache. namespace is Prebind's own. At
+	// most one plugin can restrict a kind, and none can restrict pods or nodes.
 	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Index adds indexes to the cache. It is called again when the arguments change. The
 	// indexer skips indexes that exist.
@@ -54,7 +58,9 @@ type Registration struct {
 	Handlers map[string]toolscache.ResourceEventHandler
 	// Permissions returns all permissions that Prebind needs while the plugin is on, those for
 	// Watches included. If one is missing, Prebind does not start, or keeps its old
-	// configuration. Nil stands for get, list, and watch on the kinds of Watches.
+	// configuration. Nil stands for get, list, and watch on the kinds of Watches
+	// in all namespaces: the cache then holds every object of these kinds, and Prebind can
+	// read them all. For a kind such as Secret, restrict both with Permissions and Caches.
 	Permissions func(a Arguments) (Permissions, error)
 	// New builds the plugin. It is called when the plugin is switched on and when its arguments
 	// change. The arguments are valid and do not change. An earlier instance completes its
@@ -74,11 +80,19 @@ type Permissions = registration.Permissions
 // ArgumentsAs returns the arguments as their own type.
 func ArgumentsAs[T Arguments](a Arguments) (T, error) { return registration.ArgumentsAs[T](a) }
 
-// InvalidField returns the problem of a field, or none if the error is nil.
-func InvalidField(field string, err error) []Problem { return registration.Invalid(field, err) }
+// FieldProblem returns the error as the problem of the field, for Arguments.Validate. It
+// returns none if the error is nil. field is the yaml name. The message completes a sentence
+// that begins with the field, such as "must name a label, got %q".
+func FieldProblem(field string, err error) []Problem { return registration.Invalid(field, err) }
 
 // Positive returns the problem of a duration that is not positive.
 func Positive(field string, d time.Duration) []Problem { return registration.Positive(field, d) }
+
+// Between returns the problem of a value, such as an int or a duration, that is less than
+// low or more than high.
+func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
+	return registration.Between(field, value, low, high)
+}
 
 // Shipped returns the permissions that the roles of these folders of config/webhook
 // grant, such as plugins/device.

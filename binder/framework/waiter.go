@@ -9,14 +9,18 @@ import (
 )
 
 // BindLook is a Look for one bind. It uses BindContext.Now as the time, and must not write.
-// It may call BindContext.Annotate and BindContext.Has.
+// It may call BindContext.Annotate and BindContext.Has. It reads through the reader only, not
+// through Handle.Live: Await wakes it only for objects that it has read through the reader,
+// and the first look of every bind should cost no request to the API server.
 type BindLook func(ctx context.Context, reader Reader, bc *BindContext) (Waiting, error)
 
 // Waiter is a PreBinder that only waits. Registration.New can return it as it is.
 //
 // A Waiter runs its look in SetupBindContextExtension, returns the result from PreFlight,
 // and runs AwaitReady in PreBind. If the look returns the zero Waiting at once, the engine
-// skips PreBind.
+// skips PreBind, and allows the bind based on the cache. A bind that has waited is allowed
+// only after a look through the live reader, which costs one request to the API server for
+// the pod, one for the node, and one for each object that the look reads.
 type Waiter struct {
 	name   string
 	handle Handle
@@ -28,8 +32,8 @@ func NewWaiter(name string, h Handle, look BindLook) *Waiter {
 	return &Waiter{name: name, handle: h, look: look}
 }
 
-// OnAnnotation returns the plugin for binds that request it by annotation; see
-// the interface OnAnnotation.
+// OnAnnotation returns the plugin as an OnRequest, limited to binds that request it by an
+// annotation on these objects.
 func (w *Waiter) OnAnnotation(source Source) PreBinder { return requestedWaiter{w, source} }
 
 type requestedWaiter struct {
@@ -37,8 +41,8 @@ type requestedWaiter struct {
 	source Source
 }
 
-// Asked implements OnAnnotation.
-func (w requestedWaiter) Asked() Source { return w.source }
+// RequestedBy implements OnRequest.
+func (w requestedWaiter) RequestedBy() Source { return w.source }
 
 // looked is the result of a look.
 type looked struct {
@@ -69,22 +73,24 @@ func (w *Waiter) PreFlight(bc *BindContext) (Next, error) {
 	case result.waiting == Waiting{}:
 		return Skip, nil
 	}
-	bc.WouldWait(result.waiting)
+	bc.ExpectWait(result.waiting)
 	return Run, nil
 }
 
 // PreBind implements PreBinder.
 func (w *Waiter) PreBind(ctx context.Context, bc *BindContext) error {
-	return AwaitReady(ctx, w.handle, bc, w)
+	return awaitReady(ctx, w.handle, bc, w, true)
 }
 
 // WaitAtMost returns the wait, limited to the duration since BindContext.Since. After that
-// it returns a KindRefuse. The pod and its annotations are the tenant's, so a plugin bounds
+// it returns a KindRefuse. An earlier Until of the wait is kept. The pod and its annotations are the tenant's, so a plugin bounds
 // a limit that it reads there.
 func (bc *BindContext) WaitAtMost(limit time.Duration, w Waiting) (Waiting, error) {
 	if bc.Now.Sub(bc.Since) >= limit {
 		return Waiting{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")
 	}
-	w.Until = bc.Since.Add(limit)
+	if end := bc.Since.Add(limit); w.Until.IsZero() || end.Before(w.Until) {
+		w.Until = end
+	}
 	return w, nil
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -17,6 +18,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/test/gen"
 )
@@ -42,7 +44,7 @@ func TestWaiter_PreFlight(t *testing.T) {
 			next, err := w.PreFlight(bc)
 			require.ErrorIs(t, err, tc.err, tc.reason)
 			assert.Equal(t, tc.next, next, tc.reason)
-			assert.Equal(t, tc.waits, bc.WouldWaitFor(), tc.reason)
+			assert.Equal(t, tc.waits, bc.ExpectedWaits(), tc.reason)
 		})
 	}
 	_, err := NewWaiter("after", Handle{}, nil).PreFlight(&BindContext{})
@@ -51,11 +53,49 @@ func TestWaiter_PreFlight(t *testing.T) {
 
 func TestWaiter_OnAnnotation(t *testing.T) {
 	w := NewWaiter("after", Handle{}, nil)
-	_, asks := PreBinder(w).(OnAnnotation)
+	_, asks := PreBinder(w).(OnRequest)
 	assert.False(t, asks, "by default, a Waiter takes part in every bind")
-	on, asks := w.OnAnnotation(ByBinding).(OnAnnotation)
+	on, asks := w.OnAnnotation(ByBinding).(OnRequest)
 	require.True(t, asks)
-	assert.Equal(t, ByBinding, on.Asked())
+	assert.Equal(t, ByBinding, on.RequestedBy())
+}
+
+// TestWaiter_ConfirmsLive: the cache of a Waiter is ahead of the API server, for example
+// because the object has changed back.
+func TestWaiter_ConfirmsLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod, node := gen.Pod("a"), gen.Node("node-a")
+		s := newScene(pod, node)
+		s.bc = &BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, "node-a")}
+		w := NewWaiter("gate", s.h, func(_ context.Context, reader Reader, bc *BindContext) (Waiting, error) {
+			s.looks++
+			if bc.Pod.Labels["go"] == "" {
+				return Waiting{For: "the label"}, nil
+			}
+			return Waiting{}, nil
+		})
+		label := func(c client.Client) {
+			changed := &corev1.Pod{}
+			require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(pod), changed))
+			changed.Labels = map[string]string{"go": "yes"}
+			require.NoError(t, c.Update(t.Context(), changed))
+		}
+		go func() { s.result <- w.PreBind(t.Context(), s.bc) }()
+		ended, err := s.ended()
+		require.False(t, ended, "%v", err)
+
+		label(s.cached)
+		s.changed()
+		ended, err = s.ended()
+		require.False(t, ended, "the API server does not agree with the cache: %v", err)
+		assert.Equal(t, 3, s.looks, "one look at the start, one in the cache, one live")
+
+		label(s.live)
+		s.changed()
+		ended, err = s.ended()
+		assert.True(t, ended)
+		assert.NoError(t, err)
+	})
 }
 
 func TestWaitAtMost(t *testing.T) {
@@ -69,6 +109,24 @@ func TestWaitAtMost(t *testing.T) {
 	_, err = bc.WaitAtMost(time.Minute, wait)
 	require.True(t, IsKind(err, KindRefuse), "%v", err)
 	assert.Equal(t, "Node a: still waiting for the driver after 1m0s; choose another node", err.Error())
+}
+
+func TestWaitAtMost_KeepsTheEarlierTime(t *testing.T) {
+	since := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	bc := &BindContext{Since: since, Now: since}
+	for name, tc := range map[string]struct {
+		reason      string
+		until, want time.Duration
+	}{
+		"Earlier": {reason: "the plugin asked for a look before the limit", until: 10 * time.Second, want: 10 * time.Second},
+		"Later":   {reason: "the limit comes first", until: time.Hour, want: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := bc.WaitAtMost(time.Minute, Waiting{For: "the driver", Until: since.Add(tc.until)})
+			require.NoError(t, err)
+			assert.Equal(t, since.Add(tc.want), got.Until, tc.reason)
+		})
+	}
 }
 
 func TestRegistration_Needs(t *testing.T) {

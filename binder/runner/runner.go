@@ -27,13 +27,16 @@ const (
 	tidyTimeout  = time.Minute
 )
 
-// Runner calls plugins. All fields are required. It is safe for concurrent use.
+// Runner calls plugins. All fields but CachedFor are required. It is safe for concurrent use.
 type Runner struct {
 	// Cached reads pods without a node, nodes, and what plugins watch, from a cache. Live
 	// reads the same from the API server.
 	Cached, Live framework.Reader
-	Tracker      Tracker
-	Events       events.EventRecorder
+	// CachedFor returns the cached reader of a plugin, by its name. It may be nil: then all
+	// plugins read through Cached.
+	CachedFor func(plugin string) framework.Reader
+	Tracker   Tracker
+	Events    events.EventRecorder
 }
 
 // PreFlight calls Setup and PreFlight of a plugin once, with the live reader if live is
@@ -44,7 +47,7 @@ func (r *Runner) PreFlight(ctx context.Context, p framework.PreBinder, live bool
 	if !extends && !checks {
 		return framework.Run, nil
 	}
-	reader := r.Cached
+	reader := r.cachedFor(p)
 	if live {
 		reader = r.liveFor(p)
 	}
@@ -70,7 +73,7 @@ func (r *Runner) PreBind(ctx context.Context, plugins []framework.PreBinder, bc 
 		if err != nil {
 			return framework.AsError(p.Name(), err)
 		}
-		bc.Waiting(framework.Waiting{})
+		bc.ReportWait(framework.Waiting{})
 	}
 	return nil
 }
@@ -85,7 +88,7 @@ func (r *Runner) Confirm(ctx context.Context, plugins []framework.PreBinder, bc 
 			continue
 		}
 		err := r.call(ctx, StepConfirm, p, bc, func(ctx context.Context) error {
-			err := confirmer.Confirm(ctx, r.Cached, bc)
+			err := confirmer.Confirm(ctx, r.cachedFor(p), bc)
 			if err == nil {
 				return nil
 			}
@@ -180,6 +183,14 @@ func contained(ctx context.Context, f func() error) (err error) {
 		return nil
 	}
 	return err
+}
+
+// cachedFor returns the cached reader of a plugin.
+func (r *Runner) cachedFor(p framework.PreBinder) framework.Reader {
+	if r.CachedFor == nil {
+		return r.Cached
+	}
+	return r.CachedFor(p.Name())
 }
 
 // liveFor returns a live reader that reports the reads of the plugin to the tracker.

@@ -38,15 +38,15 @@ func TestPreBind_ClearsTheWait(t *testing.T) {
 	r := &Runner{Tracker: Untracked{}}
 	bc := &framework.BindContext{}
 	p := plugin{"p", func(_ context.Context, bc *framework.BindContext) error {
-		bc.Waiting(framework.Waiting{Object: claim, For: "something"})
+		bc.ReportWait(framework.Waiting{Object: claim, For: "something"})
 		return nil
 	}}
 	q := plugin{"q", func(_ context.Context, bc *framework.BindContext) error {
-		assert.Empty(t, bc.WaitingFor(), "the wait of one plugin is not that of the next one")
+		assert.Empty(t, bc.ReportedWait(), "the wait of one plugin is not that of the next one")
 		return nil
 	}}
 	require.Nil(t, r.PreBind(t.Context(), []framework.PreBinder{p, q}, bc, func(framework.PreBinder) {}))
-	assert.Empty(t, bc.WaitingFor())
+	assert.Empty(t, bc.ReportedWait())
 }
 
 // doubter is a plugin whose Confirm accepts live reads only.

@@ -2,14 +2,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package plugintest tests PreBind plugins without a cluster. It calls their methods the way
-// the engine does.
+// the engine does. It imports nothing that a plugin does not import, except for the fake API
+// server.
+//
+// Annotations that a plugin adds are in BindContext.Annotations, by plugin and key:
+//
+//	assert.Equal(t, "node-a", bc.Annotations()["my-plugin"]["host"])
 package plugintest
 
 import (
 	"context"
+	"testing"
 	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,24 +26,84 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// Cluster is an API server in memory, with a cache that is always up to date. Put, Change,
-// and Remove change its objects, and wake waits.
+// Cluster is a plugin with an API server in memory, and with a cache that is always up to date.
+//
+//   - Put(object) creates or replaces an object.
+//   - fakeapi.Change(cluster.Server, object, manager, func) changes the stored object with the
+//     kind, namespace and name of the given one, as the field manager.
+//   - Remove(object) deletes an object.
+//   - fakeapi.Get(cluster.Server, object) returns the stored object, and Writes() what the
+//     plugin has written.
+//
+// Each of the first three wakes the waits for the object, if Registration.Watches returns its
+// kind.
 type Cluster struct {
 	*fakeapi.Server
-	// Handle is what Registration.New gets.
+	// Handle is what Registration.New got.
 	Handle framework.Handle
+	// Plugin is what Registration.New returned.
+	Plugin framework.PreBinder
 }
 
-// New returns a cluster with the objects.
-func New(objects ...client.Object) *Cluster {
+// New builds the plugin with the arguments, nil for the defaults, and returns it with a cluster
+// of the objects. The test fails if the plugin does not have the name of the registration, or if
+// it reads a kind from the cache that Registration.Watches does not return: such a read fails in
+// Prebind, and nothing would wake the wait for it.
+func New(t testing.TB, r framework.Registration, arguments framework.Arguments, objects ...client.Object) *Cluster {
+	t.Helper()
+	if arguments == nil && r.Arguments != nil {
+		arguments = r.Arguments()
+	}
+	kinds := sets.New("Pod", "Node")
+	if r.Watches != nil {
+		for _, example := range r.Watches(arguments) {
+			kinds.Insert(framework.KindOf(example))
+		}
+	}
 	c := &Cluster{Server: fakeapi.New(objects...)}
 	connection, changes := c.Connect(), framework.NewHub()
-	c.OnChange(func(o client.Object, _ bool) { changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName())) })
+	c.OnChange(func(o client.Object, _ bool) {
+		if kinds.Has(framework.KindOf(o)) {
+			changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		}
+	})
 	c.Handle = framework.Handle{
-		Cached: c.Cache(), Live: connection, Writer: connection, Status: connection,
+		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds}, Live: connection, Writer: connection, Status: connection,
 		Changes: changes, Clock: clock.RealClock{}, Namespace: "prebind-system",
 	}
+	var err error
+	if c.Plugin, err = r.New(c.Handle, arguments); err != nil {
+		t.Fatalf("New of the plugin %s: %v", r.Name, err)
+	}
+	if name := c.Plugin.Name(); name != r.Name {
+		t.Errorf("the plugin %q must be named as registered, got %q", r.Name, name)
+	}
 	return c
+}
+
+// watched is a cache that holds only some kinds.
+type watched struct {
+	client.Reader
+	t     testing.TB
+	kinds sets.Set[string]
+}
+
+// Get implements client.Reader.
+func (w *watched) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	w.check(into)
+	return w.Reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (w *watched) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	w.check(into)
+	return w.Reader.List(ctx, into, opts...)
+}
+
+func (w *watched) check(o runtime.Object) {
+	if kind := framework.KindOf(o); !w.kinds.Has(kind) {
+		w.t.Errorf("the plugin reads %s, and Registration.Watches does not return this kind", kind)
+	}
 }
 
 // Bind returns the context of a bind of the pod to the node.
@@ -44,16 +112,20 @@ func Bind(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *fra
 	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Attempt: "test-1", Now: now, Since: now}
 }
 
-// PreFlight calls SetupBindContextExtension and PreFlight, first with the cached reader and
-// then, if the plugin rejects the bind or asks for it, with the live reader.
-func PreFlight(ctx context.Context, h framework.Handle, p framework.PreFlighter, bc *framework.BindContext) (framework.Next, error) {
+// PreFlight calls SetupBindContextExtension and PreFlight of the plugin, first with the cached
+// reader and then, if the plugin rejects the bind or asks for it, with the live reader. A plugin
+// without PreFlight always runs.
+func PreFlight(ctx context.Context, h framework.Handle, p framework.PreBinder, bc *framework.BindContext) (framework.Next, error) {
 	decide := func(reader framework.Reader) (framework.Next, error) {
 		if extender, ok := p.(framework.BindContextExtender); ok {
 			if err := extender.SetupBindContextExtension(ctx, reader, bc); err != nil {
 				return framework.Run, err
 			}
 		}
-		return p.PreFlight(bc)
+		if checker, ok := p.(framework.PreFlighter); ok {
+			return checker.PreFlight(bc)
+		}
+		return framework.Run, nil
 	}
 	before := bc.Checkpoint()
 	next, err := decide(h.Cached)

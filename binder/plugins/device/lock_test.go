@@ -47,7 +47,7 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait while another bind holds the lock")
 		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
 		c.waits()
-		waiting := c.b.WaitingFor()
+		waiting := c.b.ReportedWait()
 		assert.Equal(t, "Node node-a", waiting.Object.String())
 		assert.Equal(t, "the lock that pod default/one holds on the node", waiting.For)
 		assert.Equal(t, timeout, time.Until(waiting.Until), "the wait ends when the lock expires")
@@ -268,7 +268,7 @@ func TestLock_WithAnOutdatedCache(t *testing.T) {
 		third := bindOf(podNamed("three"), "d", gen.Annotation(lockIt, "true"))
 		go func() { result <- behind.PreBind(ctx, third) }()
 		synctest.Wait()
-		assert.Equal(c, "the lock that pod default/one holds on the node", third.WaitingFor().For, "the cache has no record")
+		assert.Equal(c, "the lock that pod default/one holds on the node", third.ReportedWait().For, "the cache has no record")
 		cancel()
 		assert.ErrorIs(c, <-result, context.Canceled)
 

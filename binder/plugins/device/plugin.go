@@ -40,7 +40,7 @@ var (
 	_ framework.PreFlighter         = (*Plugin)(nil)
 	_ framework.BindContextExtender = (*Plugin)(nil)
 	_ framework.RollBacker          = (*Plugin)(nil)
-	_ framework.OnAnnotation        = (*Plugin)(nil)
+	_ framework.OnRequest           = (*Plugin)(nil)
 	_ framework.Confirmer           = (*Plugin)(nil)
 	_ framework.PostBinder          = (*Plugin)(nil)
 	_ framework.Recoverer           = (*Plugin)(nil)
@@ -65,9 +65,9 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// Asked implements framework.OnAnnotation: schedulers annotate the Binding, users annotate
+// RequestedBy implements framework.OnRequest: schedulers annotate the Binding, users annotate
 // the pod.
-func (*Plugin) Asked() framework.Source { return framework.ByBindingOrPod }
+func (*Plugin) RequestedBy() framework.Source { return framework.ByBindingOrPod }
 
 // present contains the record of the node. If it was read from the API server, it does not
 // contain holders whose pods are gone.
@@ -119,7 +119,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	if a.lock {
 		bc.Intend("%s would lock Node %s for the bind, and wait while another bind holds the lock", Name, bc.Node.Name)
 		if rec.lockedByOther(bc.Pod.UID) {
-			bc.WouldWait(waitingFor(rec.Lock, bc))
+			bc.ExpectWait(waitingFor(rec.Lock, bc))
 		}
 	}
 	return framework.Run, nil

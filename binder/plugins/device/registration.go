@@ -24,13 +24,13 @@ const Name = "device"
 // Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
 	return framework.Registration{
-		Name:        Name,
-		On:          true,
-		Description: "grants the devices that annotations list to one pod at a time",
-		Annotations: "<resource>, node-lock",
-		Arguments:   func() framework.Arguments { return &Arguments{NodeLockTimeout: 15 * time.Minute} },
-		Watches:     framework.Always(&corev1.ConfigMap{}),
-		Caches:      Caches,
+		Name:            Name,
+		On:              true,
+		Description:     "grants the devices that annotations list to one pod at a time",
+		AnnotationsHelp: "<resource>, node-lock",
+		Arguments:       func() framework.Arguments { return &Arguments{NodeLockTimeout: 15 * time.Minute} },
+		Watches:         framework.Always(&corev1.ConfigMap{}),
+		Caches:          Caches,
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},

@@ -63,7 +63,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 		return framework.Run, err
 	}
 	bc.Intend("%s would wait up to %s for %s", Name, e.wait, f.awaited())
-	bc.WouldWait(waiting)
+	bc.ExpectWait(waiting)
 	// The cache can be behind the state that the scheduler saw.
 	return framework.Verify, nil
 }

@@ -27,7 +27,7 @@ func TestNew(t *testing.T) {
 	p, err := r.New(framework.Handle{}, r.Arguments())
 	require.NoError(t, err, "the defaults are valid")
 	assert.Equal(t, r.Name, p.Name())
-	_, onAnnotation := p.(framework.OnAnnotation)
+	_, onAnnotation := p.(framework.OnRequest)
 	assert.False(t, onAnnotation, "it takes part in every bind")
 }
 
@@ -107,13 +107,13 @@ func TestPreFlight(t *testing.T) {
 			require.NoError(t, err, tc.reason)
 			assert.Equal(t, tc.next, next, tc.reason)
 			if tc.waits == "" {
-				assert.Empty(t, bc.WouldWaitFor(), tc.reason)
+				assert.Empty(t, bc.ExpectedWaits(), tc.reason)
 				return
 			}
 			assert.Equal(t, []string{"node-state would wait up to 30s for " + tc.waits}, bc.Intents(), tc.reason)
 			assert.Equal(t, []framework.Waiting{{
 				Object: framework.Object{Kind: "Node", Name: "node-a"}, For: tc.waits, Until: bc.Since.Add(30 * time.Second),
-			}}, bc.WouldWaitFor(), tc.reason)
+			}}, bc.ExpectedWaits(), tc.reason)
 		})
 	}
 }

@@ -18,12 +18,12 @@ const Name = "node-state"
 // its own, because Prebind itself watches nodes.
 func Registration() framework.Registration {
 	return framework.Registration{
-		Name:        Name,
-		On:          true,
-		Description: "checks the node: ready, schedulable, taints, affinity, and the expectations in annotations",
-		Annotations: "expect, expect-conditions, wait",
-		Arguments:   func() framework.Arguments { return &Arguments{Checks: CheckNames(), MaxWait: 5 * time.Minute} },
-		New:         framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) { return New(h, a) }),
+		Name:            Name,
+		On:              true,
+		Description:     "checks the node: ready, schedulable, taints, affinity, and the expectations in annotations",
+		AnnotationsHelp: "expect, expect-conditions, wait",
+		Arguments:       func() framework.Arguments { return &Arguments{Checks: CheckNames(), MaxWait: 5 * time.Minute} },
+		New:             framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) { return New(h, a) }),
 	}
 }
 
@@ -49,5 +49,5 @@ func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "m
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate() []framework.Problem {
 	_, err := ParseChecks(a.Checks)
-	return append(framework.InvalidField("checks", err), framework.Positive("maxWait", a.MaxWait)...)
+	return append(framework.FieldProblem("checks", err), framework.Positive("maxWait", a.MaxWait)...)
 }

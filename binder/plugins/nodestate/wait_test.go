@@ -50,7 +50,7 @@ func TestWait(t *testing.T) {
 		require.False(t, ended, "%v", err)
 		assert.Equal(t, framework.Waiting{
 			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`, Until: w.bc.Now.Add(30 * time.Second),
-		}, w.bc.WaitingFor(), "the wait is reported")
+		}, w.bc.ReportedWait(), "the wait is reported")
 
 		reads := w.cached.count()
 		<-time.After(29 * time.Second)
@@ -61,7 +61,7 @@ func TestWait(t *testing.T) {
 		w.put(theNode(cordoned, label("driver", "550")))
 		ended, _ = w.Ended()
 		require.False(t, ended, "the wait also covers the checks")
-		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.WaitingFor().For, "and says so")
+		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.ReportedWait().For, "and says so")
 		assert.Zero(t, w.live.count(), "an event is enough")
 
 		changed := time.Now()

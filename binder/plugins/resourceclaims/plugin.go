@@ -147,7 +147,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 		bc.Intend("%s would %s", Name, intent)
 	}
 	for _, w := range r.waits() {
-		bc.WouldWait(w)
+		bc.ExpectWait(w)
 	}
 	// The cache can be behind a write of the scheduler just before the bind.
 	return framework.Verify, nil

@@ -83,7 +83,7 @@ func (p plan) done() bool { return len(p.static) == 0 && len(p.dynamic) == 0 }
 // claim.
 func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
 	for _, m := range p.static {
-		bc.WouldWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
+		bc.ExpectWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err == nil && changed {
 			bc.Intend("%s would set the claimRef of PersistentVolume %s to %s and wait until the claim is bound", Name, m.volume.Name, describe(m.claim))
 			continue
@@ -91,7 +91,7 @@ func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
 		bc.Intend("%s would wait until %s is bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
 	}
 	for _, claim := range p.dynamic {
-		bc.WouldWait(framework.Waiting{
+		bc.ExpectWait(framework.Waiting{
 			Object: object(claim), For: "provisioning on " + bc.Node.Name + by(claim), Since: since[claim.Name],
 		})
 		if claim.Annotations[volume.AnnSelectedNode] == "" {

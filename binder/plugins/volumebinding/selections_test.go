@@ -111,6 +111,6 @@ func TestPreFlight_Since(t *testing.T) {
 	require.NoError(t, p.SetupBindContextExtension(t.Context(), p.h.Cached, bc))
 	_, err := p.PreFlight(bc)
 	require.NoError(t, err)
-	require.Len(t, bc.WouldWaitFor(), 1)
-	assert.Equal(t, time.Unix(1000, 0), bc.WouldWaitFor()[0].Since)
+	require.Len(t, bc.ExpectedWaits(), 1)
+	assert.Equal(t, time.Unix(1000, 0), bc.ExpectedWaits()[0].Since)
 }

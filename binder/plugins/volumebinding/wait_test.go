@@ -54,8 +54,8 @@ func writtenDynamic() plan {
 func TestWaitStatic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), newWorld(), writtenStatic())
-		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.WaitingFor().Object.String(), "the wait is reported")
-		assert.Contains(t, w.bc.WaitingFor().For, "pv")
+		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.ReportedWait().Object.String(), "the wait is reported")
+		assert.Contains(t, w.bc.ReportedWait().For, "pv")
 
 		reads := w.count()
 		<-time.After(time.Hour)

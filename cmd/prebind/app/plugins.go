@@ -29,8 +29,8 @@ func newPluginsCommand(r *assembly.Registry) *cobra.Command {
 			}
 			for _, p := range r.Plugins {
 				reads := "-"
-				if p.Annotations != "" {
-					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.Annotations)
+				if p.AnnotationsHelp != "" {
+					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.AnnotationsHelp)
 				}
 				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, fields(arguments.Of(p.Name)), p.Description)
 			}

@@ -40,7 +40,7 @@ type process struct {
 	id        string
 	config    *rest.Config
 	health    *apiclient.Health
-	mgr       manager.Manager
+	mgr       *assembly.Manager
 	ready     *webhook.Readiness
 	listeners map[string]net.Listener
 	certs     *certificates.Source
@@ -176,7 +176,7 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	}
 	p.ready.Require(p.replicas.Held)
 	if p.engine, err = binder.New(binder.Options{
-		Cached:   p.mgr.GetCache(),
+		Cached: p.mgr.GetCache(), CachedFor: p.assembly.CachedFor,
 		Live:     p.mgr.GetAPIReader(),
 		Settings: settings,
 		Replica:  p.id,

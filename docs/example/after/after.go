@@ -26,7 +26,7 @@ const Name = "after"
 // Registration returns the entry for app.WithPlugin.
 func Registration() framework.Registration {
 	return framework.Registration{
-		Name: Name, Description: "waits for the Jobs that the pod names", Annotations: "jobs",
+		Name: Name, Description: "waits for the Jobs that the pod names", AnnotationsHelp: "jobs",
 		Arguments: func() framework.Arguments { return &arguments{} },
 		Watches:   framework.Always(&batchv1.Job{}),
 		New: framework.Build(func(h framework.Handle, a *arguments) (framework.PreBinder, error) {
@@ -48,7 +48,7 @@ func (a *arguments) AddFlags(fs *pflag.FlagSet) {
 // Validate implements framework.Arguments.
 func (a *arguments) Validate() []framework.Problem {
 	if a.MaxAge < 0 {
-		return framework.InvalidField("maxAge", fmt.Errorf("must not be negative, got %s", a.MaxAge))
+		return framework.FieldProblem("maxAge", fmt.Errorf("must not be negative, got %s", a.MaxAge))
 	}
 	return nil
 }

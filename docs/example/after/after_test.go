@@ -52,22 +52,14 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func newPlugin(t *testing.T, c *plugintest.Cluster) framework.PreBinder {
-	t.Helper()
-	p, err := Registration().New(c.Handle, &arguments{})
-	require.NoError(t, err)
-	return p
-}
-
 func TestPreBind_EndsWhenTheJobCompletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate")), gen.Node("node-a")
-		c := plugintest.New(pod, node, job("", 0))
-		p, bc := newPlugin(t, c), plugintest.Bind(pod, node)
-		preBind := plugintest.Start(func() error { return p.PreBind(t.Context(), bc) })
+		c, bc := plugintest.New(t, Registration(), nil, pod, node, job("", 0)), plugintest.Bind(pod, node)
+		preBind := plugintest.Start(func() error { return c.Plugin.PreBind(t.Context(), bc) })
 		ended, err := preBind.Ended()
 		require.False(t, ended, "%v", err)
-		assert.Equal(t, "the Job to complete", bc.WaitingFor().For)
+		assert.Equal(t, "the Job to complete", bc.ReportedWait().For)
 
 		c.Put(job(batchv1.JobComplete, 0))
 		ended, err = preBind.Ended()
@@ -78,7 +70,7 @@ func TestPreBind_EndsWhenTheJobCompletes(t *testing.T) {
 
 func TestPreBind_RejectsInvalidNames(t *testing.T) {
 	pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate,")), gen.Node("node-a")
-	c := plugintest.New(pod, node)
-	err := newPlugin(t, c).PreBind(t.Context(), plugintest.Bind(pod, node))
+	c := plugintest.New(t, Registration(), nil, pod, node)
+	err := c.Plugin.PreBind(t.Context(), plugintest.Bind(pod, node))
 	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
 }

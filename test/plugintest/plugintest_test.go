@@ -1,0 +1,80 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plugintest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// spy is a test that records its errors.
+type spy struct {
+	testing.TB
+	errors []string
+}
+
+func (s *spy) Helper() {}
+
+func (s *spy) Errorf(format string, args ...any) {
+	s.errors = append(s.errors, fmt.Sprintf(format, args...))
+}
+
+// reading returns a plugin of that name that reads a ConfigMap.
+func reading(name string, watches ...client.Object) framework.Registration {
+	look := func(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
+		_, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, bc.Pod.Namespace, "settings")
+		return framework.Waiting{}, err
+	}
+	return framework.Registration{
+		Name: "reading", Watches: framework.Always(watches...),
+		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+			return framework.NewWaiter(name, h, look), nil
+		},
+	}
+}
+
+func TestNew_ReportsMistakes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		r      framework.Registration
+		want   []string
+	}{
+		"Correct":   {reason: "the plugin watches what it reads", r: reading("reading", &corev1.ConfigMap{})},
+		"Unwatched": {reason: "the read fails in Prebind", r: reading("reading", &corev1.Secret{}), want: []string{"the plugin reads ConfigMap, and Registration.Watches does not return this kind"}},
+		"Name":      {reason: "Prebind does not start", r: reading("other", &corev1.ConfigMap{}), want: []string{`the plugin "reading" must be named as registered, got "other"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod, node := gen.Pod("web"), gen.Node("node-a")
+			s := &spy{TB: t}
+			c := New(s, tc.r, nil, pod, node)
+			next, err := PreFlight(t.Context(), c.Handle, c.Plugin, Bind(pod, node))
+			assert.NoError(t, err)
+			assert.Equal(t, framework.Skip, next)
+			assert.Equal(t, tc.want, s.errors, tc.reason)
+		})
+	}
+}
+
+type onlyPreBind struct{}
+
+func (onlyPreBind) Name() string { return "only" }
+
+func (onlyPreBind) PreBind(context.Context, *framework.BindContext) error {
+	return errors.New("unused")
+}
+
+func TestPreFlight_RunsPluginsWithoutPreFlight(t *testing.T) {
+	next, err := PreFlight(t.Context(), framework.Handle{}, onlyPreBind{}, Bind(gen.Pod("web"), gen.Node("node-a")))
+	assert.NoError(t, err)
+	assert.Equal(t, framework.Run, next)
+}
