@@ -21,7 +21,7 @@ COPIES = base/role.yaml=roles/prebind.yaml plugins/device/role.yaml=roles/device
 	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/resource-claims-allocate/role.yaml=roles/resource-claims-allocate.yaml \
 	plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
-	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml \
+	annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \
 	monitoring/dashboard.json=monitoring/dashboard.json
 CHART_FILES = $(foreach c,$(COPIES),$(CHART)/files/$(lastword $(subst =, ,$(c))))
@@ -77,6 +77,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 		$(RESULTS)/admission.test -test.run '^$$' -test.bench BenchmarkAdmission -test.benchtime 0.5s >>$(RESULTS)/admission.txt || exit 1; \
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)

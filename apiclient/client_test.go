@@ -19,12 +19,12 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// mute answers nothing but the beginning of a list or a watch, and tells when a client
-// has given up.
+// mute is a server that sends only the beginning of a list or a watch. The channel receives
+// the method of each request that the client has canceled.
 func mute(t *testing.T) (address string, givenUp <-chan string) {
 	t.Helper()
-	told := make(chan string, 10)
-	// Nothing is made of errors here and below: a client that has given up is what is wanted.
+	canceled := make(chan string, 10)
+	// Errors are expected here and below: the client cancels its requests.
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		if r.Method == http.MethodGet {
@@ -33,15 +33,14 @@ func mute(t *testing.T) (address string, givenUp <-chan string) {
 			_ = http.NewResponseController(w).Flush()
 		}
 		<-r.Context().Done()
-		told <- r.Method
+		canceled <- r.Method
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	return server.URL, told
+	return server.URL, canceled
 }
 
-// TestImpatient: a request without an answer, or without the end of one, is given up,
-// and a watch is not.
+// TestImpatient: a request without a complete answer is canceled, and a watch is not.
 func TestImpatient(t *testing.T) {
 	address, givenUp := mute(t)
 	config := &rest.Config{Host: address}
@@ -68,7 +67,7 @@ func TestImpatient(t *testing.T) {
 	cancel()
 	err = pods.Delete(own, "web", metav1.DeleteOptions{})
 	require.ErrorIs(t, err, context.Canceled)
-	assert.NotContains(t, err.Error(), "no answer", "it was the caller who gave up")
+	assert.NotContains(t, err.Error(), "no answer", "the caller canceled the request")
 
 	select {
 	case event, open := <-watching.ResultChan():
@@ -79,14 +78,14 @@ func TestImpatient(t *testing.T) {
 	assert.Equal(t, http.MethodGet, <-givenUp)
 }
 
-// TestPrepare: every client gives up at some time, and shows its answers.
+// TestPrepare: every request has a time limit, and health observes its outcome.
 func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
 	health := NewHealth(clock.RealClock{})
 	prepare(config, "agent", health)
-	assert.Zero(t, config.Timeout, "it would end watches")
+	assert.Zero(t, config.Timeout, "a timeout of the client would end watches")
 	assert.Error(t, contact(config))
-	assert.Error(t, health.failure, "health should see it")
+	assert.Error(t, health.failure, "health observes the failure")
 	transport, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {

@@ -16,40 +16,39 @@ import (
 )
 
 const (
-	// unreachableAfter is how long the API server may be away before this replica is not
-	// ready. A restart takes less.
+	// unreachableAfter is the time without an answer of the API server after which this
+	// replica is not ready. A restart of the API server takes less.
 	unreachableAfter = 10 * time.Second
-	// deniedAfter is how long a permission may be missing before this replica is not
-	// ready. An API server that has just started knows no permissions, and when a plugin
-	// is switched off together with its role, the kubelet brings the new configuration
-	// within about a minute.
+	// deniedAfter is the time without a permission after which this replica is not ready.
+	// An API server that is starting grants no permissions. When a plugin is switched off
+	// together with its role, the kubelet updates the configuration within about a minute.
 	deniedAfter = 90 * time.Second
 	// checkTakes is the time limit of one check of the permissions.
 	checkTakes = 5 * time.Second
-	// checkEvery is the shortest pause between two checks of permissions that are all
-	// granted: the API server also answers Forbidden for other reasons, such as a
-	// quota. checkAgain is the pause while one is missing.
+	// checkEvery is the minimum time between two checks while all permissions are granted,
+	// because the API server also answers Forbidden for other reasons, such as a quota.
+	// checkAgain is the time between two checks while a permission is missing.
 	checkEvery = 30 * time.Second
 	checkAgain = 3 * time.Second
 )
 
-// Health is the state of the API server and of Prebind's permissions. It sends no
-// requests of its own while all is well: it learns from the answers to the requests
-// that the process sends anyway. The renewal of the replica's Lease is one of them,
-// every ten seconds. After an answer that says Forbidden, Watch checks the permissions
-// until all are granted. It is safe for concurrent use.
+// Health is the state of the API server and of Prebind's permissions. It observes the
+// answers to all requests of the process, such as the renewal of the replica's Lease every
+// ten seconds, and sends no requests while there are no problems. After an answer with
+// status Forbidden, Watch checks the permissions until all are granted. It is safe for
+// concurrent use.
 type Health struct {
 	clock clock.Clock
-	// forbidden has a value when an answer said Forbidden since the last check.
+	// forbidden has a value after an answer with status Forbidden since the last check.
 	forbidden chan struct{}
 
 	mu sync.Mutex
-	// failing is since when no request has had an answer, and failure the first error;
-	// nil when the last request had one.
+	// failing is the time of the first request without an answer, and failure its error. It
+	// is nil if the last request had an answer.
 	failing time.Time
 	failure error
-	// denied is since when a permission has been missing, and missing which; nil if none
-	// is.
+	// denied is the time when a permission was first missing, and missing the permission. It
+	// is nil if all are granted.
 	denied  time.Time
 	missing error
 }
@@ -59,7 +58,7 @@ func NewHealth(c clock.Clock) *Health {
 	return &Health{clock: c, forbidden: make(chan struct{}, 1)}
 }
 
-// Problem returns why this replica should not get calls, or nil: the API server has not
+// Problem returns an error if this replica should not get calls: the API server has not
 // answered for more than ten seconds, or a permission has been missing for more than 90.
 func (h *Health) Problem() error {
 	h.mu.Lock()
@@ -73,8 +72,8 @@ func (h *Health) Problem() error {
 	return nil
 }
 
-// Watch calls check whenever an answer has said Forbidden, and again while check returns
-// an error, which says what is missing. It returns when the context ends.
+// Watch calls check after each answer with status Forbidden, and repeats it while it
+// returns an error. It returns when the context ends.
 func (h *Health) Watch(ctx context.Context, check func(context.Context) error) {
 	for {
 		select {
@@ -91,8 +90,8 @@ func (h *Health) Watch(ctx context.Context, check func(context.Context) error) {
 	}
 }
 
-// check returns what is missing, and notes it. While the API server does not answer,
-// the last result stays.
+// check records the result of a check. While the API server does not answer, it returns
+// the last result.
 func (h *Health) check(ctx context.Context, check func(context.Context) error) error {
 	h.mu.Lock()
 	away, missing := h.failure != nil, h.missing
@@ -107,7 +106,7 @@ func (h *Health) check(ctx context.Context, check func(context.Context) error) e
 	defer h.mu.Unlock()
 	if err != nil && h.missing == nil {
 		h.denied = h.clock.Now()
-		klog.InfoS("A permission is missing: this replica becomes unready if it stays missing", "after", deniedAfter, "reason", err.Error())
+		klog.InfoS("A permission is missing; this replica becomes unready if it stays missing", "after", deniedAfter, "reason", err.Error())
 	}
 	h.missing = err
 	return err
@@ -125,10 +124,10 @@ func (h *Health) pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// observe notes the outcome of a request.
+// observe records the outcome of a request.
 func (h *Health) observe(r *http.Request, response *http.Response, err error) {
 	if err != nil && errors.Is(r.Context().Err(), context.Canceled) {
-		return // The caller gave up, which says nothing about the API server.
+		return // The caller canceled the request.
 	}
 	if err == nil {
 		switch response.StatusCode {
@@ -138,7 +137,7 @@ func (h *Health) observe(r *http.Request, response *http.Response, err error) {
 			default:
 			}
 		case http.StatusUnauthorized, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-			// No client of Prebind gets further than this, or a proxy answers.
+			// The API server accepts no request of Prebind, or a proxy answers instead.
 			err = errors.New(response.Status)
 		}
 	}
@@ -151,7 +150,7 @@ func (h *Health) observe(r *http.Request, response *http.Response, err error) {
 	}
 }
 
-// observed shows the outcome of each request to health.
+// observed reports the outcome of each request to health.
 type observed struct {
 	next   http.RoundTripper
 	health *Health

@@ -33,7 +33,7 @@ func (a answer) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: a.code, Status: http.StatusText(a.code), Body: http.NoBody}, nil
 }
 
-// send sends a request that gets the answer.
+// send sends a request that gets the answer a.
 func send(ctx context.Context, t *testing.T, h *Health, a answer) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://apiserver/", nil)
@@ -51,14 +51,14 @@ func TestHealth_Unreachable(t *testing.T) {
 		answers []answer
 		want    string
 	}{
-		"Answers":     {reason: "an answer is a sign of life", answers: []answer{{code: 200}}},
-		"Refuses":     {reason: "nothing listens there", answers: []answer{{code: 200}, {err: errRefused}}, want: "the API server does not answer, for 11s: connection refused"},
-		"First":       {reason: "the first error says more than the last", answers: []answer{{err: errRefused}, {err: errors.New("other")}}, want: "connection refused"},
-		"Back":        {reason: "it answers again", answers: []answer{{err: errRefused}, {code: 200}}},
-		"Gateway":     {reason: "a proxy answers in its place", answers: []answer{{code: 502}}, want: "Bad Gateway"},
-		"Credentials": {reason: "no request gets further", answers: []answer{{code: 401}}, want: "Unauthorized"},
+		"Answers":     {reason: "any answer proves that the API server is alive", answers: []answer{{code: 200}}},
+		"Refuses":     {reason: "the API server refuses connections", answers: []answer{{code: 200}, {err: errRefused}}, want: "the API server does not answer, for 11s: connection refused"},
+		"First":       {reason: "the first error is reported", answers: []answer{{err: errRefused}, {err: errors.New("other")}}, want: "connection refused"},
+		"Back":        {reason: "the API server answers again", answers: []answer{{err: errRefused}, {code: 200}}},
+		"Gateway":     {reason: "a proxy answers instead of the API server", answers: []answer{{code: 502}}, want: "Bad Gateway"},
+		"Credentials": {reason: "the API server accepts no request", answers: []answer{{code: 401}}, want: "Unauthorized"},
 		"NotFound":    {reason: "it is the API server's own answer", answers: []answer{{err: errRefused}, {code: 404}}},
-		"Internal":    {reason: "one request failed, and others need not", answers: []answer{{err: errRefused}, {code: 500}}},
+		"Internal":    {reason: "a single failed request proves nothing about others", answers: []answer{{err: errRefused}, {code: 500}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestHealth_Unreachable(t *testing.T) {
 	}
 }
 
-// TestHealth_CallerGaveUp: a request that its caller ends says nothing.
+// TestHealth_CallerGaveUp: a request that its caller cancels does not count.
 func TestHealth_CallerGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHealth(clock.RealClock{})
@@ -91,14 +91,14 @@ func TestHealth_CallerGaveUp(t *testing.T) {
 	})
 }
 
-// TestHealth_Permissions: nothing is checked before an answer says Forbidden; then the
-// check is repeated until everything is granted, and never more often than the pauses.
+// TestHealth_Permissions: the first check follows an answer with status Forbidden. Checks
+// are repeated until everything is granted, and not more often than the intervals allow.
 func TestHealth_Permissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHealth(clock.RealClock{})
 		var mu sync.Mutex
 		checks, missing := 0, error(nil)
-		// set sets what is missing, and begins to count the checks anew.
+		// set sets the missing permission and resets the number of checks.
 		set := func(err error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -124,13 +124,13 @@ func TestHealth_Permissions(t *testing.T) {
 			return h.Problem()
 		}
 		require.NoError(t, after(time.Hour))
-		assert.Zero(t, checked(), "no check without a cause")
+		assert.Zero(t, checked(), "there is no check without a Forbidden answer")
 
 		for range 1000 {
 			send(t.Context(), t, h, answer{code: 403})
 		}
 		require.NoError(t, after(checkEvery-time.Second))
-		assert.Equal(t, 1, checked(), "a quota that refuses many requests causes few checks")
+		assert.Equal(t, 1, checked(), "a quota that rejects many requests causes few checks")
 		require.NoError(t, after(time.Hour))
 
 		denied := errors.New("may not list nodes")
@@ -143,9 +143,9 @@ func TestHealth_Permissions(t *testing.T) {
 		set(denied)
 		send(t.Context(), t, h, answer{err: errRefused})
 		require.ErrorContains(t, after(time.Minute), "does not answer", "that comes first")
-		assert.Zero(t, checked(), "nobody would answer them")
+		assert.Zero(t, checked(), "the API server would not answer a check")
 		send(t.Context(), t, h, answer{code: 200})
-		require.ErrorIs(t, h.Problem(), denied, "the last result stays meanwhile")
+		require.ErrorIs(t, h.Problem(), denied, "the last result stays in force")
 
 		set(nil)
 		require.NoError(t, after(checkAgain), "it is granted again")

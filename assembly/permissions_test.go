@@ -37,7 +37,7 @@ func shipped() *Registry {
 
 func defaults() *v1alpha1.PrebindConfiguration { return v1alpha1.Default(shipped().Components()) }
 
-// granting answers every review by allowed.
+// granting returns a client whose access reviews have the result of allowed.
 func granting(allowed func(a authorizationv1.ResourceAttributes) (bool, error)) kubernetes.Interface {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -62,25 +62,25 @@ func TestCheckPermissions(t *testing.T) {
 		want    string
 	}{
 		"All":      {reason: "nothing is missing", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }},
-		"NoAnswer": {reason: "what is not known is nobody's fault", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return false, errors.New("away") }},
-		"Core":     {reason: "the manifests are another version's", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind: the service account lacks permissions: get, list, watch nodes; apply the manifests"},
-		"Namespace": {reason: "leases are in the own namespace", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
+		"NoAnswer": {reason: "a permission that cannot be checked counts as granted", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return false, errors.New("away") }},
+		"Core":     {reason: "the manifests are of another version", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind: the service account lacks permissions: get, list, watch nodes; apply the manifests"},
+		"Namespace": {reason: "leases are in Prebind's own namespace", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 			return a.Namespace == "" || a.Verb != "delete", nil
 		}, want: "delete leases.coordination.k8s.io in own"},
 		"Plugin": {
-			reason: "the plugin is named, and the way out", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
+			reason: "the error names the plugin and the remedy", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 				return a.Verb != "patch" || a.Group != "", nil
 			},
 			want: "PreBind plugin volumebinding: the service account lacks permissions: patch persistentvolumeclaims; patch persistentvolumes; apply its role, or switch it off with --prebind-plugins=…,-volumebinding",
 		},
 		"Subresource": {
-			reason: "a subresource is another thing", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
+			reason: "a subresource needs its own permission", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 				return a.Subresource != "binding", nil
 			},
 			want: "patch resourceclaims/binding.resource.k8s.io",
 		},
 		"Mutator": {
-			reason: "a mutator may have needs as well", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "resourceclaims", nil },
+			reason: "a mutator can need permissions", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "resourceclaims", nil },
 			want: "mutator device-info: the service account lacks permissions",
 		},
 	}
@@ -97,13 +97,13 @@ func TestCheckPermissions(t *testing.T) {
 	}
 }
 
-// A plugin that is off needs nothing, and one that does more needs more.
+// TestNeeds: a plugin that is off needs no permissions, and arguments can require more.
 func TestNeeds(t *testing.T) {
 	c, r := defaults(), shipped()
 	c.PreBindPlugins = nil
 	parts, err := needsOf(r, c, "own")
 	require.NoError(t, err)
-	require.Len(t, parts, 1, "the core")
+	require.Len(t, parts, 1, "only the core has needs")
 
 	c.PreBindPlugins = []string{"resource-claims"}
 	parts, err = needsOf(r, c, "own")
@@ -118,7 +118,7 @@ func TestNeeds(t *testing.T) {
 	assert.Contains(t, parts[1].permissions, slices)
 }
 
-// TestShippedRoles: what a plugin watches, by its list, its role lets it watch.
+// TestShippedRoles: the role of a plugin permits to list and watch the kinds that it watches.
 func TestShippedRoles(t *testing.T) {
 	c := defaults()
 	resources := map[string]string{

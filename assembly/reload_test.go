@@ -21,8 +21,8 @@ import (
 	"github.com/prebind/prebind/telemetry"
 )
 
-// A file is put in force once, when it is another than before; a bad one is told
-// once, tried again now and then, and forgotten when the old one comes back.
+// TestReloader_Read: a changed file is applied once. A rejected file is reported once and
+// retried after a while, until the file has its previous content again.
 func TestReloader_Read(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write := func(content string) { require.NoError(t, os.WriteFile(file, []byte(content), 0o600)) }
@@ -41,8 +41,8 @@ func TestReloader_Read(t *testing.T) {
 		}
 		return -1
 	}
-	told, now := events.NewFakeRecorder(100), clocktesting.NewFakeClock(time.Now())
-	r := &Reloader{o: ReloadOptions{File: file, Recorder: recorder, Events: told, Clock: now}, content: []byte("first")}
+	recorded, now := events.NewFakeRecorder(100), clocktesting.NewFakeClock(time.Now())
+	r := &Reloader{o: ReloadOptions{File: file, Recorder: recorder, Events: recorded, Clock: now}, content: []byte("first")}
 	var put []string
 	fails := map[string]error{}
 	r.apply = func(_ context.Context, content []byte) error {
@@ -54,7 +54,7 @@ func TestReloader_Read(t *testing.T) {
 
 	write("first")
 	look()
-	assert.Empty(t, put, "it is in force")
+	assert.Empty(t, put, "the content is in force")
 
 	write("second")
 	look()
@@ -65,26 +65,26 @@ func TestReloader_Read(t *testing.T) {
 	write("bad")
 	look()
 	look()
-	assert.Equal(t, []string{"second", "bad"}, put, "it would fail again")
+	assert.Equal(t, []string{"second", "bad"}, put, "a rejected file is not retried at once")
 	assert.Zero(t, successful())
-	require.Len(t, told.Events, 1)
-	assert.Equal(t, "Warning ConfigurationRefused rejected the new configuration; the previous one stays in force: line 1; line 2", <-told.Events)
+	require.Len(t, recorded.Events, 1)
+	assert.Equal(t, "Warning ConfigurationRefused rejected the new configuration; the previous one stays in force: line 1; line 2", <-recorded.Events)
 
 	now.Step(retryInterval)
 	look()
-	assert.Len(t, put, 3, "it may do by now")
-	assert.Empty(t, told.Events, "it was told already")
+	assert.Len(t, put, 3, "the reason may be gone after a while")
+	assert.Empty(t, recorded.Events, "the problem was reported already")
 	assert.InDelta(t, 1, value("prebind_config_reloads_total"), 0)
 
 	write("second")
 	look()
-	assert.Len(t, put, 3, "it is in force still")
+	assert.Len(t, put, 3, "the content is still in force")
 	assert.InDelta(t, 1, successful(), 0)
 
 	require.NoError(t, os.Remove(file))
 	look()
 	assert.Zero(t, successful())
-	assert.Contains(t, <-told.Events, "no such file")
+	assert.Contains(t, <-recorded.Events, "no such file")
 
 	write("third")
 	look()

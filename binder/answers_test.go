@@ -18,9 +18,9 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// TestBudgetDoesNotHideAFailure: what went wrong before the time was over is
-// what the client is told, however long the rollback takes.
-func TestBudgetDoesNotHideAFailure(t *testing.T) {
+// TestFailure_SurvivesTheBudget: the client gets the error of the plugin even if the rollback
+// takes longer than the budget.
+func TestFailure_SurvivesTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plugin{
 			name: "p",
@@ -37,9 +37,8 @@ func TestBudgetDoesNotHideAFailure(t *testing.T) {
 	})
 }
 
-// TestTypedNilIsSuccess: a plugin with a *framework.Error variable that stays nil
-// means success, and must not end the process.
-func TestTypedNilIsSuccess(t *testing.T) {
+// TestPreBind_TypedNilIsSuccess: a plugin that returns a nil *framework.Error succeeds.
+func TestPreBind_TypedNilIsSuccess(t *testing.T) {
 	p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error {
 		var err *framework.Error
 		return err
@@ -49,8 +48,8 @@ func TestTypedNilIsSuccess(t *testing.T) {
 	assert.Nil(t, d.Err)
 }
 
-// TestWarningsSurviveADenial: a client is shown them whatever the answer.
-func TestWarningsSurviveADenial(t *testing.T) {
+// TestDenial_HasTheWarnings: the client gets warnings with every answer.
+func TestDenial_HasTheWarnings(t *testing.T) {
 	p := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 		return framework.Run, framework.Refuse(claim, "no")
 	}}

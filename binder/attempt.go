@@ -10,8 +10,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// prepare joins the attempt that is under way for this bind, or checks by
-// PreFlight and begins one where a plugin has something to do.
+// prepare joins the attempt in progress for this bind. Without one, it runs PreFlight and
+// starts an attempt if a plugin has work to do.
 func (c *call) prepare(ctx context.Context) Decision {
 	held := hold{call: c}
 	defer held.release()
@@ -24,7 +24,7 @@ func (c *call) prepare(ctx context.Context) Decision {
 			}
 		}
 		if (at == attempt.Preparing || at == attempt.Failed) && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
-			// What is under way, or its error, is not what this call asks for.
+			// The attempt, or its error, belongs to other parameters than those of this call.
 			c.attempts.Dismiss(a, r)
 			at = attempt.RollingBack
 		}
@@ -74,7 +74,7 @@ func (c *call) prepare(ctx context.Context) Decision {
 			if !c.runner.StillPending(ctx, r.Pod(), c.key.Pod) {
 				return c.later(r.PodChanged())
 			}
-			// That took its time: PreFlight judges the node as it is now.
+			// The node may have changed during the rollback.
 			var err *framework.Error
 			if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
 				return c.later(err)
@@ -84,7 +84,7 @@ func (c *call) prepare(ctx context.Context) Decision {
 		}
 		if !held.until(ctx, r, r.Done()) {
 			if r.OverBudget() {
-				// The plugin does not listen.
+				// The plugin ignores the end of its context.
 				return c.later(a.OverBudget(r))
 			}
 			return c.later(a.Waiting(r, c.clock.Now()))
@@ -94,7 +94,7 @@ func (c *call) prepare(ctx context.Context) Decision {
 			return c.later(err)
 		}
 		if r.Settings != c.settings {
-			// Other plugins may take part now, or judge otherwise.
+			// Other plugins, or other arguments, may apply now.
 			continue
 		}
 		if d, ok := c.allowBy(ctx, a, r.Context); ok {
@@ -103,13 +103,13 @@ func (c *call) prepare(ctx context.Context) Decision {
 		if err := c.withoutLease(); err != nil {
 			return c.later(err)
 		}
-		// It was prepared, and came to its outcome before this call heard of it.
+		// The attempt was prepared and reached its outcome before this call woke up.
 		return c.later(r.PodChanged())
 	}
 }
 
-// withoutLease returns why no bind may be allowed here that relies on what an attempt
-// wrote, or nil.
+// withoutLease returns an error if this replica does not hold its lease. Another replica may
+// then roll back what an attempt here wrote, so no bind may rely on it.
 func (c *call) withoutLease() *framework.Error {
 	if _, held := c.term(); held {
 		return nil

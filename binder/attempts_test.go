@@ -20,13 +20,13 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The tests of time run in a bubble: its clock moves only when everything in it
-// waits, so that they take no time and always go the same way.
+// The tests of time run in a bubble of testing/synctest. Its clock moves only when every
+// goroutine in it waits.
 
 // pass lets time pass in a bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// timed makes a call and says how long it took.
+// timed makes a call and returns its duration.
 func timed(ctx context.Context, e *Engine, r Request) (Decision, time.Duration) {
 	begin := time.Now()
 	d := e.Bind(ctx, r)
@@ -40,7 +40,7 @@ func later(ctx context.Context, e *Engine, r Request) <-chan Decision {
 	return answer
 }
 
-func TestDoneDuringHold(t *testing.T) {
+func TestHold_EndsWithTheRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
@@ -50,35 +50,35 @@ func TestDoneDuringHold(t *testing.T) {
 		w.release <- nil
 		d := <-answer
 		assert.Nil(t, d.Err)
-		assert.Equal(t, 2*time.Second, time.Since(begin), "the answer goes out at once")
+		assert.Equal(t, 2*time.Second, time.Since(begin), "the answer is sent at once")
 		synctest.Wait()
 		assert.Len(t, e.InFlight(), 1, "a success is followed to its outcome")
 	})
 }
 
-func TestHoldEnds(t *testing.T) {
+func TestHold_EndsByTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
 		for range 6 {
 			d, took := timed(t.Context(), e, theRequest())
 			require.Equal(t, framework.KindWait, kindOf(d.Err))
-			assert.Equal(t, time.Second, d.RetryAfter, "only this second is not covered by a hold")
-			assert.Equal(t, testHold, took, "a call is held for the hold")
+			assert.Equal(t, time.Second, d.RetryAfter, "no hold covers this second")
+			assert.Equal(t, testHold, took, "a call is held for --hold")
 			assert.Equal(t, "waiter", d.Err.Plugin)
 			assert.Equal(t, claim, d.Err.Object)
-			assert.Contains(t, d.Err.Error(), "the volume of the test", "the message says what it waits for")
+			assert.Contains(t, d.Err.Error(), "the volume of the test", "the message names the object of the wait")
 			pass(d.RetryAfter)
 		}
 		answer := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		w.release <- nil
 		assert.Nil(t, (<-answer).Err)
-		assert.Equal(t, int32(1), w.preBinds.Load(), "all calls were one attempt")
+		assert.Equal(t, int32(1), w.preBinds.Load(), "all calls joined one attempt")
 	})
 }
 
-func TestWaitingWithoutWords(t *testing.T) {
+func TestHold_NamesThePlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plugin{name: "silent", preBind: func(ctx context.Context, _ *framework.BindContext) error {
 			<-ctx.Done()
@@ -86,14 +86,14 @@ func TestWaitingWithoutWords(t *testing.T) {
 		}}
 		d := engineWith(t, p).Bind(t.Context(), theRequest())
 		require.Equal(t, framework.KindWait, kindOf(d.Err))
-		assert.Equal(t, "silent", d.Err.Plugin, "the plugin at work is named even if it does not say what for")
+		assert.Equal(t, "silent", d.Err.Plugin, "the plugin is named even if it does not report a wait")
 		assert.NotEmpty(t, d.Err.Advice)
 	})
 }
 
-// The attempt of a client that sleeps for long is neither abandoned nor, when it fails,
-// forgotten before the client should call again.
-func TestLongRetryAfter(t *testing.T) {
+// TestLongRetryAfter_KeepsTheAttempt: an attempt, or its failure, is kept until the client should
+// call again.
+func TestLongRetryAfter_KeepsTheAttempt(t *testing.T) {
 	for name, end := range map[string]error{"Prepared": nil, "Failed": framework.Refuse(claim, "no")} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestLongRetryAfter(t *testing.T) {
 				pass(d.RetryAfter + time.Second)
 				answer := later(t.Context(), e, theRequest())
 				synctest.Wait()
-				assert.EqualValues(t, 1, w.preBinds.Load(), "the call comes to the same attempt")
+				assert.EqualValues(t, 1, w.preBinds.Load(), "the call joins the same attempt")
 				if end == nil {
 					w.release <- nil
 				}
@@ -121,7 +121,7 @@ func TestLongRetryAfter(t *testing.T) {
 	}
 }
 
-func TestSingleFlight(t *testing.T) {
+func TestAttempt_IsSharedByCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
@@ -134,9 +134,8 @@ func TestSingleFlight(t *testing.T) {
 	})
 }
 
-// TestSingleFlightAfterPreFlight: two calls that have both found no attempt still
-// begin only one.
-func TestSingleFlightAfterPreFlight(t *testing.T) {
+// TestAttempt_IsSharedAfterPreFlight: two calls that both found no attempt start only one.
+func TestAttempt_IsSharedAfterPreFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		checked := make(chan struct{})
 		c := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
@@ -158,7 +157,7 @@ func TestSingleFlightAfterPreFlight(t *testing.T) {
 	})
 }
 
-func TestAttemptsAreByUIDAndNode(t *testing.T) {
+func TestAttempt_BelongsToUIDAndNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
@@ -170,7 +169,7 @@ func TestAttemptsAreByUIDAndNode(t *testing.T) {
 			later(t.Context(), e, requestFor(gen.Binding(gen.Pod("other"), "node-a"))),
 		}
 		synctest.Wait()
-		assert.Equal(t, int32(2), w.preBinds.Load(), "they are two binds; for another node see TestSuperseded")
+		assert.Equal(t, int32(2), w.preBinds.Load(), "another UID is another bind; for another node see TestAttempt_Superseded")
 		for range answers {
 			w.release <- nil
 		}
@@ -180,7 +179,7 @@ func TestAttemptsAreByUIDAndNode(t *testing.T) {
 	})
 }
 
-func TestDryRunJoinsNothing(t *testing.T) {
+func TestDryRun_JoinsNoAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
@@ -190,13 +189,13 @@ func TestDryRunJoinsNothing(t *testing.T) {
 		r.DryRun = true
 		d, took := timed(t.Context(), e, r)
 		assert.Nil(t, d.Err)
-		assert.Zero(t, took, "a dry run neither waits for an attempt nor begins one")
+		assert.Zero(t, took, "a dry run neither joins nor starts an attempt")
 		w.release <- nil
 		assert.Nil(t, (<-held).Err)
 	})
 }
 
-func TestMaxHolds(t *testing.T) {
+func TestMaxHolds_AnswersFurtherCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		quick := gen.Pod("quick", gen.UID("pod-2"))
@@ -209,26 +208,26 @@ func TestMaxHolds(t *testing.T) {
 		synctest.Wait()
 
 		d, took := timed(t.Context(), e, requestFor(gen.Binding(quick, "node-a")))
-		assert.Equal(t, framework.KindWait, kindOf(d.Err), "there is no seat to wait in")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "no seat is free")
 		assert.Zero(t, took)
 		assert.Equal(t, time.Second, d.RetryAfter)
 		synctest.Wait()
-		assert.Equal(t, int32(2), w.preBinds.Load(), "its attempt has begun all the same")
+		assert.Equal(t, int32(2), w.preBinds.Load(), "its attempt has started without a seat")
 
 		w.release <- errScripted
 		w.release <- errScripted
 		assert.Equal(t, framework.KindInternal, kindOf((<-held).Err))
 		d = e.Bind(t.Context(), requestFor(gen.Binding(quick, "node-a")))
-		assert.Equal(t, framework.KindInternal, kindOf(d.Err), "an outcome that is there needs no seat")
+		assert.Equal(t, framework.KindInternal, kindOf(d.Err), "a finished round needs no seat")
 
 		answer := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		w.release <- nil
-		assert.Nil(t, (<-answer).Err, "a seat is given back")
+		assert.Nil(t, (<-answer).Err, "the call returned its seat")
 	})
 }
 
-func TestCallerLeaves(t *testing.T) {
+func TestAttempt_OutlivesTheCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
@@ -246,18 +245,18 @@ func TestCallerLeaves(t *testing.T) {
 	})
 }
 
-func TestFailureIsKeptForTheClient(t *testing.T) {
+func TestFailure_IsKeptForTheClient(t *testing.T) {
 	refusal := framework.Refuse(claim, "no").Advise("elsewhere")
 	cases := map[string]struct {
 		reason string
-		// away is how long the client stays away after the failure.
+		// away is the time from the failure to the next call.
 		away time.Duration
 		want framework.Kind
-		// preBinds after the client's second call.
+		// preBinds is the number of PreBinds after the second call.
 		preBinds int32
 	}{
-		"Kept":      {reason: "the client comes back and is told", away: attempt.KeepFailure - time.Second, want: framework.KindRefuse, preBinds: 1},
-		"Forgotten": {reason: "a client that stays away begins again", away: time.Second + attempt.KeepFailure + time.Second, preBinds: 2},
+		"Kept":      {reason: "the next call receives the failure", away: attempt.KeepFailure - time.Second, want: framework.KindRefuse, preBinds: 1},
+		"Forgotten": {reason: "a late call starts another attempt", away: time.Second + attempt.KeepFailure + time.Second, preBinds: 2},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -285,7 +284,7 @@ func TestFailureIsKeptForTheClient(t *testing.T) {
 
 				answer = later(t.Context(), e, theRequest())
 				synctest.Wait()
-				assert.Equal(t, int32(2), w.preBinds.Load(), "a failure is told once")
+				assert.Equal(t, int32(2), w.preBinds.Load(), "a failure is returned once")
 				w.release <- nil
 				assert.Nil(t, (<-answer).Err)
 			})
@@ -293,19 +292,19 @@ func TestFailureIsKeptForTheClient(t *testing.T) {
 	}
 }
 
-// TestAttemptEndsWithItsPod checks that neither a wait nor a kept failure outlives the pod.
-func TestAttemptEndsWithItsPod(t *testing.T) {
+// TestAttempt_EndsWithItsPod: neither a wait nor a kept failure outlives the pod.
+func TestAttempt_EndsWithItsPod(t *testing.T) {
 	terminating := thePod.DeepCopy()
 	terminating.DeletionTimestamp = new(metav1.Now())
 	cases := map[string]struct {
 		reason string
-		// fails says that the PreBind has failed before the pod ends.
+		// fails makes PreBind fail before the pod ends.
 		fails bool
 		pods  []client.Object
 	}{
 		"WaitsAndGone":        {reason: "a wait ends with the pod", pods: nil},
 		"WaitsAndTerminating": {reason: "a wait ends when the pod is deleted", pods: []client.Object{terminating}},
-		"FailedAndGone":       {reason: "nobody comes to be told", fails: true, pods: nil},
+		"FailedAndGone":       {reason: "no client asks for the failure", fails: true, pods: nil},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -327,16 +326,15 @@ func TestAttemptEndsWithItsPod(t *testing.T) {
 				changes.Changed(framework.RefTo(&corev1.Pod{}, thePod.Namespace, thePod.Name))
 				synctest.Wait()
 				assert.Empty(t, e.InFlight(), tc.reason)
-				assert.Equal(t, int32(1), w.rollBacks.Load(), "what was written is undone, once")
+				assert.Equal(t, int32(1), w.rollBacks.Load(), "the writes are rolled back once")
 				assert.Zero(t, time.Since(began), "at once")
 			})
 		})
 	}
 }
 
-// TestOldFailureIsNotForgottenTwice: the timer that forgets a failure has
-// nothing to do with the attempt that came after it.
-func TestOldFailureIsNotForgottenTwice(t *testing.T) {
+// TestFailure_TimerOfAnOldOne: the timer that drops a failure does not end a later attempt.
+func TestFailure_TimerOfAnOldOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
@@ -347,32 +345,32 @@ func TestOldFailureIsNotForgottenTwice(t *testing.T) {
 
 		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err))
 		pass(attempt.KeepFailure / 2)
-		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err), "it goes on as long as it is asked for")
+		require.Equal(t, framework.KindWait, kindOf(e.Bind(t.Context(), theRequest()).Err), "it continues while calls arrive")
 		pass(attempt.KeepFailure / 2)
 		answer = later(t.Context(), e, theRequest())
 		synctest.Wait()
-		assert.Equal(t, int32(2), w.preBinds.Load(), "the second attempt is still the one")
+		assert.Equal(t, int32(2), w.preBinds.Load(), "the second attempt is still in progress")
 		w.release <- nil
 		assert.Nil(t, (<-answer).Err)
 	})
 }
 
-func TestFailureReachesEveryCall(t *testing.T) {
+func TestFailure_ReachesEveryCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
 		first, second := later(t.Context(), e, theRequest()), later(t.Context(), e, theRequest())
 		synctest.Wait()
-		w.release <- framework.Wait(claim, "somebody else was faster")
+		w.release <- framework.Wait(claim, "another writer was faster")
 		for _, answer := range []<-chan Decision{first, second} {
 			d := <-answer
 			assert.Equal(t, framework.KindWait, kindOf(d.Err))
-			assert.GreaterOrEqual(t, d.RetryAfter, time.Second, "who has to wait is told how long")
+			assert.GreaterOrEqual(t, d.RetryAfter, time.Second, "a wait has a Retry-After")
 		}
 	})
 }
 
-func TestBudgetSpent(t *testing.T) {
+func TestBudget_Spent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
@@ -385,13 +383,13 @@ func TestBudgetSpent(t *testing.T) {
 		require.ErrorIs(t, d.Err, attempt.ErrBudgetSpent)
 		assert.Equal(t, claim, d.Err.Object)
 		assert.Equal(t, "waiter", d.Err.Plugin)
-		assert.Contains(t, d.Err.Error(), "the volume of the test", "it says what it waited for in vain")
-		assert.Contains(t, d.Err.Advice, "--prebind-timeout", "and how to give it more time")
+		assert.Contains(t, d.Err.Error(), "the volume of the test", "the message names the object of the wait")
+		assert.Contains(t, d.Err.Advice, "--prebind-timeout", "the message names the flag")
 		assert.Equal(t, int32(1), w.rollBacks.Load())
 	})
 }
 
-func TestDrain(t *testing.T) {
+func TestDrain_EndsHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := engineWith(t, w)
@@ -400,17 +398,17 @@ func TestDrain(t *testing.T) {
 		begin := time.Now()
 		e.Drain()
 		d := <-held
-		assert.Equal(t, framework.KindWait, kindOf(d.Err), "the call is told to call again")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "the call must be repeated")
 		assert.Zero(t, time.Since(begin), "at once")
 		d, took := timed(t.Context(), e, theRequest())
-		assert.Equal(t, framework.KindWait, kindOf(d.Err), "and so is every later one")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "a later call must be repeated, too")
 		assert.Zero(t, took)
 	})
 }
 
-// TestBacklogOf_CountsTheNamespace follows the count through the life of attempts:
-// one that fails, one whose scheduler chose another node, and one that is bound.
-func TestBacklogOf_CountsTheNamespace(t *testing.T) {
+// TestBacklog_CountsTheNamespace follows the count through attempts that fail, are superseded and
+// are bound.
+func TestBacklog_CountsTheNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
@@ -427,7 +425,7 @@ func TestBacklogOf_CountsTheNamespace(t *testing.T) {
 
 		second := later(t.Context(), e, requestFor(gen.Binding(thePod, "node-b", gen.UID("pod-1"))))
 		<-first
-		assert.Equal(t, []int{1, 1, 0}, of(), "the attempt for node-a was superseded and is forgotten")
+		assert.Equal(t, []int{1, 1, 0}, of(), "the attempt for node-a was superseded and has ended")
 
 		w.release <- errScripted
 		w.release <- errScripted

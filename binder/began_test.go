@@ -15,8 +15,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// A replica that receives the second call of a bind knows from its plugin how long the bind
-// has been waiting, and so when the event is due.
+// TestRetryAfter_WaitBeganElsewhere: a replica that receives the second call of a bind learns from
+// the plugin when the wait began, and expects the event accordingly.
 func TestRetryAfter_WaitBeganElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const usual = 40 * time.Second
@@ -31,7 +31,7 @@ func TestRetryAfter_WaitBeganElsewhere(t *testing.T) {
 		e := newTestEngine(t, func(o *Options) {
 			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []framework.PreBinder{c}, holding(thePod, second, other, theNode)
 		})
-		// The replica sees the last second of this wait only.
+		// The replica observes only the last second of this wait.
 		since = time.Now()
 		pass(usual - time.Second)
 		first := later(t.Context(), e, theRequest())
@@ -45,7 +45,7 @@ func TestRetryAfter_WaitBeganElsewhere(t *testing.T) {
 		synctest.Wait()
 		d := e.Bind(t.Context(), requestFor(gen.Binding(second, "node-a")))
 		require.Equal(t, framework.KindWait, kindOf(d.Err))
-		assert.Equal(t, 29*time.Second, d.RetryAfter, "30 s are left of the usual wait")
+		assert.Equal(t, 29*time.Second, d.RetryAfter, "30 s of the usual wait remain")
 		pass(testHold)
 		<-held
 	})

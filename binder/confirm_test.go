@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// confirmer is a plugin that takes a last look.
+// confirmer is a plugin with a Confirm.
 type confirmer struct {
 	checker
 	confirm  func() error
@@ -33,13 +33,13 @@ func (c *confirmer) Confirm(context.Context, framework.Reader, *framework.BindCo
 	return c.confirm()
 }
 
-func TestConfirm(t *testing.T) {
-	t.Run("Nothing ran", func(t *testing.T) {
+func TestConfirm_RunsAfterPreBind(t *testing.T) {
+	t.Run("NothingRan", func(t *testing.T) {
 		c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}
 		require.Nil(t, engineWith(t, c).Bind(t.Context(), theRequest()).Err)
-		assert.Zero(t, c.confirms, "no time has gone by since PreFlight")
+		assert.Zero(t, c.confirms, "nothing has changed since PreFlight")
 	})
-	t.Run("Holds", func(t *testing.T) {
+	t.Run("Confirmed", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}
 			p := &plugin{name: "p"}
@@ -47,7 +47,7 @@ func TestConfirm(t *testing.T) {
 			assert.Equal(t, 1, c.confirms, "another plugin's PreBind may have taken long")
 		})
 	})
-	t.Run("Holds no more", func(t *testing.T) {
+	t.Run("NotConfirmed", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}, confirm: func() error { return framework.Refuse(claim, "drained") }}
 			p := &plugin{name: "p"}
@@ -55,8 +55,8 @@ func TestConfirm(t *testing.T) {
 			require.Equal(t, framework.KindRefuse, kindOf(d.Err))
 			assert.Equal(t, "c", d.Err.Plugin)
 			synctest.Wait()
-			assert.EqualValues(t, 1, p.rollBacks.Load(), "what was prepared is undone")
-			assert.Zero(t, c.rollBacks.Load(), "never one that was not started")
+			assert.EqualValues(t, 1, p.rollBacks.Load(), "the writes are rolled back")
+			assert.Zero(t, c.rollBacks.Load(), "a plugin that was not started is not rolled back")
 		})
 	})
 	t.Run("Panics", func(t *testing.T) {
@@ -88,7 +88,7 @@ func (l *lastLook) Confirm(ctx context.Context, reader framework.Reader, bc *fra
 	return err
 }
 
-// TestConfirm_RejectsByLiveReadsOnly: a plugin that does not know the rule is still correct.
+// TestConfirm_RejectsByLiveReadsOnly: a plugin that ignores the rule is still correct.
 func TestConfirm_RejectsByLiveReadsOnly(t *testing.T) {
 	ready, notReady := gen.Pod("other", gen.Label("ready", "yes")), gen.Pod("other")
 	cases := map[string]struct {
@@ -133,7 +133,7 @@ func TestConfirm_RejectsByLiveReadsOnly(t *testing.T) {
 				assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
 				if tc.want != "" {
 					assert.Equal(t, "last", d.Err.Plugin)
-					assert.EqualValues(t, 1, l.rollBacks.Load(), "what was prepared is rolled back")
+					assert.EqualValues(t, 1, l.rollBacks.Load(), "the writes are rolled back")
 					assert.False(t, rolledBackLive, "only Confirm read live")
 				}
 			})

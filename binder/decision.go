@@ -20,8 +20,8 @@ import (
 type Request struct {
 	// Pod is the pod that the Binding names.
 	Pod types.NamespacedName
-	// Binding is read only for as long as the bind is under way, which may be
-	// longer than the call.
+	// Binding must not change while the bind is in progress, which may be longer than the
+	// call.
 	Binding *corev1.Binding
 	// User posted it.
 	User authenticationv1.UserInfo
@@ -31,46 +31,44 @@ type Request struct {
 
 // Decision is the engine's answer to a Request.
 type Decision struct {
-	// Err is nil when the bind may go ahead; otherwise it says why not, and its
-	// kind what the client should do about it. It always names its plugin.
+	// Err is nil if the bind is allowed. Otherwise it has the reason, and its kind says what
+	// the client should do. It always names its plugin.
 	Err *framework.Error
-	// RetryAfter is when a client that has to wait should call again: whole
-	// seconds, at least one. Zero for every other kind.
+	// RetryAfter is when a client that has to wait should call again, in whole seconds from
+	// one. It is zero for every other kind.
 	RetryAfter time.Duration
-	// PassThrough says that Prebind has no part in this Binding and nothing was
-	// looked at further: the API server gives its own answer.
+	// PassThrough is set if Prebind does not decide on this Binding. The API server gives its
+	// own answer.
 	PassThrough bool
 	// Annotations and Labels are to be set on the Binding, by complete key.
 	Annotations, Labels map[string]string
-	// Audit is what was decided where the decision is only reported: the bind goes
-	// ahead as it is. It is nil elsewhere.
+	// Audit is the decision in ModeAudit, where the bind is allowed unchanged. It is nil in
+	// every other mode.
 	Audit *Audit
-	// Explanation tells of a dry run what the bind would do. It is nil elsewhere, and
-	// where the API server gives its own answer.
+	// Explanation describes what a dry run would do. It is nil for other requests, and if the
+	// API server gives its own answer.
 	Explanation *Explanation
-	// UID pins the Binding to the very pod that was checked. Empty when the
-	// Binding has a UID already.
+	// UID pins the Binding to the pod that was checked. It is empty if the Binding has a UID.
 	UID types.UID
-	// Warnings are shown to the client, whatever the answer.
+	// Warnings are shown to the client with every answer.
 	Warnings []string
-	// Conflicts and Failures are what the mutators met with, whatever the answer.
-	// The warnings tell of them already.
+	// Conflicts and Failures are those of the mutators. The warnings contain them.
 	Conflicts []mutators.Conflict
 	Failures  []mutators.Failure
-	// Attempt is the one that the call began or joined. Empty where there was none.
+	// Attempt is the ID of the attempt that the call began or joined, or "".
 	Attempt string
-	// Calls is how often the Binding was posted to this replica, this call included,
-	// and Waited the time since the first of these calls. Both are zero for a first
-	// call without an attempt.
+	// Calls is how often the Binding was posted to this replica, this call included. Waited is
+	// the time since the first of these calls. Both are zero for a first call without an
+	// attempt.
 	Calls  int
 	Waited time.Duration
 }
 
-// Audit is a decision that is only reported.
+// Audit is a decision that is only reported; see ModeAudit.
 type Audit struct {
-	// Kind is what Decision.Kind would be, or "waiting" where the bind would wait.
+	// Kind is what Decision.Kind would be, or "waiting" if the bind would wait.
 	Kind string
-	// Err is why the bind would not be allowed, or nil.
+	// Err is the reason why the bind would be rejected, or nil.
 	Err *framework.Error
 	// WaitsFor is what it would wait for.
 	WaitsFor []string
@@ -93,7 +91,7 @@ func (d Decision) Kind() string {
 
 func denied(err *framework.Error) Decision { return Decision{}.deny(err) }
 
-// deny makes the decision a denial; what the mutators met with stays.
+// deny makes the decision a denial. It keeps the warnings and the explanation.
 func (d Decision) deny(err *framework.Error) Decision {
 	d = Decision{Err: err, Warnings: d.Warnings, Conflicts: d.Conflicts, Failures: d.Failures, Explanation: d.Explanation}
 	if err.Kind == framework.KindWait {
@@ -102,53 +100,53 @@ func (d Decision) deny(err *framework.Error) Decision {
 	return d
 }
 
-// Verdict is what would become of a Binding.
+// Verdict is the expected result of a Binding.
 type Verdict string
 
 const (
-	// VerdictBind says that it would be bound at once.
+	// VerdictBind: the pod would be bound at once.
 	VerdictBind Verdict = "bind"
-	// VerdictWait says that it would have to wait, as far as can be seen without beginning it.
+	// VerdictWait: the bind would have to wait, as far as PreFlight can predict it.
 	VerdictWait Verdict = "wait"
-	// VerdictRefuse says that it would be refused.
+	// VerdictRefuse: the bind would be rejected.
 	VerdictRefuse Verdict = "refuse"
 )
 
-// Explanation tells what a Binding would do if it were no dry run. Its JSON is
+// Explanation describes what a Binding in a dry run would do without the dry run. Its JSON is
 // stable.
 type Explanation struct {
 	Verdict Verdict `json:"verdict"`
-	// Mode is that of the pod's namespace: in ModeAudit the bind goes ahead whatever
-	// the verdict is, and nothing is added to it.
+	// Mode is that of the pod's namespace. In ModeAudit the bind is allowed unchanged for
+	// every verdict.
 	Mode Mode `json:"mode"`
-	// Annotations and Labels would be added, by complete key. Those that an attempt
-	// would add at its end are not known before.
+	// Annotations and Labels would be added, by complete key. Those that an attempt adds at
+	// its end are unknown.
 	Annotations map[string]string `json:"annotations,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
-	// Plugins are the PreBind plugins that are switched on, in their order. It is
-	// empty where the bind ends before any of them.
+	// Plugins are the enabled PreBind plugins, in order. It is empty if the bind ends before
+	// PreFlight.
 	Plugins []PluginExplanation `json:"plugins,omitempty"`
-	// Refusal is why the bind would be refused, or would have to begin anew later.
+	// Refusal is why the bind would be rejected, or would have to start again later.
 	Refusal *Refusal `json:"refusal,omitempty"`
-	// Warnings are those that the client would be shown.
+	// Warnings are those that the client would see.
 	Warnings []string `json:"warnings,omitempty"`
-	// Incomplete says that something was too long to be told.
+	// Incomplete is set if the explanation was shortened.
 	Incomplete bool `json:"incomplete,omitempty"`
 }
 
-// PluginVerdict is what a PreBind plugin would do about a bind.
+// PluginVerdict is what a PreBind plugin would do for a bind.
 type PluginVerdict string
 
 const (
-	// PluginNotAsked says that it takes no part, for nothing asks for it.
+	// PluginNotAsked: no annotation requests the plugin.
 	PluginNotAsked PluginVerdict = "not-asked"
-	// PluginReady says that there is nothing to do.
+	// PluginReady: the plugin has no work to do.
 	PluginReady PluginVerdict = "ready"
-	// PluginActs says that it would do what Would says, without a wait that could be foreseen.
+	// PluginActs: the plugin would do what Would lists, without a predictable wait.
 	PluginActs PluginVerdict = "acts"
-	// PluginWaits says that it would wait for what WaitsFor says.
+	// PluginWaits: the plugin would wait for what WaitsFor lists.
 	PluginWaits PluginVerdict = "waits"
-	// PluginRefuses says that it would refuse the bind.
+	// PluginRefuses: the plugin would reject the bind.
 	PluginRefuses PluginVerdict = "refuses"
 )
 
@@ -156,14 +154,14 @@ const (
 type PluginExplanation struct {
 	Name    string        `json:"name"`
 	Verdict PluginVerdict `json:"verdict"`
-	// Would are the writes and waits, in whole sentences.
+	// Would lists writes and waits, as sentences.
 	Would []string `json:"would,omitempty"`
-	// WaitsFor are objects with what has to happen to them.
+	// WaitsFor lists objects, each with the expected change.
 	WaitsFor []string `json:"waitsFor,omitempty"`
 	Refusal  *Refusal `json:"refusal,omitempty"`
 }
 
-// Refusal is an framework.Error to be shown elsewhere.
+// Refusal is the JSON form of a framework.Error.
 type Refusal struct {
 	Kind    framework.Kind `json:"kind"`
 	Plugin  string         `json:"plugin,omitempty"`
@@ -172,8 +170,8 @@ type Refusal struct {
 	Advice  string         `json:"advice,omitempty"`
 }
 
-// Limits of the texts of a decision, in bytes. They hold whatever plugins and mutators
-// echo of a pod, of a Binding, or of an object that a tenant can write.
+// Limits of the texts of a decision, in bytes. Plugins and mutators may repeat text of objects
+// that tenants can write.
 const (
 	maxMessage = 2048
 	maxAdvice  = 1024
@@ -184,8 +182,7 @@ const (
 	maxWarnings = 50
 )
 
-// bounded returns the decision with texts that are not longer than the limits. What
-// others hold of it, such as an attempt's error, is not changed.
+// bounded returns the decision with texts within the limits. It changes only the copy.
 func (d Decision) bounded() Decision {
 	d.Err = boundedError(d.Err)
 	if len(d.Warnings) == 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// gone is an API server whose caller gives up while it waits for an answer.
+// gone is an API server whose caller cancels while it waits for a response.
 type gone struct{ end context.CancelFunc }
 
 func (g gone) Get(ctx context.Context, _ client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
@@ -29,12 +29,12 @@ func (g gone) Get(ctx context.Context, _ client.ObjectKey, _ client.Object, _ ..
 	return fmt.Errorf("Get: %w", ctx.Err())
 }
 
-// TestBind_CallEnds: a client that goes away, or a time that is over, is nobody's
-// failure. Nothing is reported about it, neither to the log nor to the pod.
+// TestBind_CallEnds: a canceled or timed out call is not a failure. It is neither logged nor
+// reported on the pod.
 func TestBind_CallEnds(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		// prepare lets the call end by end in the middle of a step.
+		// prepare makes a step of the bind call end, which ends the call.
 		prepare func(o *Options, end context.CancelFunc)
 	}{
 		"ReadingThePod": {
@@ -46,7 +46,7 @@ func TestBind_CallEnds(t *testing.T) {
 			prepare: func(o *Options, end context.CancelFunc) { o.Cached, o.Live = holding(thePod), gone{end} },
 		},
 		"PreFlight": {
-			reason: "a plugin returns the error of its context as it is",
+			reason: "a plugin returns the error of its context unchanged",
 			prepare: func(o *Options, end context.CancelFunc) {
 				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(_ *framework.BindContext) (framework.Next, error) {
 					end()
@@ -81,14 +81,14 @@ func TestBind_CallEnds(t *testing.T) {
 			d := e.Bind(ctx, theRequest())
 			require.Equal(t, framework.KindWait, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
 			assert.Positive(t, d.RetryAfter)
-			assert.Empty(t, d.Failures, "no mutator has failed")
+			assert.Empty(t, d.Failures, "a mutator did not fail")
 			assert.Empty(t, events.all())
 		})
 	}
 }
 
-// TestBind_ResourceVersion: a Binding for a version of the pod that is outdated is
-// answered before anything is done for it, and never by the cache alone.
+// TestBind_ResourceVersion: a Binding for an outdated version of the pod is rejected before any
+// work, and never by the cache alone.
 func TestBind_ResourceVersion(t *testing.T) {
 	version := func(v string) *corev1.Pod {
 		pod := gen.Pod("web", gen.UID("pod-1"))
@@ -101,10 +101,10 @@ func TestBind_ResourceVersion(t *testing.T) {
 		want         framework.Kind
 		reads        int32
 	}{
-		"Same":        {reason: "the cache has the version that the scheduler saw", cached: version("7"), live: version("7")},
-		"CacheBehind": {reason: "the scheduler saw more than the cache", cached: version("6"), live: version("7"), reads: 1},
-		"Outdated":    {reason: "the API server would not bind it", cached: version("8"), live: version("8"), want: framework.KindStale, reads: 1},
-		"Unknown":     {reason: "the API server would not bind it either", cached: version("6"), live: version("8"), want: framework.KindStale, reads: 1},
+		"Same":        {reason: "the cache has the scheduler's version", cached: version("7"), live: version("7")},
+		"CacheBehind": {reason: "the scheduler's version is newer than the cache", cached: version("6"), live: version("7"), reads: 1},
+		"Outdated":    {reason: "the API server would reject the Binding", cached: version("8"), live: version("8"), want: framework.KindStale, reads: 1},
+		"Unknown":     {reason: "the API server would reject the Binding, too", cached: version("6"), live: version("8"), want: framework.KindStale, reads: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestBind_ResourceVersion(t *testing.T) {
 	}
 }
 
-// TestBind_Names: names are checked before anything is done with them.
+// TestBind_Names: invalid names are rejected before any read.
 func TestBind_Names(t *testing.T) {
 	long := strings.Repeat("n", 5<<20)
 	cases := map[string]struct {
@@ -134,12 +134,12 @@ func TestBind_Names(t *testing.T) {
 		kind           framework.Kind
 	}{
 		"NameInURL":      {reason: "the API server rejects a Binding whose name is not that of the URL", pod: "web", named: "db", in: "default", node: "node-a", want: Decision{PassThrough: true}},
-		"NoName":         {reason: "nor does it take the name of the URL", pod: "web", in: "default", node: "node-a", want: Decision{PassThrough: true}},
-		"ImpossiblePod":  {reason: "there is no pod of that name", pod: "we/b", named: "we/b", in: "default", node: "node-a", want: Decision{PassThrough: true}},
-		"LongPod":        {reason: "there is no pod of that name", pod: long, named: long, in: "default", node: "node-a", want: Decision{PassThrough: true}},
-		"ImpossibleHome": {reason: "there is no namespace of that name", pod: "web", named: "web", in: "../x", node: "node-a", want: Decision{PassThrough: true}},
-		"SlashInNode":    {reason: "a path is not the name of a node", pod: "web", named: "web", in: "default", node: "node-a/status", kind: framework.KindRefuse},
-		"LongNode":       {reason: "the answer does not repeat it", pod: "web", named: "web", in: "default", node: long, kind: framework.KindRefuse},
+		"NoName":         {reason: "the API server rejects the Binding", pod: "web", in: "default", node: "node-a", want: Decision{PassThrough: true}},
+		"ImpossiblePod":  {reason: "a pod cannot have this name", pod: "we/b", named: "we/b", in: "default", node: "node-a", want: Decision{PassThrough: true}},
+		"LongPod":        {reason: "a pod cannot have this name", pod: long, named: long, in: "default", node: "node-a", want: Decision{PassThrough: true}},
+		"ImpossibleHome": {reason: "a namespace cannot have this name", pod: "web", named: "web", in: "../x", node: "node-a", want: Decision{PassThrough: true}},
+		"SlashInNode":    {reason: "a path is not a valid node name", pod: "web", named: "web", in: "default", node: "node-a/status", kind: framework.KindRefuse},
+		"LongNode":       {reason: "the answer does not repeat the long name", pod: "web", named: "web", in: "default", node: long, kind: framework.KindRefuse},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -156,14 +156,14 @@ func TestBind_Names(t *testing.T) {
 				return
 			}
 			require.Equal(t, tc.kind, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
-			assert.Contains(t, d.Err.Error(), "not found")
+			assert.Contains(t, d.Err.Error(), "invalid name")
 			assert.Less(t, len(d.Err.Error()), 2000)
 		})
 	}
 }
 
-// TestDecision_Bounded: whatever plugins and mutators echo, a decision has texts of
-// bounded length, and what others hold of it stays as it is.
+// TestDecision_Bounded: the texts of a decision have a maximum length, and the original error is
+// unchanged.
 func TestDecision_Bounded(t *testing.T) {
 	huge := strings.Repeat("ä", 1<<20)
 	err := framework.Invalid(framework.Object{Kind: huge, Namespace: huge, Name: huge}, huge).Advise("%s", huge).Because(errScripted)
@@ -184,13 +184,13 @@ func TestDecision_Bounded(t *testing.T) {
 	assert.True(t, utf8.ValidString(d.Err.Error()))
 	assert.Equal(t, "and 980 more", d.Err.Fields[maxFields].Message)
 	assert.ErrorIs(t, d.Err, errScripted, "the cause is kept")
-	assert.Len(t, err.Message, len(huge), "an attempt that holds the error keeps it")
+	assert.Len(t, err.Message, len(huge), "the original is unchanged")
 
 	small := Decision{Err: framework.Refuse(claim, "no"), Warnings: []string{"a"}}
-	assert.Equal(t, small, small.bounded(), "ordinary texts stay as they are")
+	assert.Equal(t, small, small.bounded(), "short texts are unchanged")
 }
 
-// List implements client.Reader. The engine lists nothing.
+// List implements client.Reader. The engine does not list.
 func (gone) List(context.Context, client.ObjectList, ...client.ListOption) error {
 	return errors.New("unexpected list")
 }

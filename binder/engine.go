@@ -1,12 +1,11 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package binder decides what becomes of a Binding before the API server
-// carries it out. It knows nothing of HTTP.
+// Package binder decides on Bindings before the API server executes them. It does not depend
+// on HTTP.
 //
-// The way of a bind: guards, mutators, the check of the merged metadata, the
-// PreFlight of every plugin, and, where a plugin has something to do, an attempt
-// that runs their PreBind and outlives the call.
+// A bind passes through guards, mutators, the check of the merged metadata, and PreFlight of
+// every plugin. If a plugin has work to do, an attempt runs PreBind. It outlives the call.
 package binder
 
 import (
@@ -33,25 +32,24 @@ import (
 
 // Options of an Engine. All fields are required but Term and Recorder.
 type Options struct {
-	// Cached reads pods without a node, nodes, and what plugins watch, from a cache. What
-	// it returns is never changed.
+	// Cached reads pods without a node, nodes, and the kinds that plugins watch, from a
+	// cache. The engine never changes the returned objects.
 	Cached framework.Reader
-	// Live reads the same from the API server, if the cache has nothing or says
-	// something that would end the bind.
+	// Live reads the same from the API server, if the cache lacks an object or has one that
+	// would end the bind.
 	Live framework.Reader
-	// Settings are those in force until Configure changes them.
+	// Settings apply until Configure changes them.
 	Settings Settings
-	// Replica identifies this process among the others, by letters and digits.
+	// Replica identifies this process, by letters and digits.
 	Replica string
-	// Term returns the number of the replica's current term, and whether it holds it:
-	// only then is a bind allowed that relies on what an attempt wrote, and only on
-	// what was written in the same term. Other replicas may have rolled back the rest.
-	// It must be fast, and safe for concurrent use. It may be nil: then no other
-	// replica ever does.
+	// Term returns the number of the replica's current term, and whether the replica holds
+	// it. A bind may rely only on writes of an attempt in a term that is still held: other
+	// replicas may have rolled back the others. Term must be fast, and safe for concurrent
+	// use. It may be nil if there are no other replicas.
 	Term func() (term int64, held bool)
-	// Changes tells of changes of pods.
+	// Changes reports changes of pods.
 	Changes *framework.Hub
-	// Events tells the pod what its bind waits for, and why it is refused.
+	// Events records on the pod what its bind waits for, and why it is rejected.
 	Events events.EventRecorder
 	// Recorder records the work on binds. It may be nil.
 	Recorder Recorder
@@ -108,9 +106,9 @@ func New(o Options) (*Engine, error) {
 }
 
 // Configure applies other settings at once, or returns an error and changes nothing. A call
-// or an attempt in progress continues with the settings that it began with. What a disabled
-// plugin has prepared is still followed and rolled back by this replica, but no sweep settles
-// what other replicas left behind.
+// or an attempt in progress continues with the settings that it began with. This replica still
+// follows and rolls back the work of a disabled plugin, but no sweep settles the marks that
+// other replicas left behind for it.
 func (e *Engine) Configure(s Settings) error {
 	if err := s.validateNames(); err != nil {
 		return err
@@ -121,7 +119,7 @@ func (e *Engine) Configure(s Settings) error {
 
 // Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
 // held call of such a user takes no seat of the API server, so more of them are held. The
-// function must be safe for concurrent use; nil means nobody.
+// function must be safe for concurrent use; nil exempts no user.
 func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) {
 	if is == nil {
 		e.seats.isExempt.Store(nil)
@@ -148,23 +146,23 @@ func (e *Engine) Stats() Stats {
 // InFlight returns the attempts in progress, the oldest first; the caller owns the slice.
 func (e *Engine) InFlight() []attempt.InFlight { return e.attempts.InFlight() }
 
-// Drain ends every hold: the calls that wait are told to call again, and so is
-// every later one. It cannot be undone.
+// Drain ends every hold. Waiting calls, and all later ones that would wait, are answered with
+// KindWait. It cannot be undone.
 func (e *Engine) Drain() { e.drain() }
 
-// Settle waits until every bind that was allowed has come to its outcome, or the
-// context ends. Call it between Drain and Stop, while the caches still follow.
+// Settle waits until the outcome of every allowed bind is known, or the context ends. Call it
+// between Drain and Stop, while the caches are still updated.
 func (e *Engine) Settle(ctx context.Context) { e.attempts.Settle(ctx) }
 
-// Stop drains, ends the attempts where they are, and waits for them until the
-// context ends. Nothing is undone: the repeated calls reach another replica.
+// Stop drains, ends the attempts without a rollback, and waits for them until the context
+// ends. The repeated calls reach another replica, which continues.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
 	return e.attempts.Stop(ctx)
 }
 
-// Sweeper returns the sweeper for what other replicas left behind when they ended. One
-// replica at a time should run it.
+// Sweeper returns the sweeper for the writes that ended replicas left behind. One replica at a
+// time should run it.
 func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	return recovery.New(recovery.Options{
 		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.attempts.Working,
@@ -172,8 +170,8 @@ func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	})
 }
 
-// OwnSweeper returns the sweeper for what attempts of this replica could not roll back, for
-// example because the API server did not answer for long. Every replica runs one.
+// OwnSweeper returns the sweeper for the writes that attempts of this replica could not roll
+// back, for example because the API server did not respond. Every replica runs one.
 func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 
 // Bind decides on one Binding. It returns within the hold and before the
@@ -185,7 +183,7 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	return d
 }
 
-// answer decides on one Binding that came at the time.
+// answer decides on one Binding that arrived at the time.
 func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
@@ -198,7 +196,7 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
 	d, pod := c.decide(ctx)
 	if cutShort(ctx, d.Err) {
-		// Nothing is known of the pod that an event could report.
+		// There is no decision that an event could report.
 		d, pod = d.deny(unfinished(r, d.Err)), nil
 	}
 	d = d.bounded()
@@ -268,13 +266,13 @@ func (c *call) bind(ctx context.Context) Decision {
 	return c.prepare(ctx)
 }
 
-// cutShort reports whether the decision failed because the call ended: its client has
-// gone, or its time is over.
+// cutShort returns whether the decision failed because the call ended: the client canceled
+// it, or it timed out.
 func cutShort(ctx context.Context, err *framework.Error) bool {
 	return err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
-// unfinished is the answer to a call that ended before it was decided.
+// unfinished is the answer to a call that ended before the decision.
 func unfinished(r Request, cause *framework.Error) *framework.Error {
 	err := framework.Wait(podObject(r.Pod), "the request ended before the decision").Advise("retry the Binding").Because(cause)
 	err.Plugin = framework.Binder

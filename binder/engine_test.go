@@ -38,13 +38,13 @@ func TestOptions(t *testing.T) {
 		"Valid":           {reason: "plugins are not required", change: func(*Options) {}, ok: true},
 		"NoCache":         {reason: "required", change: func(o *Options) { o.Cached = nil }},
 		"NoLive":          {reason: "required", change: func(o *Options) { o.Live = nil }},
-		"NoMutators":      {reason: "an empty chain says none, nil is a mistake", change: func(o *Options) { o.Settings.Mutators = nil }},
+		"NoMutators":      {reason: "an empty chain has no mutators, nil is an error", change: func(o *Options) { o.Settings.Mutators = nil }},
 		"NoClock":         {reason: "required", change: func(o *Options) { o.Clock = nil }},
 		"NoChanges":       {reason: "required", change: func(o *Options) { o.Changes = nil }},
 		"NoEvents":        {reason: "required", change: func(o *Options) { o.Events = nil }},
-		"NoReplica":       {reason: "attempts name it", change: func(o *Options) { o.Replica = "" }},
-		"ReplicaWithDash": {reason: "attempts could not be told apart", change: func(o *Options) { o.Replica = "a-b" }},
-		"TwoPlugins":      {reason: "other names are fine", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
+		"NoReplica":       {reason: "the ID of an attempt contains it", change: func(o *Options) { o.Replica = "" }},
+		"ReplicaWithDash": {reason: "the ID of an attempt could not be split", change: func(o *Options) { o.Replica = "a-b" }},
+		"TwoPlugins":      {reason: "other names are valid", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
 		"SamePluginTwice": {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
 	}
 	for name, tc := range cases {
@@ -57,9 +57,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestBindPassesThrough: the API server gives its own answer, and nothing had a
-// side effect.
-func TestBindPassesThrough(t *testing.T) {
+// TestBind_PassesThrough: the API server gives its own answer, and Prebind has no side effect.
+func TestBind_PassesThrough(t *testing.T) {
 	bound := gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"))
 	cases := map[string]struct {
 		reason       string
@@ -68,31 +67,31 @@ func TestBindPassesThrough(t *testing.T) {
 		liveReads    int32
 	}{
 		"EmptyTarget": {
-			reason:  "there is no node to bind to, and nothing is read",
+			reason:  "without a target nothing is read",
 			binding: gen.Binding(thePod, ""), cached: holding(thePod, theNode), live: holding(),
 		},
 		"OtherTarget": {
-			reason:  "only nodes are Prebind's business",
+			reason:  "Prebind decides on nodes only",
 			binding: gen.Binding(thePod, "node-a", gen.TargetKind("Machine")), cached: holding(thePod, theNode), live: holding(),
 		},
 		"PodMissing": {
-			reason:  "the API server says so by itself",
+			reason:  "the API server rejects the Binding",
 			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), live: holding(), liveReads: 1,
 		},
 		"PodMissingButCached": {
-			reason:  "the API server has the last word when the cache would refuse",
+			reason:  "the live pod decides if the cached one would be rejected",
 			binding: gen.Binding(thePod, "node-a", gen.UID("pod-2")), cached: holding(thePod, theNode), live: holding(), liveReads: 1,
 		},
 		"PodBound": {
-			reason:  "the cache of pending pods lacks it, the API server refuses to bind it again",
+			reason:  "the cache of pending pods lacks it, and the API server rejects the Binding",
 			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), live: holding(bound), liveReads: 1,
 		},
 		"PodBoundInCache": {
-			reason:  "whatever the cache is restricted to, a bound pod is looked at again",
+			reason:  "a bound pod in the cache is read again",
 			binding: gen.Binding(thePod, "node-a"), cached: holding(bound, theNode), live: holding(bound), liveReads: 1,
 		},
 		"BoundAndTerminating": {
-			reason:  "bound comes first: it is the API server's answer",
+			reason:  "the API server answers for a bound pod",
 			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), liveReads: 1,
 			live: holding(gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"), gen.Terminating())),
 		},
@@ -106,12 +105,12 @@ func TestBindPassesThrough(t *testing.T) {
 			d := e.Bind(t.Context(), requestFor(tc.binding))
 			assert.Equal(t, Decision{PassThrough: true}, d, tc.reason)
 			assert.Equal(t, tc.liveReads, tc.live.reads.Load(), "live reads")
-			assert.Zero(t, p.preFlights.Load()+p.preBinds.Load(), "no plugin is asked")
+			assert.Zero(t, p.preFlights.Load()+p.preBinds.Load(), "no plugin runs")
 		})
 	}
 }
 
-func TestBindReadsPod(t *testing.T) {
+func TestBind_ReadsPod(t *testing.T) {
 	cases := map[string]struct {
 		reason       string
 		cached, live *store
@@ -119,42 +118,42 @@ func TestBindReadsPod(t *testing.T) {
 		liveReads    int32
 	}{
 		"Cached": {
-			reason: "what the cache has costs no call",
+			reason: "a cached pod costs no request",
 			cached: holding(thePod, theNode), live: holding(thePod),
 		},
 		"Missed": {
-			reason: "a miss costs exactly one live read",
+			reason: "a missing pod costs one live read",
 			cached: holding(theNode), live: holding(thePod), liveReads: 1,
 		},
 		"CachedUIDIsOld": {
-			reason: "the cache has not seen the new pod yet",
+			reason: "the cache lacks the new pod",
 			cached: holding(gen.Pod("web", gen.UID("pod-0")), theNode), live: holding(thePod), liveReads: 1,
 		},
 		"UIDIsOld": {
-			reason: "the Binding is for a pod that is gone",
+			reason: "the Binding names a deleted pod",
 			cached: holding(gen.Pod("web", gen.UID("pod-2")), theNode), live: holding(gen.Pod("web", gen.UID("pod-2"))),
 			want: framework.KindStale, liveReads: 1,
 		},
 		"CachedGateIsOld": {
-			reason: "the gate was removed, which the cache has not seen yet",
+			reason: "the gate was removed, and the cache is stale",
 			cached: holding(gen.Pod("web", gen.UID("pod-1"), gen.Gate("g")), theNode), live: holding(thePod), liveReads: 1,
 		},
 		"Terminating": {
-			reason: "a pod that is being deleted stays so",
+			reason: "a terminating pod is not bound",
 			cached: holding(gen.Pod("web", gen.UID("pod-1"), gen.Terminating()), theNode),
 			live:   holding(gen.Pod("web", gen.UID("pod-1"), gen.Terminating())),
 			want:   framework.KindStale, liveReads: 1,
 		},
 		"CacheFails": {
-			reason: "the API server is asked when the cache cannot answer",
+			reason: "the pod is read live if the cache fails",
 			cached: brokenStore(errors.New("no informer")), live: holding(thePod, theNode), liveReads: 2,
 		},
 		"LiveFails": {
-			reason: "without the pod nothing can be decided: it is Prebind's failure",
+			reason: "without the pod there is no decision",
 			cached: holding(theNode), live: brokenStore(errors.New("boom")), want: framework.KindInternal, liveReads: 1,
 		},
 		"LiveOverloaded": {
-			reason: "an overloaded API server is no failure but a matter of time",
+			reason: "an overloaded API server recovers",
 			cached: holding(theNode), live: brokenStore(apierrors.NewTooManyRequestsError("slow down")),
 			want: framework.KindWait, liveReads: 1,
 		},
@@ -172,19 +171,19 @@ func TestBindReadsPod(t *testing.T) {
 			d := e.Bind(t.Context(), theRequest())
 			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
 			assert.Equal(t, tc.liveReads, tc.live.reads.Load(), "live reads")
-			assert.Equal(t, tc.want == "", checks == 1, "PreFlight runs when the pod is fine")
+			assert.Equal(t, tc.want == "", checks == 1, "PreFlight runs for a valid pod")
 			if tc.want == "" {
 				return
 			}
 			assert.Equal(t, "binder", d.Err.Plugin)
 			assert.Equal(t, framework.Object{Kind: "Pod", Namespace: "default", Name: "web"}, d.Err.Object)
 			assert.NotEmpty(t, d.Err.Advice)
-			assert.Equal(t, tc.want == framework.KindWait, d.RetryAfter >= time.Second, "RetryAfter belongs to waiting")
+			assert.Equal(t, tc.want == framework.KindWait, d.RetryAfter >= time.Second, "only a wait has a RetryAfter")
 		})
 	}
 }
 
-func TestBindReadsNode(t *testing.T) {
+func TestBind_ReadsNode(t *testing.T) {
 	other := errors.New("boom")
 	cases := map[string]struct {
 		reason string
@@ -194,8 +193,8 @@ func TestBindReadsNode(t *testing.T) {
 		reads  int32
 	}{
 		"Cached":  {reason: "no call", cached: holding(thePod, theNode), live: holding(theNode)},
-		"Missed":  {reason: "a new node may not be in the cache yet", cached: holding(thePod), live: holding(theNode), reads: 1},
-		"Unknown": {reason: "there is no such node", cached: holding(thePod), live: holding(), want: framework.KindRefuse, reads: 1},
+		"Missed":  {reason: "the cache may lack a new node", cached: holding(thePod), live: holding(theNode), reads: 1},
+		"Unknown": {reason: "the node does not exist", cached: holding(thePod), live: holding(), want: framework.KindRefuse, reads: 1},
 		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: brokenStore(other), want: framework.KindInternal, reads: 1},
 	}
 	for name, tc := range cases {
@@ -215,7 +214,7 @@ func TestBindReadsNode(t *testing.T) {
 	}
 }
 
-func TestBindMutates(t *testing.T) {
+func TestBind_Mutates(t *testing.T) {
 	writes := mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
 		return mutators.Output{Annotations: map[string]string{"node": in.Node.Name}}, nil
 	})
@@ -242,13 +241,13 @@ func TestBindMutates(t *testing.T) {
 			want:    Decision{Annotations: map[string]string{"test.prebind.dev/node": "node-a"}, UID: "pod-1"},
 		},
 		"HasUID": {
-			reason:  "a UID of its own is left as it is",
+			reason:  "the UID of the Binding is unchanged",
 			mutator: writes,
 			binding: []gen.BindingOption{gen.UID("pod-1")},
 			want:    Decision{Annotations: map[string]string{"test.prebind.dev/node": "node-a"}},
 		},
 		"Replaced": {
-			reason:  "a replaced value is told to who wrote it",
+			reason:  "a replaced value causes a warning",
 			mutator: writes,
 			binding: []gen.BindingOption{gen.UID("pod-1"), gen.Annotation("test.prebind.dev/node", "mine")},
 			want: Decision{
@@ -258,20 +257,20 @@ func TestBindMutates(t *testing.T) {
 			warns: "test.prebind.dev/node",
 		},
 		"Fails": {
-			reason:  "a failing mutator does not stop the bind",
+			reason:  "a failing mutator does not reject the bind",
 			mutator: breaks,
 			binding: []gen.BindingOption{gen.UID("pod-1")},
 			want:    Decision{Annotations: map[string]string{}, Failures: []mutators.Failure{{Mutator: "test", Err: errNoIdea}}},
 			warns:   "no idea",
 		},
 		"Labels": {
-			reason:  "labels reach the pod as annotations do",
+			reason:  "labels are added like annotations",
 			mutator: labels,
 			binding: []gen.BindingOption{gen.UID("pod-1")},
 			want:    Decision{Annotations: map[string]string{}, Labels: map[string]string{"test.prebind.dev/rack": "r1"}},
 		},
 		"LabelKept": {
-			reason:  "a label of the user's own stays, and the user is told",
+			reason:  "a label of the user stays, with a warning",
 			mutator: labels,
 			binding: []gen.BindingOption{gen.UID("pod-1"), gen.Label("test.prebind.dev/rack", "mine")},
 			want: Decision{
@@ -281,13 +280,13 @@ func TestBindMutates(t *testing.T) {
 			warns: "test.prebind.dev/rack",
 		},
 		"RequiredFails": {
-			reason:   "no pod is bound without what the operator requires",
+			reason:   "a required mutator must succeed",
 			mutator:  breaks,
 			required: true,
 			kind:     framework.KindRefuse,
 		},
 		"TooMuch": {
-			reason:  "what the pod could not be updated with is not admitted",
+			reason:  "metadata that blocks updates of the pod is rejected",
 			mutator: floods,
 			kind:    framework.KindInvalid,
 		},
@@ -322,30 +321,29 @@ func TestBindMutates(t *testing.T) {
 	}
 }
 
-// TestBindWithAllOff: a Binding behaves as if Prebind were not there, but it is
-// still validated.
-func TestBindWithAllOff(t *testing.T) {
+// TestBind_AllDisabled: Bindings pass unchanged, but their metadata is still validated.
+func TestBind_AllDisabled(t *testing.T) {
 	e := newTestEngine(t, func(o *Options) { o.Cached, o.Live = holding(thePod), holding() })
 	d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "no-such-node")))
-	assert.Equal(t, Decision{PassThrough: true}, d, "nothing is read that nothing needs, and nothing is pinned")
+	assert.Equal(t, Decision{PassThrough: true}, d, "the node is not read, and the UID is not pinned")
 	assert.Equal(t, "passed-through", d.Kind())
 
 	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.Annotation("no good", ""))))
-	assert.Equal(t, framework.KindInvalid, kindOf(d.Err), "what would lock the pod is refused")
+	assert.Equal(t, framework.KindInvalid, kindOf(d.Err), "metadata that blocks updates of the pod is rejected")
 
 	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-2"))))
-	assert.True(t, d.PassThrough, "a pod that the cache has and the API server lacks is gone")
+	assert.True(t, d.PassThrough, "a pod that the API server lacks is gone")
 }
 
-func TestBindDryRun(t *testing.T) {
-	tells := &checker{plugin: plugin{name: "tells"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
+func TestBind_DryRun(t *testing.T) {
+	writes := &checker{plugin: plugin{name: "writes"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
 		assert.True(t, bc.DryRun)
 		bc.Intend("it would write %s", "a")
 		bc.Intend("it would write b")
 		return framework.Run, nil
 	}}
 	plain := &plugin{name: "plain"}
-	e := engineWith(t, tells, plain)
+	e := engineWith(t, writes, plain)
 	r := theRequest()
 	r.DryRun = true
 
@@ -353,16 +351,16 @@ func TestBindDryRun(t *testing.T) {
 
 	assert.Nil(t, d.Err)
 	assert.Equal(t, []string{"dry run: it would write a", "dry run: it would write b"}, d.Warnings)
-	assert.Zero(t, tells.preBinds.Load()+plain.preBinds.Load(), "a dry run never calls PreBind")
-	assert.Zero(t, tells.rollBacks.Load()+plain.rollBacks.Load(), "nor anything that writes")
+	assert.Zero(t, writes.preBinds.Load()+plain.preBinds.Load(), "a dry run never calls PreBind")
+	assert.Zero(t, writes.rollBacks.Load()+plain.rollBacks.Load(), "a dry run never writes")
 
-	tells.preFlight = func(*framework.BindContext) (framework.Next, error) {
+	writes.preFlight = func(*framework.BindContext) (framework.Next, error) {
 		return framework.Run, framework.Refuse(claim, "no")
 	}
-	assert.Equal(t, framework.KindRefuse, kindOf(e.Bind(t.Context(), r).Err), "a dry run is refused like any other")
+	assert.Equal(t, framework.KindRefuse, kindOf(e.Bind(t.Context(), r).Err), "a dry run is rejected like any bind")
 }
 
-func TestBindPreFlight(t *testing.T) {
+func TestBind_PreFlight(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		next   framework.Next
@@ -370,11 +368,11 @@ func TestBindPreFlight(t *testing.T) {
 		want   framework.Kind
 		retry  time.Duration
 	}{
-		"Run":     {reason: "PreBind is asked for", next: framework.Run},
-		"Skip":    {reason: "there is nothing to do", next: framework.Skip},
-		"Refuse":  {reason: "a refusal is final", err: framework.Refuse(claim, "no"), want: framework.KindRefuse},
-		"Wait":    {reason: "the same bind will do later", err: framework.Wait(claim, "later"), want: framework.KindWait, retry: time.Second},
-		"Unknown": {reason: "any other error is the plugin's own failure", err: errors.New("boom"), want: framework.KindInternal},
+		"Run":     {reason: "PreBind must run", next: framework.Run},
+		"Skip":    {reason: "the plugin has no work to do", next: framework.Skip},
+		"Refuse":  {reason: "a rejection is final", err: framework.Refuse(claim, "no"), want: framework.KindRefuse},
+		"Wait":    {reason: "the same bind can succeed later", err: framework.Wait(claim, "later"), want: framework.KindWait, retry: time.Second},
+		"Unknown": {reason: "any other error is a failure of the plugin", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

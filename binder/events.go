@@ -25,68 +25,57 @@ const (
 	reportAgain = 2 * time.Minute
 )
 
-// report makes an event of a denial on the pod, so that no pod is rejected silently.
-// Events that say the same are counted up by the recorder.
+// report records an event about a denial, or about the result of an audit, on the pod.
 func (c *call) report(pod *corev1.Pod, d Decision) {
-	if d.Audit != nil {
-		c.reportAudit(pod, d)
-		return
+	switch {
+	case d.Audit != nil && len(d.Warnings) > 0:
+		c.event(pod, d.Audit.Err, corev1.EventTypeNormal, runner.ReasonAudited, strings.Join(d.Warnings, "; "))
+	case d.Audit != nil || d.Err == nil:
+	case d.Err.Kind == framework.KindWait:
+		c.reportWait(pod, d.Err)
+	default:
+		c.event(pod, d.Err, corev1.EventTypeWarning, runner.ReasonRefused, d.Err.Error())
 	}
-	if d.Err == nil {
-		return
-	}
-	kind, reason := corev1.EventTypeWarning, runner.ReasonRefused
-	if d.Err.Kind == framework.KindWait {
-		if !c.reportsWait(d.Err) {
-			return
-		}
-		kind, reason = corev1.EventTypeNormal, runner.ReasonWaiting
-	}
-	c.reportError(pod, d.Err, kind, reason, d.Err.Error())
 }
 
-// reportHold makes an event of what the call waits for, once it has been held for a while.
-// The caller stops the timer when the hold ends.
+// reportHold records an event about what the call waits for, once it has been held for
+// reportAfter. The caller stops the timer when the hold ends.
 func (c *call) reportHold(r *attempt.Round) clock.Timer {
 	pod, a := c.pod, c.joined
 	return c.clock.AfterFunc(reportAfter, func() {
 		if a != nil {
-			err := a.Waiting(r, c.clock.Now())
-			if c.reportsWait(err) {
-				c.reportError(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
-			}
+			c.reportWait(pod, a.Waiting(r, c.clock.Now()))
 		}
 	})
 }
 
-// reportsWait returns whether an event has to report the wait, and records that one does. None
-// does while this replica, or another one that had an earlier call, has just reported it.
+// reportWait records an event about a wait, unless it was reported a short time ago.
+func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
+	if c.reportsWait(err) {
+		c.event(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
+	}
+}
+
+// reportsWait returns whether an event must report the wait, and records that it does. It
+// returns false if this replica, or another one that had an earlier call, has just reported it.
 func (c *call) reportsWait(err *framework.Error) bool {
 	reports, now := true, c.clock.Now()
 	c.waits.change(c.key, c.began, func(w *waited) {
-		if w.told.IsZero() {
+		if w.reported.IsZero() {
 			reports = c.missed == 0 || now.Sub(c.waitBegan) >= reportAgain
 		} else {
-			reports = w.toldOf != err.Object || now.Sub(w.told) >= reportAgain
+			reports = w.object != err.Object || now.Sub(w.reported) >= reportAgain
 		}
 		if reports {
-			w.told, w.toldOf = now, err.Object
+			w.reported, w.object = now, err.Object
 		}
 	})
 	return reports
 }
 
-// reportAudit makes an event of what would have kept the pod from being bound.
-func (c *call) reportAudit(pod *corev1.Pod, d Decision) {
-	if len(d.Warnings) > 0 {
-		c.reportError(pod, d.Audit.Err, corev1.EventTypeNormal, runner.ReasonAudited, strings.Join(d.Warnings, "; "))
-	}
-}
-
-// reportError makes an event; err may be nil.
-func (c *call) reportError(pod *corev1.Pod, err *framework.Error, kind, reason, note string) {
-	// Events of one reason about one object are counted as one: another object,
-	// such as another claim, makes another event.
+// event records an event; err may be nil.
+func (c *call) event(pod *corev1.Pod, err *framework.Error, kind, reason, note string) {
+	// The recorder counts events with the same reason and the same related object as one.
 	var about runtime.Object
 	if err != nil && err.Object.Name != "" {
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}

@@ -18,9 +18,8 @@ func refusalOf(err *framework.Error) *Refusal {
 	return &Refusal{Kind: err.Kind, Plugin: err.Plugin, Object: err.Object.String(), Message: err.Message, Advice: err.Advice}
 }
 
-// rehearse runs the PreFlight of a dry run and tells what a bind would do. The
-// first plugin that refuses decides; the others are asked all the same, so that
-// everything that stands in the way is told at once.
+// rehearse runs the PreFlight of a dry run. The first plugin that rejects the bind decides.
+// The PreFlight of the others still runs, so that the explanation lists all obstacles.
 func (c *call) rehearse(ctx context.Context) Decision {
 	bc := c.context(attempt.NewID(c.replica))
 	var first *framework.Error

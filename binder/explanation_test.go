@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// onDemand is a checker that takes part only where an annotation asks for it.
+// onDemand is a checker that takes part only if an annotation requests it.
 type onDemand struct{ checker }
 
 func (*onDemand) Asked() framework.Source { return framework.ByBinding }
@@ -65,13 +65,13 @@ func TestExplanation(t *testing.T) {
 		want    *Explanation
 	}{
 		"Ready": {
-			reason: "nothing is to be done", plugins: []framework.PreBinder{nothingToDo("a"), &onDemand{*nothingToDo("b")}},
+			reason: "no plugin has work to do", plugins: []framework.PreBinder{nothingToDo("a"), &onDemand{*nothingToDo("b")}},
 			want: with(func(x *Explanation) {
 				x.Verdict, x.Plugins = VerdictBind, []PluginExplanation{{Name: "a", Verdict: PluginReady}, {Name: "b", Verdict: PluginNotAsked}}
 			}),
 		},
 		"Acts": {
-			reason: "it would write and not wait", plugins: []framework.PreBinder{acting("a"), &plugin{name: "b"}},
+			reason: "the plugin would write without a wait", plugins: []framework.PreBinder{acting("a"), &plugin{name: "b"}},
 			want: with(func(x *Explanation) {
 				x.Verdict = VerdictBind
 				x.Plugins = []PluginExplanation{{Name: "a", Verdict: PluginActs, Would: []string{"would write something"}}, {Name: "b", Verdict: PluginActs}}
@@ -79,7 +79,7 @@ func TestExplanation(t *testing.T) {
 			}),
 		},
 		"Waits": {
-			reason: "each plugin has what it waits for itself", plugins: []framework.PreBinder{waiting("a"), acting("b")},
+			reason: "each plugin lists its own waits", plugins: []framework.PreBinder{waiting("a"), acting("b")},
 			want: with(func(x *Explanation) {
 				x.Verdict = VerdictWait
 				x.Plugins = []PluginExplanation{
@@ -90,7 +90,7 @@ func TestExplanation(t *testing.T) {
 			}),
 		},
 		"WaitsAnew": {
-			reason: "a plugin that asks for another call keeps the bind waiting as well", plugins: []framework.PreBinder{failing("a", framework.Wait(claim, "not made yet"))},
+			reason: "a plugin that requires another call waits, too", plugins: []framework.PreBinder{failing("a", framework.Wait(claim, "not made yet"))},
 			want: &Explanation{
 				Verdict: VerdictWait, Mode: ModeEnforce,
 				Plugins: []PluginExplanation{{Name: "a", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": not made yet"}, Refusal: &Refusal{Kind: framework.KindWait, Plugin: "a", Object: aboutClaim, Message: "not made yet"}}},
@@ -98,7 +98,7 @@ func TestExplanation(t *testing.T) {
 			},
 		},
 		"Refuses": {
-			reason: "the first refusal decides, and all that stands in the way is told", plugins: []framework.PreBinder{
+			reason: "the first rejection decides, and all are listed", plugins: []framework.PreBinder{
 				failing("no", framework.Refuse(claim, "never").Advise("give up")), waiting("a"), failing("broken", errors.New("oops")),
 			},
 			want: &Explanation{
@@ -111,16 +111,16 @@ func TestExplanation(t *testing.T) {
 			},
 		},
 		"Guard": {
-			reason: "what ends a bind before the plugins is told as well", plugins: []framework.PreBinder{nothingToDo("a")},
-			binding: func(b *corev1.Binding) { b.Annotations = map[string]string{"binder.prebind.dev/require": "nobody"} },
+			reason: "a rejection before PreFlight is explained, too", plugins: []framework.PreBinder{nothingToDo("a")},
+			binding: func(b *corev1.Binding) { b.Annotations = map[string]string{"binder.prebind.dev/require": "other"} },
 			want: &Explanation{Verdict: VerdictRefuse, Mode: ModeEnforce, Refusal: &Refusal{
 				Kind: framework.KindRefuse, Plugin: "binder", Object: "Binding default/web",
-				Message: `annotation binder.prebind.dev/require: PreBind plugin "nobody" is not enabled (enabled: a)`,
+				Message: `annotation binder.prebind.dev/require: PreBind plugin "other" is not enabled (enabled: a)`,
 				Advice:  "correct the annotation, or enable the plugin with --prebind-plugins",
 			}},
 		},
 		"NoNode": {
-			reason: "a target that is no Node is the API server's", plugins: []framework.PreBinder{nothingToDo("a")},
+			reason: "the API server rejects other targets", plugins: []framework.PreBinder{nothingToDo("a")},
 			binding: func(b *corev1.Binding) { b.Target.Kind = "Pod" },
 		},
 	}
@@ -134,16 +134,15 @@ func TestExplanation(t *testing.T) {
 			r := requestFor(binding)
 			r.DryRun = true
 			assert.Equal(t, tc.want, e.Bind(t.Context(), r).Explanation, tc.reason)
-			assert.Empty(t, e.InFlight(), "a dry run begins nothing")
+			assert.Empty(t, e.InFlight(), "a dry run starts no attempt")
 
-			assert.Nil(t, e.Bind(t.Context(), requestFor(binding)).Explanation, "only a dry run is explained")
+			assert.Nil(t, e.Bind(t.Context(), requestFor(binding)).Explanation, "only a dry run has an explanation")
 		})
 	}
 }
 
-// In audit mode every bind goes ahead as it is, and what would have been decided is
-// reported.
-func TestAudit(t *testing.T) {
+// TestAudit_AllowsAndReports: ModeAudit allows every bind unchanged and reports the decision.
+func TestAudit_AllowsAndReports(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		plugins []framework.PreBinder
@@ -151,21 +150,21 @@ func TestAudit(t *testing.T) {
 		warning string
 		event   string
 	}{
-		"Allowed": {reason: "there is nothing to report", plugins: []framework.PreBinder{acting("a")}, want: Audit{Kind: "allowed"}},
+		"Allowed": {reason: "the bind would be allowed", plugins: []framework.PreBinder{acting("a")}, want: Audit{Kind: "allowed"}},
 		"Waits": {
-			reason: "nothing is waited for", plugins: []framework.PreBinder{waiting("a")},
+			reason: "the bind does not wait", plugins: []framework.PreBinder{waiting("a")},
 			want:    Audit{Kind: "waiting", WaitsFor: []string{aboutClaim + ": a volume"}},
 			warning: "audit: the bind would wait for " + aboutClaim + ": a volume",
 			event:   "web Normal BindAudited: audit: the bind would wait for " + aboutClaim + ": a volume",
 		},
 		"Refused": {
-			reason: "nothing is refused", plugins: []framework.PreBinder{refusing("a", "never")},
+			reason: "the bind is not rejected", plugins: []framework.PreBinder{refusing("a", "never")},
 			want:    Audit{Kind: "refused", Err: &framework.Error{Kind: framework.KindRefuse, Plugin: "a", Object: claim, Message: "never"}},
 			warning: "audit: the bind would be rejected (refused): a: " + aboutClaim + ": never",
 			event:   "web Normal BindAudited: audit: the bind would be rejected (refused): a: " + aboutClaim + ": never",
 		},
 		"Failed": {
-			reason: "our own failure is in nobody's way either", plugins: []framework.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(*framework.BindContext) (framework.Next, error) { panic("oops") }}},
+			reason: "an internal error does not reject the bind", plugins: []framework.PreBinder{&checker{plugin: plugin{name: "a"}, preFlight: func(*framework.BindContext) (framework.Next, error) { panic("oops") }}},
 			want: Audit{Kind: "internal"}, warning: "panicked", event: "panicked",
 		},
 	}
@@ -187,9 +186,9 @@ func TestAudit(t *testing.T) {
 			if tc.want.Err != nil {
 				assert.Equal(t, tc.want.Err, d.Audit.Err)
 			}
-			assert.Empty(t, d.Annotations, "the Binding stays as it is")
-			assert.Empty(t, d.UID, "the Binding stays as it is")
-			assert.Empty(t, e.InFlight(), "nothing is begun")
+			assert.Empty(t, d.Annotations, "the Binding is unchanged")
+			assert.Empty(t, d.UID, "the Binding is unchanged")
+			assert.Empty(t, e.InFlight(), "no attempt starts")
 			if tc.warning == "" {
 				assert.Empty(t, d.Warnings)
 				assert.Empty(t, events.all())
@@ -203,8 +202,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// What is under way can be seen, the oldest first.
-func TestInFlight(t *testing.T) {
+// TestInFlight_OldestFirst: attempts in progress are listed by age.
+func TestInFlight_OldestFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		second := gen.Pod("second", gen.UID("pod-2"))
@@ -230,7 +229,7 @@ func TestInFlight(t *testing.T) {
 		synctest.Wait()
 		for _, f := range e.InFlight() {
 			assert.Equal(t, "prepared", f.Phase)
-			assert.Empty(t, f.WaitsFor, "it waits for nothing any more")
+			assert.Empty(t, f.WaitsFor, "the wait is over")
 		}
 	})
 }

@@ -32,7 +32,7 @@ type store struct {
 	reads  atomic.Int32
 
 	mu sync.Mutex
-	// err, when it is set, is the answer to every read.
+	// err, if set, is returned by every read.
 	err error
 }
 
@@ -78,14 +78,14 @@ func (s *store) set(objects ...client.Object) {
 	}
 }
 
-// fail makes every read fail, until it is called with nil.
+// fail makes every read return err, until it is called with nil.
 func (s *store) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = err
 }
 
-// plugin is a PreBinder whose methods can be given, and are counted.
+// plugin is a PreBinder with replaceable methods, whose calls are counted.
 type plugin struct {
 	name      string
 	preBind   func(ctx context.Context, bc *framework.BindContext) error
@@ -130,8 +130,7 @@ func (c *checker) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 // claim is what the waiting plugins of these tests wait for.
 var claim = framework.Object{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data"}
 
-// waiter is a plugin that waits until it is released, with the error it is
-// given then, or until its context ends.
+// waiter is a plugin that waits for the error to return, or for the end of its context.
 type waiter struct {
 	plugin
 	release chan error
@@ -165,7 +164,7 @@ func chain(t testing.TB, list ...mutators.Mutator) *mutators.Chain {
 	return c
 }
 
-// The bind that most of these tests are about.
+// The pod and the node of most tests.
 var (
 	thePod  = gen.Pod("web", gen.UID("pod-1"))
 	theNode = gen.Node("node-a")
@@ -179,8 +178,7 @@ func theRequest() Request { return requestFor(gen.Binding(thePod, "node-a", gen.
 
 const testHold = 5 * time.Second
 
-// newTestEngine returns an engine whose cache holds thePod and theNode. Its
-// clock is the real one: tests of time run in a bubble of testing/synctest.
+// newTestEngine returns an engine whose cache holds thePod and theNode, with the real clock.
 func newTestEngine(t testing.TB, change func(o *Options)) *Engine {
 	t.Helper()
 	o := Options{
@@ -214,7 +212,7 @@ func engineWith(t *testing.T, plugins ...framework.PreBinder) *Engine {
 	return newTestEngine(t, func(o *Options) { o.Settings.Plugins = plugins })
 }
 
-// journal is a list of what happened, in order.
+// journal is a list of events, in order.
 type journal struct {
 	mu   sync.Mutex
 	list []string

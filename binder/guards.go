@@ -12,28 +12,26 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// targetsNode says whether the Binding asks for a node at all. The API server
-// takes an empty kind for Node and refuses every other target by itself.
+// targetsNode returns whether the target of the Binding is a node. The API server treats an
+// empty kind as Node and rejects every other target.
 func targetsNode(b *corev1.Binding) bool {
 	return b.Target.Name != "" && (b.Target.Kind == "" || b.Target.Kind == "Node")
 }
 
-// namesPod reports whether the Binding is for a pod that can exist. The API server
-// answers every other one with an error of its own: a name in the URL that differs from
-// the object's, and names that no pod and no namespace has.
+// namesPod returns whether the Binding names a pod that can exist. The API server rejects names
+// that differ from the URL, and invalid names of pods and namespaces.
 func namesPod(r Request) bool {
 	return r.Binding.Name == r.Pod.Name && len(apivalidation.NameIsDNSSubdomain(r.Pod.Name, false)) == 0 &&
 		len(apivalidation.ValidateNamespaceName(r.Pod.Namespace, false)) == 0
 }
 
-// guardTarget checks that a node can have the target's name. The API server would bind
-// the pod to any name.
+// guardTarget checks that the target is a valid node name. The API server accepts every name.
 func guardTarget(b *corev1.Binding) *framework.Error {
 	problems := apivalidation.NameIsDNSSubdomain(b.Target.Name, false)
 	if len(problems) == 0 {
 		return nil
 	}
-	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "not found: invalid name: %s", problems[0]).Advise("choose another node")
+	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "invalid name: %s", problems[0]).Advise("choose another node")
 	err.Plugin = framework.Binder
 	return err
 }

@@ -21,12 +21,12 @@ func TestTargetsNode(t *testing.T) {
 		target corev1.ObjectReference
 		want   bool
 	}{
-		"Node":      {reason: "the ordinary target", target: corev1.ObjectReference{Kind: "Node", Name: "a"}, want: true},
-		"EmptyKind": {reason: "the API server takes an empty kind for Node", target: corev1.ObjectReference{Name: "a"}, want: true},
-		"OtherKind": {reason: "the API server refuses other kinds", target: corev1.ObjectReference{Kind: "Minion", Name: "a"}},
+		"Node":      {reason: "the usual target", target: corev1.ObjectReference{Kind: "Node", Name: "a"}, want: true},
+		"EmptyKind": {reason: "the API server treats an empty kind as Node", target: corev1.ObjectReference{Name: "a"}, want: true},
+		"OtherKind": {reason: "the API server rejects other kinds", target: corev1.ObjectReference{Kind: "Minion", Name: "a"}},
 		"OtherCase": {reason: "kinds are compared exactly", target: corev1.ObjectReference{Kind: "node", Name: "a"}},
-		"EmptyName": {reason: "the API server refuses an empty target", target: corev1.ObjectReference{Kind: "Node"}},
-		"Empty":     {reason: "the API server refuses an empty target"},
+		"EmptyName": {reason: "the API server rejects an empty target", target: corev1.ObjectReference{Kind: "Node"}},
+		"Empty":     {reason: "the API server rejects an empty target"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -44,30 +44,30 @@ func TestGuardPod(t *testing.T) {
 		says    string
 	}{
 		"SameUID": {
-			reason:  "a Binding for this very pod is fine",
+			reason:  "the Binding names this pod",
 			pod:     gen.Pod("web", gen.UID("1")),
 			binding: []gen.BindingOption{gen.UID("1")},
 		},
 		"NoUID": {
-			reason: "a Binding need not name the UID; it is pinned later",
+			reason: "a Binding without a UID is pinned later",
 			pod:    gen.Pod("web", gen.UID("1")),
 		},
 		"OtherUID": {
-			reason:  "the pod was created anew under its name",
+			reason:  "the pod was recreated under the same name",
 			pod:     gen.Pod("web", gen.UID("2")),
 			binding: []gen.BindingOption{gen.UID("1")},
 			want:    framework.KindStale,
 			says:    "schedule the new pod",
 		},
 		"Terminating": {
-			reason:  "a pod that is being deleted is not bound",
+			reason:  "a terminating pod is not bound",
 			pod:     gen.Pod("web", gen.UID("1"), gen.Terminating()),
 			binding: []gen.BindingOption{gen.UID("1")},
 			want:    framework.KindStale,
 			says:    "terminating",
 		},
 		"Gated": {
-			reason:  "the API server refuses to bind a gated pod, but only after the plugins would have run",
+			reason:  "the API server rejects the bind of a gated pod, but only after admission",
 			pod:     gen.Pod("web", gen.UID("1"), gen.Gate("example.com/quota")),
 			binding: []gen.BindingOption{gen.UID("1")},
 			want:    framework.KindStale,
@@ -100,7 +100,7 @@ func TestGuardMerged(t *testing.T) {
 		added   map[string]string
 		labels  map[string]string
 		mayCome map[string]string
-		// want are the paths of the invalid fields; none is valid.
+		// want are the paths of the invalid fields.
 		want []string
 	}{
 		"Nothing": {reason: "no metadata is valid", pod: gen.Pod("web")},
@@ -116,37 +116,37 @@ func TestGuardMerged(t *testing.T) {
 			binding: []gen.BindingOption{gen.Annotation("Example.com/c", "")},
 		},
 		"BadKeyOfBinding": {
-			reason:  "the API server would store it and then refuse every update of the pod",
+			reason:  "the API server stores the key and then rejects every update of the pod",
 			pod:     gen.Pod("web"),
 			binding: []gen.BindingOption{gen.Annotation("no good", "x")},
 			want:    []string{"metadata.annotations"},
 		},
 		"BadKeyAdded": {
-			reason: "what Prebind adds is checked as well",
+			reason: "annotations that Prebind adds are checked, too",
 			pod:    gen.Pod("web"),
 			added:  map[string]string{"a/b/c": "x"},
 			want:   []string{"metadata.annotations"},
 		},
 		"BadLabelValue": {
-			reason:  "labels of a Binding reach the pod unvalidated, too",
+			reason:  "the API server does not validate labels of a Binding",
 			pod:     gen.Pod("web"),
 			binding: []gen.BindingOption{gen.Label("rack", "no good")},
 			want:    []string{"metadata.labels"},
 		},
 		"BadLabelKey": {
-			reason:  "labels of a Binding reach the pod unvalidated, too",
+			reason:  "the API server does not validate labels of a Binding",
 			pod:     gen.Pod("web"),
 			binding: []gen.BindingOption{gen.Label("no good", "x")},
 			want:    []string{"metadata.labels"},
 		},
 		"BadLabelAdded": {
-			reason: "a mutator's labels are checked as well",
+			reason: "labels of mutators are checked, too",
 			pod:    gen.Pod("web"),
 			labels: map[string]string{"rack": "a/b"},
 			want:   []string{"metadata.labels"},
 		},
 		"Several": {
-			reason:  "every problem is named",
+			reason:  "every problem is listed",
 			pod:     gen.Pod("web"),
 			binding: []gen.BindingOption{gen.Annotation("no good", "x"), gen.Label("rack", "no good")},
 			want:    []string{"metadata.annotations", "metadata.labels"},
@@ -157,7 +157,7 @@ func TestGuardMerged(t *testing.T) {
 			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-3))},
 		},
 		"TooLargeAlone": {
-			reason:  "one byte more is not",
+			reason:  "one byte more is too much",
 			pod:     gen.Pod("web"),
 			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-2))},
 			want:    []string{"metadata.annotations"},
@@ -170,19 +170,19 @@ func TestGuardMerged(t *testing.T) {
 			want:    []string{"metadata.annotations"},
 		},
 		"NoRoomForWhatMayCome": {
-			reason:  "an attempt that ends well must not find then that it cannot tell of itself",
+			reason:  "the annotation of a later attempt needs space, too",
 			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-6))),
 			mayCome: map[string]string{"attempt": "x"},
 			want:    []string{"metadata.annotations"},
 		},
 		"HasComeAlready": {
-			reason:  "what has come does not come again",
+			reason:  "the annotation of the attempt counts once",
 			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-9))),
 			added:   map[string]string{"attempt": "y"},
 			mayCome: map[string]string{"attempt": "long"},
 		},
 		"ReplacedCountsOnce": {
-			reason:  "a value that is replaced does not count",
+			reason:  "a replaced value does not count",
 			pod:     gen.Pod("web", gen.Annotation("k", strings.Repeat("x", limit/2))),
 			binding: []gen.BindingOption{gen.Annotation("k", strings.Repeat("y", limit/2))},
 			added:   map[string]string{"k": strings.Repeat("z", limit/2)},

@@ -21,29 +21,29 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// A PreBind that ends well although its context was ended (superseded, abandoned, budget).
-func TestSuccessAfterGivingUpIsUndone(t *testing.T) {
+// TestPreBind_SuccessAfterCancel: a PreBind that succeeds after its context ended is rolled back.
+func TestPreBind_SuccessAfterCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
 		w.preBind = func(context.Context, *framework.BindContext) error {
 			calls.add("write begins")
-			pass(70 * time.Second) // an API write that is under way does not look at the context
+			pass(70 * time.Second) // a write in flight ignores the context
 			calls.add("write done")
 			return nil
 		}
 		s := newScene(t, w)
 		d, _ := timed(t.Context(), s.Engine, theRequest())
 		require.Equal(t, framework.KindWait, kindOf(d.Err))
-		pass(10 * time.Minute) // nobody calls again; abandoned after 1 minute
+		pass(10 * time.Minute) // no further call; abandoned after one minute
 		synctest.Wait()
-		assert.Contains(t, calls.all(), "lock PreBindRollBack", "what was written must be undone: %v", calls.all())
+		assert.Contains(t, calls.all(), "lock PreBindRollBack", "the writes must be rolled back: %v", calls.all())
 		assert.Empty(t, s.InFlight())
 	})
 }
 
-// Same by the budget; the call that waits is in a loop of new attempts.
-func TestSuccessAfterTheBudget(t *testing.T) {
+// TestPreBind_SuccessAfterTheBudget: the same after the budget is spent.
+func TestPreBind_SuccessAfterTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
@@ -64,7 +64,7 @@ func TestSuccessAfterTheBudget(t *testing.T) {
 	})
 }
 
-// slowLive answers a read only after it was let.
+// slowLive answers a read only after it is released.
 type slowLive struct {
 	*store
 	mu   sync.Mutex
@@ -82,8 +82,8 @@ func (s *slowLive) Get(ctx context.Context, key client.ObjectKey, into client.Ob
 	return err
 }
 
-// The follower judges by an allowedAt that a call renewed while it was reading.
-func TestAllowedWhileTheFollowerReads(t *testing.T) {
+// TestFollow_AllowedDuringTheRead: a call is allowed while the follower reads the pod.
+func TestFollow_AllowedDuringTheRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		ch := &skipper{writer: newWriter("lock", calls)}
@@ -94,15 +94,15 @@ func TestAllowedWhileTheFollowerReads(t *testing.T) {
 		d, _ := timed(t.Context(), e, theRequest())
 		require.Nil(t, d.Err)
 		live.mu.Lock()
-		live.slow = 2 * time.Second // an API server that takes 2 s for a read
+		live.slow = 2 * time.Second // the API server takes 2 s for a read
 		live.mu.Unlock()
 		ch.skip = true
-		pass(framework.BindSettles + time.Second) // the follower reads the live pod now
+		pass(framework.BindSettles + time.Second) // the follower reads the live pod
 		d, _ = timed(t.Context(), e, theRequest())
 		allowed := d.Err == nil
 		pass(10 * time.Second)
 		if allowed {
-			assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the second call was told to go ahead 10 s ago, the API server has 34 s")
+			assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the second call was allowed 10 s ago, and the API server has 34 s")
 		}
 	})
 }
@@ -119,8 +119,9 @@ func (s *skipper) PreFlight(*framework.BindContext) (framework.Next, error) {
 	return framework.Run, nil
 }
 
-// A second round fails while the API server is still at the bind of the first.
-func TestSecondRoundFailsWhileTheFirstIsInFlight(t *testing.T) {
+// TestRound_FailsWhileTheFirstIsInFlight: a second round fails while the API server executes the
+// bind of the first.
+func TestRound_FailsWhileTheFirstIsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
@@ -135,18 +136,18 @@ func TestSecondRoundFailsWhileTheFirstIsInFlight(t *testing.T) {
 		first, _ := timed(t.Context(), s.Engine, theRequest())
 		require.Nil(t, first.Err)
 		pass(time.Second)
-		second, _ := timed(t.Context(), s.Engine, theRequest()) // the same bind again: client's timeout, or IfNeeded
+		second, _ := timed(t.Context(), s.Engine, theRequest()) // the same bind again: a client timeout, or reinvocation
 		require.Equal(t, framework.KindWait, kindOf(second.Err))
 		pass(time.Second)
-		s.bound("node-a", first.Annotations[attemptKeyOfTests]) // 2 s after "allowed", the first bind comes about
+		s.bound("node-a", first.Annotations[attemptKeyOfTests]) // 2 s after "allowed", the pod is bound by the first bind
 		pass(time.Minute)
-		assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the bind came about")
+		assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the pod is bound")
 		assert.Contains(t, calls.all(), "lock PostBind")
 	})
 }
 
-// Superseded in a second round.
-func TestSupersededSecondRound(t *testing.T) {
+// TestRound_SupersededInTheSecond: another node is chosen during a second round.
+func TestRound_SupersededInTheSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		w := newWriter("lock", calls)
@@ -174,13 +175,13 @@ func TestSupersededSecondRound(t *testing.T) {
 		pass(time.Second)
 		s.bound("node-a", first.Annotations[attemptKeyOfTests])
 		pass(time.Second)
-		assert.NotContains(t, calls.all(), "rolled back on node-a", "the bind came about")
+		assert.NotContains(t, calls.all(), "rolled back on node-a", "the pod is bound")
 		assert.Contains(t, calls.all(), "lock PostBind")
 	})
 }
 
-// Bound by another attempt, while this one's mark is what stands.
-func TestBoundByOtherIsCommitted(t *testing.T) {
+// TestFollow_BoundByAnotherAttempt: another attempt bound the pod, and the mark is this one's.
+func TestFollow_BoundByAnotherAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		m := &marker{writer: newWriter("lock", calls)}
@@ -188,17 +189,17 @@ func TestBoundByOtherIsCommitted(t *testing.T) {
 		d, _ := timed(t.Context(), s.Engine, theRequest())
 		require.Nil(t, d.Err)
 		mine := d.Annotations[attemptKeyOfTests]
-		m.marks = []framework.Mark{markOf(mine)} // this attempt took the lock over from replica b's
+		m.marks = []framework.Mark{markOf(mine)} // this attempt took the lock from that of replica b
 		s.bound("node-a", "b-1")                 // whose Binding came first
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
 		s.Sweeper(livingReplicas{}).Run(ctx)
-		assert.Contains(t, calls.all(), "lock PostBind", "nobody will ever release the lock while this replica lives: %v", calls.all())
+		assert.Contains(t, calls.all(), "lock PostBind", "only this attempt releases the lock: %v", calls.all())
 	})
 }
 
-// The attempt's own annotation is not validated with the rest.
-func TestAttemptAnnotationIsWithinTheLimit(t *testing.T) {
+// TestAttemptAnnotation_CountsForTheLimit: the annotation of the attempt is validated as well.
+func TestAttemptAnnotation_CountsForTheLimit(t *testing.T) {
 	w := newWriter("p", &journal{})
 	s := newScene(t, w)
 	pod := thePod.DeepCopy()
@@ -207,12 +208,12 @@ func TestAttemptAnnotationIsWithinTheLimit(t *testing.T) {
 	d := s.Bind(t.Context(), theRequest())
 	if d.Err == nil {
 		err := guardMerged(pod, theRequest().Binding, d.Annotations, d.Labels, nil)
-		assert.Nil(t, err, "allowed, and yet what the pod will carry is not valid")
+		assert.Nil(t, err, "the merged metadata of an allowed bind is invalid")
 	}
 }
 
-// A call that joins an attempt which was given up but has not ended yet.
-func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
+// TestCall_AfterCancelStartsAgain: a call that finds a canceled attempt starts another one.
+func TestCall_AfterCancelStartsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		p := &plugin{name: "slow", preBind: func(ctx context.Context, _ *framework.BindContext) error {
@@ -220,19 +221,19 @@ func TestCallAfterGivingUpBeginsAnew(t *testing.T) {
 				return nil
 			}
 			<-ctx.Done()
-			pass(3 * time.Second) // a write under way
+			pass(3 * time.Second) // a write in flight
 			return context.Cause(ctx)
 		}}
 		e := engineWith(t, p)
 		timed(t.Context(), e, theRequest())
 		pass(attempt.AbandonAfter - testHold + time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
-		assert.NotEqual(t, framework.KindStale, kindOf(d.Err), "somebody is asking right now")
+		assert.NotEqual(t, framework.KindStale, kindOf(d.Err), "a call is waiting")
 	})
 }
 
-// A wait that came between two calls costs the client one of its ten; RetryAfter never grows.
-func TestRetryAfterGrowsForEveryWait(t *testing.T) {
+// TestRetryAfter_GrowsWithEveryWait: ten repeats cover minutes.
+func TestRetryAfter_GrowsWithEveryWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 			return framework.Run, framework.Wait(claim, "the API server is slow")
@@ -245,12 +246,12 @@ func TestRetryAfterGrowsForEveryWait(t *testing.T) {
 			total += took + d.RetryAfter
 			pass(d.RetryAfter)
 		}
-		assert.Greater(t, total, time.Minute, "ten repeats span minutes")
+		assert.Greater(t, total, time.Minute, "ten repeats cover minutes")
 	})
 }
 
-// An attempt with the ID of an earlier one.
-func TestEveryAttemptHasItsOwnID(t *testing.T) {
+// TestAttempt_HasItsOwnID: no attempt has the ID of an earlier one.
+func TestAttempt_HasItsOwnID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ids []string
 		ch := &checker{plugin: plugin{name: "p"}}
@@ -274,8 +275,8 @@ func TestEveryAttemptHasItsOwnID(t *testing.T) {
 	})
 }
 
-// A second round that is accepted while the follower has made up its mind is never run.
-func TestRoundWhileTheFollowerReads(t *testing.T) {
+// TestRound_AcceptedDuringTheRead: a second round that starts while the follower reads the pod runs.
+func TestRound_AcceptedDuringTheRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWriter("lock", &journal{})
 		live := &slowLive{store: holding(thePod, theNode)}
@@ -287,23 +288,23 @@ func TestRoundWhileTheFollowerReads(t *testing.T) {
 		live.mu.Unlock()
 		pass(framework.BindSettles + time.Second)
 		d, took := timed(t.Context(), e, theRequest())
-		assert.Nil(t, d.Err, "%s after %s: the round was accepted and nobody ran it", d.Kind(), took)
+		assert.Nil(t, d.Err, "%s after %s: the round was accepted and did not run", d.Kind(), took)
 	})
 }
 
-// No event for a stale refusal.
-func TestStaleRefusalIsTold(t *testing.T) {
+// TestEvents_StaleRejection: a stale rejection is reported on the pod.
+func TestEvents_StaleRejection(t *testing.T) {
 	s := newScene(t, newWriter("p", &journal{}))
 	gated := thePod.DeepCopy()
 	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}}
 	s.podIs(gated)
 	d := s.Bind(t.Context(), theRequest())
 	require.NotNil(t, d.Err)
-	assert.NotEmpty(t, s.events.all(), "no pod is refused silently")
+	assert.NotEmpty(t, s.events.all(), "every rejection is reported")
 }
 
-// A plugin that never returns keeps a call's answer at 429 beyond its budget.
-func TestBudgetOfADeafPlugin(t *testing.T) {
+// TestBudget_PluginThatNeverReturns: calls get the timeout even if the plugin does not return.
+func TestBudget_PluginThatNeverReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
 		p := &plugin{name: "deaf", preBind: func(context.Context, *framework.BindContext) error { <-stop; return nil }}
@@ -318,8 +319,8 @@ func TestBudgetOfADeafPlugin(t *testing.T) {
 	})
 }
 
-// A Binding for another pod of that name is refused, and nothing is written about it.
-func TestOtherPodsRefusalIsNotTold(t *testing.T) {
+// TestEvents_OtherPod: a Binding with another UID causes no event on the pod of that name.
+func TestEvents_OtherPod(t *testing.T) {
 	s := newScene(t, newWriter("p", &journal{}))
 	s.podIs(thePod)
 	d := s.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-0"))))

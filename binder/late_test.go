@@ -46,9 +46,9 @@ func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
 	return copied, nil
 }
 
-// Roll-back that fails for longer than the persistence, or PostBind that fails: the mark of a
-// living replica whose attempt is over is nobody's.
-func TestOwnMarkOfAnEndedAttempt(t *testing.T) {
+// TestOwnSweeper_SettlesEndedAttempts: the mark of an ended attempt remains if its rollback fails
+// for too long. The replica sweeps such marks itself.
+func TestOwnSweeper_SettlesEndedAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		m := &marker{writer: newWriter("lock", calls)}
@@ -76,8 +76,8 @@ func TestOwnMarkOfAnEndedAttempt(t *testing.T) {
 	})
 }
 
-// Bind takes several holds.
-func TestOneHoldPerCall(t *testing.T) {
+// TestHold_OncePerCall: a call that waits several times is held once.
+func TestHold_OncePerCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		p := &plugin{name: "p"}
@@ -98,8 +98,8 @@ func TestOneHoldPerCall(t *testing.T) {
 	})
 }
 
-// A failure is told long after.
-func TestOldFailureIsNotTold(t *testing.T) {
+// TestFailure_IsNotReturnedLate: an old failure is not returned.
+func TestFailure_IsNotReturnedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plugin{name: "p"}
 		n := 0
@@ -119,8 +119,8 @@ func TestOldFailureIsNotTold(t *testing.T) {
 	})
 }
 
-// A wait that nobody was told costs a repeat.
-func TestWaitIsNotKept(t *testing.T) {
+// TestFailure_WaitIsNotKept: a KindWait of an attempt is not kept for the next call.
+func TestFailure_WaitIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error {
@@ -134,19 +134,19 @@ func TestWaitIsNotKept(t *testing.T) {
 		timed(t.Context(), e, theRequest())
 		pass(10 * time.Second)
 		d, _ := timed(t.Context(), e, theRequest())
-		assert.Nil(t, d.Err, "the conflict of 9 s ago is no reason to wait")
+		assert.Nil(t, d.Err, "the conflict of 9 s ago has no effect")
 	})
 }
 
-// A pod that goes while a call waits for it is not prepared for once more.
-func TestPodGoesWhileACallWaits(t *testing.T) {
+// TestCall_PodDeletedDuringTheWait: no attempt starts for a pod that is deleted during the wait.
+func TestCall_PodDeletedDuringTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls, release := beingRolledBack(t)
 		waiting := later(quiet(t), s.Engine, theRequest())
 		synctest.Wait()
 		s.podIs(nil)
 		close(release)
-		assert.Equal(t, framework.KindWait, kindOf((<-waiting).Err), "the next call hears that the pod is gone")
+		assert.Equal(t, framework.KindWait, kindOf((<-waiting).Err), "the next call finds the pod deleted")
 		pass(time.Minute)
 		assert.Equal(t, []string{"a PreBind", "a PreBindRollBack"}, calls.all())
 	})

@@ -34,13 +34,13 @@ type additions struct {
 	attempt     string
 	annotations map[string]map[string]string
 	devices     []framework.Device
-	// started are the plugins whose PreBind was: they may be switched off meanwhile.
+	// started are the plugins whose PreBind was started. They may be disabled since then.
 	started []string
 }
 
-// additionsOf collects what plugins add: each by the context of its own last
-// PreBind, if there was any, and by the latest one, which wins. The latest one knows
-// the devices: PreFlight, which every context has been through, tells of all.
+// additionsOf returns what plugins add: each by the context of its own last PreBind, if any,
+// and by the latest context, which wins. The latest context has all devices, because PreFlight
+// reports them and runs for every context.
 func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
 	add := additions{attempt: id, devices: latest.Devices()}
 	if len(started) == 0 {
@@ -67,8 +67,8 @@ func (a additions) none() bool {
 	return a.attempt == "" && len(a.annotations) == 0 && len(a.devices) == 0
 }
 
-// compose makes the decision that lets the bind go ahead, or says why it may not.
-// The decision tells in any case what the mutators met with.
+// compose returns the decision that allows the bind, or an error if it is not allowed. The
+// decision has the warnings of the mutators in both cases.
 func (c *call) compose(ctx context.Context, add additions) (Decision, *framework.Error) {
 	in := mutators.Input{Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Bind: c.course(add.attempt), Devices: add.devices}
 	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {

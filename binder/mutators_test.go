@@ -26,7 +26,7 @@ func skipping(*framework.BindContext) (framework.Next, error) {
 	return framework.Skip, nil
 }
 
-func TestPluginAnnotates(t *testing.T) {
+func TestPlugin_Annotates(t *testing.T) {
 	cases := map[string]struct {
 		reason    string
 		preFlight func(bc *framework.BindContext)
@@ -36,33 +36,33 @@ func TestPluginAnnotates(t *testing.T) {
 		kind      framework.Kind
 	}{
 		"InPreFlight": {
-			reason: "one whose PreBind is skipped annotates before", next: framework.Skip,
+			reason: "a plugin whose PreBind is skipped annotates in PreFlight", next: framework.Skip,
 			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "seen", "1") },
 			want:      map[string]string{"p.prebind.dev/seen": "1"},
 		},
 		"InPreBind": {
-			reason:    "what is known only then reaches the pod as well, and replaces",
+			reason:    "an annotation of PreBind replaces that of PreFlight",
 			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "a", "1"); bc.Annotate("p", "b", "1") },
 			preBind:   func(bc *framework.BindContext) { bc.Annotate("p", "a", "2") },
 			want:      map[string]string{"p.prebind.dev/a": "2", "p.prebind.dev/b": "1"},
 		},
 		"ForeignName": {
-			reason: "another's keys are not its to write", next: framework.Skip,
+			reason: "a plugin cannot write keys of another one", next: framework.Skip,
 			preFlight: func(bc *framework.BindContext) { bc.Annotate("q", "a", "1") },
 			kind:      framework.KindInternal,
 		},
 		"BadKey": {
-			reason: "a mistake of the plugin's is its failure", next: framework.Skip,
+			reason: "an invalid key is a failure of the plugin", next: framework.Skip,
 			preFlight: func(bc *framework.BindContext) { bc.Annotate("p", "no good", "1") },
 			kind:      framework.KindInternal,
 		},
 		"BadKeyInPreBind": {
-			reason:  "and what was prepared is rolled back",
+			reason:  "the writes are rolled back",
 			preBind: func(bc *framework.BindContext) { bc.Annotate("p", "a/b", "1") },
 			kind:    framework.KindInternal,
 		},
 		"TooMuch": {
-			reason:  "what the pod could not be updated with is not admitted",
+			reason:  "metadata that blocks updates of the pod is rejected",
 			preBind: func(bc *framework.BindContext) { bc.Annotate("p", "a", strings.Repeat("x", 256<<10)) },
 			kind:    framework.KindInvalid,
 		},
@@ -88,7 +88,7 @@ func TestPluginAnnotates(t *testing.T) {
 				require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
 				if tc.kind != "" {
 					pass(time.Second)
-					assert.Equal(t, p.preBinds.Load(), p.rollBacks.Load(), "whatever was begun is rolled back within a second")
+					assert.Equal(t, p.preBinds.Load(), p.rollBacks.Load(), "every started plugin is rolled back within a second")
 					return
 				}
 				delete(d.Annotations, "binder.prebind.dev/attempt")
@@ -98,9 +98,8 @@ func TestPluginAnnotates(t *testing.T) {
 	}
 }
 
-// TestAnnotationsOfLaterRounds: a plugin that ran again no longer adds what it added
-// before.
-func TestAnnotationsOfLaterRounds(t *testing.T) {
+// TestPlugin_AnnotatesInLaterRounds: the last PreBind of a plugin replaces its annotations.
+func TestPlugin_AnnotatesInLaterRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, other := &plugin{name: "p"}, &checker{plugin: plugin{name: "other"}}
 		p.preBind = func(_ context.Context, bc *framework.BindContext) error {
@@ -125,14 +124,14 @@ func TestAnnotationsOfLaterRounds(t *testing.T) {
 		assert.Equal(t, "pod", first.Annotations["p.prebind.dev/pin"])
 		second := e.Bind(t.Context(), annotated("p.prebind.dev/pin", "binding"))
 		require.Nil(t, second.Err)
-		assert.NotContains(t, second.Annotations, "p.prebind.dev/pin", "the Binding's own stands")
-		assert.Equal(t, "1", second.Annotations["other.prebind.dev/round"], "one that did not run again still adds it")
+		assert.NotContains(t, second.Annotations, "p.prebind.dev/pin", "the annotation of the Binding stays")
+		assert.Equal(t, "1", second.Annotations["other.prebind.dev/round"], "a plugin that did not run again keeps its annotations")
 	})
 }
 
-// TestMutatorsSeeTheBind: what plugins found, and how the bind went, is known to
-// the mutators by the time that the bind is allowed.
-func TestMutatorsSeeTheBind(t *testing.T) {
+// TestMutators_ReadTheBind: mutators receive the devices that plugins found, and the calls and the
+// wait of the bind.
+func TestMutators_ReadTheBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen []mutators.Input
 		w := newWaiter()
@@ -163,13 +162,13 @@ func TestMutatorsSeeTheBind(t *testing.T) {
 		assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}}, last.Devices)
 		assert.Equal(t, d.Annotations["binder.prebind.dev/attempt"], last.Bind.Attempt)
 		assert.Equal(t, 2, last.Bind.Calls)
-		assert.Equal(t, testHold+2*time.Second, last.Bind.Waited, "the time of the call that was told to wait counts")
+		assert.Equal(t, testHold+2*time.Second, last.Bind.Waited, "the time of the earlier call counts")
 		assert.Equal(t, begin.Add(2*time.Second), last.Bind.At)
 	})
 }
 
-// TestClaimedDevices: those of ResourceClaims are read for pods that have some.
-func TestClaimedDevices(t *testing.T) {
+// TestMutators_ClaimedDevices: devices of ResourceClaims are read for pods with claims.
+func TestMutators_ClaimedDevices(t *testing.T) {
 	withClaim := gen.Pod("web", gen.UID("pod-1"))
 	withClaim.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
 	for name, pod := range map[string]*corev1.Pod{"With": withClaim, "Without": thePod} {
@@ -185,7 +184,7 @@ func TestClaimedDevices(t *testing.T) {
 					return mutators.Output{}, nil
 				}))
 			})
-			require.Nil(t, e.Bind(t.Context(), theRequest()).Err, "what cannot be read is the mutator's matter")
+			require.Nil(t, e.Bind(t.Context(), theRequest()).Err, "the mutator handles the error")
 			if name == "Without" {
 				assert.Empty(t, seen.Devices)
 				require.NoError(t, seen.DevicesErr)
@@ -197,8 +196,8 @@ func TestClaimedDevices(t *testing.T) {
 	}
 }
 
-// TestMutators_RunOncePerAnswer counts the runs of the mutators: one for the preview, which
-// must succeed before anything is written, and one for the answer that allows the bind.
+// TestMutators_RunOncePerAnswer: mutators run once for the preview, which must succeed before any
+// write, and once for the answer that allows the bind.
 func TestMutators_RunOncePerAnswer(t *testing.T) {
 	tests := map[string]struct {
 		reason  string
@@ -206,13 +205,13 @@ func TestMutators_RunOncePerAnswer(t *testing.T) {
 		want    int
 	}{
 		"NoPlugin": {reason: "the preview is the answer", plugins: func() []framework.PreBinder { return nil }, want: 1},
-		"NothingToDo": {reason: "no attempt was begun, so the preview is the answer", want: 1, plugins: func() []framework.PreBinder {
+		"NothingToDo": {reason: "without an attempt the preview is the answer", want: 1, plugins: func() []framework.PreBinder {
 			return []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: skipping}}
 		}},
-		"Attempt": {reason: "the answer has the annotations of the attempt", want: 2, plugins: func() []framework.PreBinder {
+		"Attempt": {reason: "the answer has the annotation of the attempt", want: 2, plugins: func() []framework.PreBinder {
 			return []framework.PreBinder{&plugin{name: "p"}, &confirmer{checker: checker{plugin: plugin{name: "c"}, preFlight: skipping}}}
 		}},
-		"Waits": {reason: "a call that has to call again gets no answer from the mutators", want: 1, plugins: func() []framework.PreBinder {
+		"Waits": {reason: "a call that must be repeated has no such answer", want: 1, plugins: func() []framework.PreBinder {
 			return []framework.PreBinder{newWaiter()}
 		}},
 	}
@@ -235,9 +234,9 @@ func TestMutators_RunOncePerAnswer(t *testing.T) {
 	}
 }
 
-// TestRequiredMutatorFailsLate: what was prepared is undone at once when the bind
-// cannot be allowed after all.
-func TestRequiredMutatorFailsLate(t *testing.T) {
+// TestMutators_RequiredFailsLate: the writes are rolled back at once if a required mutator fails
+// after PreBind.
+func TestMutators_RequiredFailsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		m := mutatorFunc(func(mutators.Input) (mutators.Output, error) {

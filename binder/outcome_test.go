@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// attemptKeyOfTests is what users see; it never changes.
+// attemptKeyOfTests is part of the API.
 const attemptKeyOfTests = "binder.prebind.dev/attempt"
 
 // scene is an engine whose API server the test plays.
@@ -59,9 +59,9 @@ func (s *scene) bound(node, attempt string) {
 	s.podIs(pod)
 }
 
-// podIs plays a change of the pod; nil is its deletion.
+// podIs changes the pod; nil deletes it.
 func (s *scene) podIs(pod *corev1.Pod) {
-	// The API server first, and each at one stroke: somebody may be reading.
+	// The API server changes before the cache, each in one step.
 	switch {
 	case pod == nil:
 		s.live.set(theNode)
@@ -76,7 +76,7 @@ func (s *scene) podIs(pod *corev1.Pod) {
 	s.changes.Changed(framework.RefTo(&corev1.Pod{}, thePod.Namespace, thePod.Name))
 }
 
-// writer is a plugin that writes down its calls.
+// writer is a plugin that records its calls.
 type writer struct {
 	*plugin
 	calls *journal
@@ -92,7 +92,7 @@ func newWriter(name string, calls *journal) *writer {
 	}}
 }
 
-func TestOutcome(t *testing.T) {
+func TestOutcome_EndsTheAttempt(t *testing.T) {
 	other := thePod.DeepCopy()
 	other.UID = "another"
 	terminating := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.Terminating())
@@ -101,19 +101,19 @@ func TestOutcome(t *testing.T) {
 	undone := append(slices.Clone(done), "b PreBindRollBack", "a PreBindRollBack")
 	tests := map[string]struct {
 		reason string
-		// play is what happens after the bind was allowed.
+		// play happens after the bind was allowed.
 		play func(s *scene, attempt string)
 		want []string
-		// within is how soon it has to be over.
+		// within is when the attempt must have ended.
 		within time.Duration
 	}{
 		"Bound": {
-			reason: "the plugins hear of it",
+			reason: "PostBind runs",
 			play:   func(s *scene, attempt string) { s.bound("node-a", attempt) },
 			want:   committed,
 		},
 		"BoundByAnotherAttempt": {
-			reason: "what was written is in use, whichever attempt bound the pod",
+			reason: "the pod uses the writes, whichever attempt bound it",
 			play:   func(s *scene, _ string) { s.bound("node-a", "other") },
 			want:   committed,
 		},
@@ -123,16 +123,16 @@ func TestOutcome(t *testing.T) {
 			want:   undone,
 		},
 		"Deleted":     {reason: "the pod is gone", play: func(s *scene, _ string) { s.podIs(nil) }, want: undone},
-		"Recreated":   {reason: "the pod of that name is another", play: func(s *scene, _ string) { s.podIs(other) }, want: undone},
-		"Terminating": {reason: "it will not be bound", play: func(s *scene, _ string) { s.podIs(terminating) }, want: undone},
+		"Recreated":   {reason: "another pod has the name", play: func(s *scene, _ string) { s.podIs(other) }, want: undone},
+		"Terminating": {reason: "a terminating pod will not be bound", play: func(s *scene, _ string) { s.podIs(terminating) }, want: undone},
 		"RefusedAfterUs": {
-			reason: "another webhook refused it, or the client went away: nobody tells, so that time has to",
+			reason: "another webhook rejected the bind, or the client left: only time shows it",
 			play:   func(*scene, string) {},
 			want:   undone,
 			within: framework.BindSettles + time.Second,
 		},
 		"SeenLate": {
-			reason: "the watch is behind, but the API server knows before anything is undone",
+			reason: "the cache is stale, and the pod is read live before a rollback",
 			play: func(s *scene, attempt string) {
 				pod := thePod.DeepCopy()
 				pod.Spec.NodeName, pod.Annotations = "node-a", map[string]string{attemptKeyOfTests: attempt}
@@ -142,7 +142,7 @@ func TestOutcome(t *testing.T) {
 			within: framework.BindSettles + time.Second,
 		},
 		"APIServerDown": {
-			reason: "nothing is undone while it is not known what became of the bind",
+			reason: "no rollback while the outcome is unknown",
 			play: func(s *scene, attempt string) {
 				s.live.fail(errors.New("connection refused"))
 				s.cached.set(theNode)
@@ -163,20 +163,19 @@ func TestOutcome(t *testing.T) {
 				d := s.Bind(quiet(t), theRequest())
 				require.Nil(t, d.Err)
 				attempt := d.Annotations[attemptKeyOfTests]
-				require.NotEmpty(t, attempt, "the pod has to tell which attempt bound it")
+				require.NotEmpty(t, attempt, "the pod must name the attempt")
 				tc.play(s, attempt)
 				pass(tc.within)
 				synctest.Wait()
 				assert.Equal(t, tc.want, calls.all(), tc.reason)
-				assert.Empty(t, s.InFlight(), "nothing is kept")
+				assert.Empty(t, s.InFlight(), "the attempt has ended")
 			})
 		})
 	}
 }
 
-// A scheduler that posts the Binding again gets its answer, and the time begins
-// anew.
-func TestAllowedAgain(t *testing.T) {
+// TestAllow_Again: a repeated Binding is allowed again, and restarts the time for the outcome.
+func TestAllow_Again(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		s := newScene(t, newWriter("a", calls))
@@ -190,12 +189,12 @@ func TestAllowedAgain(t *testing.T) {
 		assert.NotContains(t, calls.all(), "a PreBindRollBack")
 		pass(2 * time.Second)
 		assert.Equal(t, []string{"a PreBind", "a PreBind", "a PreBindRollBack"}, calls.all(),
-			"a plugin without PreFlight looks again with each Binding, and is undone once")
+			"a plugin without PreFlight runs for each Binding, and is rolled back once")
 	})
 }
 
-// beingRolledBack is a scene in which an attempt is being undone, until release is
-// closed, while its pod can be bound again.
+// beingRolledBack is a scene in which an attempt is being rolled back until release is closed,
+// while its pod can be bound again.
 func beingRolledBack(t *testing.T) (s *scene, calls *journal, release chan struct{}) {
 	calls, release = &journal{}, make(chan struct{})
 	w := newWriter("a", calls)
@@ -212,12 +211,12 @@ func beingRolledBack(t *testing.T) (s *scene, calls *journal, release chan struc
 	return s, calls, release
 }
 
-// A call that comes while an attempt is undone waits for that, and begins anew.
-func TestBindDuringRollBack(t *testing.T) {
+// TestBind_DuringRollBack: a call waits for the rollback of an attempt and then starts another.
+func TestBind_DuringRollBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls, release := beingRolledBack(t)
 		d := s.Bind(quiet(t), theRequest())
-		assert.Equal(t, framework.KindWait, kindOf(d.Err), "it waits for the hold")
+		assert.Equal(t, framework.KindWait, kindOf(d.Err), "the call is held")
 		answer := later(quiet(t), s.Engine, theRequest())
 		synctest.Wait()
 		close(release)
@@ -230,8 +229,8 @@ func terminatingCopy() *corev1.Pod {
 	return gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.Terminating())
 }
 
-// An attempt that nobody asks for any more is undone.
-func TestAbandoned(t *testing.T) {
+// TestAttempt_Abandoned: an attempt without further calls is rolled back.
+func TestAttempt_Abandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
@@ -239,7 +238,7 @@ func TestAbandoned(t *testing.T) {
 		pass(attempt.AbandonAfter - testHold - time.Second)
 		assert.Zero(t, w.rollBacks.Load())
 		d := s.Bind(quiet(t), theRequest())
-		require.Equal(t, framework.KindWait, kindOf(d.Err), "it goes on with the call that comes in time")
+		require.Equal(t, framework.KindWait, kindOf(d.Err), "a call in time keeps the attempt")
 		pass(d.RetryAfter + attempt.AbandonAfter + time.Second)
 		synctest.Wait()
 		assert.EqualValues(t, 1, w.rollBacks.Load())
@@ -247,8 +246,8 @@ func TestAbandoned(t *testing.T) {
 	})
 }
 
-// The scheduler's newer choice ends the older attempt, unless that was allowed.
-func TestSuperseded(t *testing.T) {
+// TestAttempt_Superseded: another node ends the older attempt, unless that was allowed.
+func TestAttempt_Superseded(t *testing.T) {
 	nodeB := gen.Node("node-b")
 	requestB := requestFor(gen.Binding(thePod, "node-b", gen.UID("pod-1")))
 	synctest.Test(t, func(t *testing.T) {
@@ -259,16 +258,16 @@ func TestSuperseded(t *testing.T) {
 		synctest.Wait()
 		newer := later(quiet(t), s.Engine, requestB)
 		d := <-older
-		assert.Equal(t, framework.KindStale, kindOf(d.Err), "the older call is told at once")
+		assert.Equal(t, framework.KindStale, kindOf(d.Err), "the older call is answered at once")
 		synctest.Wait()
-		assert.EqualValues(t, 1, w.rollBacks.Load(), "what the older attempt did is undone")
+		assert.EqualValues(t, 1, w.rollBacks.Load(), "the older attempt is rolled back")
 		w.release <- nil
 		require.Nil(t, (<-newer).Err)
 	})
 }
 
-// While the live pod is bound to the node, a failed attempt undoes nothing.
-func TestNeverUndoneWhileBound(t *testing.T) {
+// TestRollBack_NotWhileBound: a failed attempt is not rolled back if the pod is bound to the node.
+func TestRollBack_NotWhileBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
@@ -276,7 +275,7 @@ func TestNeverUndoneWhileBound(t *testing.T) {
 		synctest.Wait()
 		bound := thePod.DeepCopy()
 		bound.Spec.NodeName = "node-a"
-		// Nobody is told: an attempt that hears of it would end before it fails.
+		// Without a notification, because it would end the attempt before the failure.
 		s.live.set(theNode, bound)
 		s.cached.set(theNode)
 		w.release <- errScripted
@@ -286,11 +285,11 @@ func TestNeverUndoneWhileBound(t *testing.T) {
 	})
 }
 
-// TestRollBackProperties: for random plugins, failures, panics and outcomes, the
-// undone set is exactly the started set, reversed, each once.
+// TestRollBackProperties: for random plugins, failures, panics and outcomes, exactly the started
+// plugins are rolled back, in reverse order, each once.
 func TestRollBackProperties(t *testing.T) {
 	seed := seeds.Of(t, 1)[0]
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // Not a secret.
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // The seed is not a secret.
 	pick := func(outcomes ...int) int { return outcomes[random.IntN(len(outcomes))] }
 	for round := range 300 {
 		scripts := make([]script, 1+random.IntN(6))
@@ -299,7 +298,7 @@ func TestRollBackProperties(t *testing.T) {
 		}
 		bound := random.IntN(2) == 0
 		note := fmt.Sprintf("round %d of seed %d: bound %v, %+v", round, seed, bound, scripts)
-		// The model: what was started, and whether all of it succeeded.
+		// The model: the started plugins, and whether all succeeded.
 		var started []string
 		failedAt := false
 		for i, s := range scripts {
@@ -340,7 +339,7 @@ func TestRollBackProperties(t *testing.T) {
 // quiet is a context whose logger is silent.
 func quiet(t testing.TB) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
-// The pod is told what was undone, and nothing when nothing was.
+// TestRollBack_IsReported: an event on the pod lists what was rolled back, if anything.
 func TestRollBack_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
@@ -365,16 +364,16 @@ func TestRollBack_IsReported(t *testing.T) {
 	})
 }
 
-// A pod is deleted, or bound without Prebind, while a plugin waits for something else.
-func TestPodGoneWhileWaiting(t *testing.T) {
+// TestAttempt_PodGone: a pod is deleted, or bound by another client, while a plugin waits.
+func TestAttempt_PodGone(t *testing.T) {
 	elsewhere := thePod.DeepCopy()
 	elsewhere.Spec.NodeName = "node-z"
 	cases := map[string]struct {
 		reason string
 		pod    *corev1.Pod
 	}{
-		"Deleted":        {reason: "no bind comes of it"},
-		"Terminating":    {reason: "it will not run", pod: terminatingCopy()},
+		"Deleted":        {reason: "the pod will not be bound"},
+		"Terminating":    {reason: "a terminating pod will not run", pod: terminatingCopy()},
 		"CreatedAgain":   {reason: "it is another pod", pod: gen.Pod(thePod.Name, gen.UID("pod-9"))},
 		"BoundElsewhere": {reason: "another scheduler was faster", pod: elsewhere},
 	}
@@ -394,7 +393,7 @@ func TestPodGoneWhileWaiting(t *testing.T) {
 				s.podIs(tc.pod)
 				d := <-answer
 				assert.Equal(t, framework.KindStale, kindOf(d.Err), tc.reason)
-				assert.Equal(t, 2*time.Second, time.Since(began), "the call ends with the pod")
+				assert.Equal(t, 2*time.Second, time.Since(began), "the call is answered at once")
 				synctest.Wait()
 				assert.EqualValues(t, 1, w.rollBacks.Load())
 			})
@@ -402,8 +401,8 @@ func TestPodGoneWhileWaiting(t *testing.T) {
 	}
 }
 
-// The API server does not answer when the pod is deleted.
-func TestPodGoneWhileWaiting_ReadFails(t *testing.T) {
+// TestAttempt_PodGoneReadFails: the API server does not respond when the pod is deleted.
+func TestAttempt_PodGoneReadFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)

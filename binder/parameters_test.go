@@ -16,7 +16,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// asked is a plugin that takes part when annotations ask for it.
+// asked is a plugin that takes part if annotations request it.
 type asked struct {
 	checker
 	by framework.Source
@@ -34,7 +34,7 @@ func annotated(pairs ...string) Request {
 	return requestFor(b)
 }
 
-func TestDispatch(t *testing.T) {
+func TestTakingPart(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		by      framework.Source
@@ -43,22 +43,22 @@ func TestDispatch(t *testing.T) {
 		runs    bool
 		refused string
 	}{
-		"NotAsked":        {reason: "no annotation, no part", by: framework.ByBindingOrPod},
-		"ByBinding":       {reason: "a scheduler's plugin asks", binding: []string{"p.prebind.dev/x", ""}, runs: true},
-		"ByPod":           {reason: "a user asks", by: framework.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
-		"PodMayNot":       {reason: "where only schedulers may ask, a user does not", pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}},
-		"OtherPlugin":     {reason: "another's annotation does not ask", binding: []string{"q.prebind.dev/x", "", "pp.prebind.dev/x", "", "p.prebind.dev.x/y", ""}},
-		"OtherDomain":     {reason: "another domain does not ask", binding: []string{"p.example.com/x", ""}},
-		"Required":        {reason: "its name asks", binding: []string{"binder.prebind.dev/require", "p"}, runs: true},
-		"RequiredSeveral": {reason: "spaces and empty names do not matter", binding: []string{"binder.prebind.dev/require", " always , p,"}, runs: true},
+		"NotAsked":        {reason: "no annotation requests the plugin", by: framework.ByBindingOrPod},
+		"ByBinding":       {reason: "a scheduler requests the plugin", binding: []string{"p.prebind.dev/x", ""}, runs: true},
+		"ByPod":           {reason: "a user requests the plugin", by: framework.ByBindingOrPod, pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}, runs: true},
+		"PodMayNot":       {reason: "only schedulers may request this plugin", pod: []gen.PodOption{gen.Annotation("p.prebind.dev/x", "1")}},
+		"OtherPlugin":     {reason: "the annotation belongs to another plugin", binding: []string{"q.prebind.dev/x", "", "pp.prebind.dev/x", "", "p.prebind.dev.x/y", ""}},
+		"OtherDomain":     {reason: "the annotation has another domain", binding: []string{"p.example.com/x", ""}},
+		"Required":        {reason: "the annotation require names the plugin", binding: []string{"binder.prebind.dev/require", "p"}, runs: true},
+		"RequiredSeveral": {reason: "spaces and empty names are ignored", binding: []string{"binder.prebind.dev/require", " always , p,"}, runs: true},
 		"RequiredByPod":   {reason: "a user may require", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "p")}, runs: true},
 		"BindingsWins": {
-			reason: "the Binding's word counts", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "nobody")},
+			reason: "the annotation of the Binding wins", pod: []gen.PodOption{gen.Annotation("binder.prebind.dev/require", "other")},
 			binding: []string{"binder.prebind.dev/require", "p"}, runs: true,
 		},
-		"RequiredEmpty":   {reason: "nobody is required", binding: []string{"binder.prebind.dev/require", ""}},
-		"RequiredUnknown": {reason: "whoever asks relies on it", binding: []string{"binder.prebind.dev/require", "p,nobody"}, refused: `"nobody"`},
-		"RequiredMutator": {reason: "a mutator is no PreBind plugin", binding: []string{"binder.prebind.dev/require", "test"}, refused: `"test"`},
+		"RequiredEmpty":   {reason: "an empty list requires no plugin", binding: []string{"binder.prebind.dev/require", ""}},
+		"RequiredUnknown": {reason: "a required plugin must be enabled", binding: []string{"binder.prebind.dev/require", "p,other"}, refused: `"other"`},
+		"RequiredMutator": {reason: "a mutator is not a PreBind plugin", binding: []string{"binder.prebind.dev/require", "test"}, refused: `"test"`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -74,31 +74,30 @@ func TestDispatch(t *testing.T) {
 			if tc.refused != "" {
 				require.Equal(t, framework.KindRefuse, kindOf(d.Err), tc.reason)
 				assert.Contains(t, d.Err.Error(), tc.refused)
-				assert.Contains(t, d.Err.Error(), "always, p", "those that are on are listed")
+				assert.Contains(t, d.Err.Error(), "always, p", "the enabled plugins are listed")
 				assert.Equal(t, "binder", d.Err.Plugin)
 				assert.Zero(t, always.preFlights.Load()+p.preFlights.Load())
 				return
 			}
 			require.Nil(t, d.Err)
-			assert.EqualValues(t, 1, always.preFlights.Load(), "a plugin that is not on annotation takes part always")
+			assert.EqualValues(t, 1, always.preFlights.Load(), "a plugin without OnAnnotation always takes part")
 			assert.Equal(t, tc.runs, p.preFlights.Load() == 1, tc.reason)
 		})
 	}
 }
 
-// TestRequireWithAllOff: a Binding that relies on a plugin does not pass an engine
-// that has none.
-func TestRequireWithAllOff(t *testing.T) {
+// TestRequire_AllDisabled: a Binding that requires a plugin does not pass an engine without plugins.
+func TestRequire_AllDisabled(t *testing.T) {
 	e := newTestEngine(t, nil)
 	d := e.Bind(t.Context(), annotated("binder.prebind.dev/require", "device"))
 	assert.Equal(t, framework.KindRefuse, kindOf(d.Err))
 }
 
-// TestOtherParameters: a call that tells the plugins something else than the one
-// before is never answered by what was prepared for that.
-func TestOtherParameters(t *testing.T) {
+// TestOtherParameters_StartAgain: a call with other parameters does not use the attempt of the
+// earlier ones.
+func TestOtherParameters_StartAgain(t *testing.T) {
 	const key = "waiter.prebind.dev/device"
-	t.Run("While it is prepared", func(t *testing.T) {
+	t.Run("DuringPreBind", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var prepared []string
 			w := newWaiter()
@@ -111,14 +110,14 @@ func TestOtherParameters(t *testing.T) {
 			first := later(t.Context(), e, annotated(key, "1"))
 			synctest.Wait()
 			second := later(t.Context(), e, annotated(key, "2"))
-			assert.Equal(t, framework.KindStale, kindOf((<-first).Err), "its parameters are out of date")
+			assert.Equal(t, framework.KindStale, kindOf((<-first).Err), "its parameters are outdated")
 			w.release <- nil
 			require.Nil(t, (<-second).Err)
 			assert.Equal(t, []string{"1", "2"}, prepared)
 			assert.EqualValues(t, 1, w.rollBacks.Load())
 		})
 	})
-	t.Run("Instead of its additions", func(t *testing.T) {
+	t.Run("OtherThanItsAdditions", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			wait := w.preBind
@@ -132,11 +131,11 @@ func TestOtherParameters(t *testing.T) {
 			second := later(t.Context(), e, annotated(key, "2"))
 			assert.Equal(t, framework.KindStale, kindOf((<-first).Err))
 			w.release <- nil
-			require.Nil(t, (<-second).Err, "another value is not what came back")
+			require.Nil(t, (<-second).Err, "another value is another parameter")
 			assert.EqualValues(t, 2, w.preBinds.Load())
 		})
 	})
-	t.Run("By the pod", func(t *testing.T) {
+	t.Run("OfThePod", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			edited := gen.Pod("web", gen.UID("pod-1"), gen.Annotation(key, "2"))
 			w := newWaiter()
@@ -157,7 +156,7 @@ func TestOtherParameters(t *testing.T) {
 			assert.EqualValues(t, 2, w.preBinds.Load(), "a user may have edited the pod")
 		})
 	})
-	t.Run("After it failed", func(t *testing.T) {
+	t.Run("AfterAFailure", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			e := engineWith(t, w)
@@ -167,7 +166,7 @@ func TestOtherParameters(t *testing.T) {
 			second := later(t.Context(), e, annotated(key, "2"))
 			synctest.Wait()
 			w.release <- nil
-			require.Nil(t, (<-second).Err, "the error was that of other parameters")
+			require.Nil(t, (<-second).Err, "the error belongs to other parameters")
 		})
 	})
 	t.Run("Others' annotations", func(t *testing.T) {
@@ -180,11 +179,11 @@ func TestOtherParameters(t *testing.T) {
 			synctest.Wait()
 			w.release <- nil
 			require.Nil(t, (<-first).Err)
-			require.Nil(t, (<-second).Err, "what is no plugin's makes no other bind")
+			require.Nil(t, (<-second).Err, "annotations of other programs do not matter")
 			assert.EqualValues(t, 1, w.preBinds.Load())
 		})
 	})
-	t.Run("Its own additions come back", func(t *testing.T) {
+	t.Run("OwnAdditionsComeBack", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaiter()
 			wait := w.preBind
@@ -199,7 +198,7 @@ func TestOtherParameters(t *testing.T) {
 			synctest.Wait()
 			w.release <- nil
 			require.Nil(t, (<-first).Err)
-			require.Nil(t, (<-second).Err, "a reinvocation carries what the first answer added")
+			require.Nil(t, (<-second).Err, "a reinvocation has the annotations of the first answer")
 			assert.EqualValues(t, 1, w.preBinds.Load())
 		})
 	})

@@ -26,9 +26,9 @@ func (c *call) preFlight(ctx context.Context, bc *framework.BindContext) ([]fram
 	return run, nil
 }
 
-// check runs the PreFlight of one plugin by the cache. When it rejects, or asks to
-// verify, the API server has the last word: check reads pod and node live, once for the
-// call, and repeats Setup and PreFlight with the live reader, once for the plugin.
+// check runs the PreFlight of one plugin with the cached reader. If the plugin rejects the bind
+// or asks to verify, check reads the pod and the node live, once for the call, and repeats
+// Setup and PreFlight with the live reader. That result decides.
 func (c *call) check(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) (framework.Next, *framework.Error) {
 	before := bc.Checkpoint()
 	next, err := c.runner.PreFlight(ctx, p, false, bc)
@@ -48,8 +48,8 @@ func (c *call) check(ctx context.Context, p framework.PreBinder, bc *framework.B
 	return next, err
 }
 
-// refresh reads the pod and the node from the API server, for this call and its context,
-// and repeats the preview if one of them has changed.
+// refresh reads the pod and the node from the API server into the call and its context. If one
+// of them has changed, it runs the mutators again.
 func (c *call) refresh(ctx context.Context, bc *framework.BindContext) *framework.Error {
 	if c.refreshed == bc {
 		return nil
@@ -69,7 +69,7 @@ func (c *call) refresh(ctx context.Context, bc *framework.BindContext) *framewor
 		return err
 	}
 	if node.UID != c.node.UID {
-		// The scheduler can mean the new node, and all plugins have to see it.
+		// The scheduler may have chosen the new node, and all plugins must read it.
 		return framework.AsError(framework.Binder, framework.Wait(framework.Object{Kind: "Node", Name: node.Name},
 			"recreated under the same name, waiting for the new node in the cache").Advise("retry the Binding"))
 	}

@@ -17,12 +17,12 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// careless is a plugin that decides by whatever it is given, and never asks the API
-// server itself: an object, the pod and the node must have the label ready.
+// careless is a plugin that does not read from the API server itself: an object, the pod and the
+// node must have the label ready.
 type careless struct {
 	plugin
 	reads atomic.Int32
-	// verify makes it ask to verify what it would let pass.
+	// verify makes PreFlight return Verify instead of Skip.
 	verify bool
 }
 
@@ -60,8 +60,8 @@ func labelsOf(pod *corev1.Pod) map[string]string {
 	return pod.Labels
 }
 
-// TestNoRejectionByTheCacheAlone: a plugin that does not know the rule is still correct.
-func TestNoRejectionByTheCacheAlone(t *testing.T) {
+// TestPreFlight_RejectsByLiveReadsOnly: a plugin that ignores the rule is still correct.
+func TestPreFlight_RejectsByLiveReadsOnly(t *testing.T) {
 	ready := gen.Label("ready", "yes")
 	pod := func(o ...gen.PodOption) *corev1.Pod { return gen.Pod("web", append(o, gen.UID("pod-1"))...) }
 	other := func(o ...gen.PodOption) *corev1.Pod { return gen.Pod("other", append(o, gen.UID("pod-2"))...) }
@@ -83,21 +83,21 @@ func TestNoRejectionByTheCacheAlone(t *testing.T) {
 		reads        int32
 		setups       int32
 	}{
-		"Ready":           {reason: "the cache can let a bind proceed, at no cost", cached: well, live: holding(), setups: 1},
-		"PodBehind":       {reason: "the pod has the label by now", cached: holding(pod(), other(ready), node(true)), live: well, setups: 2, reads: 3},
-		"NodeBehind":      {reason: "the node has the label by now", cached: holding(pod(ready), other(ready), node(false)), live: well, setups: 2, reads: 3},
-		"ExtensionBehind": {reason: "the object has the label by now", cached: holding(pod(ready), other(), node(true)), live: well, setups: 2, reads: 3},
-		"Missing":         {reason: "the object exists by now", cached: holding(pod(ready), node(true)), live: well, setups: 2, reads: 3},
+		"Ready":           {reason: "the cache is enough to allow a bind", cached: well, live: holding(), setups: 1},
+		"PodBehind":       {reason: "the live pod has the label", cached: holding(pod(), other(ready), node(true)), live: well, setups: 2, reads: 3},
+		"NodeBehind":      {reason: "the live node has the label", cached: holding(pod(ready), other(ready), node(false)), live: well, setups: 2, reads: 3},
+		"ExtensionBehind": {reason: "the live object has the label", cached: holding(pod(ready), other(), node(true)), live: well, setups: 2, reads: 3},
+		"Missing":         {reason: "the live object exists", cached: holding(pod(ready), node(true)), live: well, setups: 2, reads: 3},
 		"NotReady": {
-			reason: "the API server confirms it", cached: holding(pod(ready), other(), node(true)), live: holding(pod(ready), other(), node(true)),
+			reason: "the API server agrees with the cache", cached: holding(pod(ready), other(), node(true)), live: holding(pod(ready), other(), node(true)),
 			want: framework.KindRefuse, by: "careless", setups: 2, reads: 3,
 		},
 		"Verify":     {reason: "the plugin asked to verify", cached: well, live: well, verify: true, setups: 2, reads: 3},
-		"VerifyFail": {reason: "what is verified can be rejected", cached: well, live: holding(pod(ready), node(true)), verify: true, want: framework.KindRefuse, by: "careless", setups: 2, reads: 3},
+		"VerifyFail": {reason: "a verification can reject the bind", cached: well, live: holding(pod(ready), node(true)), verify: true, want: framework.KindRefuse, by: "careless", setups: 2, reads: 3},
 		"PodGone":    {reason: "the pod was deleted", cached: holding(pod(), node(true)), live: holding(node(true)), want: framework.KindStale, by: "binder", setups: 1, reads: 1},
 		"NodeGone":   {reason: "the node was deleted", cached: holding(pod(), node(true)), live: holding(pod(ready)), want: framework.KindRefuse, by: "binder", setups: 1, reads: 2},
 		"NodeReplaced": {
-			reason: "all plugins have to see the new node", cached: holding(pod(), node(true)), live: holding(pod(ready), replaced),
+			reason: "all plugins must read the new node", cached: holding(pod(), node(true)), live: holding(pod(ready), replaced),
 			want: framework.KindWait, by: "binder", setups: 1, reads: 2,
 		},
 	}
@@ -122,13 +122,13 @@ func TestNoRejectionByTheCacheAlone(t *testing.T) {
 			require.Nil(t, d.Err, "%s: %v", tc.reason, d.Err)
 			assert.Len(t, d.Warnings, 1, "the records of the first PreFlight are discarded")
 			live := map[bool]string{true: "yes", false: "no"}[tc.setups > 1]
-			assert.Equal(t, live, d.Annotations["careless.prebind.dev/live"], "it knows by what it decided")
+			assert.Equal(t, live, d.Annotations["careless.prebind.dev/live"], "Live matches the reader")
 		})
 	}
 }
 
-// Two plugins that reject share one read of the pod and the node.
-func TestRefreshOnce(t *testing.T) {
+// TestRefresh_OncePerCall: two plugins that reject share one read of the pod and the node.
+func TestRefresh_OncePerCall(t *testing.T) {
 	live := holding(thePod, theNode)
 	doubts := func(name string) framework.PreBinder {
 		return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// watcher is a Recorder that writes down what becomes of attempts.
+// watcher is a Recorder that records the outcomes of attempts.
 type watcher struct {
 	unrecorded
 	journal
@@ -32,18 +32,18 @@ func (w *watcher) Swept(plugin, verdict string, err error) {
 	w.add(fmt.Sprint("swept: ", plugin, " ", verdict, " ", err))
 }
 
-func TestObserver(t *testing.T) {
+func TestRecorder_Outcomes(t *testing.T) {
 	bound := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a"))
 	cases := map[string]struct {
 		reason  string
 		preBind error
-		// becomes is what the pod is when the bind has been allowed.
+		// becomes is the pod after the bind was allowed.
 		becomes *corev1.Pod
 		want    []string
 	}{
-		"Bound":    {reason: "the pod names another attempt, or none", becomes: bound, want: []string{"ended: bound by another attempt"}},
+		"Bound":    {reason: "the pod names no attempt", becomes: bound, want: []string{"ended: bound by another attempt"}},
 		"NotBound": {reason: "every plugin is rolled back", becomes: terminatingCopy(), want: []string{"ended: not bound", "rolled back: p <nil>"}},
-		"Refused":  {reason: "nothing was prepared, but something may have been written", preBind: framework.Refuse(claim, "no"), want: []string{"rolled back: p <nil>"}},
+		"Refused":  {reason: "a failed PreBind may have written", preBind: framework.Refuse(claim, "no"), want: []string{"rolled back: p <nil>"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -62,14 +62,14 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-func TestStats(t *testing.T) {
+func TestStats_HasAllPhases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		e := newTestEngine(t, func(o *Options) {
 			o.Settings.Plugins, o.Settings.MaxHolds, o.Live = []framework.PreBinder{w}, 7, holding(thePod)
 		})
 		none := Stats{Attempts: map[string]int{"preparing": 0, "prepared": 0, "failed": 0, "undoing": 0}, MaxHolds: 7}
-		require.Equal(t, none, e.Stats(), "every phase is there, so that a graph of it is")
+		require.Equal(t, none, e.Stats(), "every phase has a value")
 		held := later(t.Context(), e, theRequest())
 		synctest.Wait()
 		now := e.Stats()

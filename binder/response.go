@@ -13,7 +13,7 @@ import (
 	"github.com/prebind/prebind/binder/pacing"
 )
 
-// allow lets the bind go ahead without any attempt.
+// allow allows the bind without an attempt.
 func (c *call) allow(ctx context.Context, bc *framework.BindContext) Decision {
 	add := additionsOf("", bc)
 	if add.none() {
@@ -26,9 +26,9 @@ func (c *call) allow(ctx context.Context, bc *framework.BindContext) Decision {
 	return d
 }
 
-// allowBy lets the bind go ahead that the attempt has prepared, and makes the pod
-// tell which attempt it was. latest is the context by which this call knows that
-// it is prepared. It returns false when the attempt is not prepared any more.
+// allowBy allows the bind that the attempt has prepared, and adds the annotation with the ID of
+// the attempt. latest is the context of the last PreFlight or PreBind. It returns false if the
+// attempt is no longer prepared.
 func (c *call) allowBy(ctx context.Context, a *attempt.Attempt, latest *framework.BindContext) (Decision, bool) {
 	d, err := c.compose(ctx, additionsOf(a.ID(), latest, c.attempts.Started(a)...))
 	if err != nil {
@@ -42,7 +42,7 @@ func (c *call) allowBy(ctx context.Context, a *attempt.Attempt, latest *framewor
 	return d, true
 }
 
-// later denies; a client that has to wait is told for how long.
+// later denies. If the client has to wait, the decision says for how long.
 func (c *call) later(err *framework.Error) Decision {
 	d := c.preview.deny(framework.AsError(framework.Binder, err))
 	if err.Kind == framework.KindWait {
@@ -54,8 +54,8 @@ func (c *call) later(err *framework.Error) Decision {
 	return d
 }
 
-// retryAfter decides when the client should call again; see pacing.RetryAfter. It counts
-// the call as one that had to wait.
+// retryAfter returns when the client should call again; see pacing.RetryAfter. It counts the
+// call as one that had to wait.
 func (c *call) retryAfter() time.Duration {
 	before, now := c.before(), c.clock.Now()
 	began := before.since
@@ -63,7 +63,7 @@ func (c *call) retryAfter() time.Duration {
 		began = c.waitBegan
 	}
 	missed := max(before.missed, c.missed)
-	after := time.Second // Where this replica is shutting down, another one may have a seat.
+	after := time.Second // While this replica shuts down, another one may have a seat.
 	if !isClosed(c.draining) {
 		after = pacing.RetryAfter(pacing.Wait{
 			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: c.past.Past(c.kind, now),

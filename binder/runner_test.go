@@ -20,19 +20,19 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// How a method of a random plugin ends.
+// Results of a method of a random plugin.
 const (
 	succeeds = iota
 	fails
 	refuses
 	panics
 	skips
-	absent // The plugin has no PreFlight.
+	absent // The plugin does not implement PreFlight.
 	failsOnce
 	panicsOnce
 )
 
-// script is how the methods of a random plugin end.
+// script has the results of the methods of a random plugin.
 type script struct{ preFlight, preBind, rollBack int }
 
 var errScripted = errors.New("as the script says")
@@ -50,7 +50,7 @@ func end(how int, name string) error {
 	}
 }
 
-// scripted makes plugins p0, p1, … that note their calls as "p0 PreBind".
+// scripted makes plugins p0, p1, … that record their calls as "p0 PreBind".
 func scripted(scripts []script, happened *journal) []framework.PreBinder {
 	var plugins []framework.PreBinder
 	for i, s := range scripts {
@@ -92,8 +92,7 @@ func scripted(scripts []script, happened *journal) []framework.PreBinder {
 	return plugins
 }
 
-// wantFrom says what the script of the first method that does not succeed makes
-// of the bind.
+// wantFrom returns the kind of the error of a method with this result.
 func wantFrom(how int) framework.Kind {
 	switch how {
 	case refuses:
@@ -112,12 +111,11 @@ func kindOf(err *framework.Error) framework.Kind {
 	return err.Kind
 }
 
-// TestRunnerProperties checks the order of calls and the first failure, for
-// random sets of plugins against a model of a few lines. What is rolled back
-// then is in TestRollBackProperties.
+// TestRunnerProperties compares the order of calls and the first failure of random plugins with a
+// model. TestRollBackProperties checks the rollback.
 func TestRunnerProperties(t *testing.T) {
 	seed := seeds.Of(t, 1)[0]
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // Not a secret.
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // The seed is not a secret.
 	pick := func(outcomes ...int) int { return outcomes[random.IntN(len(outcomes))] }
 	ctx := klog.NewContext(t.Context(), logr.Discard())
 
@@ -141,7 +139,7 @@ func TestRunnerProperties(t *testing.T) {
 				wantChecks = append(wantChecks, name+" PreFlight")
 			}
 			if wantCheck = wantFrom(s.preFlight); wantCheck != "" {
-				// The live reader has the last word.
+				// The live reader decides.
 				wantChecks = append(wantChecks, name+" PreFlight")
 				wantRun, checkedBy = nil, name
 				break
@@ -186,7 +184,7 @@ func TestRunnerProperties(t *testing.T) {
 		}
 		require.Equal(t, append([]string{}, wantCalls...), calls.all(), note)
 		for i, name := range entered {
-			require.Equal(t, name+" PreBind", calls.all()[i], "%s: the plugin at work is told first", note)
+			require.Equal(t, name+" PreBind", calls.all()[i], "%s: the plugin is named before its call", note)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// --max-holds can change while calls are held.
+// TestSeats_Limit: --max-holds can change while calls are held.
 func TestSeats_Limit(t *testing.T) {
 	var s seats
 	now := time.Now()
@@ -31,14 +31,14 @@ func TestSeats_Limit(t *testing.T) {
 	require.NotNil(t, s.take(call, 2, now))
 	assert.Nil(t, s.take(call, 2, now), "both are taken")
 	assert.NotNil(t, s.take(call, 3, now), "a third is allowed")
-	assert.Nil(t, s.take(call, 1, now), "fewer than are taken: no call is sent away, and none comes in")
+	assert.Nil(t, s.take(call, 1, now), "with fewer seats than calls no call leaves, and none is accepted")
 	assert.Equal(t, 3, s.count())
 	s.leave(first)
 	s.leave(first)
 	assert.Equal(t, 2, s.count())
 }
 
-// One namespace may take all seats only while no other wants any.
+// TestSeats_Namespaces: one namespace can have all seats only while no other needs one.
 func TestSeats_Namespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const seats = 4
@@ -67,13 +67,13 @@ func TestSeats_Namespaces(t *testing.T) {
 			}
 			return n
 		}
-		require.Zero(t, answered(), "all seats are free for the only namespace")
+		require.Zero(t, answered(), "the only namespace has all seats")
 		_ = later(t.Context(), e, pods["other-0"])
-		assert.Equal(t, 1, answered(), "it has to give one to another namespace at once")
+		assert.Equal(t, 1, answered(), "another namespace gets a seat at once")
 		_ = later(t.Context(), e, pods["other-1"])
-		assert.Equal(t, 2, answered(), "and a second")
+		assert.Equal(t, 2, answered(), "another namespace gets a second seat")
 		third := later(t.Context(), e, pods["other-2"])
-		assert.Equal(t, 2, answered(), "and no more than its share")
+		assert.Equal(t, 2, answered(), "another namespace gets no more than its share")
 		assert.Equal(t, framework.KindWait, kindOf((<-third).Err))
 		for _, c := range crowd {
 			if len(c) > 0 {
@@ -85,7 +85,7 @@ func TestSeats_Namespaces(t *testing.T) {
 	})
 }
 
-// Calls of users whose Bindings take no seat of the API server have seats of their own.
+// TestSeats_Exempt: calls of exempt users have separate seats.
 func TestSeats_Exempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
@@ -109,7 +109,7 @@ func TestSeats_Exempt(t *testing.T) {
 		}
 		held := post("scheduler")
 		require.Empty(t, held)
-		assert.Len(t, post("scheduler"), 1, "nobody is exempt: there is one seat")
+		assert.Len(t, post("scheduler"), 1, "without exempt users there is one seat")
 		assert.Equal(t, 1, e.Stats().Holds)
 		assert.Equal(t, 1, e.Stats().MaxHolds)
 
@@ -117,7 +117,7 @@ func TestSeats_Exempt(t *testing.T) {
 		for range exemptFactor {
 			assert.Empty(t, post("scheduler"), "an exempt call does not need the seat")
 		}
-		assert.Len(t, post("another"), 1, "the seat of the others is taken")
+		assert.Len(t, post("another"), 1, "the seat of other users is taken")
 		stats := e.Stats()
 		assert.Equal(t, 1+exemptFactor, stats.Holds)
 		assert.Equal(t, 1+exemptFactor, stats.MaxHolds)
@@ -125,12 +125,12 @@ func TestSeats_Exempt(t *testing.T) {
 		e.Exempt(nil)
 		pass(testHold)
 		synctest.Wait()
-		assert.Zero(t, e.Stats().Holds, "each call gave its own seat back")
+		assert.Zero(t, e.Stats().Holds, "each call returned its own seat")
 		assert.Equal(t, 1, e.Stats().MaxHolds)
 	})
 }
 
-// The waits of one namespace do not make clients in another one wait.
+// TestRetryAfter_OtherNamespaces: waits in one namespace do not delay clients of another one.
 func TestRetryAfter_OtherNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const crowd = 800
@@ -150,34 +150,34 @@ func TestRetryAfter_OtherNamespaces(t *testing.T) {
 			require.Equal(t, framework.KindWait, kindOf(d.Err))
 			latest = max(latest, d.RetryAfter)
 		}
-		assert.Greater(t, latest, 5*time.Second, "the crowd itself comes back slowly")
+		assert.Greater(t, latest, 5*time.Second, "the calls of the crowd are spread")
 		pass(testHold)
 		assert.Equal(t, time.Second, (<-held).RetryAfter)
 	})
 }
 
-// An event is a write of the API server: a wait has one every two minutes, however often the
-// client calls, and not one of each replica.
-func TestReportsWait(t *testing.T) {
+// TestReportsWait_EveryTwoMinutes: a wait has one event every two minutes over all calls and
+// replicas, because each event is a write of the API server.
+func TestReportsWait_EveryTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, nil)
 		c := &call{services: &e.services, Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-1", Node: "node-a"}}
 		wait := framework.Wait(claim, "waiting for the volume of the test")
-		assert.True(t, c.reportsWait(wait), "users have to see it")
+		assert.True(t, c.reportsWait(wait), "the first wait is reported")
 		pass(time.Minute)
 		assert.False(t, c.reportsWait(wait), "it has just been reported")
-		assert.True(t, c.reportsWait(framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "it waits for something else")
+		assert.True(t, c.reportsWait(framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "another object is reported")
 		pass(reportAgain)
 		assert.True(t, c.reportsWait(wait))
 
 		other := &call{services: &e.services, Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-2", Node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
 		assert.False(t, other.reportsWait(wait), "another replica has reported it")
 		pass(reportAgain)
-		assert.True(t, other.reportsWait(wait), "that was a while ago")
+		assert.True(t, other.reportsWait(wait), "the other report is old")
 	})
 }
 
-// A user sees what a bind waits for long before the hold ends.
+// TestHold_IsReported: an event reports a wait long before the hold ends.
 func TestHold_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
@@ -188,7 +188,7 @@ func TestHold_IsReported(t *testing.T) {
 		}))
 		answer := later(quiet(t), s.Engine, theRequest())
 		pass(reportAfter - time.Second)
-		assert.Empty(t, s.events.all(), "most waits are shorter")
+		assert.Empty(t, s.events.all(), "short waits have no event")
 		pass(2 * time.Second)
 		require.Len(t, s.events.all(), 1)
 		assert.Contains(t, s.events.all()[0], "WaitingForPreBind: waiter: PersistentVolumeClaim default/data: waiting for the volume of the test")

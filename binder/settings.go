@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// Mode is what becomes of Prebind's decisions.
+// Mode is how Prebind applies its decisions.
 type Mode = v1alpha1.Mode
 
 // The modes; see v1alpha1.
@@ -30,66 +30,63 @@ const (
 	ModeOff     = v1alpha1.ModeOff
 )
 
-// NamespaceRule is what is different for the pods of some namespaces.
+// NamespaceRule overrides settings for the pods of some namespaces.
 type NamespaceRule = v1alpha1.NamespaceRule
 
-// Settings are what of an Engine may change while it runs; see Engine.Configure.
-// They are never changed once they are in force. All fields are required but
-// Plugins, Claimed and Namespaces. The values are those of a valid configuration: see
-// PrebindConfiguration.Validate in config/v1alpha1.
+// Settings can be replaced while an Engine runs; see Engine.Configure. They are immutable once
+// they are in use. All fields are required except Plugins, Claimed and Namespaces. The values
+// must be valid; see PrebindConfiguration.Validate in config/v1alpha1.
 type Settings struct {
-	// Mode holds for every namespace of which Namespaces says nothing else.
+	// Mode applies unless Namespaces overrides it.
 	Mode Mode
 	// Mutators run on every Binding.
 	Mutators *mutators.Chain
-	// Plugins are the PreBind plugins in the order in which they run.
+	// Plugins are the PreBind plugins, in the order in which they run.
 	Plugins []framework.PreBinder
-	// Claimed returns the devices that ResourceClaims have allocated to the pod, for
-	// the mutators. It is nil where no mutator asks for them.
+	// Claimed returns the devices that are allocated to the pod by its ResourceClaims. It is nil
+	// if no mutator needs them.
 	Claimed func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error)
-	// Hold is how long a call is kept waiting at most before the client is told
-	// to call again.
+	// Hold is the maximum time that a call is held before it is answered with KindWait.
 	Hold time.Duration
-	// MaxHolds is how many calls are held at a time; a call over that is told at once to
-	// call again. Each one holds a seat of the API server. Calls of exempt users hold none,
-	// and do not count; see Engine.Exempt.
+	// MaxHolds is the maximum number of held calls. Each one takes a seat of the API server.
+	// Calls of exempt users do not, and do not count; see Engine.Exempt.
 	MaxHolds int
-	// PreBindTimeout bounds one attempt over all its calls. The annotation
-	// binder.prebind.dev/timeout of the Binding, or else of the pod, sets another.
+	// PreBindTimeout limits one attempt over all its calls. The annotation
+	// binder.prebind.dev/timeout of the Binding, or else of the pod, overrides it.
 	PreBindTimeout time.Duration
-	// MaxPreBindTimeout is the most that the annotation can ask for.
+	// MaxPreBindTimeout is the maximum of the annotation.
 	MaxPreBindTimeout time.Duration
-	// Namespaces say what is different for the pods of some namespaces. The first
-	// that names a namespace counts, and it alone.
+	// Namespaces override settings for some namespaces. Only the first rule that matches a
+	// namespace applies.
 	Namespaces []NamespaceRule
 }
 
-// concerns says whether the rule is about the namespace.
-func concerns(r NamespaceRule, namespace string) bool {
+// matches returns whether the rule matches the namespace.
+func matches(r NamespaceRule, namespace string) bool {
 	return slices.ContainsFunc(r.Names, func(pattern string) bool {
 		ok, err := path.Match(pattern, namespace)
 		return ok && err == nil
 	})
 }
 
-// policy is what holds for the pods of one namespace.
+// policy applies to the pods of one namespace.
 type policy struct {
 	mode                              Mode
 	preBindTimeout, maxPreBindTimeout time.Duration
 }
 
-// policyFor returns what holds for the pods of the namespace.
+// policyFor returns the policy for the pods of the namespace.
 func (s *Settings) policyFor(namespace string) policy {
 	p := policy{mode: s.Mode, preBindTimeout: s.PreBindTimeout, maxPreBindTimeout: s.MaxPreBindTimeout}
-	i := slices.IndexFunc(s.Namespaces, func(r NamespaceRule) bool { return concerns(r, namespace) })
+	i := slices.IndexFunc(s.Namespaces, func(r NamespaceRule) bool { return matches(r, namespace) })
 	if i < 0 {
 		return p
 	}
-	return overruled(s.Namespaces[i], p)
+	return overridden(s.Namespaces[i], p)
 }
 
-// overruled returns the policy with what the rule changes of it.
-func overruled(r NamespaceRule, p policy) policy {
+// overridden returns the policy with the overrides of the rule.
+func overridden(r NamespaceRule, p policy) policy {
 	if r.Mode != "" {
 		p.mode = r.Mode
 	}
@@ -104,11 +101,11 @@ func overruled(r NamespaceRule, p policy) policy {
 	return p
 }
 
-// idle says that nothing is switched on, so that Bindings pass unchanged.
+// idle returns whether nothing is enabled, so that Bindings pass unchanged.
 func (s *Settings) idle() bool { return s.Mutators.Len() == 0 && len(s.Plugins) == 0 }
 
-// validateNames checks that each plugin and each mutator has a name of its own, under
-// which it writes annotations.
+// validateNames checks that the names of plugins and mutators, under which they write
+// annotations, are unique.
 func (s *Settings) validateNames() error {
 	if s.Mutators == nil {
 		return errors.New("engine: Mutators are required")

@@ -29,12 +29,12 @@ func TestPolicyFor(t *testing.T) {
 		reason, namespace string
 		want              policy
 	}{
-		"General":  {reason: "no rule names it", namespace: "web", want: policy{ModeEnforce, 10 * time.Minute, 30 * time.Minute}},
-		"First":    {reason: "the first rule counts, and it alone", namespace: "shop", want: policy{ModeOff, 10 * time.Minute, 30 * time.Minute}},
-		"Pattern":  {reason: "a longer time than the limit raises the limit", namespace: "batch-7", want: policy{ModeAudit, time.Hour, time.Hour}},
-		"NoMatch":  {reason: "a pattern is for the whole name", namespace: "my-batch-7", want: policy{ModeEnforce, 10 * time.Minute, 30 * time.Minute}},
-		"Limit":    {reason: "a lower limit lowers the time", namespace: "quick", want: policy{ModeEnforce, time.Minute, time.Minute}},
-		"AllThree": {reason: "everything can be given", namespace: "a-test", want: policy{ModeEnforce, time.Minute, 2 * time.Minute}},
+		"General":  {reason: "no rule matches", namespace: "web", want: policy{ModeEnforce, 10 * time.Minute, 30 * time.Minute}},
+		"First":    {reason: "only the first rule applies", namespace: "shop", want: policy{ModeOff, 10 * time.Minute, 30 * time.Minute}},
+		"Pattern":  {reason: "a timeout above the limit raises the limit", namespace: "batch-7", want: policy{ModeAudit, time.Hour, time.Hour}},
+		"NoMatch":  {reason: "a pattern matches the whole name", namespace: "my-batch-7", want: policy{ModeEnforce, 10 * time.Minute, 30 * time.Minute}},
+		"Limit":    {reason: "a lower limit lowers the timeout", namespace: "quick", want: policy{ModeEnforce, time.Minute, time.Minute}},
+		"AllThree": {reason: "a rule can have all fields", namespace: "a-test", want: policy{ModeEnforce, time.Minute, 2 * time.Minute}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -43,11 +43,11 @@ func TestPolicyFor(t *testing.T) {
 	}
 }
 
-// settingsOf are those of the engine, to be changed.
+// settingsOf returns a copy of the engine's settings.
 func settingsOf(e *Engine) Settings { return *e.settings.Load() }
 
-// Other settings hold for the next call, and bad ones change nothing.
-func TestConfigure(t *testing.T) {
+// TestConfigure_AppliesToTheNextCall: invalid settings change nothing.
+func TestConfigure_AppliesToTheNextCall(t *testing.T) {
 	p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return framework.Refuse(claim, "no") }}
 	e := engineWith(t, p)
 	require.NotNil(t, e.Bind(t.Context(), theRequest()).Err)
@@ -60,28 +60,28 @@ func TestConfigure(t *testing.T) {
 	bad := off
 	bad.Plugins = []framework.PreBinder{p, p}
 	require.ErrorContains(t, e.Configure(bad), "registered twice")
-	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "nothing of bad settings is in force")
+	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "invalid settings do not apply")
 
 	exempt := settingsOf(e)
 	exempt.Plugins, exempt.Namespaces = []framework.PreBinder{p}, []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
 	require.NoError(t, e.Configure(exempt))
 	d := e.Bind(t.Context(), theRequest())
-	assert.True(t, d.PassThrough, "as if Prebind were not there")
+	assert.True(t, d.PassThrough, "ModeOff passes every Binding")
 	assert.Equal(t, Decision{PassThrough: true}, d)
 }
 
-// A bind that waits when a plugin is switched on is judged by that plugin too; one
-// whose plugin is switched off meanwhile gets what that has prepared, and undoes it.
-func TestConfigureWhileABindWaits(t *testing.T) {
+// TestConfigure_DuringAWait: a waiting bind is checked by a plugin that is enabled during the wait,
+// and uses and rolls back the writes of one that is disabled.
+func TestConfigure_DuringAWait(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		then   func(w *waiter) []framework.PreBinder
 		err    string
 	}{
-		"SwitchedOn": {reason: "nothing is bound past a plugin that is on", err: "the late one", then: func(w *waiter) []framework.PreBinder {
+		"SwitchedOn": {reason: "an enabled plugin is not skipped", err: "the late one", then: func(w *waiter) []framework.PreBinder {
 			return []framework.PreBinder{w, refusing("late", "the late one")}
 		}},
-		"SwitchedOff": {reason: "what is prepared lets the bind go ahead", then: func(*waiter) []framework.PreBinder { return []framework.PreBinder{nothingToDo("other")} }},
+		"SwitchedOff": {reason: "the finished PreBind allows the bind", then: func(*waiter) []framework.PreBinder { return []framework.PreBinder{nothingToDo("other")} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -105,20 +105,20 @@ func TestConfigureWhileABindWaits(t *testing.T) {
 					assert.ErrorContains(t, d.Err, tc.err, tc.reason)
 				}
 				pass(2 * time.Minute)
-				assert.EqualValues(t, 1, w.rollBacks.Load(), "no bind came of it")
+				assert.EqualValues(t, 1, w.rollBacks.Load(), "the pod was not bound")
 			})
 		})
 	}
 }
 
-// refusing is a plugin whose PreFlight refuses.
+// refusing is a plugin whose PreFlight rejects.
 func refusing(name, message string) *checker {
 	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) {
 		return framework.Run, framework.Refuse(claim, "%s", message)
 	}}
 }
 
-func TestNamesAreUnique(t *testing.T) {
+func TestNames_AreUnique(t *testing.T) {
 	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{

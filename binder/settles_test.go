@@ -15,19 +15,17 @@ import (
 	"github.com/prebind/prebind/binder/recovery"
 )
 
-// TestBindSettles_Relations asserts that nothing is rolled back while a bind that was
-// allowed can still be committed.
+// TestBindSettles_Relations: rollback starts only when an allowed bind can no longer be committed.
 func TestBindSettles_Relations(t *testing.T) {
 	const (
 		apiServer = 34 * time.Second
 		etcd      = 5*time.Second + 2*time.Second
 	)
 	assert.Greater(t, framework.BindSettles, apiServer+etcd+5*time.Second, "there is a margin")
-	assert.Greater(t, recovery.Grace, framework.BindSettles, "the sweep waits for longer than a bind may take")
+	assert.Greater(t, recovery.Grace, framework.BindSettles, "the sweep waits longer than a bind can take")
 }
 
-// TestLateCommit_IsNotRolledBack is a bind that etcd commits at the latest moment: its
-// own time for a request after the API server's.
+// TestLateCommit_IsNotRolledBack: etcd commits the bind at the last possible moment.
 func TestLateCommit_IsNotRolledBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
@@ -37,7 +35,7 @@ func TestLateCommit_IsNotRolledBack(t *testing.T) {
 		pass(34*time.Second + 7*time.Second)
 		s.bound("node-a", d.Annotations[attemptKeyOfTests])
 		pass(time.Minute)
-		assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the pod is bound and uses what was written")
+		assert.NotContains(t, calls.all(), "lock PreBindRollBack", "the pod is bound and uses the writes")
 		assert.Contains(t, calls.all(), "lock PostBind")
 	})
 }

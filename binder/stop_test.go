@@ -16,9 +16,9 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// TestStop: the attempts of a process that ends are left where they are, for the
-// repeated call to go on with on another replica.
-func TestStop(t *testing.T) {
+// TestStop_LeavesAttempts: attempts end without a rollback, because the repeated calls continue on
+// another replica.
+func TestStop_LeavesAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cause error
 		p := &plugin{name: "slow", preBind: func(ctx context.Context, _ *framework.BindContext) error {
@@ -32,15 +32,15 @@ func TestStop(t *testing.T) {
 		synctest.Wait()
 		begin := time.Now()
 		require.NoError(t, e.Stop(t.Context()))
-		assert.Equal(t, 3*time.Second, time.Since(begin), "it waits for the attempts")
+		assert.Equal(t, 3*time.Second, time.Since(begin), "Stop waits for the attempts")
 		require.ErrorIs(t, cause, attempt.ErrStopped)
-		assert.Zero(t, p.rollBacks.Load(), "nothing is undone")
-		assert.Equal(t, framework.KindWait, kindOf((<-held).Err), "a call that is held is told to call again")
+		assert.Zero(t, p.rollBacks.Load(), "no attempt is rolled back")
+		assert.Equal(t, framework.KindWait, kindOf((<-held).Err), "a held call must be repeated")
 		require.NoError(t, e.Stop(t.Context()))
 	})
 }
 
-func TestStopWithoutAttempts(t *testing.T) {
+func TestStop_WithoutAttempts(t *testing.T) {
 	e := engineWith(t)
 	require.NoError(t, e.Stop(t.Context()))
 	e.Drain()

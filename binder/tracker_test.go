@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// follower is a Recorder that writes down the steps when they end.
+// follower is a Recorder that records each step at its end.
 type follower struct {
 	unrecorded
 	journal
@@ -41,7 +41,7 @@ func (f *follower) Step(ctx context.Context, s runner.Step) (context.Context, fu
 func (f *follower) ReadLive(_, kind, reason string) { f.add("read " + kind + ": " + reason) }
 func (f *follower) HoldRefused()                    { f.add("hold refused") }
 
-// refusals is how often HoldRefused was called.
+// refusals returns the number of calls of HoldRefused.
 func (f *follower) refusals() int {
 	n := 0
 	for _, line := range f.all() {
@@ -52,8 +52,8 @@ func (f *follower) refusals() int {
 	return n
 }
 
-// everyPoint is a plugin with all the extension points that are tracked. It checks
-// that each is called with the context of its step.
+// everyPoint is a plugin with all tracked extension points. It checks that each is called with the
+// context of its step.
 type everyPoint struct {
 	*checker
 	t       *testing.T
@@ -62,7 +62,7 @@ type everyPoint struct {
 
 func (p *everyPoint) in(ctx context.Context, name string) {
 	s, _ := ctx.Value(stepKey{}).(runner.Step)
-	assert.Equal(p.t, name, s.Name, "a span of the plugin's own belongs under this step")
+	assert.Equal(p.t, name, s.Name, "a span of the plugin is a child of this step")
 }
 
 func (p *everyPoint) SetupBindContextExtension(ctx context.Context, _ framework.Reader, _ *framework.BindContext) error {
@@ -89,10 +89,10 @@ func (p *everyPoint) PreBindRollBack(ctx context.Context, bc *framework.BindCont
 	return p.checker.PreBindRollBack(ctx, bc)
 }
 
-func TestTracker(t *testing.T) {
+func TestTracker_Steps(t *testing.T) {
 	const bind, attempt = " of default/web on node-a: ", " of default/web on node-a by attempt: "
 	begins := []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "ok", "PreBind p" + attempt + "ok", "Confirm p" + attempt + "ok"}
-	// The call's wait, and its answer.
+	// The hold and the answer of the call.
 	allowed := slices.Concat(begins, []string{"Hold " + attempt + "ok", "Mutators " + attempt + "ok"})
 	cases := map[string]struct {
 		reason  string
@@ -106,12 +106,12 @@ func TestTracker(t *testing.T) {
 			want:    append(allowed[:6:6], "read Pod: outcome", "PostBind p"+attempt+"ok", "Attempt "+attempt+"ok"),
 		},
 		"NotBound": {
-			reason:  "what was prepared is undone, after a look at the live pod",
+			reason:  "the rollback follows a live read of the pod",
 			becomes: terminatingCopy(),
 			want:    append(allowed[:6:6], "read Pod: outcome", "read Pod: outcome", "PreBindRollBack p"+attempt+"ok", "Attempt "+attempt+"ok"),
 		},
 		"PreFlightRefuses": {
-			reason: "no attempt is begun",
+			reason: "no attempt starts",
 			change: func(p *everyPoint) {
 				p.preFlight = func(*framework.BindContext) (framework.Next, error) {
 					return framework.Run, framework.Refuse(claim, "no")
@@ -120,7 +120,7 @@ func TestTracker(t *testing.T) {
 			want: []string{"Mutators " + bind + "ok", "PreFlight p" + attempt + "refused", "read Pod: doubted", "read Node: doubted", "PreFlight p" + attempt + "refused"},
 		},
 		"ConfirmFails": {
-			reason: "the attempt has its error",
+			reason: "the attempt ends with the error",
 			change: func(p *everyPoint) { p.confirm = errScripted },
 			want: append(begins[:3:3], "Confirm p"+attempt+"internal", "Hold "+attempt+"ok", "read Pod: outcome",
 				"PreBindRollBack p"+attempt+"ok", "Attempt "+attempt+"internal"),
@@ -141,23 +141,23 @@ func TestTracker(t *testing.T) {
 					s.podIs(tc.becomes)
 				}
 				synctest.Wait()
-				// The end of the round wakes the call and the attempt at one time.
+				// The end of the round wakes the call and the attempt at the same time.
 				assert.ElementsMatch(t, tc.want, f.all(), tc.reason)
 			})
 		})
 	}
 }
 
-func TestTrackerOfReads(t *testing.T) {
+func TestTracker_LiveReads(t *testing.T) {
 	cases := map[string]struct {
 		reason       string
 		cached, live *store
 		want         []string
 	}{
-		"Cached":    {reason: "nothing goes live", cached: holding(thePod, theNode), live: holding(), want: []string{}},
+		"Cached":    {reason: "the cache is enough", cached: holding(thePod, theNode), live: holding(), want: []string{}},
 		"PodMissed": {reason: "the cache is behind", cached: holding(theNode), live: holding(thePod), want: []string{"read Pod: missing"}},
 		"PodDoubted": {
-			reason: "the cache has the pod before it was created anew", cached: holding(gen.Pod("web", gen.UID("old")), theNode), live: holding(thePod),
+			reason: "the cache has the deleted pod of the same name", cached: holding(gen.Pod("web", gen.UID("old")), theNode), live: holding(thePod),
 			want: []string{"read Pod: doubted"},
 		},
 		"NodeMissed": {reason: "a new node", cached: holding(thePod), live: holding(theNode), want: []string{"read Node: missing"}},
@@ -185,7 +185,7 @@ func seesNothing(*framework.BindContext) (framework.Next, error) {
 	return framework.Skip, nil
 }
 
-func TestHoldRefused(t *testing.T) {
+func TestTracker_HoldRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f := newWaiter(), &follower{}
 		other := gen.Pod("other", gen.UID("pod-2"))
@@ -200,24 +200,24 @@ func TestHoldRefused(t *testing.T) {
 		require.Equal(t, framework.KindWait, kindOf(d.Err))
 		assert.Equal(t, 1, f.refusals())
 
-		// A call that need not wait after all goes on, and may have to wait once more.
+		// A call without a seat may wait again.
 		over := make(chan struct{})
 		close(over)
 		r := attempt.NewRound(nil, &framework.BindContext{Pod: other}, nil, nil)
 		h := hold{call: &call{services: &e.services, settings: e.settings.Load()}}
 		assert.True(t, h.until(t.Context(), r, over))
-		assert.Equal(t, 1, f.refusals(), "it needs no seat")
+		assert.Equal(t, 1, f.refusals(), "a finished round needs no seat")
 		assert.False(t, h.until(t.Context(), r, make(chan struct{})))
 		assert.False(t, h.until(t.Context(), r, make(chan struct{})))
-		assert.Equal(t, 2, f.refusals(), "it is one call")
+		assert.Equal(t, 2, f.refusals(), "a call is refused once")
 		w.release <- nil
 		w.release <- nil
 		assert.Nil(t, (<-held).Err)
 	})
 }
 
-// TestCourse: a decision tells of its attempt, its calls and the wait.
-func TestCourse(t *testing.T) {
+// TestDecision_Course: a decision has its attempt, its calls and the wait.
+func TestDecision_Course(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
 		s := newScene(t, w)
@@ -231,7 +231,7 @@ func TestCourse(t *testing.T) {
 		w.release <- nil
 		second := <-held
 		require.Nil(t, second.Err)
-		assert.Equal(t, first.Attempt, second.Attempt, "it joined the attempt")
+		assert.Equal(t, first.Attempt, second.Attempt, "the call joined the attempt")
 		assert.Equal(t, second.Attempt, second.Annotations[attemptKeyOfTests])
 		assert.Equal(t, 2, second.Calls)
 		assert.Equal(t, testHold, second.Waited, "since the first call")

@@ -31,9 +31,9 @@ type waited struct {
 	// asked to call again.
 	missed int
 	next   time.Time
-	// told is when an event last reported the wait, and toldOf the object that it named.
-	told   time.Time
-	toldOf framework.Object
+	// reported is when an event last reported the wait, and object the object that it named.
+	reported time.Time
+	object   framework.Object
 }
 
 // waits remembers the binds that had to wait. It is safe for concurrent use.

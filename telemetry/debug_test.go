@@ -51,7 +51,7 @@ func TestDebugHandler(t *testing.T) {
 	get("/debug/attempts", &shown)
 	assert.Equal(t, attempts[0].Attempt, shown[0].Attempt)
 	attempts = nil
-	assert.Equal(t, "[]\n", get("/debug/attempts", nil), "none is a list as well")
+	assert.Equal(t, "[]\n", get("/debug/attempts", nil), "the list is empty, not null")
 
 	var plugins []component
 	get("/debug/plugins", &plugins)
@@ -64,8 +64,8 @@ func TestDebugHandler(t *testing.T) {
 	assert.Contains(t, config, "hold: 3s")
 	assert.Contains(t, config, "hash: "+c.Hash)
 	again, err := v1alpha1.Parse(registered, "shown", []byte(config), pflag.NewFlagSet("none", pflag.ContinueOnError))
-	require.NoError(t, err, "it is a file that --config takes")
-	assert.Equal(t, c.Hash, again.Hash, "and says the same")
+	require.NoError(t, err, "the output is a valid configuration file")
+	assert.Equal(t, c.Hash, again.Hash, "the output is the configuration in force")
 
 	assert.Contains(t, get("/debug/pprof/", nil), "goroutine")
 	assert.NotEmpty(t, get("/debug/pprof/heap", nil))

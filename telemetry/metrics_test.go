@@ -53,8 +53,8 @@ func TestRecorder_Decided(t *testing.T) {
 		for _, metric := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "reason"}, l.GetName(), "no pod, node or namespace is a label")
-				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "nor its value")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "reason"}, l.GetName(), "labels do not contain pods, nodes or namespaces")
+				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "values of labels do not contain pods, nodes or namespaces")
 				labels[l.GetName()] = l.GetValue()
 			}
 			switch family.GetName() {
@@ -113,7 +113,7 @@ func TestRecorder_Attempts(t *testing.T) {
 	}, values)
 }
 
-// What is only reported is counted apart; readiness is shown as it is.
+// TestAuditAndReadyMetrics: decisions in mode Audit have a metric of their own.
 func TestAuditAndReadyMetrics(t *testing.T) {
 	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
 	refusal := framework.Refuse(framework.Object{}, "no")

@@ -27,8 +27,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// gathered returns the values of a registry by name and label values; a histogram's
-// is the sum of what it saw.
+// gathered returns the values of a registry by name and label values. The value of a
+// histogram is its sum.
 func gathered(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -46,7 +46,7 @@ func gathered(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
 	return values
 }
 
-// slow is a mutator that takes a second, and fails.
+// slow is a mutator that takes a second and fails.
 type slow struct {
 	clock *clocktesting.FakePassiveClock
 }
@@ -102,7 +102,7 @@ func TestSteps(t *testing.T) {
 	assert.Error(t, err, "a second registration is an error, not a panic")
 }
 
-// BenchmarkStep is what it costs to follow one call of a plugin. A bind makes a few.
+// BenchmarkStep measures the cost of recording one call of a plugin. A bind makes a few.
 func BenchmarkStep(b *testing.B) {
 	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)
@@ -114,8 +114,7 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
-// BenchmarkMutator is one call of the mutator topology, and the same with its time
-// taken.
+// BenchmarkMutator measures one call of the mutator topology, with and without recording.
 func BenchmarkMutator(b *testing.B) {
 	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)

@@ -25,8 +25,8 @@ import (
 	"github.com/prebind/prebind/test/otlp"
 )
 
-// bindOnce records the steps of a bind whose attempt outlives the call: it ends when the
-// channel is closed.
+// bindOnce records the steps of a bind whose attempt continues after the call, until release
+// is closed.
 type bindOnce struct {
 	recorder *Recorder
 	release  chan struct{}
@@ -67,7 +67,7 @@ func recording(ctx context.Context, t testing.TB, endpoint string, rate int32) *
 	return r
 }
 
-// traced returns what a collector gets of one bind under a traceparent.
+// traced returns the spans that a collector receives for one bind under a traceparent.
 func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span {
 	t.Helper()
 	receiver := otlp.Receive(t)
@@ -83,7 +83,7 @@ func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span 
 	r.Header.Set("Traceparent", traceparent)
 	h.ServeHTTP(httptest.NewRecorder(), r)
 	cancel()
-	// The call has been answered; only now goes the attempt on.
+	// The call has been answered, and the attempt continues.
 	close(b.release)
 	<-b.over
 	recorder.traces.Flush(ctx)
@@ -109,7 +109,7 @@ func TestTracing(t *testing.T) {
 		assert.Equal(t, trace, s.TraceID, "%s: all in the API server's trace", name)
 		if above == "" {
 			assert.Equal(t, parent, s.ParentID, "under the API server's span")
-			assert.True(t, s.Server, "the span of a request")
+			assert.True(t, s.Server, "the span is a server span")
 			continue
 		}
 		assert.Equal(t, spans[above].ID, s.ParentID, "%s is part of %s", name, above)
@@ -119,7 +119,7 @@ func TestTracing(t *testing.T) {
 		assert.Equal(t, "a-1", s.Attributes["prebind.attempt"], name)
 	}
 	assert.Equal(t, "device", spans["PreBind device"].Attributes["prebind.plugin"])
-	assert.True(t, spans["PreBind device"].Failed, "a failure is one")
+	assert.True(t, spans["PreBind device"].Failed, "an internal error fails the span")
 	assert.Equal(t, "ok", spans["PreFlight device"].Attributes["prebind.result"])
 	assert.Equal(t, "refused", spans["Attempt"].Attributes["prebind.result"])
 	assert.False(t, spans["Attempt"].Failed, "a rejection is not a failure")
@@ -134,10 +134,10 @@ func TestTracingSamples(t *testing.T) {
 		traceparent string
 		want        int
 	}{
-		"NotAsked": {reason: "neither the API server nor the rate asks for it", want: 0},
-		"Rate":     {reason: "the rate does", rate: 1_000_000, want: 5},
+		"NotAsked": {reason: "neither the API server nor the rate samples the bind", want: 0},
+		"Rate":     {reason: "the rate samples the bind", rate: 1_000_000, want: 5},
 		"ParentDoesNot": {
-			reason: "the API server has decided against this one", rate: 1_000_000,
+			reason: "the API server decided not to sample the bind", rate: 1_000_000,
 			traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", want: 0,
 		},
 	}
@@ -146,7 +146,7 @@ func TestTracingSamples(t *testing.T) {
 	}
 }
 
-// TestTracingOff: without traces nothing is added to a context or a handler.
+// TestTracingOff: without traces, contexts and handlers stay unchanged.
 func TestTracingOff(t *testing.T) {
 	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
@@ -159,7 +159,7 @@ func TestTracingOff(t *testing.T) {
 	r.traces.Flush(t.Context())
 }
 
-// TestTracingWithoutCollector: an absent collector delays nothing.
+// TestTracingWithoutCollector: a missing collector delays nothing.
 func TestTracingWithoutCollector(t *testing.T) {
 	recorder := recording(t.Context(), t, "127.0.0.1:1", 1_000_000)
 	b := &bindOnce{recorder: recorder, release: make(chan struct{}), over: make(chan struct{})}
@@ -171,8 +171,8 @@ func TestTracingWithoutCollector(t *testing.T) {
 	recorder.traces.Flush(ctx)
 }
 
-// BenchmarkStepTraced is what it costs to follow one call of a plugin when tracing is
-// on and this bind is not sampled. Off, it is BenchmarkStep.
+// BenchmarkStepTraced measures the cost of recording one call of a plugin while tracing is
+// on and the bind is not sampled. BenchmarkStep measures it without tracing.
 func BenchmarkStepTraced(b *testing.B) {
 	tracker := recording(b.Context(), b, "127.0.0.1:1", 0)
 	step := runner.Step{Name: runner.StepPreFlight, Plugin: "device", Node: "node-a"}
@@ -189,14 +189,14 @@ func TestTracingFlags(t *testing.T) {
 		o      TracesOptions
 		says   string
 	}{
-		"Off":         {reason: "no spans by default"},
-		"On":          {reason: "only what the API server traces", o: TracesOptions{Endpoint: "localhost:4317"}},
-		"All":         {reason: "every bind", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_000}},
-		"NoPort":      {reason: "it would be sent nowhere", o: TracesOptions{Endpoint: "localhost"}, says: "--tracing-endpoint: "},
-		"URL":         {reason: "gRPC takes no URL", o: TracesOptions{Endpoint: "http://localhost:4317"}, says: "--tracing-endpoint: "},
-		"TooMuch":     {reason: "there are no more than all", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
-		"Negative":    {reason: "nor less than none", o: TracesOptions{Endpoint: "localhost:4317", Rate: -1}, says: "--tracing-sampling-rate-per-million: "},
-		"RateForNone": {reason: "the endpoint was forgotten", o: TracesOptions{Rate: 1}, says: "--tracing-endpoint"},
+		"Off":         {reason: "tracing is off by default"},
+		"On":          {reason: "binds that the API server traces are traced", o: TracesOptions{Endpoint: "localhost:4317"}},
+		"All":         {reason: "every bind can be traced", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_000}},
+		"NoPort":      {reason: "the endpoint must have a port", o: TracesOptions{Endpoint: "localhost"}, says: "--tracing-endpoint: "},
+		"URL":         {reason: "the endpoint is not a URL", o: TracesOptions{Endpoint: "http://localhost:4317"}, says: "--tracing-endpoint: "},
+		"TooMuch":     {reason: "the rate must not exceed a million", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
+		"Negative":    {reason: "the rate must not be negative", o: TracesOptions{Endpoint: "localhost:4317", Rate: -1}, says: "--tracing-sampling-rate-per-million: "},
+		"RateForNone": {reason: "a rate requires an endpoint", o: TracesOptions{Rate: 1}, says: "--tracing-endpoint"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

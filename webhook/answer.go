@@ -20,31 +20,27 @@ import (
 )
 
 const (
-	// maxWarningRunes is what the API server passes on of all warnings together.
+	// maxWarningRunes is the number of runes that the API server passes on of all warnings together.
 	maxWarningRunes = 4096
-	// maxMessage, maxCause and maxPath bound the texts of a denial, in bytes, and
-	// maxCauses the number of its fields. They also hold for denials that the engine does
-	// not make. JSON escapes a byte with up to six: an answer without its patch has less
-	// than 128 KiB.
+	// maxMessage, maxCause and maxPath limit the texts of a denial, in bytes, and maxCauses the number of its fields. JSON
+	// escapes a byte with up to six bytes, so an answer without its patch has less than 128 KiB.
 	maxMessage, maxCause, maxPath, maxCauses = 4096, 384, 128, 24
 )
 
 // Types of the causes in a denial's details.
 const (
-	// CausePlugin names the plugin that refused.
+	// CausePlugin names the plugin that denied the Binding.
 	CausePlugin metav1.CauseType = "Plugin"
-	// CauseObject names the object that the refusal is about.
+	// CauseObject names the object that the denial is about.
 	CauseObject metav1.CauseType = "Object"
 )
 
-// reasonStale is the reason of a Binding for a pod that has changed. The API has none
-// for 412.
+// reasonStale is the reason of a denial with code 412. The API does not define one.
 const reasonStale metav1.StatusReason = "PreconditionFailed"
 
-// codes are the answers by kind. A client repeats 429 by itself. From v1.37 on
-// kube-scheduler repeats a bind after an InternalError, a ServiceUnavailable and a
-// Conflict as well, so 500 and 503 do not stand for waiting, and a stale Binding is not
-// answered with 409 as the API server itself does.
+// codes are the codes and reasons of denials. client-go repeats a request after 429. kube-scheduler v1.37 and newer also
+// repeats a bind after InternalError, ServiceUnavailable and Conflict. Therefore waiting is not answered with 500 or 503,
+// and a stale Binding not with 409, although the API server does that.
 var codes = map[framework.Kind]struct {
 	code   int32
 	reason metav1.StatusReason
@@ -56,8 +52,7 @@ var codes = map[framework.Kind]struct {
 	framework.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
 
-// answer returns the response to a decision, with its explanation if the Binding requests
-// one.
+// answer returns the response to a decision, with an explanation if the Binding requests one.
 func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	response := respond(b, d)
 	if _, asked := b.request.Binding.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
@@ -65,13 +60,13 @@ func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 		if err != nil {
 			text = "prebind: " + err.Error()
 		}
-		// It has the others in it, and needs all the room.
+		// The explanation contains the other warnings, and the API server limits all warnings together.
 		response.Warnings = []string{text}
 	}
 	return response
 }
 
-// respond makes the response to a decision.
+// respond returns the response to a decision.
 func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	if d.Err == nil {
 		return allow(patchFor(b, d), d)
@@ -82,8 +77,7 @@ func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	return response
 }
 
-// allow makes the response that lets the bind go ahead, with the patch if there is
-// one.
+// allow returns the response that allows the bind. patch may be nil.
 func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{"decision": d.Kind()}}
 	if a := d.Audit; a != nil {
@@ -101,8 +95,7 @@ func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 	return response
 }
 
-// course lets the audit log tell of the attempt, and of the calls and the wait where
-// there was more than one call, or an attempt.
+// course adds audit annotations about the attempt, the number of calls and the wait.
 func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 	if d.Attempt != "" {
 		response.AuditAnnotations["attempt"] = d.Attempt
@@ -113,8 +106,7 @@ func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 	}
 }
 
-// deny makes the response to an error. Its message is one line for people, its
-// causes the same for programs.
+// deny returns the response to an error. The message is one line for people. The causes contain the same for programs.
 func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
 	to, known := codes[err.Kind]
 	if !known {
@@ -140,7 +132,7 @@ func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.Admission
 	}
 }
 
-// warnings keeps as many whole warnings as the API server passes on.
+// warnings returns the first warnings, as many as the API server passes on without truncating one.
 func warnings(all []string) []string {
 	left := maxWarningRunes
 	var kept []string
@@ -154,8 +146,8 @@ func warnings(all []string) []string {
 	return kept
 }
 
-// line returns at most so many bytes of the text as one line without control
-// characters: the API server drops a warning that has one.
+// line returns the text as one line of at most the given number of bytes. It replaces control characters, because the API
+// server drops warnings that contain one.
 func line(text string, most int) string {
 	if len(text) > most {
 		text = text[:most-len("…")] + "…"

@@ -17,18 +17,17 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// bind is a Binding on its way through the engine.
+// bind is a decoded Binding.
 type bind struct {
 	request binder.Request
-	// has tells the patch which maps the API server's object has.
+	// has describes the object as the API server has it.
 	has presence
 }
 
-// presence tells which parents of a patched field exist.
+// presence reports which parents of patched fields exist.
 type presence struct{ metadata, annotations, labels bool }
 
-// presenceIn tells of an object by what was decoded of it, and looks at the object
-// again only where that is not enough: where it has nothing in its metadata.
+// presenceIn returns the presence for a decoded object. It decodes the object again only if the metadata is empty.
 func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
 	has := presence{annotations: b.Annotations != nil, labels: b.Labels != nil}
 	if has.metadata = has.annotations || has.labels || b.Name != "" || b.Namespace != "" || b.UID != ""; has.metadata {
@@ -42,9 +41,8 @@ func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
 	return has, err
 }
 
-// parse takes the Binding out of a review's request. It returns no bind, but the
-// reason, for a request that is none of Prebind's business. An object that calls
-// itself a Binding and cannot be read is an error.
+// parse returns the Binding of a request. For a request that is not the creation of a Binding, it returns a nil bind and
+// the reason. A Binding that cannot be decoded is an error.
 func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 	reason := notBinding(r)
 	if reason != "" {
@@ -60,16 +58,16 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 		return nil, "", &framework.Error{
 			Kind:    framework.KindInvalid,
 			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
-			Message: fmt.Sprintf("the object of the review cannot be read: %v", err),
+			Message: fmt.Sprintf("the object of the AdmissionReview is not valid: %v", err),
 			Advice:  "post a v1 Binding",
 		}
 	}
-	// An attempt keeps the Binding. Nobody reads these, and a client can fill them.
+	// An attempt keeps the Binding. Nothing reads these fields, and a client controls their size.
 	binding.ManagedFields, binding.OwnerReferences, binding.Finalizers = nil, nil, nil
-	// The bytes are not needed anymore, and the call may be held for long.
+	// The call may be held.
 	r.Object.Raw = nil
 	b.request.Binding = binding
-	// On the legacy path the pod's name stands in the object only.
+	// Only the object has the name on the legacy path, POST .../bindings.
 	name := r.Name
 	if name == "" {
 		name = binding.Name
@@ -78,9 +76,8 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 	return b, "", nil
 }
 
-// notBinding says why a request is not the creation of a Binding. It can only
-// come from a webhook configuration with other rules than those shipped; to
-// refuse it would stop whatever those rules match.
+// notBinding returns why a request is not the creation of a Binding, or "". Such requests come from a webhook
+// configuration with other rules than the shipped ones. A denial would block everything that those rules match.
 func notBinding(r *admissionv1.AdmissionRequest) string {
 	what := r.Resource.Resource
 	if r.SubResource != "" {
@@ -88,10 +85,10 @@ func notBinding(r *admissionv1.AdmissionRequest) string {
 	}
 	clip := func(text string) string { return line(text, maxCause) }
 	if r.Resource.Group != "" || (what != "pods/binding" && what != "bindings") || r.Operation != admissionv1.Create {
-		return fmt.Sprintf("the webhook configuration sends it %s of %q, which it lets pass: its rules must be CREATE of pods/binding and bindings", clip(string(r.Operation)), clip(what))
+		return fmt.Sprintf("allowed %s of %q without a check: the rules of the webhook configuration must match only CREATE of pods/binding and bindings", clip(string(r.Operation)), clip(what))
 	}
 	if kind := r.Kind; kind.Group != "" || kind.Version != "v1" || kind.Kind != "Binding" {
-		return fmt.Sprintf("the object is a %s of %q, which it lets pass: it reads v1 Bindings", clip(kind.Kind), clip(metav1.GroupVersion{Group: kind.Group, Version: kind.Version}.String()))
+		return fmt.Sprintf("allowed a %s of %q without a check: Prebind supports Bindings of v1", clip(kind.Kind), clip(metav1.GroupVersion{Group: kind.Group, Version: kind.Version}.String()))
 	}
 	return ""
 }

@@ -1,10 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package webhook is the HTTP edge: it turns AdmissionReviews of Bindings into
-// requests to the engine, and the engine's decisions into status, patch,
-// warnings and audit annotations. It decides nothing by itself.
+// Package webhook is the HTTP edge. It converts AdmissionReviews of Bindings to requests to the engine, and decisions of
+// the engine to statuses, patches, warnings and audit annotations.
 package webhook
 
-// Path is where the API server sends its reviews.
+// Path is the URL path of the webhook.
 const Path = "/mutate-pods-binding"

@@ -8,6 +8,7 @@ import (
 	"compress/flate"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -16,24 +17,21 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// ExplainAnnotation of a dry-run Binding, with any value, requests the explanation as a
-// warning; see DecodeExplanation.
+// ExplainAnnotation on a dry-run Binding, with any value, requests an explanation. The answer contains it as a warning; see
+// DecodeExplanation.
 const ExplainAnnotation = framework.Binder + "." + framework.Domain + "/explain"
 
 const (
-	// explanationPrefix begins the warning that is an explanation.
+	// explanationPrefix is the prefix of a warning that is an explanation.
 	explanationPrefix = "prebind: explanation "
-	// shortened is how long the value of an annotation is where all of them together
-	// are too long for a warning.
+	// shortened is the length, in bytes, of the values of annotations if an explanation is too long for a warning.
 	shortened = 60
-	// maxExplanation is what one may be in memory: nobody else than Prebind should
-	// make them, but anybody could.
+	// maxExplanation is the maximum size of an uncompressed explanation, in bytes. Other programs can send warnings too.
 	maxExplanation = 4 << 20
 )
 
-// encodeExplanation makes a warning of the explanation. The API server passes on
-// some 4,000 characters, so that it is compressed; where that does not do, values
-// are shortened, and left out in the end.
+// encodeExplanation returns the explanation as a warning. The API server passes on 4,096 runes, so the explanation is
+// compressed. If it is still too long, values are shortened, and then omitted.
 func encodeExplanation(x binder.Explanation) (string, error) {
 	for _, smaller := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
@@ -52,7 +50,7 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 			return explanationPrefix + text, nil
 		}
 	}
-	return "", fmt.Errorf("the explanation does not fit into a warning")
+	return "", errors.New("the explanation is too long for a warning")
 }
 
 func compressed(x binder.Explanation) (string, error) {
@@ -70,7 +68,7 @@ func compressed(x binder.Explanation) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(out.Bytes()), nil
 }
 
-// shorten returns the map with values that fit on a line.
+// shorten returns a copy of the map with shortened values.
 func shorten(values map[string]string) map[string]string {
 	short := make(map[string]string, len(values))
 	for key, value := range values {
@@ -82,8 +80,7 @@ func shorten(values map[string]string) map[string]string {
 	return short
 }
 
-// DecodeExplanation returns the explanation that a warning of the API server holds.
-// It is nil for every other warning.
+// DecodeExplanation returns the explanation that a warning contains, or nil for other warnings.
 func DecodeExplanation(warning string) (*binder.Explanation, error) {
 	text, ok := strings.CutPrefix(warning, explanationPrefix)
 	if !ok {

@@ -24,32 +24,32 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Engine decides on Bindings; *binder.Engine is one.
+// Engine decides on Bindings. *binder.Engine implements it.
 type Engine interface {
 	// Bind returns before the context's deadline.
 	Bind(ctx context.Context, r binder.Request) binder.Decision
 }
 
-// Options of a Handler. All fields are required.
+// Options are the options of a Handler. All fields are required.
 type Options struct {
 	Engine Engine
-	// Ready returns an error while no Binding can be decided: caches are not
-	// synced, or the process is about to end. The API server is then asked to
-	// call again at once, which it does without telling the scheduler.
+	// Ready returns an error while the replica cannot decide on Bindings: its caches are not synced, or it is shutting
+	// down. The handler then answers 503 with Retry-After, and the API server repeats the call without involving the
+	// scheduler.
 	Ready func() error
 	Log   klog.Logger
-	// Clock times the decisions for the log.
+	// Clock measures the duration of decisions for the log.
 	Clock clock.PassiveClock
 }
 
-// Handler answers AdmissionReviews of Bindings: it guards an admission.Webhook, which decodes and encodes them.
-// It is an http.Handler for Path.
+// Handler answers AdmissionReviews of Bindings. It checks requests before an admission.Webhook decodes them.
+// Handler is an http.Handler for Path, safe for concurrent use.
 type Handler struct {
 	o       Options
 	webhook *admission.Webhook
 }
 
-// NewHandler checks the options and returns the handler.
+// NewHandler returns an error if an option is missing.
 func NewHandler(o Options) (*Handler, error) {
 	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
 		return nil, errors.New("webhook: Engine, Ready and Clock are required")
@@ -57,14 +57,14 @@ func NewHandler(o Options) (*Handler, error) {
 	h := &Handler{o: o}
 	h.webhook = &admission.Webhook{
 		Handler: admission.HandlerFunc(h.handle),
-		// The library would log unbounded text of the caller. This package logs by itself.
+		// The library logs text of the caller without a limit. This package has its own log lines.
 		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
 	}
 	return h, nil
 }
 
-// ServeHTTP answers one AdmissionReview. A request that is not an AdmissionReview gets an HTTP error with a
-// Status, which the API server shows to its client. Every other request gets a review.
+// ServeHTTP answers an AdmissionReview with an AdmissionReview, and every other request with an HTTP error that has a
+// Status as its body. The API server passes the message of the Status on to its client.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.o.Ready(); err != nil {
 		h.elsewhere(w, err)
@@ -95,7 +95,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // refuse answers with an HTTP error.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest) {
 	if bad.code == http.StatusServiceUnavailable {
-		h.o.Log.V(2).Info("Did not read a request to its end", "from", r.RemoteAddr, "reason", bad.err.Error())
+		h.o.Log.V(2).Info("Did not read a whole request", "from", r.RemoteAddr, "reason", bad.err.Error())
 		h.elsewhere(w, bad.err)
 		return
 	}
@@ -117,13 +117,13 @@ func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Res
 	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
 }
 
-// review answers a request, also if the engine panics.
+// review answers a request. If the engine panics, it denies the request.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
 	about := append(make([]any, 0, 6), "user", line(request.UserInfo.Username, maxCause))
 	defer func() {
 		if r := recover(); r != nil {
-			h.o.Log.WithValues(about...).Error(nil, "Deciding on a Binding panicked", "panic", r, "stack", string(debug.Stack()))
-			err := framework.Internal(framework.Object{}, fmt.Errorf("it panicked (%v): this is a bug, Prebind's log has the stack", r))
+			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
+			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
 			response = deny(framework.AsError("binder", err), 0)
 		}
 	}()
@@ -132,7 +132,7 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return deny(framework.AsError("binder", err), 0)
 	}
 	if bind == nil {
-		h.o.Log.WithValues(about...).Info("Passed a request through that is no Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
+		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
 		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
 	}
 	pod := klog.KRef(line(bind.request.Pod.Namespace, maxCause), line(bind.request.Pod.Name, maxCause))
@@ -171,8 +171,7 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	log.V(2).Info("Decided on a Binding")
 }
 
-// elsewhere makes the API server repeat the call by itself, over a new connection,
-// which leads to another replica where there is one.
+// elsewhere makes the API server repeat the call over a new connection, which can lead to another replica.
 func (h *Handler) elsewhere(w http.ResponseWriter, err error) {
 	w.Header().Set("Connection", "close")
 	w.Header().Set("Retry-After", "1")
@@ -183,7 +182,7 @@ func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReas
 	h.write(w, code, failure(code, reason, err))
 }
 
-// failure is the Status that the API server shows to the client.
+// failure returns the Status that the API server passes on to its client.
 func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 	return &metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
@@ -201,7 +200,7 @@ func (h *Handler) write(w http.ResponseWriter, code int, body any) {
 }
 
 func (h *Handler) unreached(err error) {
-	h.o.Log.V(2).Info("The answer did not reach the API server", "reason", err.Error())
+	h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) error {

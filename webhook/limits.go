@@ -17,71 +17,65 @@ import (
 )
 
 const (
-	// maxBody is the longest review that the API server sends for a Binding that
-	// Prebind can allow. All annotations of an object have at most 256 KiB. JSON
-	// escapes a byte with up to six, which makes 1.5 MiB. The rest is for the user's
-	// groups and extra values, which come from headers of at most 1 MiB and usually
-	// have less than 1 KiB, and for labels.
+	// maxBody is the maximum size of a review. All annotations of an object have at most 256 KiB. JSON escapes a byte with
+	// up to six bytes, which makes 1.5 MiB. The rest is for labels, and for the user's groups and extra values, which come
+	// from headers of at most 1 MiB and usually have less than 1 KiB.
 	maxBody = 2 << 20
-	// maxBodies bounds the bytes of all bodies that are being read or decoded. Decoding
-	// takes up to three times as much memory for a moment. An ordinary review has 2 KiB.
+	// maxBodies is the maximum size of all bodies that are being read or decoded. Decoding briefly needs up to three times
+	// as much memory. Most reviews have 2 KiB.
 	maxBodies = 16 * maxBody
-	// maxConnections bounds the open connections. The API server speaks HTTP/1.1, so
-	// this also bounds the concurrent calls. One takes some 60 KiB.
+	// maxConnections is the maximum number of open connections. With HTTP/1.1 this also limits concurrent calls. A
+	// connection needs about 60 KiB.
 	maxConnections = 1024
-	// bodyTakes bounds the time to read a body. It has nothing to do with the time that
-	// a call is held.
+	// bodyTakes is the timeout for reading a body. It does not include the hold.
 	bodyTakes = 5 * time.Second
-	// writeTakes bounds each write of an answer, for a peer that does not read.
+	// writeTakes is the timeout of each write of an answer.
 	writeTakes = 5 * time.Second
 )
 
-// Reasons for which Limits refuse something. They are values of a label of the metrics.
+// Reasons for which Limits refuse a connection or body. They are values of the metric label "reason".
 const (
-	// RefusedConnection is a connection that was closed because there were too many.
+	// RefusedConnection means that a connection was closed because too many were open.
 	RefusedConnection = "connections"
-	// RefusedBody is a body that was not read to its end because all bodies together
-	// were too large.
+	// RefusedBody means that a body was not read because all bodies together were too large.
 	RefusedBody = "bodies"
-	// RefusedSlow is a body that took too long to arrive.
+	// RefusedSlow means that reading a body timed out.
 	RefusedSlow = "slow"
 )
 
-// RefusalReasons returns all reasons; the caller owns the slice.
+// RefusalReasons returns all reasons. The caller owns the slice.
 func RefusalReasons() []string { return []string{RefusedConnection, RefusedBody, RefusedSlow} }
 
-// errOverloaded is returned by the body of a request that has to be repeated.
-var errOverloaded = errors.New("this replica has too many requests to read")
+// errOverloaded is the error of reading the body of a request that the API server has to repeat.
+var errOverloaded = errors.New("this replica cannot read the request")
 
 // LimitOptions are the options of Limits. All fields are required.
 type LimitOptions struct {
 	Clock clock.PassiveClock
-	// Refused is called with one of RefusalReasons each time. It is called
-	// concurrently, and must not block.
+	// Refused is called with one of RefusalReasons for each refusal. It must be safe for concurrent use and must not
+	// block.
 	Refused func(reason string)
 }
 
-// Limits bound the memory that peers can make a server use before anything is known
-// about them: by the size and the number of the bodies that are read at a time, by the
-// time to read one, and by the number of connections. When a limit is reached, the
-// source address that uses most of it loses its oldest body or connection. An API
-// server at an address of its own always gets through.
+// Limits limit the memory that unauthenticated peers can make a server use. They limit the size of a body, the size of all
+// bodies that are read at the same time, the time for reading a body, and the number of connections. When a limit is
+// reached, the source address that uses most of it loses its oldest body or connection. A peer therefore cannot block an
+// API server that has another address.
 //
-// Limits are an http.Handler middleware and a net.Listener wrapper for one server. They
-// are safe for concurrent use.
+// Limits are an http.Handler middleware and a net.Listener wrapper for one server. They are safe for concurrent use.
 type Limits struct {
 	o                         LimitOptions
 	maxBodies, maxConnections int64
 
 	mu sync.Mutex
-	// connections are the open ones by the peer's address and port.
+	// connections contains the open connections by address and port of the peer.
 	connections map[string]*connection
-	// bodies are those that are being read or decoded, with their length so far.
+	// bodies contains the bodies that are being read or decoded.
 	bodies map[*body]struct{}
 	bytes  int64
 }
 
-// NewLimits checks the options and returns the limits of one server.
+// NewLimits returns an error if an option is missing.
 func NewLimits(o LimitOptions) (*Limits, error) {
 	if o.Clock == nil || o.Refused == nil {
 		return nil, errors.New("limits: Clock and Refused are required")
@@ -92,9 +86,8 @@ func NewLimits(o LimitOptions) (*Limits, error) {
 	}, nil
 }
 
-// Handler returns the handler with limits on the bodies of its requests. It has to be
-// the outermost one: also a request whose body nobody reads gets the deadline. The
-// handler closes the body as soon as it does not need the bytes anymore.
+// Handler returns a handler that limits the bodies of requests. It must be the outermost handler, so that the timeout also
+// applies to a body that no handler reads. The inner handler closes the body as soon as it does not need the bytes.
 func (l *Limits) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := &body{
@@ -116,39 +109,36 @@ type body struct {
 	limits  *Limits
 	control *http.ResponseController
 	peer    string
-	// evicted is set when it has to make room. Guarded by limits.mu.
+	// evicted is set when the body is refused. Guarded by limits.mu.
 	evicted bool
 }
 
-// Read implements io.Reader. It returns errOverloaded when the request has to be
-// repeated.
+// Read implements io.Reader. It returns errOverloaded if the API server has to repeat the request.
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	slow := errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case !b.limits.grow(b, n):
-		return n, errOverloaded
+		return n, fmt.Errorf("%w: too many bytes of requests in flight", errOverloaded)
 	case slow:
 		b.limits.o.Refused(RefusedSlow)
-		return n, fmt.Errorf("%w: the body took longer than %s to arrive", errOverloaded, bodyTakes)
+		return n, fmt.Errorf("%w: reading the body timed out after %s", errOverloaded, bodyTakes)
 	case errors.Is(err, io.EOF):
 		b.limits.arrived(b)
 	}
 	return n, err
 }
 
-// Close implements io.Closer. Nothing of the body is kept from then on.
+// Close implements io.Closer. The bytes of the body no longer count.
 func (b *body) Close() error {
 	b.limits.release(b)
 	return b.ReadCloser.Close()
 }
 
-// deadline sets the one of reading. A response that has none, such as that of a test,
-// is not limited.
+// deadline sets the read deadline, if the connection supports it.
 func (b *body) deadline(t time.Time) { _ = b.control.SetReadDeadline(t) }
 
-// grow notes that the body has n more bytes. It returns false when the body has to make
-// room: itself for the others, or because it was chosen before.
+// grow counts n more bytes of the body. It returns false if the body is refused.
 func (l *Limits) grow(b *body, n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,7 +157,7 @@ func (l *Limits) grow(b *body, n int) bool {
 			}
 		})
 		if chosen.working {
-			// Its bytes are about to be released, and it cannot be stopped.
+			// Prebind decodes the chosen body, which cannot be stopped and ends soon.
 			chosen = b
 		}
 		chosen.evicted = true
@@ -176,14 +166,13 @@ func (l *Limits) grow(b *body, n int) bool {
 		if chosen == b {
 			return false
 		}
-		// A read in progress ends.
+		// Unblock a read in progress.
 		chosen.deadline(time.Unix(1, 0))
 	}
 	return true
 }
 
-// arrived notes that the whole body was read: from now on Prebind works on the call,
-// and only the end of the connection ends its context.
+// arrived records that the whole body was read. Prebind now processes the request.
 func (l *Limits) arrived(b *body) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,7 +183,7 @@ func (l *Limits) arrived(b *body) {
 	}
 }
 
-// release returns the bytes of the body.
+// release ends counting the bytes of the body.
 func (l *Limits) release(b *body) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -208,8 +197,7 @@ func (l *Limits) forget(b *body) {
 	delete(l.bodies, b)
 }
 
-// answered notes that the call is over. Nobody ends the read of a later one on the same
-// connection in its place.
+// answered records that the request was answered.
 func (l *Limits) answered(b *body) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,8 +207,8 @@ func (l *Limits) answered(b *body) {
 	}
 }
 
-// Listener returns the listener with a limit on the open connections. It belongs below
-// TLS, so that also connections without a handshake count.
+// Listener returns a listener that limits the open connections. Use it below TLS, so that connections without a handshake
+// count.
 func (l *Limits) Listener(inner net.Listener) net.Listener {
 	return &listener{Listener: inner, limits: l}
 }
@@ -244,7 +232,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// connection is one that counts. Its usage is guarded by limits.mu.
+// connection is a counted connection. Its usage is guarded by limits.mu.
 type connection struct {
 	net.Conn
 	usage
@@ -271,7 +259,7 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// admit makes room for the connection. It returns false when it was closed instead.
+// admit counts a new connection and closes another one if there are too many. It returns false if it closed the new one.
 func (l *Limits) admit(c *connection) bool {
 	l.mu.Lock()
 	c.usage = usage{source: sourceOf(c.peer), weight: 1, since: l.o.Clock.Now()}
@@ -287,8 +275,8 @@ func (l *Limits) admit(c *connection) bool {
 		})
 	}
 	if chosen != nil && chosen.source == c.source && c.since.Sub(chosen.since) < bodyTakes {
-		// A source that uses most may have fresh connections in exchange for stuck ones.
-		// More would cost a handshake for each connection that it opens.
+		// Replace only connections that are stuck. Otherwise the source could force a TLS handshake for every connection
+		// that it opens.
 		chosen = c
 	}
 	l.mu.Unlock()
@@ -296,6 +284,6 @@ func (l *Limits) admit(c *connection) bool {
 		return true
 	}
 	l.o.Refused(RefusedConnection)
-	_ = chosen.Close() // It is over in any case.
+	_ = chosen.Close() // Nothing to do on an error.
 	return chosen != c
 }

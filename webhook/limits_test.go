@@ -167,7 +167,7 @@ func TestLimits_SlowBodies(t *testing.T) {
 		for _, other := range stalled[1:] {
 			answer := <-other
 			assert.True(t, strings.HasPrefix(answer, "HTTP/1.1 503"), "%.60q", answer)
-			assert.Contains(t, answer, "longer than 5s")
+			assert.Contains(t, answer, "timed out after 5s")
 		}
 		assert.LessOrEqual(t, time.Since(begin), bodyTakes)
 		assert.Equal(t, []string{RefusedBody, RefusedSlow, RefusedSlow}, s.told())

@@ -14,9 +14,8 @@ import (
 
 var escape = strings.NewReplacer("~", "~0", "/", "~1")
 
-// patchFor is the smallest patch that sets what the decision adds: no other key
-// is named in it, and what the Binding has already is left out. It is nil when
-// nothing is to be set.
+// patchFor returns the smallest patch that adds what the decision adds. It does not contain keys that already have the same
+// value. It is nil if there is nothing to add.
 func patchFor(b *bind, d binder.Decision) []byte {
 	var p patch
 	if !b.has.metadata && (d.UID != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
@@ -32,12 +31,11 @@ func patchFor(b *bind, d binder.Decision) []byte {
 	return p.close()
 }
 
-// patch is a JSON patch in the making, of "add" operations only: in an object, "add"
-// also replaces. It is written as text, for it is written for every bind.
+// patch builds a JSON patch of "add" operations, which also replace values in objects. It is built as text, because that
+// needs less CPU time than encoding.
 type patch []byte
 
-// add begins an operation, whose value has to be appended. The prefix is as it is,
-// and the key, if there is one, is escaped.
+// add begins an operation. The caller appends the value. The optional key is escaped and appended to the path.
 func (p *patch) add(path string, key ...string) {
 	if len(*p) == 0 {
 		*p = append(*p, '[')
@@ -52,8 +50,7 @@ func (p *patch) add(path string, key ...string) {
 	*p = append(*p, `,"value":`...)
 }
 
-// addMap adds what of the map is wanted and not had: the whole of it where there is
-// no map yet.
+// addMap adds the entries of want that differ from had. If the map does not exist, it adds the whole map.
 func (p *patch) addMap(path string, exists bool, had, want map[string]string) {
 	if len(want) == 0 {
 		return
@@ -82,7 +79,7 @@ func (p *patch) addMap(path string, exists bool, had, want map[string]string) {
 	*p = append(*p, '}')
 }
 
-// close returns the patch; nil where nothing was added.
+// close returns the patch, or nil if it has no operations.
 func (p patch) close() []byte {
 	if len(p) == 0 {
 		return nil

@@ -19,7 +19,7 @@ func TestReadiness(t *testing.T) {
 	r.WaitFor("Node", func() bool { asked++; return nodes })
 	r.WaitFor("Pod", func() bool { asked++; return pods })
 
-	require.ErrorContains(t, r.Check(), "Node, Pod", "it says what is missing")
+	require.ErrorContains(t, r.Check(), "Node, Pod", "the error names the missing kinds")
 	nodes = true
 	err := r.Check()
 	require.ErrorContains(t, err, "Pod")
@@ -28,12 +28,12 @@ func TestReadiness(t *testing.T) {
 	require.NoError(t, r.Check())
 	before := asked
 	require.NoError(t, r.Check())
-	assert.Equal(t, before, asked, "a cache that is synced stays so")
+	assert.Equal(t, before, asked, "a synced cache stays synced")
 
 	r.Drain()
 	require.ErrorContains(t, r.Check(), "shutting down")
 	r.Drain()
-	require.Error(t, r.Check(), "for good")
+	require.Error(t, r.Check(), "a replica that shuts down stays unready")
 }
 
 func TestReadinessWithoutCaches(t *testing.T) {
@@ -42,7 +42,7 @@ func TestReadinessWithoutCaches(t *testing.T) {
 	fresh := &Readiness{}
 	fresh.WaitFor("Pod", func() bool { return false })
 	fresh.Drain()
-	assert.ErrorContains(t, fresh.Check(), "shutting down", "draining outweighs starting")
+	assert.ErrorContains(t, fresh.Check(), "shutting down", "shutting down is reported before starting")
 }
 
 func TestReadinessWaitsUntil(t *testing.T) {
@@ -53,7 +53,7 @@ func TestReadinessWaitsUntil(t *testing.T) {
 	problem = nil
 	require.NoError(t, r.Check())
 	problem = errors.New("later")
-	assert.NoError(t, r.Check(), "once is enough")
+	assert.NoError(t, r.Check(), "the function must succeed only once")
 }
 
 func TestProbes(t *testing.T) {
@@ -66,10 +66,10 @@ func TestProbes(t *testing.T) {
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 		return w
 	}
-	assert.Equal(t, http.StatusOK, get("/healthz").Code, "a process that answers lives")
+	assert.Equal(t, http.StatusOK, get("/healthz").Code, "a process that answers is alive")
 	w := get("/readyz")
 	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
-	assert.Contains(t, w.Body.String(), "Pod", "it says why")
+	assert.Contains(t, w.Body.String(), "Pod", "the probe returns the reason")
 	synced = true
 	assert.Equal(t, http.StatusOK, get("/readyz").Code)
 	r.Drain()
@@ -78,8 +78,8 @@ func TestProbes(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, get("/metrics").Code)
 }
 
-// TestReadiness_Require: what is required counts at every probe, and calls that come all
-// the same are decided.
+// TestReadiness_Require: a failing requirement fails the probe, and the replica still
+// decides calls.
 func TestReadiness_Require(t *testing.T) {
 	r := &Readiness{}
 	var problem error

@@ -26,25 +26,25 @@ import (
 )
 
 const (
-	// ordinaryBody is the length of a body up to which a buffer is allocated because the request announces
-	// it, and up to which an answer may repeat parts of it. An ordinary review has 2 KiB.
+	// ordinaryBody is the maximum length of a body for which a buffer is allocated in advance, and of which an answer may
+	// repeat parts. Most reviews have 2 KiB.
 	ordinaryBody = 8 << 10
 	// reviewPrefix is the beginning of every review that the API server sends.
 	reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{`
-	// maxUID is well over the length of a UID of the API server. The answer repeats the UID.
+	// maxUID is larger than every UID of the API server. The answer repeats the UID.
 	maxUID = 128
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
 	// mediaType is the media type of reviews and their answers.
 	mediaType = "application/json"
-	// margin is the time that an answer needs to get back. The API server rounds the timeout that it sends
-	// up to whole seconds, so the margin cannot be shorter.
+	// margin is reserved for sending the answer. The API server rounds the timeout that it sends up to whole seconds, so
+	// the margin cannot be shorter.
 	margin = time.Second
 )
 
 var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
-// badRequest is a request that cannot be answered with a review.
+// badRequest describes a request that gets an HTTP error instead of a review.
 type badRequest struct {
 	code   int
 	reason metav1.StatusReason
@@ -55,8 +55,8 @@ func invalid(format string, args ...any) *badRequest {
 	return &badRequest{code: http.StatusBadRequest, reason: metav1.StatusReasonBadRequest, err: fmt.Errorf(format, args...)}
 }
 
-// readReview reads the body of a request, and checks what admission.Webhook does not check or does not
-// answer with an HTTP status: method, content type, size, kind and UID. The object is nil if the review contains it.
+// readReview reads the body of a request. It checks the method, content type, size, kind and UID, because
+// admission.Webhook does not check them or does not answer with an HTTP status. See split for the results.
 func readReview(w http.ResponseWriter, r *http.Request) (review, object []byte, bad *badRequest) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -83,12 +83,12 @@ func readReview(w http.ResponseWriter, r *http.Request) (review, object []byte, 
 		review, object, bad = split(body)
 	}
 	if bad != nil {
-		_ = r.Body.Close() // Its bytes no longer count.
+		_ = r.Body.Close() // Limits no longer count its bytes.
 	}
 	return review, object, bad
 }
 
-// bodyProblem maps an error of reading a body.
+// bodyProblem maps an error of reading a body to an HTTP error.
 func bodyProblem(err error, tooLarge *badRequest) *badRequest {
 	if limit := (*http.MaxBytesError)(nil); errors.As(err, &limit) {
 		return tooLarge
@@ -108,8 +108,8 @@ func isJSON(contentType string) bool {
 	return err == nil && kind == mediaType
 }
 
-// readAll reads a body of this length, with one allocation if that is the length of an ordinary review. A
-// length that is not positive is unknown. The server does not read past a known length.
+// readAll reads a body of the given length. For lengths up to ordinaryBody it allocates once. A length that is not
+// positive is unknown. The server does not read past a known length.
 func readAll(body io.Reader, length int64) ([]byte, error) {
 	if length <= 0 || length > ordinaryBody {
 		return io.ReadAll(body)
@@ -129,7 +129,7 @@ func split(body []byte) (review, object []byte, bad *badRequest) {
 	if len(body) <= ordinaryBody && bytes.HasPrefix(body, []byte(reviewPrefix)) {
 		return body, nil, nil
 	}
-	// The same function decides about the kind of the answer.
+	// admission.Webhook determines the kind of the answer with the same function.
 	kind, err := metajson.DefaultMetaFactory.Interpret(body)
 	if err != nil {
 		return nil, nil, invalidReview(err)
@@ -173,7 +173,7 @@ var readFields = []string{"uid", "kind", "resource", "subResource", "name", "nam
 func checkUID(uid types.UID) *badRequest {
 	switch {
 	case uid == "":
-		return invalid("the request of the AdmissionReview has no uid, so it cannot be answered")
+		return invalid("the request of the AdmissionReview has no uid")
 	case len(uid) > maxUID:
 		return invalid("the uid of the AdmissionReview's request is longer than %d bytes", maxUID)
 	default:
@@ -187,7 +187,7 @@ func invalidReview(err error) *badRequest {
 	return invalid("the body is not a valid AdmissionReview: %w", err)
 }
 
-// budget is the time that the answer may take: the timeout of the API server less the margin.
+// budget returns the time for deciding on a request: the timeout of the API server less the margin.
 func budget(r *http.Request) time.Duration {
 	value, plain := strings.CutPrefix(r.URL.RawQuery, "timeout=")
 	if !plain || strings.ContainsAny(value, "&%+;") {
@@ -200,16 +200,15 @@ func budget(r *http.Request) time.Duration {
 	return timeout - min(margin, timeout/2)
 }
 
-// exchange is a review and its answer on their way through admission.Webhook, which reads the one from the
-// body and writes the other to the http.ResponseWriter. It is for one goroutine.
+// exchange passes a review to admission.Webhook and its answer back. It is not safe for concurrent use.
 type exchange struct {
 	http.ResponseWriter
 	body bytes.Reader
 	// object is the object of the review if the body does not contain it.
 	object []byte
-	// counted is the body of the HTTP request. Its bytes count until it is closed.
+	// counted is the body of the HTTP request. Limits count its bytes until it is closed.
 	counted io.Closer
-	// decoded is set once admission.Webhook has called the handler. What it writes before is a refusal.
+	// decoded is set once admission.Webhook has called the handler. It writes a refusal before that.
 	decoded bool
 	refusal []byte
 	// bad is set by the handler if the request cannot be answered with a review.
@@ -225,7 +224,7 @@ func exchangeOf(ctx context.Context) *exchange {
 	return x
 }
 
-// accept notes that the review is decoded, and releases its bytes: the call may be held for long.
+// accept records that the review is decoded, and releases its bytes, because the call may be held.
 func (x *exchange) accept() {
 	x.decoded = true
 	x.release()
@@ -233,10 +232,10 @@ func (x *exchange) accept() {
 
 func (x *exchange) release() {
 	x.body.Reset(nil)
-	_ = x.counted.Close() // Its content was read to the end.
+	_ = x.counted.Close() // The body was read to the end.
 }
 
-// Write implements http.ResponseWriter. It passes on only what is the answer.
+// Write implements http.ResponseWriter. It sends only the answer, and keeps a refusal.
 func (x *exchange) Write(p []byte) (int, error) {
 	switch {
 	case x.bad != nil:
@@ -250,7 +249,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// failed returns why there is no answer, or nil.
+// failed returns nil if there is an answer.
 func (x *exchange) failed() *badRequest {
 	if x.bad != nil || x.decoded {
 		return x.bad

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// maxHeader is over ten times what the API server sends. net/http adds 4 KiB.
+	// maxHeader is more than ten times the size of the API server's headers. net/http adds 4 KiB.
 	maxHeader = 16 << 10
 	// readHeaderTimeout also bounds the TLS handshake. There is no timeout for the whole
 	// request, because it would end the context of a held call. Limits bound the body.
@@ -33,25 +33,24 @@ const (
 
 // ServerOptions are the options of a Server. Fields are required unless they say otherwise.
 type ServerOptions struct {
-	// Listener is the open TCP port. The server closes it.
+	// Listener accepts TCP connections. The server closes it.
 	Listener net.Listener
 	// TLSOpts configure certificates. They are called once, in NewServer. The server
 	// speaks TLS 1.2 or newer and HTTP/1.1.
 	TLSOpts []func(*tls.Config)
 	Limits  *Limits
-	// ShutdownTimeout is the time that requests in flight have to end after the context of
-	// Start has ended. Zero waits without a limit.
+	// ShutdownTimeout is the grace period for in-flight requests after the context of Start has ended. Zero is no limit.
 	ShutdownTimeout time.Duration
-	// ErrorLog gets errors of connections, such as failed handshakes. Optional.
+	// ErrorLog receives errors of connections, such as failed TLS handshakes. Optional.
 	ErrorLog *log.Logger
 }
 
 // Server is the webhook.Server of controller-runtime with a listener that limits connections. The library
-// registers, routes and measures the handlers. Only Start is different: the library opens its port by itself
-// and leaves no place for Limits, for a smaller header limit, or for a longer idle timeout.
+// registers, routes and measures the handlers. Only Start is different, because the library opens its port itself
+// and does not support Limits, a smaller header limit, or a longer idle timeout.
 //
-// A manager starts it before its caches. Requests keep their contexts when the context of Start ends, so end
-// that context only after the replica has been drained.
+// A manager starts the server before its caches. The contexts of requests do not end with the context of Start. End that
+// context after the replica has been drained.
 type Server struct {
 	webhook.Server
 	serving *manager.Server
@@ -95,7 +94,7 @@ func NewServer(o ServerOptions) (*Server, error) {
 // Start serves until the context ends and then waits for requests in flight. It implements webhook.Server.
 func (s *Server) Start(ctx context.Context) error { return s.serving.Start(ctx) }
 
-// StartedChecker implements webhook.Server. The port is open before the server exists.
+// StartedChecker implements webhook.Server. The port is already open when NewServer is called.
 func (*Server) StartedChecker() healthz.Checker { return healthz.Ping }
 
 // OnlyFrom returns a handler that rejects callers without one of these common names in their verified
@@ -110,8 +109,8 @@ func OnlyFrom(names []string, next http.Handler) http.Handler {
 			caller = r.TLS.VerifiedChains[0][0].Subject.CommonName
 		}
 		if caller == "" || !slices.Contains(names, caller) {
-			err := fmt.Errorf("the client certificate of %q may not call this webhook: --client-allowed-names lists who may", caller)
-			// A caller that has gone away needs no answer.
+			err := fmt.Errorf("client certificate %q is not allowed to call this webhook: add its common name to --client-allowed-names", caller)
+			// Nothing to do if the caller has disconnected.
 			_ = writeJSON(w, http.StatusForbidden, failure(http.StatusForbidden, metav1.StatusReasonForbidden, err))
 			return
 		}

@@ -9,22 +9,21 @@ import (
 	"time"
 )
 
-// usage is one use of a limited resource by one peer.
+// usage is the use of a limited resource by one connection or body of a peer.
 type usage struct {
 	// source is the peer's address; see sourceOf.
 	source string
-	// weight is the share of the resource that it takes.
+	// weight is the amount of the resource that is used.
 	weight int64
-	// since is when the peer last made progress.
+	// since is the time at which the peer last made progress.
 	since time.Time
-	// working is set while Prebind works on it: the peer has done its part.
+	// working is set while Prebind processes the request. The peer cannot end it earlier.
 	working bool
 }
 
-// victim returns the key of the usage to end when the resource is exhausted. It
-// belongs to the source that uses most, or to one of those that do. Of their usages it
-// is one that waits for the peer, if there is any, and the oldest of these. So a source
-// that uses little never loses to one that uses more. It returns the zero key for no usage at all.
+// victim returns the key of the usage to end when the resource is exhausted. It selects the source that uses most. Of
+// its usages it prefers those that wait for the peer, and of these the oldest. A source that uses little therefore never
+// loses to a source that uses more. Without usages, victim returns the zero key.
 func victim[K any](all iter.Seq2[K, usage]) K {
 	total := map[string]int64{}
 	for _, u := range all {
@@ -40,7 +39,7 @@ func victim[K any](all iter.Seq2[K, usage]) K {
 	return key
 }
 
-// before reports whether u is to be ended rather than other.
+// before reports whether victim prefers u to other.
 func (u usage) before(other usage, total map[string]int64) bool {
 	switch mine, others := total[u.source], total[other.source]; {
 	case mine != others:
@@ -52,9 +51,8 @@ func (u usage) before(other usage, total map[string]int64) bool {
 	}
 }
 
-// sourceOf returns the part of a peer's address that it cannot choose freely: the
-// address of IPv4, and the first 64 bits of IPv6. It returns an address that it cannot
-// parse as it is.
+// sourceOf returns the part of an address that a peer cannot choose freely: the IPv4 address, or the first 64 bits of the
+// IPv6 address. It returns addresses unchanged that it cannot parse.
 func sourceOf(remote string) string {
 	peer, err := netip.ParseAddrPort(remote)
 	if err != nil {

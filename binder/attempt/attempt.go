@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// KeepFailure is how long the failure of an attempt is kept for a client that is between
-	// two calls, after the time when it should call again.
+	// KeepFailure is how long a failure is kept for the next call, after the time when that was
+	// expected.
 	KeepFailure = time.Minute
-	// AbandonAfter is how long an attempt continues without a call, after the time when one
-	// should have come.
+	// AbandonAfter is how long an attempt continues without a call, after the time when one was
+	// expected.
 	AbandonAfter = time.Minute
 )
 
@@ -34,7 +34,7 @@ type Key struct {
 	Node string
 }
 
-// IDSeparator stands between the replica and the rest of an attempt's ID.
+// IDSeparator separates the replica from the rest of an attempt's ID.
 const IDSeparator = "-"
 
 // NewID returns an ID that no other attempt for the same pod and node has. It begins with
@@ -60,11 +60,11 @@ const (
 	Preparing Phase = iota
 	// Prepared has allowed the bind and follows it to its outcome.
 	Prepared
-	// Failed keeps an error that no call has received yet. Its rollback runs already.
+	// Failed keeps an error that no call has received yet, while the rollback runs.
 	Failed
-	// RollingBack takes no calls; calls wait for its end and begin another attempt.
+	// RollingBack accepts no calls. They wait for its end and start another attempt.
 	RollingBack
-	// Over is forgotten.
+	// Over is no longer in the Set.
 	Over
 )
 
@@ -72,7 +72,7 @@ const (
 // calls that wait for it.
 type Attempt struct {
 	key Key
-	// id marks what plugins write.
+	// id marks the writes of plugins.
 	id string
 	// namespace is that of the pod.
 	namespace string
@@ -82,11 +82,11 @@ type Attempt struct {
 	budget  time.Duration
 	// cancel ends the attempt with the process; Round.cancel ends one round.
 	cancel context.CancelCauseFunc
-	// idle gives up a round that no call has requested for a while.
+	// idle cancels a round without recent calls.
 	idle clock.Timer
 	// ended reports the end of the attempt to the tracker.
 	ended func(err error)
-	// over is closed when the attempt is forgotten.
+	// over is closed when the attempt is removed from the Set.
 	over chan struct{}
 	// poke wakes the follower: the bind was allowed again, or there is another round.
 	poke chan struct{}
@@ -97,7 +97,7 @@ type Attempt struct {
 
 	phase Phase
 	round *Round
-	// allowed says that a call was allowed: the API server may be binding the pod.
+	// allowed is set once a call was allowed: the API server may bind the pod.
 	allowed bool
 	// since is the time of the last such call, or when the attempt was prepared.
 	since time.Time
@@ -117,10 +117,10 @@ type Started struct {
 	Context *framework.BindContext
 }
 
-// ID returns the attempt's ID, which marks what plugins write.
+// ID returns the attempt's ID, which marks the writes of plugins.
 func (a *Attempt) ID() string { return a.id }
 
-// Over returns a channel that is closed when the attempt is forgotten.
+// Over returns a channel that is closed when the attempt is removed from the Set.
 func (a *Attempt) Over() <-chan struct{} { return a.over }
 
 // keptUntil is how long the failure is kept. It must be called with Set.mu held.

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// TestIndex_RemoveForgetsEverything shows that the index neither leaks nor loses
-// attempts that share a pod or a namespace.
+// TestIndex_RemoveForgetsEverything: the index neither leaks nor loses attempts that share a pod or
+// a namespace.
 func TestIndex_RemoveForgetsEverything(t *testing.T) {
 	x := newIndex()
 	one := &Attempt{key: Key{"pod-1", "node-a"}, id: "here-1", namespace: "a"}
@@ -30,5 +30,5 @@ func TestIndex_RemoveForgetsEverything(t *testing.T) {
 
 	x.remove(other)
 	x.remove(third)
-	assert.Equal(t, newIndex(), x, "nothing is left")
+	assert.Equal(t, newIndex(), x, "the index is empty")
 }

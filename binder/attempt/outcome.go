@@ -25,8 +25,8 @@ const (
 	outcomePending outcome = "pending"
 	// outcomeBound: the pod is bound to the node by this attempt.
 	outcomeBound outcome = "bound"
-	// outcomeBoundByOther: another attempt bound it to the node. The pod uses what was
-	// written, and this attempt owns none of it.
+	// outcomeBoundByOther: another attempt bound it to the node. The pod uses the writes, and
+	// this attempt owns none of them.
 	outcomeBoundByOther outcome = "bound by another attempt"
 	// outcomeNotBound: the pod will not be bound.
 	outcomeNotBound outcome = "not bound"
@@ -64,7 +64,7 @@ func outcomeOf(b allowedBind, live *corev1.Pod, now time.Time) outcome {
 
 // follow waits for the outcome of a bind. It reads from the API server when the pod has left
 // the cache of pending pods, and before it decides that the pod is not bound. When it
-// returns, the attempt takes no calls any more, unless there is another round to run.
+// returns, the attempt accepts no calls, unless there is another round to run.
 func (s *Set) follow(ctx context.Context, a *Attempt) outcome {
 	pod := s.present(a).Pod()
 	changed := s.o.Changes.Subscribe(framework.RefTo(&corev1.Pod{}, pod.Namespace, pod.Name))
@@ -110,7 +110,7 @@ func (s *Set) openBind(a *Attempt) (allowedBind, bool) {
 	return allowedBind{pod: a.key.Pod, node: a.key.Node, attempt: a.id, since: a.since}, a.phase == Preparing
 }
 
-// close takes no calls any more, unless one was allowed since the bind was read.
+// close stops accepting calls, unless one was allowed since the bind was read.
 func (s *Set) close(a *Attempt, bind allowedBind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,21 +26,21 @@ func TestOutcomeOf(t *testing.T) {
 		after  time.Duration
 		want   outcome
 	}{
-		"Gone":      {reason: "nothing will ever use what was prepared", live: nil, want: outcomeNotBound},
-		"Recreated": {reason: "the pod of that name is another one", live: gen.Pod("pod", gen.UID("pod-2")), want: outcomeNotBound},
+		"Gone":      {reason: "no pod uses the writes", live: nil, want: outcomeNotBound},
+		"Recreated": {reason: "another pod has the name", live: gen.Pod("pod", gen.UID("pod-2")), want: outcomeNotBound},
 		"RecreatedAndBound": {
-			reason: "another pod on the node is no reason to keep it",
+			reason: "another pod does not use the writes",
 			live:   gen.Pod("pod", gen.UID("pod-2"), gen.BoundTo("node-a")), want: outcomeNotBound,
 		},
 		"Bound":          {reason: "by us", live: pod(gen.BoundTo("node-a"), gen.Annotation(framework.AttemptAnnotation, "mine")), want: outcomeBound},
-		"BoundByOther":   {reason: "another replica's attempt owns it now", live: pod(gen.BoundTo("node-a"), gen.Annotation(framework.AttemptAnnotation, "other")), want: outcomeBoundByOther},
-		"BoundWithout":   {reason: "by a Binding that did not come this way; still in use", live: pod(gen.BoundTo("node-a")), want: outcomeBoundByOther},
-		"BoundElsewhere": {reason: "the node was not the one", live: pod(gen.BoundTo("node-b"), gen.Annotation(framework.AttemptAnnotation, "mine")), want: outcomeNotBound},
-		"Pending":        {reason: "the API server may be at it", live: pod(), after: framework.BindSettles, want: outcomePending},
-		"PendingTooLong": {reason: "the API server has given up by now", live: pod(), after: framework.BindSettles + 1, want: outcomeNotBound},
-		"Terminating":    {reason: "the API server binds no terminating pod", live: pod(gen.Terminating()), want: outcomeNotBound},
+		"BoundByOther":   {reason: "an attempt of another replica owns the writes", live: pod(gen.BoundTo("node-a"), gen.Annotation(framework.AttemptAnnotation, "other")), want: outcomeBoundByOther},
+		"BoundWithout":   {reason: "another client bound the pod, which uses the writes", live: pod(gen.BoundTo("node-a")), want: outcomeBoundByOther},
+		"BoundElsewhere": {reason: "the pod is on another node", live: pod(gen.BoundTo("node-b"), gen.Annotation(framework.AttemptAnnotation, "mine")), want: outcomeNotBound},
+		"Pending":        {reason: "the API server may execute the bind", live: pod(), after: framework.BindSettles, want: outcomePending},
+		"PendingTooLong": {reason: "the API server has ended the request", live: pod(), after: framework.BindSettles + 1, want: outcomeNotBound},
+		"Terminating":    {reason: "the API server rejects the bind of a terminating pod", live: pod(gen.Terminating()), want: outcomeNotBound},
 		"BoundAndTerminating": {
-			reason: "it was bound first; the kubelet may be using it",
+			reason: "a bound pod uses the writes until it is gone",
 			live:   pod(gen.BoundTo("node-a"), gen.Annotation(framework.AttemptAnnotation, "mine"), gen.Terminating()), want: outcomeBound,
 		},
 	}

@@ -23,7 +23,7 @@ func persistence() wait.Backoff {
 }
 
 // rollBack rolls back the plugins whose PreBind was started, in reverse order, unless the
-// live pod is bound to the node: then it uses what they wrote.
+// live pod is bound to the node and uses their writes.
 func (s *Set) rollBack(ctx context.Context, a *Attempt) {
 	ctx = context.WithoutCancel(ctx)
 	log := klog.FromContext(ctx).WithValues("attempt", a.id)

@@ -16,12 +16,12 @@ import (
 	"github.com/prebind/prebind/binder/runner"
 )
 
-// Why a round is given up, or an attempt ended, early.
+// Causes of the early end of a round or an attempt.
 const (
 	// ErrBudgetSpent: it took longer than its budget.
 	ErrBudgetSpent = runner.Cause("timed out")
-	// ErrStopped: the process ends. Nothing is rolled back: the repeated call reaches
-	// another replica, which continues from there.
+	// ErrStopped: the process ends. There is no rollback, because the repeated call reaches
+	// another replica, which continues.
 	ErrStopped = runner.Cause("this replica is shutting down")
 	// errPodGone: the pod was deleted, or bound without this attempt.
 	errPodGone = runner.Cause("the pod is deleted, terminating or already bound")
@@ -30,7 +30,7 @@ const (
 	// errOtherParameters: the scheduler posts the Binding with other parameters of
 	// the plugins.
 	errOtherParameters = runner.Cause("the Binding was posted again with different parameters")
-	// errLeaseLost: another replica may have rolled back what the attempt wrote.
+	// errLeaseLost: another replica may have rolled back the writes of the attempt.
 	errLeaseLost = runner.Cause("this replica did not renew its lease in time")
 	// errAbandoned: the client stopped calling.
 	errAbandoned = runner.Cause("the client stopped retrying")
@@ -47,11 +47,11 @@ type Round struct {
 	// after all PreBinds have succeeded.
 	Plugins, Confirm []framework.PreBinder
 
-	// ctx ends when the round is given up; see Set.giveUp.
+	// ctx ends when the round is canceled; see Set.giveUp.
 	ctx     context.Context //nolint:containedctx // A round is an operation in progress, and this is how it is ended.
 	cancel  context.CancelCauseFunc
 	givenUp bool // Guarded by Set.mu.
-	// done is closed when the pass is over; err may be read then.
+	// done is closed when the round is over. Only then err may be read.
 	done chan struct{}
 	err  *framework.Error
 }
@@ -67,8 +67,8 @@ func (r *Round) Done() <-chan struct{} { return r.done }
 // Err returns the error of a round that is over. Call it only after Done is closed.
 func (r *Round) Err() *framework.Error { return r.err }
 
-// OverBudget returns whether the round was given up because the budget is spent. The
-// plugin may still run.
+// OverBudget returns whether the round was canceled because the budget is spent. The plugin may
+// still run.
 func (r *Round) OverBudget() bool { return errors.Is(context.Cause(r.ctx), ErrBudgetSpent) }
 
 // Pod returns the name of the pod.
@@ -81,13 +81,12 @@ func (r *Round) about() framework.Object {
 	return framework.Object{Kind: "Pod", Namespace: r.Context.Pod.Namespace, Name: r.Context.Pod.Name}
 }
 
-// PodChanged returns an error that makes the client call again, so that the next call
-// decides by the pod as it is then.
+// PodChanged returns an error that makes the client call again, with the changed pod.
 func (r *Round) PodChanged() *framework.Error {
 	return framework.Wait(r.about(), "changed during PreBind").Advise("retry the Binding")
 }
 
-// Stopped returns the answer to calls that wait in a process that ends.
+// Stopped returns the answer to calls that wait while the process ends.
 func (r *Round) Stopped() *framework.Error {
 	err := framework.Wait(r.about(), "%v", ErrStopped).Because(ErrStopped).Advise("retry the Binding, another replica continues with it")
 	err.Plugin = framework.Binder
@@ -114,8 +113,8 @@ func (r *Round) WaitKind() pacing.Kind {
 }
 
 // WaitBegan returns when the wait for a bind began: at the first call that this replica
-// received, or earlier if a plugin saw it begin earlier. A wait that is older than the
-// budget belongs to another bind.
+// received, or earlier if a plugin reports so. A wait that is older than the budget belongs to
+// another bind.
 func WaitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
 	began := first
 	for _, w := range bc.WouldWaitFor() {

@@ -20,11 +20,11 @@ func TestWaitBegan(t *testing.T) {
 		waits  []framework.Waiting
 		want   time.Duration
 	}{
-		"Nothing": {reason: "the plugin knows no time", waits: []framework.Waiting{{}}},
+		"Nothing": {reason: "the plugin reports no time", waits: []framework.Waiting{{}}},
 		"Earlier": {reason: "another replica had the first call", waits: []framework.Waiting{ago(39 * time.Second)}, want: 39 * time.Second},
-		"First":   {reason: "the bind waits since the first of its waits began", waits: []framework.Waiting{ago(3 * time.Second), ago(39 * time.Second), {}}, want: 39 * time.Second},
-		"Later":   {reason: "the call began the wait", waits: []framework.Waiting{ago(-time.Second)}},
-		"Stale":   {reason: "no bind waits for longer than its budget, so it is the wait of another bind", waits: []framework.Waiting{ago(time.Hour)}},
+		"First":   {reason: "the earliest wait counts", waits: []framework.Waiting{ago(3 * time.Second), ago(39 * time.Second), {}}, want: 39 * time.Second},
+		"Later":   {reason: "the wait began with the call", waits: []framework.Waiting{ago(-time.Second)}},
+		"Stale":   {reason: "a wait longer than the budget belongs to another bind", waits: []framework.Waiting{ago(time.Hour)}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -39,7 +39,7 @@ func (s *Set) run(ctx context.Context, a *Attempt) {
 }
 
 // prepare runs one round within the budget. A round that succeeds is followed to its
-// outcome even if it was given up in the meantime.
+// outcome even if it was canceled in the meantime.
 func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework.Error) {
 	stop := s.spend(ctx, a, r)
 	defer stop()
@@ -65,8 +65,8 @@ func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework
 	return framework.AsError(framework.Binder, err)
 }
 
-// endWithPod gives the round up when its pod can no longer be bound by it, whatever the
-// plugins wait for. The caller calls stop when the round is over.
+// endWithPod cancels the round when its pod can no longer be bound. The caller calls stop when
+// the round is over.
 func (s *Set) endWithPod(ctx context.Context, a *Attempt, r *Round) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -80,8 +80,8 @@ func (s *Set) endWithPod(ctx context.Context, a *Attempt, r *Round) (stop func()
 	}
 }
 
-// whenUnbindable waits until the attempt's pod is gone, being deleted, or has a node, and
-// then calls end with mu held. It does not call end if the context ends first.
+// whenUnbindable waits until the attempt's pod is gone, terminating or bound, and then calls end
+// with mu held. It does not call end if the context ends first.
 func (s *Set) whenUnbindable(ctx context.Context, a *Attempt, name types.NamespacedName, end func()) {
 	changed := s.o.Changes.Subscribe(framework.RefTo(&corev1.Pod{}, name.Namespace, name.Name))
 	defer changed.Close()
@@ -97,11 +97,11 @@ func (s *Set) whenUnbindable(ctx context.Context, a *Attempt, name types.Namespa
 	end()
 }
 
-// canBeBound returns whether the attempt's pod is there and without a node. It returns true
-// also when the context ends first.
+// canBeBound returns whether the attempt's pod exists without a node. It also returns true if the
+// context ends first.
 func (s *Set) canBeBound(ctx context.Context, a *Attempt, name types.NamespacedName) bool {
 	for !s.o.Runner.StillPending(ctx, name, a.key.Pod) {
-		// The cache may be behind, so the API server has the last word.
+		// The cache may be behind, so the live pod decides.
 		live, err := s.o.Runner.LivePod(ctx, name)
 		if err == nil {
 			return framework.WhereaboutsOf(live, a.key.Pod, a.key.Node) == framework.Pending
@@ -142,7 +142,7 @@ func (s *Set) fail(ctx context.Context, a *Attempt, r *Round, err *framework.Err
 	if s.forgotten(a) {
 		return
 	}
-	// No client asks for the bind of a pod that is gone.
+	// No client needs the failure once the pod is gone.
 	s.whenUnbindable(ctx, a, r.Pod(), func() { s.forget(a) })
 }
 
@@ -150,7 +150,7 @@ func (s *Set) fail(ctx context.Context, a *Attempt, r *Round, err *framework.Err
 func (s *Set) conclude(ctx context.Context, a *Attempt, o outcome) {
 	switch o {
 	case outcomeBound, outcomeBoundByOther:
-		// Whichever attempt bound the pod, it uses what was written.
+		// The pod uses the writes, whichever attempt bound it.
 		s.o.Observer.AttemptEnded(string(o))
 		s.commit(ctx, a)
 	case outcomeNotBound:

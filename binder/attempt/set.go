@@ -22,7 +22,7 @@ func (s *Set) Join(key Key) (*Attempt, *Round, Phase) {
 	case a == nil:
 		return nil, nil, Over
 	case a.phase == Preparing && a.round.givenUp:
-		// The error of a round that was given up is not for this call.
+		// The error of a canceled round is not for this call.
 		return a, a.round, RollingBack
 	case (a.phase == Preparing || a.phase == Prepared) && !s.ofThisTerm(a):
 		s.giveUp(a, a.round, errLeaseLost)
@@ -36,10 +36,10 @@ func (s *Set) Join(key Key) (*Attempt, *Round, Phase) {
 	return a, a.round, a.phase
 }
 
-// Start begins an attempt. It returns nil if there is one for the key already, the process
-// ends, or the replica does not hold its term. The attempt keeps the values of the call's
-// context, but does not end with it. Start gives up rounds for the same pod on other nodes
-// that have not allowed a call, because the scheduler has chosen another node.
+// Start begins an attempt. It returns nil if the key has one, the process ends, or the replica
+// does not hold its term. The attempt keeps the values of the call's context, but does not end
+// with it. Start cancels rounds for the same pod on other nodes, because the scheduler has chosen
+// another node.
 func (s *Set) Start(ctx context.Context, key Key, r *Round, budget time.Duration) *Attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,8 +97,7 @@ func (s *Set) Started(a *Attempt) []Started {
 	return slices.Clone(a.ran)
 }
 
-// Dismiss gives up a round in progress, or forgets its error, because a call has other
-// parameters.
+// Dismiss cancels a round in progress, or drops its error, because a call has other parameters.
 func (s *Set) Dismiss(a *Attempt, r *Round) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

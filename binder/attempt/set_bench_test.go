@@ -19,8 +19,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// sizes are those of the benchmarks of cost against size: a cost must not grow with
-// them.
+// sizes are the numbers of attempts. The cost must not depend on them.
 var sizes = []int{1_000, 10_000}
 
 // waiter is a plugin that waits until its context ends.
@@ -39,7 +38,7 @@ func (unobserved) AttemptEnded(string) {}
 
 func (unobserved) RolledBack(string, error) {}
 
-// crowded returns a Set with that many attempts, all of which wait.
+// crowded returns a Set with that many waiting attempts.
 func crowded(b *testing.B, attempts int) *Set {
 	b.Helper()
 	pods := fake.NewClientBuilder().Build()
@@ -78,8 +77,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
-// BenchmarkWorking asks whether an attempt is in progress, as the sweep does for
-// each mark.
+// BenchmarkWorking measures Working, which the sweep calls for each mark.
 func BenchmarkWorking(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("attempts=%d", size), func(b *testing.B) {

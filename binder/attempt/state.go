@@ -94,8 +94,8 @@ func (s *Set) enter(a *Attempt, bc *framework.BindContext, p framework.PreBinder
 	a.ran = append(a.ran, Started{Plugin: p, Context: bc})
 }
 
-// spend gives up a round when the attempt's budget is spent. All rounds before the first
-// allowed call share the budget.
+// spend cancels a round when the attempt's budget is spent. All rounds before the first allowed
+// call share the budget.
 func (s *Set) spend(ctx context.Context, a *Attempt, r *Round) (stop func() bool) {
 	left := a.budget
 	s.mu.Lock()
@@ -121,8 +121,7 @@ func (s *Set) prepared(a *Attempt, r *Round) {
 	r.close(nil)
 }
 
-// giveUp ends the round, if it is still being prepared. It must be called with mu
-// held.
+// giveUp cancels the round if it is still in progress. It must be called with mu held.
 func (s *Set) giveUp(a *Attempt, r *Round, cause error) {
 	if a.round != r || a.phase != Preparing || r.givenUp {
 		return
@@ -174,7 +173,7 @@ func (s *Set) forgotten(a *Attempt) bool {
 	return false
 }
 
-// end forgets the attempt; calls that still wait for a round get the error.
+// end removes the attempt. Calls that wait for a round get the error.
 func (s *Set) end(a *Attempt, err *framework.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +181,7 @@ func (s *Set) end(a *Attempt, err *framework.Error) {
 	s.forget(a)
 }
 
-// forget must be called with mu held.
+// forget removes the attempt. It must be called with mu held.
 func (s *Set) forget(a *Attempt) {
 	if a.phase == Over {
 		return

@@ -29,7 +29,7 @@ type InFlight struct {
 	Budget metav1.Duration `json:"budget"`
 }
 
-// Replica returns the replica that works on it.
+// Replica returns the replica of the attempt.
 func (f InFlight) Replica() string { return ReplicaOf(f.Attempt) }
 
 // phaseNames are stable: metrics, the debug endpoint and 'prebind status' show them.
@@ -59,8 +59,7 @@ func (s *Set) InFlight() []InFlight {
 
 // inFlight must be called with Set.mu held.
 func (a *Attempt) inFlight(now time.Time) InFlight {
-	// Not a.started itself: the clock may have been set since, and the reader compares it
-	// with the present time.
+	// Relative to now, because the wall clock may have changed since the start.
 	since := metav1.NewTime(now.Add(-now.Sub(a.started)))
 	f := InFlight{
 		Namespace: a.round.Context.Pod.Namespace, Pod: a.round.Context.Pod.Name, Node: a.key.Node, Attempt: a.id,

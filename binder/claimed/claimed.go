@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimed finds the devices that a pod's ResourceClaims have been allocated. It
-// only reads, for the mutators.
+// Package claimed finds the devices that are allocated to a pod by its ResourceClaims, for the
+// mutators. It only reads.
 package claimed
 
 import (
@@ -27,10 +27,10 @@ type Getter interface {
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
 
-// Kind is the kind of claims. Not every cluster serves it.
+// Kind is the kind of claims. A cluster may not serve it.
 var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 
-// Watches are the kinds that the cached Getter has to hold.
+// Watches returns the kinds that the cached Getter must hold.
 func Watches() []client.Object { return []client.Object{&resourcev1.ResourceClaim{}} }
 
 // Reader finds the devices of pods. It is safe for concurrent use.
@@ -38,8 +38,8 @@ type Reader struct {
 	cached, live Getter
 }
 
-// New returns a Reader. It reads a claim live if the cache does not have the claim with an
-// allocation and the pod's reservation: the scheduler may have allocated it a moment ago.
+// New returns a Reader. It reads a claim live if the cached one has no allocation or no
+// reservation for the pod, because the cache may lack a new allocation.
 func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: live} }
 
 // Devices returns the devices that the claims of the pod are allocated, in the order of
@@ -61,7 +61,7 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Devic
 			claim, err = r.allocated(ctx, pod, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("the claim %q of the pod: %w", ref.Name, err))
+			errs = append(errs, fmt.Errorf("claim %q of the pod: %w", ref.Name, err))
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
@@ -77,17 +77,16 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Devic
 func (r *Reader) allocated(ctx context.Context, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
 	claim := &resourcev1.ResourceClaim{}
 	err := r.cached.Get(ctx, key, claim)
-	// The reservation for this pod shows that the allocation is not an older one that
-	// has ended since.
+	// With a reservation for this pod, the allocation is not an outdated one.
 	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, true) {
 		return claim, nil
 	}
 	claim = &resourcev1.ResourceClaim{}
 	if err := r.live.Get(ctx, key, claim); err != nil {
-		return nil, fmt.Errorf("reading it: %w", err)
+		return nil, fmt.Errorf("reading ResourceClaim %s: %w", key, err)
 	}
 	if claim.Status.Allocation == nil {
-		return nil, errors.New("it is not allocated")
+		return nil, errors.New("not allocated")
 	}
 	return claim, nil
 }

@@ -56,13 +56,13 @@ func TestDevices(t *testing.T) {
 	}{
 		"None": {reason: "a pod without claims has no devices"},
 		"Allocated": {
-			reason: "by the pod's name of the claim and the claim's of the request, in order",
+			reason: "devices are in the order of the claims and their requests",
 			claims: []corev1.PodResourceClaim{byName("b", "shared"), byName("a", "own")},
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"), result("gpu", "gpu-1")), claim("shared", result("nic/fast", "eth0"))},
 			want:   []mutators.Device{device("b.nic/fast", "eth0"), device("a.gpu", "gpu-0"), device("a.gpu", "gpu-1")},
 		},
 		"ByTemplate": {
-			reason:   "the claim that was made of a template stands in the pod's status",
+			reason:   "the pod's status names the claim of a template",
 			claims:   []corev1.PodResourceClaim{byTemplate},
 			statuses: []corev1.PodResourceClaimStatus{{Name: "made", ResourceClaimName: new("made-x7")}},
 			cached:   []client.Object{claim("made-x7", result("gpu", "gpu-2"))},
@@ -74,26 +74,26 @@ func TestDevices(t *testing.T) {
 			statuses: []corev1.PodResourceClaimStatus{{Name: "made"}},
 		},
 		"CacheIsBehind": {
-			reason: "the scheduler has allocated it a moment ago",
+			reason: "the cache lacks the new allocation",
 			claims: []corev1.PodResourceClaim{byName("a", "own"), byName("b", "new")},
 			cached: []client.Object{claim("own")},
 			live:   []client.Object{claim("own", result("gpu", "gpu-0")), claim("new", result("gpu", "gpu-1"))},
 			want:   []mutators.Device{device("a.gpu", "gpu-0"), device("b.gpu", "gpu-1")},
 		},
 		"AllocatedAnew": {
-			reason: "what is not reserved for the pod may be the allocation before",
+			reason: "without a reservation the allocation may be an old one",
 			claims: []corev1.PodResourceClaim{byName("a", "own")},
 			cached: []client.Object{stale(claim("own", result("gpu", "gpu-0")))},
 			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
 			want:   []mutators.Device{device("a.gpu", "gpu-1")},
 		},
 		"Unknown": {
-			reason: "what is not known is said, and the rest is told",
+			reason: "the error names the missing claim, and the others are returned",
 			claims: []corev1.PodResourceClaim{byName("a", "missing"), byName("b", "bare"), byTemplate, byName("c", "own")},
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"))},
 			live:   []client.Object{claim("bare")},
 			want:   []mutators.Device{device("c.gpu", "gpu-0")},
-			says:   `the claim "a" of the pod: reading it`,
+			says:   `claim "a" of the pod: reading ResourceClaim`,
 		},
 	}
 	for name, tc := range cases {
@@ -110,7 +110,7 @@ func TestDevices(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, tc.says)
-			assert.ErrorContains(t, err, `"b" of the pod: it is not allocated`)
+			assert.ErrorContains(t, err, `"b" of the pod: not allocated`)
 			assert.ErrorContains(t, err, `"made"`)
 		})
 	}

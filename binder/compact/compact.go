@@ -25,8 +25,8 @@ type Object interface {
 	Unpack() client.Object
 }
 
-// Hidden is an object that is too large for the cache. Readers of the cache do not find it, and
-// have to ask the API server; events tell that it changes.
+// Hidden is an object that is too large for the cache. Readers of the cache do not find it and
+// must read it from the API server. Events report its changes.
 type Hidden struct{ namespace, name, version string }
 
 // Hide returns what the cache holds instead of the object.

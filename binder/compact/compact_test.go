@@ -17,7 +17,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// small is what the test's cache holds of a claim.
+// small is the compact form of a claim.
 type small struct{ name, volume string }
 
 func (s small) GetObjectMeta() metav1.Object {
@@ -26,7 +26,7 @@ func (s small) GetObjectMeta() metav1.Object {
 
 func (s small) Unpack() client.Object { return gen.Claim(s.name, gen.NamesVolume(s.volume)) }
 
-// TestNewInformer_ReadersSeeAPIObjects: by every way to read the cache that controller-runtime takes.
+// TestNewInformer_ReadersSeeAPIObjects covers all methods that controller-runtime calls.
 func TestNewInformer_ReadersSeeAPIObjects(t *testing.T) {
 	const byVolume = "volume"
 	i := NewInformer(&cache.ListWatch{}, &corev1.PersistentVolumeClaim{}, time.Hour, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})

@@ -1,14 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fair shares limited work between tenants.
+// Package fair distributes limited work among tenants.
 package fair
 
-// Interleave returns the items in an order in which their groups take turns: the first
-// item of each group, then the second of each, and so on. Groups are in the order of
-// their first items, and the items of a group keep their order. However many items one
-// group has, the n-th item of another one is among the first n times as many items as
-// there are groups. The caller owns the result; the cost is linear.
+// Interleave returns the items in an order in which their groups take turns: the first item of
+// each group, then the second of each, and so on. Groups are in the order of their first items,
+// and the items of a group keep their order. The caller owns the result. The cost is linear.
 func Interleave[T any](items []T, group func(T) string) []T {
 	var groups [][]T
 	position := map[string]int{}

@@ -14,10 +14,10 @@ func TestInterleave(t *testing.T) {
 		reason   string
 		in, want []string
 	}{
-		"None":      {reason: "there is nothing to share", want: []string{}},
-		"OneGroup":  {reason: "a tenant alone has everything, in order", in: []string{"a1", "a2", "a3"}, want: []string{"a1", "a2", "a3"}},
-		"TakeTurns": {reason: "a tenant with many items does not delay the others", in: []string{"a1", "a2", "a3", "a4", "b1", "c1", "c2"}, want: []string{"a1", "b1", "c1", "a2", "c2", "a3", "a4"}},
-		"ByFirst":   {reason: "the order of the groups is that of their first items", in: []string{"b1", "a1", "b2"}, want: []string{"b1", "a1", "b2"}},
+		"None":      {reason: "an empty list stays empty", want: []string{}},
+		"OneGroup":  {reason: "a single group keeps its order", in: []string{"a1", "a2", "a3"}, want: []string{"a1", "a2", "a3"}},
+		"TakeTurns": {reason: "a large group does not delay others", in: []string{"a1", "a2", "a3", "a4", "b1", "c1", "c2"}, want: []string{"a1", "b1", "c1", "a2", "c2", "a3", "a4"}},
+		"ByFirst":   {reason: "groups have the order of their first items", in: []string{"b1", "a1", "b2"}, want: []string{"b1", "a1", "b2"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

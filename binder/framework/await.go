@@ -13,18 +13,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Look judges the present state, which it reads through the reader. It returns what to
-// wait for, the zero Waiting if nothing, or an error that ends the wait.
+// Look reads the current state through the reader. It returns what to wait for, the zero
+// Waiting if there is nothing to wait for, or an error that ends the wait.
 type Look func(ctx context.Context, reader Reader) (Waiting, error)
 
 // Await calls look until there is nothing to wait for, and returns nil then.
 //
-// It looks again when one of the objects changes that the last looks read through the
-// reader, or one of the given objects, and at Waiting.Until. Between looks it costs
-// nothing. It subscribes to an object before look reads it, so no change is missed. It
-// looks at the cache first. An error counts only when the API server confirms it: then
-// Await looks again through the live reader, as it does at Waiting.Until. It reports
-// what it waits for with BindContext.Waiting.
+// Await looks again when an object changes that look has read through the reader, or one of
+// the given objects, and at Waiting.Until. It subscribes to an object before look reads it,
+// so that no change is missed. It looks at the cache. If look returns an error, and at
+// Waiting.Until, it looks again through the live reader, and only that result counts. Await
+// reports what it waits for with BindContext.Waiting.
 //
 // When the context ends, Await returns the context's cause.
 func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
@@ -69,11 +68,10 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 	}
 }
 
-// AwaitReady is the PreBind of a plugin that only waits: it repeats
-// SetupBindContextExtension and PreFlight, as Await does with a Look, until PreFlight
-// skips. What it waits for is the first that PreFlight records with
-// BindContext.WouldWait. Each repetition gets a context of its own, with the pod and the
-// node as they are then; the last one's extensions and annotations go into bc.
+// AwaitReady is the PreBind of a plugin that only waits. It repeats SetupBindContextExtension
+// and PreFlight, as Await repeats a Look, until PreFlight skips. It reports the first wait
+// that PreFlight records with BindContext.WouldWait. Each repetition gets its own context with
+// the current pod and node. The extensions and annotations of the last one are copied to bc.
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
 	since := h.Clock.Now()
 	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
@@ -99,14 +97,14 @@ func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) e
 	})
 }
 
-// isLive says whether Await gave the look the live reader.
+// isLive returns whether the reader of a look is the live one.
 func isLive(reader Reader, h Handle) bool {
 	s, ok := reader.(subscribing)
 	return ok && s.Reader == h.Live && h.Live != h.Cached
 }
 
-// Present reads the pod and the node of the bind. It returns an error if the pod cannot be
-// bound any more, or if the node is gone or another one has its name.
+// Present reads the pod and the node of the bind. It returns an error if the pod can no longer
+// be bound, or if the node does not exist or was recreated.
 func Present(ctx context.Context, reader Reader, bc *BindContext) (*corev1.Pod, *corev1.Node, error) {
 	about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 	pod, err := Get(ctx, reader, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)

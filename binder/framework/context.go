@@ -15,39 +15,38 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// BindContext is one bind on its way through the plugins. It is made by the
-// engine and lives as long as the attempt, so it may outlive the scheduler's
-// call. Its exported fields are set once and read only; the methods are safe
-// for concurrent use.
+// BindContext is the context of one bind. The engine creates it for an attempt, which can
+// outlive the scheduler's call. Plugins must not set its fields. Its methods are safe for
+// concurrent use.
 type BindContext struct {
-	// Pod is the pod to be bound, as it was when the attempt began. It may be
-	// shared with a cache: never change it.
+	// Pod is the pod at the start of the attempt. It is shared with the cache: do not change
+	// it.
 	Pod *corev1.Pod
-	// Node is the target, with the same rule. Images and managed fields are left
-	// out of it.
+	// Node is the target of the Binding, without images and managed fields. It is shared with
+	// the cache: do not change it.
 	Node *corev1.Node
-	// Binding is what the scheduler posted, before any mutator.
+	// Binding is what the scheduler posted, without the output of mutators.
 	Binding *corev1.Binding
 	// User posted the Binding.
 	User authenticationv1.UserInfo
-	// Attempt identifies this bind's PreBind in this replica. What a plugin writes
-	// carries it, so that it can be told whose write it is, also after a crash. The
-	// pod carries it as the annotation binder.<domain>/attempt once it is bound.
+	// Attempt identifies this attempt. Plugins include it in their writes, so that the owner
+	// of a write is known even after a crash. A bound pod has it in the annotation
+	// AttemptAnnotation.
 	Attempt string
-	// Recovered says that this context was made from a Mark, after the process that
-	// made the write had ended: Pod has its name and UID only, Node its name, and
-	// there are no extensions. Only PostBind and PreBindRollBack ever see it true.
+	// Recovered means that the context was created from a Mark after the process of the
+	// attempt ended. Then Pod has only its name and UID, Node has only its name, and there are
+	// no extensions. It is set in PostBind and PreBindRollBack only.
 	Recovered bool
-	// DryRun says that nothing may be written. Only SetupBindContextExtension and
-	// PreFlight ever see it true.
+	// DryRun means that nothing may be written. It is set in SetupBindContextExtension and
+	// PreFlight only.
 	DryRun bool
 	// Now is the time of the decision. PreFlight uses it instead of a clock.
 	Now time.Time
-	// Since is when the plugin began to wait for this bind: the start of its PreBind
-	// where AwaitReady repeats PreFlight, otherwise Now.
+	// Since is the start of the wait: the start of PreBind if AwaitReady repeats PreFlight,
+	// otherwise Now.
 	Since time.Time
-	// Live says that the reader of this call is the live one. In PreFlight, it says that
-	// Pod, Node and the extension were read from the API server for this decision.
+	// Live means that the reader of this call is the live one. In PreFlight, it means that Pod,
+	// Node, and the extension were read from the API server for this decision.
 	Live bool
 
 	mu          sync.Mutex
@@ -60,10 +59,9 @@ type BindContext struct {
 	devices     []Device
 }
 
-// Annotate adds <plugin>.<domain>/<key> to the Binding, and so to the pod; plugin
-// is the caller's own name, and key the part behind the slash. The last value of a
-// key counts. It is for PreFlight and PreBind: a plugin whose PreBind is skipped
-// annotates in PreFlight. A key that is not valid is the plugin's own failure.
+// Annotate adds the annotation <plugin>.prebind.dev/<key> to the Binding, and so to the pod.
+// plugin is the caller's name. The last value of a key counts. Call it in PreFlight or
+// PreBind. An invalid key fails the bind with KindInternal.
 func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -76,8 +74,8 @@ func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.annotations[plugin][key] = value
 }
 
-// Annotations returns what was given to Annotate, by plugin and key; nil where there
-// is nothing. The caller owns the maps.
+// Annotations returns the recorded annotations by plugin and key, or nil. The caller owns the
+// maps.
 func (bc *BindContext) Annotations() map[string]map[string]string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -94,105 +92,102 @@ func (bc *BindContext) Annotations() map[string]map[string]string {
 // Device is one device, or a share of one, that a pod gets; see mutators.Device.
 type Device = mutators.Device
 
-// Has records, in PreFlight, a device that is the pod's when the bind is allowed.
-// The mutators are shown it.
+// Has records, in PreFlight, devices that the pod gets if the bind is allowed. Mutators
+// receive them.
 func (bc *BindContext) Has(devices ...Device) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.devices = append(bc.devices, devices...)
 }
 
-// Devices returns what was given to Has, in order; the caller owns the slice.
+// Devices returns the recorded devices in order. The caller owns the slice.
 func (bc *BindContext) Devices() []Device {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]Device(nil), bc.devices...)
 }
 
-// Waiting says what a bind waits for. The zero Waiting is no wait.
+// Waiting describes what a bind waits for. The zero Waiting means no wait.
 type Waiting struct {
-	// Object has to change; it may be the zero Object.
+	// Object is the object that has to change. It may be the zero Object.
 	Object Object
 	// For completes the sentence "waiting for …".
 	For string
-	// Until is when Await looks again even if nothing has changed; zero for never.
+	// Until is the time at which Await looks again even if nothing changes. Zero means never.
 	Until time.Time
-	// Since is when the wait began, where the plugin has observed that itself, by the clock of
-	// this process; zero where it has not. It must not be a time that a tenant can write.
-	// Calls for one bind reach several replicas, so the first call that this replica receives
-	// may come long after the wait began. It is used of what is given to WouldWait.
+	// Since is the start of the wait, if the plugin has observed it with the clock of this
+	// process, or zero. It must not be a time that a tenant can write. It matters because the
+	// first call to this replica can arrive long after the wait began. Only WouldWait uses it.
 	Since time.Time
 }
 
-// Waiting records what the plugin waits for from now on. Scheduler, events and
-// operators are shown it.
+// Waiting records what the plugin waits for. Responses, events, and 'prebind status' show it.
 func (bc *BindContext) Waiting(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.waiting = w
 }
 
-// WaitingFor returns what was last given to Waiting, or the zero Waiting.
+// WaitingFor returns the last recorded wait, or the zero Waiting.
 func (bc *BindContext) WaitingFor() Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return bc.waiting
 }
 
-// Intend records, in PreFlight, a write that PreBind will make: a whole
-// sentence that a dry run shows to the user.
+// Intend records, in PreFlight, a write that PreBind will make, as a complete sentence. The
+// response to a dry run contains it.
 func (bc *BindContext) Intend(format string, args ...any) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.intents = append(bc.intents, fmt.Sprintf(format, args...))
 }
 
-// Intents returns the recorded intents in order; the caller owns the slice.
+// Intents returns the recorded intents in order. The caller owns the slice.
 func (bc *BindContext) Intents() []string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]string(nil), bc.intents...)
 }
 
-// WouldWait records, in PreFlight, what PreBind will have to wait for as far as it
-// can be seen: whoever asks what a bind would do is told.
+// WouldWait records, in PreFlight, what PreBind will wait for. The response to a dry run
+// contains it.
 func (bc *BindContext) WouldWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.wouldWait = append(bc.wouldWait, w)
 }
 
-// WouldWaitFor returns what was given to WouldWait, in order; the caller owns the
-// slice.
+// WouldWaitFor returns the recorded waits of PreFlight in order. The caller owns the slice.
 func (bc *BindContext) WouldWaitFor() []Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]Waiting(nil), bc.wouldWait...)
 }
 
-// Undid records, in PreBindRollBack, what was undone, as in "released the lock".
-// The pod's event shows it.
+// Undid records, in PreBindRollBack, what was undone, such as "released the lock". The pod's
+// event shows it.
 func (bc *BindContext) Undid(format string, args ...any) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.undone = append(bc.undone, fmt.Sprintf(format, args...))
 }
 
-// Undone returns what was recorded by Undid, in order; the caller owns the slice.
+// Undone returns what Undid recorded, in order. The caller owns the slice.
 func (bc *BindContext) Undone() []string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]string(nil), bc.undone...)
 }
 
-// Checkpoint is a state of a BindContext's records; see BindContext.Checkpoint.
+// Checkpoint is a state of the records of a BindContext.
 type Checkpoint struct {
 	intents, wouldWait, devices int
 	annotations                 map[string]map[string]string
 }
 
-// Checkpoint returns the present state of the records of PreFlight. The engine uses it
-// to discard the records of a PreFlight that it repeats.
+// Checkpoint returns the current state of the records of PreFlight. The engine uses it to
+// discard the records of a PreFlight that it repeats.
 func (bc *BindContext) Checkpoint() Checkpoint {
 	annotations := bc.Annotations()
 	bc.mu.Lock()
@@ -216,7 +211,7 @@ func (bc *BindContext) again(pod *corev1.Pod, node *corev1.Node, now, since time
 	}
 }
 
-// adopt takes over the extensions and the annotations of a later decision.
+// adopt copies the extensions and annotations of a later decision.
 func (bc *BindContext) adopt(later *BindContext) {
 	annotations := later.Annotations()
 	later.mu.Lock()
@@ -235,15 +230,15 @@ func (bc *BindContext) adopt(later *BindContext) {
 	maps.Copy(bc.extensions, extensions)
 }
 
-// ExtensionKey names a value of type T that a plugin keeps in a BindContext
-// between its own methods. Two keys with one name share their value, so a
-// plugin begins the name with its own.
+// ExtensionKey is the key of a value of type T that a plugin passes between its methods in a
+// BindContext. Keys with the same name share the value, so a plugin uses its own name as a
+// prefix.
 type ExtensionKey[T any] struct{ name string }
 
-// NewExtensionKey makes the key with this name.
+// NewExtensionKey returns the key with the name.
 func NewExtensionKey[T any](name string) ExtensionKey[T] { return ExtensionKey[T]{name: name} }
 
-// Set stores the value; it replaces an earlier one.
+// Set stores the value, and replaces an earlier one.
 func (k ExtensionKey[T]) Set(bc *BindContext, value T) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -253,19 +248,19 @@ func (k ExtensionKey[T]) Set(bc *BindContext, value T) {
 	bc.extensions[k.name] = value
 }
 
-// Get returns the value, or an error when there is none or one of another type:
-// a mistake in the plugin, never in the request.
+// Get returns the value. An error means a bug in the plugin: the value was not set, or has
+// another type.
 func (k ExtensionKey[T]) Get(bc *BindContext) (T, error) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	var zero T
 	stored, ok := bc.extensions[k.name]
 	if !ok {
-		return zero, fmt.Errorf("the bind context has no extension %q: it must be set before it is read", k.name)
+		return zero, fmt.Errorf("bind context has no extension %q: set it before reading it", k.name)
 	}
 	value, ok := stored.(T)
 	if !ok {
-		return zero, fmt.Errorf("the bind context's extension %q is a %T, not a %T", k.name, stored, zero)
+		return zero, fmt.Errorf("extension %q of the bind context is a %T, want %T", k.name, stored, zero)
 	}
 	return value, nil
 }

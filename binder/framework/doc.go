@@ -20,23 +20,23 @@
 // costs no request to the API server. The cache can be behind what a scheduler saw, so
 // the engine never rejects a bind based on the cache alone: when Setup fails or PreFlight
 // rejects, it reads the pod and the node from the API server, repeats Setup with the live
-// reader and then PreFlight, and only that answer counts. The cost of a rejection is one
-// live read of the pod, one of the node, and one of each object that Setup reads. PreFlight
-// gets the same treatment for an answer that is no rejection by returning Verify.
+// reader and then PreFlight, and only that result counts. A rejection costs one live read of
+// the pod, one of the node, and one of each object that Setup reads. PreFlight requests the
+// same for another result by returning Verify.
 //
 // Await does the same for a wait: it looks at the cache, and checks live before it fails.
-// It wakes up when an object changes that the look has read, so that a plugin does not
-// subscribe to anything itself.
+// It wakes up when an object changes that the look has read, so that plugins need no
+// subscriptions.
 //
 // # A plugin that waits
 //
-// A plugin that only waits implements SetupBindContextExtension, PreFlight with
-// BindContext.WouldWait, and a PreBind of one line:
+// A plugin that only waits is one function that reads objects and returns what the bind waits
+// for: see NewWaiter. BindContext.WaitAtMost limits the wait.
+//
+// A plugin that also needs its own PreFlight waits with one line in PreBind, which repeats
+// SetupBindContextExtension and PreFlight until PreFlight skips:
 //
 //	return framework.AwaitReady(ctx, p.h, bc, p)
-//
-// AwaitReady repeats the first two until PreFlight skips. A wait with a time limit sets
-// Waiting.Until, and PreFlight compares BindContext.Now with BindContext.Since.
 //
 // # Errors
 //

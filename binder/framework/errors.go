@@ -13,27 +13,24 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Kind tells what a failure means to the client that posted the Binding.
+// Kind is the meaning of an error for the client that posted the Binding.
 type Kind string
 
 const (
-	// KindWait is not yet: the same Binding will do later. The client repeats it.
+	// KindWait means not yet. The client repeats the Binding.
 	KindWait Kind = "waiting"
-	// KindRefuse is never on this node, or against the rules. The scheduler
-	// chooses another node.
+	// KindRefuse means not on this node. The scheduler chooses another node.
 	KindRefuse Kind = "refused"
-	// KindStale is a decision about a pod that is no longer so: another UID or
-	// resourceVersion, terminating, bound elsewhere. The scheduler drops it.
+	// KindStale means that the decision is out of date: the pod has another UID or
+	// resourceVersion, is being deleted, or is bound. The scheduler drops it.
 	KindStale Kind = "stale"
-	// KindInvalid is a Binding that would leave an object behind that the API
-	// server can store but never update again.
+	// KindInvalid means that the Binding or an annotation is invalid.
 	KindInvalid Kind = "invalid"
-	// KindInternal is Prebind's own failure.
+	// KindInternal means that Prebind or a plugin failed.
 	KindInternal Kind = "internal"
 )
 
-// Object names the thing that an error or a wait is about. The zero Object
-// names none.
+// Object identifies the object of an error or a wait. The zero Object means none.
 type Object struct {
 	// Kind as in a manifest, such as PersistentVolumeClaim.
 	Kind string
@@ -54,32 +51,31 @@ func (o Object) String() string {
 	}
 }
 
-// Error is an answer to the client: of which kind, by which plugin, about which
-// object, what happened and what to do.
+// Error is an error that the client receives.
 type Error struct {
 	// Kind is never empty.
 	Kind Kind
-	// Plugin, mutator or "binder" for the engine's own guards. A plugin may leave
-	// it empty: the engine fills in the name.
+	// Plugin is the name of the plugin or mutator, or "binder". The engine sets it if it is
+	// empty.
 	Plugin string
 	Object Object
-	// Message says what happened in a sentence without a full stop.
+	// Message describes the problem in lower case, without a period.
 	Message string
-	// Advice says what the reader can do, in the same form; it may be empty.
+	// Advice describes the remedy in the same form. It may be empty.
 	Advice string
-	// Fields name the invalid fields of a KindInvalid.
+	// Fields are the invalid fields of a KindInvalid.
 	Fields []Field
 	cause  error
 }
 
-// Field is one invalid field of the Binding.
+// Field is an invalid field.
 type Field struct {
-	// Path is such as metadata.annotations[Bad Key].
+	// Path of the field, such as metadata.annotations[Bad Key].
 	Path    string
 	Message string
 }
 
-// Error is one line with all of it.
+// Error returns "plugin: object: message; advice".
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.Plugin != "" {
@@ -95,51 +91,50 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the error that caused this one, if any.
+// Unwrap returns the cause, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Because keeps the cause for errors.Is and errors.As and returns e.
+// Because sets the cause for errors.Is and errors.As, and returns e.
 func (e *Error) Because(cause error) *Error {
 	e.cause = cause
 	return e
 }
 
-// Advise adds what the reader can do and returns e.
+// Advise sets the advice and returns e.
 func (e *Error) Advise(format string, args ...any) *Error {
 	e.Advice = fmt.Sprintf(format, args...)
 	return e
 }
 
-// Refuse makes a KindRefuse about the object.
+// Refuse returns a KindRefuse about the object.
 func Refuse(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindRefuse, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wait makes a KindWait about the object. A PreBind that can wait by itself
-// does so; Wait is for what has to start from the beginning with the next call.
+// Wait returns a KindWait about the object, after which the next call starts again. To wait
+// within an attempt, use Await.
 func Wait(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindWait, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 
-// Stale makes a KindStale about the object.
+// Stale returns a KindStale about the object.
 func Stale(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindStale, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 
-// Invalid makes a KindInvalid about the object, of the fields that are wrong.
+// Invalid returns a KindInvalid about the object, with the invalid fields.
 func Invalid(object Object, message string, fields ...Field) *Error {
 	return &Error{Kind: KindInvalid, Object: object, Message: message, Fields: fields}
 }
 
-// Internal makes a KindInternal of the cause.
+// Internal returns a KindInternal with the cause.
 func Internal(object Object, cause error) *Error {
 	return &Error{Kind: KindInternal, Object: object, Message: cause.Error(), cause: cause}
 }
 
-// FromAPI makes an answer of an API server's error on the object: one that a
-// later repetition can get over is KindWait (a conflict, an API server that is
-// slow, overloaded or restarting, the end of the call that asked), every other is
-// KindInternal.
+// FromAPI returns an error for a failed request to the API server. It is a KindWait if a retry
+// can succeed: after a conflict, if the API server is slow, overloaded, or restarting, and if
+// the context ended. Otherwise it is a KindInternal.
 func FromAPI(object Object, doing string, err error) *Error {
 	e := Internal(object, fmt.Errorf("%s: %w", doing, err))
 	if apierrors.IsConflict(err) || passing(err) {
@@ -148,8 +143,7 @@ func FromAPI(object Object, doing string, err error) *Error {
 	return e
 }
 
-// passing says whether the API server could not answer this time. A context that has
-// ended is no failure of the API server's or of Prebind's.
+// passing returns whether the failure is temporary. The end of a context counts as temporary.
 func passing(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServiceUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
@@ -157,8 +151,8 @@ func passing(err error) bool {
 		utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsTimeout(err)
 }
 
-// AsError returns err as an *Error that names the plugin. An error of any other
-// type becomes KindInternal. It returns nil for nil.
+// AsError returns err as an *Error with the name of the plugin. An error of another type becomes
+// a KindInternal. AsError returns nil for nil.
 func AsError(plugin string, err error) *Error {
 	if err == nil {
 		return nil
@@ -177,7 +171,7 @@ func AsError(plugin string, err error) *Error {
 	return &named
 }
 
-// IsKind says whether err is, or wraps, an *Error of this kind.
+// IsKind returns whether err is, or wraps, an *Error of this kind.
 func IsKind(err error, kind Kind) bool {
 	var e *Error
 	return errors.As(err, &e) && e != nil && e.Kind == kind

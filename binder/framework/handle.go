@@ -8,20 +8,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Handle is what a plugin is built with. All of it is safe for concurrent use.
+// Handle is the access of a plugin to the cluster. It is safe for concurrent use.
 type Handle struct {
-	// Cached reads what the plugin's Registration watches, pods without a node, and
-	// nodes. Other kinds are an error. What it returns is shared and must not be changed.
+	// Cached reads the kinds that the plugin's Registration watches, pods without a node, and
+	// nodes. It returns an error for other kinds. The objects are shared: do not change them.
 	Cached Reader
 	// Live reads from the API server.
 	Live Reader
-	// Writer writes to the API server, with Prebind's permissions, and Status writes the
-	// status of objects.
+	// Writer writes objects with Prebind's permissions. Status writes their status.
 	Writer client.Writer
 	Status client.StatusClient
 	// Changes wakes waits when an object of the cache changes. Await uses it.
 	Changes *Hub
 	Clock   clock.WithDelayedExecution
-	// Namespace is that of Prebind's own objects.
+	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
 }

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Hub carries changes from informers to subscriptions. It is safe for
-// concurrent use. The zero Hub is not usable; see NewHub.
+// Hub delivers changes from informers to subscriptions. It is safe for concurrent use. Create
+// it with NewHub.
 type Hub struct {
 	mu   sync.Mutex
 	subs map[Ref]map[*Subscription]struct{}
@@ -26,9 +26,8 @@ type Informer interface {
 	AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
 }
 
-// Attach makes every change that the informer of the example's type sees, additions and
-// deletions included, wake the subscriptions to the object. The informer's store already
-// holds the change when they wake.
+// Attach wakes subscriptions on every addition, change, and deletion in the informer of the
+// example's type. The informer's store already contains the change.
 func (h *Hub) Attach(example client.Object, informer Informer) error {
 	kind := KindOf(example)
 	changed := func(object any) {
@@ -65,20 +64,20 @@ func (h *Hub) wake(ref Ref) {
 	for s := range h.subs[ref] {
 		select {
 		case s.c <- struct{}{}:
-		default: // It has been woken already and will look at everything.
+		default: // The subscription is already awake and has not looked yet.
 		}
 	}
 }
 
-// Subscribe returns a subscription to the objects. Subscribe first and look at the
-// objects then, so that no change is missed: Await does so. Close it in the end.
+// Subscribe returns a subscription to the objects. Subscribe before you read the objects, so
+// that no change is missed, and close the subscription at the end. Await does both.
 func (h *Hub) Subscribe(refs ...Ref) *Subscription {
 	s := &Subscription{hub: h, c: make(chan struct{}, 1), refs: map[Ref]struct{}{}}
 	s.Add(refs...)
 	return s
 }
 
-// Subscription is woken by changes of its objects. One goroutine uses it.
+// Subscription receives changes of its objects. It is not safe for concurrent use.
 type Subscription struct {
 	hub  *Hub
 	c    chan struct{}
@@ -88,7 +87,7 @@ type Subscription struct {
 // C receives once for one or more changes since the last receive.
 func (s *Subscription) C() <-chan struct{} { return s.c }
 
-// Add subscribes to more objects; those that it has already make no difference.
+// Add subscribes to more objects.
 func (s *Subscription) Add(refs ...Ref) {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -101,7 +100,7 @@ func (s *Subscription) Add(refs ...Ref) {
 	}
 }
 
-// Close ends the subscription; nothing of it stays in the hub.
+// Close ends the subscription.
 func (s *Subscription) Close() {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()

@@ -10,41 +10,37 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Reader reads objects, either from the cache or from the API server. Objects from the
-// cache are shared: never change them. The cached Reader has the kinds that the
-// plugin's Registration watches, pods without a node, and nodes; it returns an error
-// for other kinds.
+// Reader reads objects from the cache or from the API server. Objects from the cache are
+// shared: do not change them. The cached Reader has the kinds that the plugin's Registration
+// watches, pods without a node, and nodes. It returns an error for other kinds.
 type Reader = client.Reader
 
-// PreBinder is a PreBind plugin: it makes a bind safe before the API server carries it
-// out. The other interfaces of this file are optional.
+// PreBinder is a PreBind plugin. It prepares a bind before the API server executes it. The
+// other interfaces of this file are optional.
 //
-// One instance serves all binds, concurrently. For one (pod UID, node) a replica never
-// runs two of the writing methods (PreBind, PreBindRollBack, PostBind) at the same
-// time. Another replica can work on the same bind, so a write has to name the attempt
-// that made it: see BindContext.Attempt.
+// One instance serves all binds concurrently. For one pair of pod UID and node, a replica runs
+// only one of the writing methods (PreBind, PreBindRollBack, PostBind) at a time. Another
+// replica can work on the same bind, so writes must contain BindContext.Attempt.
 type PreBinder interface {
-	// Name is the plugin's name in kebab-case. Flags, annotation prefixes, messages and
-	// metrics show it. It never changes.
+	// Name is the plugin's name in kebab-case, for flags, annotation keys, messages, and
+	// metrics. It never changes.
 	Name() string
 
 	// PreBind writes what the pod needs on the node, and waits for it with Await. It
 	// runs only if PreFlight returned Run.
 	//
-	// It must be idempotent: after a crash, on another replica, or when a scheduler
-	// repeats a bind that something else rejected, it is called again for the same bind
-	// and continues from the state in the API server. The context outlives the
-	// scheduler's call and ends when the attempt's budget is spent. It returns nil only
-	// when the bind may proceed as far as this plugin is concerned.
+	// It must be idempotent: after a crash, on another replica, and when a scheduler repeats a
+	// bind, it is called again and continues from the state in the API server. The context
+	// outlives the scheduler's call and ends with the attempt's budget. Nil means that the bind
+	// may proceed.
 	PreBind(ctx context.Context, bc *BindContext) error
 }
 
 // BindContextExtender is a PreBinder that reads objects for its PreFlight.
 type BindContextExtender interface {
 	// SetupBindContextExtension reads everything that PreFlight needs, through the
-	// reader and through nothing else, into an extension of the context (see
-	// ExtensionKey). It neither writes nor rejects: an object that does not exist is a
-	// fact for PreFlight. An error means that something could not be read.
+	// reader, into an extension of the context (see ExtensionKey). It neither writes nor
+	// rejects: PreFlight handles missing objects. An error means that a read failed.
 	//
 	// The engine calls it just before PreFlight, first with the cached reader. When it
 	// fails, when PreFlight rejects, and when PreFlight returns Verify, the engine calls
@@ -72,12 +68,12 @@ type Next int
 const (
 	// Run asks the engine to call PreBind.
 	Run Next = iota
-	// Skip reports that this bind needs nothing of the plugin: the engine calls neither
-	// PreBind nor PreBindRollBack. It is the Skip of kube-scheduler's PreBindPreFlight.
+	// Skip means that the plugin has nothing to do for this bind. The engine calls neither
+	// PreBind nor PreBindRollBack, as for the Skip of kube-scheduler's PreBindPreFlight.
 	Skip
 	// Verify asks the engine to repeat SetupBindContextExtension with the live reader,
-	// and then PreFlight. Use it when the decision must not rely on the cache although it
-	// is no rejection. If BindContext.Live is set, Verify counts as Run.
+	// and then PreFlight. Use it if a decision other than a rejection must not rely on the
+	// cache. If BindContext.Live is set, Verify means Run.
 	Verify
 )
 
@@ -87,10 +83,9 @@ type RollBacker interface {
 	//
 	// The engine calls it for every plugin whose PreBind was started, the failing one
 	// included, in reverse order, on a context of its own, and repeats it when it fails.
-	// PreBind may have stopped anywhere, even before its first write. It must be
-	// idempotent, and leave alone what another attempt has written since. The engine has
-	// seen that the live pod is not bound to the node. Report what is undone with
-	// BindContext.Undid.
+	// PreBind can have stopped at any point, even before its first write. PreBindRollBack must
+	// be idempotent, and must not change what another attempt has written since. The engine has
+	// checked that the live pod is not bound to the node. Report with BindContext.Undid.
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }
 
@@ -98,17 +93,17 @@ type RollBacker interface {
 type Confirmer interface {
 	// Confirm is called after the PreBind of all plugins, even if its own was skipped,
 	// because another plugin's PreBind can have taken minutes. It only reads, through the
-	// reader: when it fails with the cached reader, the engine calls it again with the
-	// live one and BindContext.Live set. So a plugin that must not rely on the cache returns
-	// an error if Live is not set. An error ends the attempt, and the engine rolls it back.
+	// reader. If it fails with the cached reader, the engine calls it again with the live one
+	// and BindContext.Live set. A plugin that must not rely on the cache returns an error if
+	// Live is not set. An error ends the attempt, and the engine rolls it back.
 	Confirm(ctx context.Context, reader Reader, bc *BindContext) error
 }
 
-// PostBinder is a PreBinder that has something to do after a bind.
+// PostBinder is a PreBinder that acts after a bind.
 type PostBinder interface {
-	// PostBind is called after the engine saw the pod bound to the node by this attempt,
-	// for plugins whose PreBind ran, in the order of PreBind. Best effort: it is not
-	// called if the process exits first, unless the plugin is a Recoverer.
+	// PostBind is called after the engine has observed that this attempt bound the pod, for
+	// plugins whose PreBind ran, in the same order. Best effort: it is not called if the
+	// process exits first, unless the plugin is a Recoverer.
 	PostBind(ctx context.Context, bc *BindContext)
 }
 
@@ -120,32 +115,30 @@ type Recoverer interface {
 	// replica is gone, the engine calls PostBind or PreBindRollBack with a recovered
 	// BindContext. Both must tolerate marks that have changed since, and repeated calls.
 	//
-	// A plugin that keeps its marks where a tenant can write must treat them as the
-	// tenant's data, and bound how many it returns for one object. A mark only says which
-	// attempt to look at; it never decides that something is undone. Before the plugin
-	// undoes a write, it checks fields that the API server guards, or a record in
-	// Prebind's own namespace, by the pod's UID.
+	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and
+	// limit their number per object. A mark only identifies an attempt. Before the plugin undoes
+	// a write, it checks fields that the API server guards, or a record in Prebind's own
+	// namespace, by the pod's UID.
 	Marks(ctx context.Context) ([]Mark, error)
 }
 
 // Mark names the attempt that made a write.
 type Mark struct {
-	// Pod and PodUID are the pod that the write was made for. The engine reads the pod by
-	// its name and decides by its UID. The name should be one that a tenant cannot write;
-	// where there is none, PreBindRollBack must not undo anything that a running pod could
-	// use.
+	// Pod and PodUID identify the pod of the write. The engine reads the pod by name and
+	// decides by UID. If a tenant can write the name, PreBindRollBack must not undo anything
+	// that a running pod could use.
 	Pod    types.NamespacedName
 	PodUID types.UID
-	// Node is the target of the bind. It may be a tenant's data.
+	// Node is the target of the bind. It may be untrusted.
 	Node string
 	// Attempt is BindContext.Attempt.
 	Attempt string
 }
 
-// Tidier is a PreBinder that keeps something for as long as a pod runs.
+// Tidier is a PreBinder that keeps state for running pods.
 type Tidier interface {
-	// Tidy releases what belongs to pods that are gone or finished. One replica at a time
-	// calls it, every few minutes.
+	// Tidy releases the state of pods that have finished or no longer exist. One replica at a
+	// time calls it, every few minutes.
 	Tidy(ctx context.Context) error
 }
 
@@ -157,12 +150,12 @@ type OnAnnotation interface {
 	Asked() Source
 }
 
-// Source says which objects may carry a plugin's parameters.
+// Source is where a plugin's parameters may be.
 type Source int
 
 const (
-	// ByBinding is the Binding only, so a scheduler's plugin sets them.
+	// ByBinding means the Binding only, so that users cannot set them.
 	ByBinding Source = iota
-	// ByBindingOrPod is the Binding and the pod. The Binding's value of a key wins.
+	// ByBindingOrPod means the Binding and the pod. The Binding's value of a key wins.
 	ByBindingOrPod
 )

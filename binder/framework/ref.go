@@ -11,19 +11,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Ref refers to an object, or to all objects of a kind, whose changes can wake a wait.
-// RefTo and AllOf make one from a Go type, so that it cannot name a kind that does not
-// exist. Refs are comparable.
+// Ref refers to an object, or to all objects of a kind, whose changes wake a wait. RefTo and
+// AllOf create it from a Go type, so that the kind exists. Refs are comparable.
 type Ref struct{ kind, namespace, name string }
 
-// RefTo refers to one object of the type of the example, such as &corev1.Node{}. The
-// namespace is empty for cluster-scoped objects.
+// RefTo returns the reference to an object with the type of the example, such as
+// &corev1.Node{}. The namespace is empty for cluster-scoped objects.
 func RefTo(example client.Object, namespace, name string) Ref {
 	return Ref{kind: KindOf(example), namespace: namespace, name: name}
 }
 
-// AllOf refers to all objects of the type of the example in the namespace, or in all
-// namespaces if it is empty.
+// AllOf returns the reference to all objects with the type of the example in the namespace, or
+// in all namespaces if it is empty.
 func AllOf(example client.Object, namespace string) Ref {
 	return Ref{kind: KindOf(example), namespace: namespace}
 }
@@ -31,12 +30,11 @@ func AllOf(example client.Object, namespace string) Ref {
 // Object returns the reference for errors and messages.
 func (r Ref) Object() Object { return Object{Kind: r.kind, Namespace: r.namespace, Name: r.name} }
 
-// String is that of the Object.
+// String returns the string of the Object.
 func (r Ref) String() string { return r.Object().String() }
 
-// KindOf returns the kind of an object, or of the items of a list. The name of a Go type
-// is that of its kind. Unstructured objects, and objects of metadata only, name their
-// kind and group themselves.
+// KindOf returns the kind of an object, or of the items of a list: the name of the Go type. For
+// unstructured and metadata-only objects, it returns the object's own kind and group.
 func KindOf(object runtime.Object) string {
 	name := reflect.Indirect(reflect.ValueOf(object)).Type().Name()
 	switch name {

@@ -20,60 +20,58 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-// Domain is that of all annotations: their keys are <plugin>.prebind.dev/<key>.
+// Domain of all annotations. The keys are <plugin>.prebind.dev/<key>.
 const Domain = registration.Domain
 
-// Registration describes a PreBind plugin, whether it is part of Prebind or not. Name,
-// Description and New are required.
+// Registration describes a PreBind plugin. Name, Description, and New are required.
 type Registration struct {
-	// Name in kebab-case: that of the plugin that New returns.
+	// Name in kebab-case. The plugin that New returns has the same name.
 	Name string
-	// Description is a line for 'prebind plugins'.
+	// Description is one line for 'prebind plugins'.
 	Description string
-	// On says that '*' of --prebind-plugins includes the plugin.
+	// On means that '*' in --prebind-plugins includes the plugin.
 	On bool
-	// Annotations are the keys behind <name>.prebind.dev/ that the plugin reads, for
-	// 'prebind plugins'.
+	// Annotations are the keys after <name>.prebind.dev/ that the plugin reads, for 'prebind
+	// plugins'.
 	Annotations string
-	// Arguments returns new ones with their defaults; nil if there are none.
+	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() Arguments
-	// Watches returns an example of each kind that the cache holds, and whose changes wake
-	// waits, while the plugin is on. Pods without a node and nodes are always there.
+	// Watches returns an example of each kind that the cache holds while the plugin is on.
+	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched.
 	Watches func(a Arguments) []client.Object
-	// Requires lists the kinds without which the plugin has nothing to do. If the API
-	// server does not serve one of them, the plugin is left out, and the log says so.
+	// Requires lists required kinds. If the API server does not serve one of them, Prebind
+	// omits the plugin and logs it.
 	Requires []schema.GroupVersionKind
-	// Caches narrows what the cache holds of the watched kinds; namespace is Prebind's
-	// own. Two plugins cannot narrow one kind.
+	// Caches returns selectors and transforms for watched kinds. namespace is Prebind's own.
+	// Only one plugin may set them for a kind.
 	Caches func(namespace string) map[client.Object]cache.ByObject
-	// Index adds the indexes to the cache that the plugin needs with the arguments. It is
-	// called again when they change; the indexer skips indexes that it has.
+	// Index adds indexes to the cache. It is called again when the arguments change. The
+	// indexer skips indexes that exist.
 	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
-	// Handlers get the events of kinds that Watches returns, by kind. They are added once
-	// in the life of the process. A process that starts with the plugin switched on is not
-	// ready before they have seen all objects.
+	// Handlers receive the events of watched kinds, by kind. They are added once per process.
+	// If the plugin is on at the start, Prebind is not ready before they have received all
+	// objects.
 	Handlers map[string]toolscache.ResourceEventHandler
 	// Permissions returns all permissions that Prebind needs while the plugin is on, those for
 	// Watches included. If one is missing, Prebind does not start, or keeps its old
 	// configuration. Nil stands for get, list, and watch on the kinds of Watches.
 	Permissions func(a Arguments) (Permissions, error)
-	// New builds the plugin. It is called when the plugin is switched on, and when its
-	// arguments change. The arguments are valid, and never changed. What an earlier
-	// instance has in progress, that instance completes: the two share nothing, like two
-	// replicas.
+	// New builds the plugin. It is called when the plugin is switched on and when its arguments
+	// change. The arguments are valid and do not change. An earlier instance completes its
+	// attempts.
 	New func(h Handle, a Arguments) (PreBinder, error)
 }
 
 // Arguments are those of one plugin; see registration.Arguments.
 type Arguments = registration.Arguments
 
-// Problem says why one field of the arguments is invalid.
+// Problem is an invalid field of the arguments.
 type Problem = registration.Problem
 
 // Permissions are what Prebind needs while a plugin is on.
 type Permissions = registration.Permissions
 
-// ArgumentsAs returns the arguments in their own type.
+// ArgumentsAs returns the arguments as their own type.
 func ArgumentsAs[T Arguments](a Arguments) (T, error) { return registration.ArgumentsAs[T](a) }
 
 // InvalidField returns the problem of a field, or none if the error is nil.

@@ -8,25 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Whereabouts says where the pod of a bind is.
+// Whereabouts is the state of the pod of a bind.
 type Whereabouts string
 
 const (
 	// Pending means that the pod has no node and can still be bound.
 	Pending Whereabouts = "pending"
-	// BoundHere means that the pod is bound to the node of the bind, by whichever attempt.
+	// BoundHere means that an attempt has bound the pod to the node of the bind.
 	BoundHere Whereabouts = "bound here"
 	// BoundElsewhere means that the pod is bound to another node.
 	BoundElsewhere Whereabouts = "bound elsewhere"
-	// Gone means that there is no such pod, or it is being deleted and has no node.
+	// Gone means that the pod does not exist, or is being deleted and has no node.
 	Gone Whereabouts = "gone"
-	// Replaced means that another pod has its name.
+	// Replaced means that another pod has the same name.
 	Replaced Whereabouts = "replaced"
 )
 
-// WhereaboutsOf returns where the pod with the UID is, for a bind to the node. The pod
-// is the one that has its name, or nil if there is none. A bound pod stays bound while
-// it is being deleted and after it has finished.
+// WhereaboutsOf returns the state of the pod with the UID, for a bind to the node. pod is the
+// current pod with the name, or nil. A pod stays bound while it is being deleted and after it
+// has finished.
 func WhereaboutsOf(pod *corev1.Pod, uid types.UID, node string) Whereabouts {
 	switch {
 	case pod == nil:

@@ -19,11 +19,11 @@ const (
 	shortest = time.Second
 )
 
-// Kind is what waits have to have in common for one to tell something about another.
-// The namespace is part of it, so that no tenant's waits decide about another's.
+// Kind groups comparable waits. The namespace is part of it, so that the waits of one tenant do
+// not affect another one.
 type Kind struct {
 	Namespace string
-	// Plugins are the names of those that have something to do, in order.
+	// Plugins are the names of the plugins with work to do, in order.
 	Plugins string
 }
 
@@ -53,7 +53,7 @@ type InProgress struct {
 // NewHistory returns an empty History.
 func NewHistory() *History { return &History{of: map[Kind]*waits{}} }
 
-// Begin notes a wait in progress. The caller ends it with End.
+// Begin records a wait in progress. The caller ends it with End.
 func (h *History) Begin(kind Kind, began time.Time) *InProgress {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -70,7 +70,7 @@ func (h *History) Begin(kind Kind, began time.Time) *InProgress {
 	return p
 }
 
-// forget drops the oldest kinds that nothing waits for, where there are too many.
+// forget drops the oldest kinds without a wait in progress if there are too many kinds.
 func (h *History) forget() {
 	if len(h.used) <= kinds {
 		return
@@ -84,8 +84,7 @@ func (h *History) forget() {
 	})
 }
 
-// End notes that the wait is over. Only one that came to its event tells something about
-// others.
+// End records the end of the wait. Only a wait that ended with its event counts for others.
 func (h *History) End(p *InProgress, now time.Time, event bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -103,7 +102,7 @@ func (h *History) End(p *InProgress, now time.Time, event bool) {
 	w.next = (w.next + 1) % remember
 }
 
-// Past returns what is known about waits of the kind. The caller owns it.
+// Past returns the known waits of the kind. The caller owns it.
 func (h *History) Past(kind Kind, now time.Time) Past {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -3,13 +3,12 @@
 
 // Package pacing decides which waiting calls a replica holds, and when it asks the
 // clients of the others to call again. All decisions are pure functions of what is
-// passed in; simulation_test.go plays them through for crowds of pods.
+// passed in; simulation_test.go simulates them for crowds of pods.
 //
-// A held call is answered within milliseconds of the event that it waits for. A call
-// that is not held costs its client a round trip and up to the whole Retry-After of
-// delay, because nothing can wake a client that sleeps. So the package holds the calls
-// that are closest to their event, and makes the others come back shortly before
-// theirs, as far as earlier waits tell.
+// A held call is answered within milliseconds of its event. A call that is not held costs its
+// client a round trip and up to the whole Retry-After of delay, because nothing can wake a
+// sleeping client. So the package holds the calls that are closest to their event, and lets the
+// others return shortly before theirs, as estimated from earlier waits.
 package pacing
 
 import (
@@ -24,25 +23,25 @@ const (
 	Retries = 10
 	// MaxGap is the longest Retry-After.
 	MaxGap = 150 * time.Second
-	// minGap is the shortest Retry-After: the header has whole seconds, and client-go
-	// ignores zero.
+	// minGap is the shortest Retry-After. The header has whole seconds, and client-go ignores
+	// zero.
 	minGap = time.Second
-	// lead is how much earlier than its event a call should be back.
+	// lead is how long before its event a call should return.
 	lead = 500 * time.Millisecond
 	// crowdUnit is the number of waiting binds that may call again each second when
 	// nothing is known about the end of their waits.
 	crowdUnit = 40
-	// lateness is how much later than it was asked to a client may call.
+	// lateness is the tolerated delay of a client.
 	lateness = 1500 * time.Millisecond
-	// maxCrowdGap bounds what a crowd adds.
+	// maxCrowdGap is the longest gap because of a crowd.
 	maxCrowdGap = 15 * time.Second
 )
 
-// Wait is what a replica knows about one wait.
+// Wait describes one wait, as far as the replica knows it.
 type Wait struct {
 	// Elapsed is the time since the wait began, as far as this replica knows.
 	Elapsed time.Duration
-	// Left is what remains of the budget of the bind.
+	// Left is the rest of the budget of the bind.
 	Left time.Duration
 	// Calls is the number of calls for this bind so far, this one included: at least 1.
 	// Those that other replicas answered are estimated; see Missed.
@@ -60,11 +59,10 @@ type Past struct {
 	Waiting []time.Duration
 }
 
-// Quantile returns the duration within which the fraction q of the waits end that have
-// lasted elapsed already. It is the Kaplan-Meier estimate: waits that have not ended
-// count for as long as they have lasted, so that a crowd of which only the shortest
-// waits have ended so far does not look fast. It returns false where too few waits have
-// ended to tell.
+// Quantile returns the duration within which the fraction q of the waits end that last longer
+// than elapsed. It is the Kaplan-Meier estimate: a wait in progress counts for its time so far,
+// so that a crowd does not look fast because only its shortest waits have ended. It returns
+// false if too few waits have ended.
 func (p Past) Quantile(q float64, elapsed time.Duration) (time.Duration, bool) {
 	ended, waiting := after(p.Ended, elapsed), after(p.Waiting, elapsed)
 	left := 1.0
@@ -84,12 +82,12 @@ func after(sorted []time.Duration, d time.Duration) []time.Duration {
 	return sorted[i:]
 }
 
-// Pace is what RetryAfter depends on besides the wait.
+// Pace has the other inputs of RetryAfter.
 type Pace struct {
-	// Held says that the call kept its seat to the end of its hold. The next call will
-	// probably be held as well.
+	// Held is set if the call kept its seat to the end of its hold. The next call will
+	// probably be held, too.
 	Held bool
-	// Hold is how long a call is held at most.
+	// Hold is the maximum time that a call is held.
 	Hold time.Duration
 	// Crowd is the number of binds of the same namespace that wait in this replica.
 	Crowd int
@@ -100,11 +98,10 @@ type Pace struct {
 // RetryAfter returns when the client should call again, in whole seconds from 1 to
 // MaxGap.
 //
-// It is one second while the call was held to the end of its hold: then only that
-// second is not covered. For a wait that was not held it ends shortly before the event
-// is expected, or, when nothing is known, after half of the time that the wait has taken
-// so far, and after the time that the crowd of its namespace needs. It is longer when
-// the client's remaining retries would otherwise not reach to the end of the budget.
+// It is one second for a call that was held to the end of its hold. For any other call it ends
+// shortly before the expected event. Without an estimate it is half of the time that the wait
+// has taken, and at least the time that the crowd of its namespace needs. It is longer if the
+// client's remaining retries would not cover the budget.
 func RetryAfter(w Wait, p Pace) time.Duration {
 	gap := minGap
 	if !p.Held {
@@ -143,20 +140,19 @@ func unheld(w Wait, p Pace) time.Duration {
 	}
 	gap := soonest - w.Elapsed - lead
 	if latest, ok := w.Past.Quantile(0.9, w.Elapsed); ok {
-		// The remaining retries have to reach to the end of nearly all such waits.
+		// The remaining retries must cover nearly all such waits.
 		return max(gap, (latest-w.Elapsed)/time.Duration(max(Retries+2-2*w.Calls, 1)))
 	}
 	return max(gap, spread(w.Elapsed/2, p.Jitter))
 }
 
-// spread returns d, up to a quarter shorter or longer, so that clients that began
-// together do not come back together.
+// spread returns d, up to a quarter shorter or longer, so that clients do not return together.
 func spread(d time.Duration, jitter float64) time.Duration {
 	return time.Duration(float64(d) * (0.75 + jitter/2))
 }
 
-// reach returns the shortest gap with which the remaining retries, the later ones up to
-// MaxGap apart, still reach to the end of the budget.
+// reach returns the shortest gap with which the remaining retries cover the budget, if the later
+// ones are up to MaxGap apart.
 func reach(w Wait, p Pace) time.Duration {
 	calls, hold := w.Calls, time.Duration(0)
 	if p.Held {

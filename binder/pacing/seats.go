@@ -8,26 +8,23 @@ import (
 	"time"
 )
 
-// soon is how near an event is that a call is held for in preference to calls about
-// which nothing is known.
+// soon is the time to an event within which a call has priority over calls without an estimate.
 const soon = 5 * time.Second
 
-// fewRetries is how many retries a client should keep for a wait that is longer than
-// expected.
+// fewRetries is the number of retries that a client should keep for an unexpectedly long wait.
 const fewRetries = 4
 
-// Occupant is a call that has a seat, or that asks for one.
+// Occupant is a call that has a seat or needs one.
 type Occupant struct {
 	// Namespace of the pod.
 	Namespace string
 	// Calls is the number of calls for the bind so far, this one included.
 	Calls int
-	// Due is when the event is expected; zero when that is unknown.
+	// Due is when the event is expected; zero if unknown.
 	Due time.Time
 }
 
-// class sorts occupants: those whose clients have few retries left, those whose event is
-// near, those about which nothing is known, and those whose event is far.
+// class sorts occupants: clients with few retries left, near events, unknown events, far events.
 func (o Occupant) class(now time.Time) int {
 	switch {
 	case o.Calls > Retries-fewRetries:
@@ -41,8 +38,7 @@ func (o Occupant) class(now time.Time) int {
 	}
 }
 
-// urgency compares two occupants: negative when a should rather be held than b. Of two
-// events the nearer goes first.
+// urgency compares two occupants; negative if a has priority over b.
 func urgency(a, b Occupant, now time.Time) int {
 	class := a.class(now)
 	if c := cmp.Compare(class, b.class(now)); c != 0 || class == 0 || class == 2 {
@@ -51,13 +47,12 @@ func urgency(a, b Occupant, now time.Time) int {
 	return a.Due.Compare(b.Due)
 }
 
-// Displace decides whether a newcomer gets a seat, and which of the occupants gives up
-// its own for it; -1 when a seat is free.
+// Displace decides whether a newcomer gets a seat, and which occupant leaves for it; -1 if a
+// seat is free.
 //
-// Seats are shared between the namespaces that want some: a newcomer takes a seat from
-// the namespace with the most when it has at least two less. Within its own namespace it
-// takes that of the least urgent call when it is more urgent itself. The decision is
-// linear in the number of occupants.
+// Seats are shared between namespaces: a newcomer takes a seat from the namespace with the most
+// seats if its own has at least two less. Otherwise it takes that of the least urgent call of its
+// own namespace if it is more urgent. The cost is linear in the number of occupants.
 func Displace(held []Occupant, newcomer Occupant, seats int, now time.Time) (leaves int, ok bool) {
 	if len(held) < seats {
 		return -1, true

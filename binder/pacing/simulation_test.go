@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// simulation plays binds, their clients and replicas through, with the decisions of this
-// package and a clock of its own. The API server sends each call to a random replica.
+// simulation simulates binds, clients and replicas with the decisions of this package and its own
+// clock. The API server sends each call to a random replica.
 type simulation struct {
 	pods, replicas, seats int
 	// arrive is the time between the first calls of two pods.
@@ -22,7 +22,7 @@ type simulation struct {
 	// wait returns how long a wait takes.
 	wait func(r *rand.Rand) time.Duration
 	hold time.Duration
-	// warm are the waits that the replicas remember from before.
+	// warm are waits that the replicas remember at the start.
 	warm Past
 }
 
@@ -36,14 +36,14 @@ type simBind struct {
 	stay   int
 }
 
-// simReplica is what one replica knows.
+// simReplica is the state of one replica.
 type simReplica struct {
 	calls map[*simBind]int
-	// missed are the calls that others have answered, as an estimate.
+	// missed estimates the calls that other replicas answered.
 	missed map[*simBind]int
-	// next is when it has asked the client to call again.
+	// next is when the client should call again.
 	next map[*simBind]time.Duration
-	// waiting are the binds that it knows, the oldest first.
+	// waiting are the known binds, the oldest first.
 	waiting []*simBind
 	ended   []time.Duration
 	held    []*simBind
@@ -91,7 +91,7 @@ type simRun struct {
 }
 
 func (s simulation) run() []*simBind {
-	r := &simRun{simulation: s, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // The same at each run.
+	r := &simRun{simulation: s, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // The seed is fixed.
 	for range s.replicas {
 		r.known = append(r.known, &simReplica{calls: map[*simBind]int{}, missed: map[*simBind]int{}, next: map[*simBind]time.Duration{}, ended: slices.Clone(s.warm.Ended)})
 	}
@@ -185,7 +185,7 @@ func (r *simRun) answer(by *simReplica, b *simBind, held bool) {
 	r.at(r.now+gap+5*time.Millisecond, simCall, b)
 }
 
-// left is what remains of the budget.
+// left returns the rest of the budget.
 func (r *simRun) left(b *simBind) time.Duration { return 10*time.Minute - (r.now - b.began) }
 
 func (r *simRun) done(b *simBind) {
@@ -209,7 +209,7 @@ func (k *simReplica) leave(b *simBind) {
 	b.holder = nil
 }
 
-// about returns a wait of this length, give or take a tenth of a second.
+// about returns a wait of this length, 0.1 s shorter or longer.
 func about(d time.Duration) func(r *rand.Rand) time.Duration {
 	return between(d-100*time.Millisecond, d+100*time.Millisecond)
 }
@@ -218,8 +218,7 @@ func between(from, to time.Duration) func(r *rand.Rand) time.Duration {
 	return func(r *rand.Rand) time.Duration { return from + time.Duration(r.Int64N(int64(to-from))) }
 }
 
-// growing returns waits of which each is a little longer than the one before, as a
-// provisioner that has more to do makes them.
+// growing returns waits that grow from pod to pod, as those of a busy provisioner.
 func growing(from, to time.Duration, n int) func(r *rand.Rand) time.Duration {
 	i := 0
 	return func(r *rand.Rand) time.Duration {
@@ -228,15 +227,14 @@ func growing(from, to time.Duration, n int) func(r *rand.Rand) time.Duration {
 	}
 }
 
-// The delays from event to bound, and the calls that they cost, stay within what
-// docs/performance promises. The bounds are those of this model; the measurement has its
-// own.
+// TestSimulation: the delays from event to bound, and the extra calls, stay within bounds. The
+// bounds are those of the model; docs/performance has the measured ones.
 func TestSimulation(t *testing.T) {
 	forties := Past{}
 	for i := range 30 {
 		forties.Ended = append(forties.Ended, 40*time.Second+time.Duration(i-15)*6*time.Millisecond)
 	}
-	slower := Past{} // What a replica remembers of 1,000 waits are the last ones.
+	slower := Past{} // A replica remembers the last waits.
 	for i := range remember {
 		slower.Ended = append(slower.Ended, 43*time.Second+3*time.Second*time.Duration(i)/remember)
 	}
@@ -245,33 +243,33 @@ func TestSimulation(t *testing.T) {
 		s        simulation
 		p50, p90 time.Duration
 		extra    int
-		// failed are the binds whose clients may use up their retries.
+		// failed is the number of binds whose clients may use up their retries.
 		failed int
 	}{
 		"One": {
 			reason: "a seat is free", s: simulation{pods: 1, wait: about(100 * time.Second)}, extra: 3,
 		},
 		"Thirty": {
-			reason: "seats are free for all", s: simulation{pods: 30, wait: between(2*time.Second, 240*time.Second)}, extra: 150,
+			reason: "every call has a seat", s: simulation{pods: 30, wait: between(2*time.Second, 240*time.Second)}, extra: 150,
 		},
 		"CrowdKnown": {
-			reason: "earlier waits tell when the events come",
+			reason: "the events are expected from earlier waits",
 			s:      simulation{pods: 1000, arrive: 10 * time.Millisecond, wait: about(40 * time.Second), warm: forties}, p90: time.Second, extra: 1600,
 		},
 		"BurstKnown": {
-			reason: "200 events in a second are more than 64 seats can wait for",
+			reason: "200 events per second exceed 64 seats",
 			s:      simulation{pods: 1000, arrive: 5 * time.Millisecond, wait: about(40 * time.Second), warm: forties}, p50: time.Second, p90: 2 * time.Second, extra: 2200,
 		},
 		"CrowdExempt": {
-			reason: "there is a seat for each call, so nothing has to be known",
+			reason: "every call has a seat, so no estimate is needed",
 			s:      simulation{pods: 1000, arrive: 10 * time.Millisecond, wait: about(40 * time.Second), seats: 512}, p90: time.Second, extra: 1100,
 		},
 		"CrowdUnknown": {
-			reason: "nothing is known until the first event",
+			reason: "no wait is known until the first event",
 			s:      simulation{pods: 1000, arrive: 20 * time.Millisecond, wait: about(40 * time.Second)}, p50: 3 * time.Second, p90: 15 * time.Second, extra: 4000,
 		},
 		"CrowdMixed": {
-			reason: "waits that have little in common",
+			reason: "the waits differ",
 			s:      simulation{pods: 1000, arrive: 20 * time.Millisecond, wait: between(5*time.Second, 60*time.Second)}, p50: 7 * time.Second, p90: 20 * time.Second, extra: 4000,
 		},
 		"CrowdAsMeasured": {
@@ -285,17 +283,17 @@ func TestSimulation(t *testing.T) {
 			}, p50: time.Second, p90: 3 * time.Second, extra: 2000,
 		},
 		"CrowdSlowerThanKnown": {
-			reason: "nothing tells when a wait ends that takes longer than any before",
+			reason: "a wait longer than all known ones has no estimate",
 			s: simulation{
 				pods: 1000, arrive: 5600 * time.Microsecond, wait: growing(40*time.Second, 49*time.Second, 1000), warm: slower,
 			}, p50: time.Second, p90: 25 * time.Second, extra: 3000,
 		},
 		"CrowdOfLongWaits": {
-			reason: "the calls of a bind reach both replicas, and ten retries are all that its client has",
+			reason: "the calls of a bind reach both replicas, and its client has ten retries",
 			s:      simulation{pods: 1000, arrive: 20 * time.Millisecond, wait: about(5 * time.Minute)}, p50: 2 * time.Minute, p90: 3 * time.Minute, extra: 11_000, failed: 3,
 		},
 		"CrowdOfShortWaits": {
-			reason: "they are over before most clients sleep for long",
+			reason: "the waits end before most clients sleep long",
 			s:      simulation{pods: 1000, arrive: 5 * time.Millisecond, wait: about(3 * time.Second)}, p50: 2 * time.Second, p90: 8 * time.Second, extra: 2000,
 		},
 	}

@@ -40,7 +40,7 @@ func markOf(attempt string) framework.Mark {
 	}
 }
 
-// onePod is a cache, or an API server, that holds at most one pod. It counts its reads.
+// onePod is a cache, or an API server, with at most one pod. It counts its reads.
 type onePod struct {
 	mu    sync.Mutex
 	pod   *corev1.Pod
@@ -69,12 +69,12 @@ func (p *onePod) Get(_ context.Context, key client.ObjectKey, into client.Object
 	return nil
 }
 
-// List implements client.Reader. A sweeper lists nothing.
+// List implements client.Reader. A sweeper does not list.
 func (*onePod) List(context.Context, client.ObjectList, ...client.ListOption) error {
 	return errors.New("unexpected list")
 }
 
-// scene is a replica named "here", whose cache and API server the test plays.
+// scene is a replica named "here" with a cache and an API server that the test controls.
 type scene struct {
 	o            Options
 	cached, live *onePod
@@ -90,7 +90,7 @@ func newScene(plugins ...framework.PreBinder) *scene {
 	return s
 }
 
-// podIs plays a change of the pod; nil is its deletion.
+// podIs changes the pod; nil deletes it.
 func (s *scene) podIs(pod *corev1.Pod) {
 	s.live.set(pod, nil)
 	if pod != nil && pod.Spec.NodeName != "" {
@@ -99,14 +99,14 @@ func (s *scene) podIs(pod *corev1.Pod) {
 	s.cached.set(pod, nil)
 }
 
-// sweeper returns one that knows these other replicas.
+// sweeper returns a sweeper with these other replicas.
 func (s *scene) sweeper(replicas Replicas) *Sweeper {
 	o := s.o
 	o.Replicas = replicas
 	return New(o)
 }
 
-// journal is a list of what happened, in order.
+// journal is a list of events, in order.
 type journal struct {
 	mu   sync.Mutex
 	list []string
@@ -192,8 +192,8 @@ func (l *switchable) Living(context.Context) (map[string]bool, error) {
 	return c, nil
 }
 
-// pass lets the time of the test pass.
+// pass advances the time of the test.
 func pass(d time.Duration) { <-time.After(d) }
 
-// quiet is the test's context without a log.
+// quiet is the context of the test without a log.
 func quiet(t testing.TB) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recovery commits or rolls back what ended attempts left behind. Plugins list such
-// writes as marks; a sweeper settles the marks whose attempts are in progress nowhere.
+// Package recovery commits or rolls back the writes that ended attempts left behind. Plugins list
+// them as marks, and a sweeper settles the marks whose attempts are no longer in progress.
 package recovery
 
 import (
@@ -22,16 +22,16 @@ import (
 	"github.com/prebind/prebind/binder/runner"
 )
 
-// Grace is how long the sweep leaves the mark of a pending pod alone after the attempt's
-// replica is gone. It exceeds framework.BindSettles, so that no bind that was
-// allowed is still open, and the time that a client waits before it calls again.
+// Grace is how long a sweep keeps the mark of a pending pod after the attempt's replica is gone. It
+// is longer than framework.BindSettles, so that no allowed bind is still open, and longer than
+// most gaps between two calls.
 const Grace = time.Minute
 
 const (
 	// sweepEvery is the pause between two sweeps.
 	sweepEvery = 10 * time.Second
-	// sweepMarks is how many marks a sweep settles at most, and sweepTakes when it stops
-	// before: the next one goes on. Each mark costs a read of its pod.
+	// sweepMarks limits the marks that one sweep settles, because each costs a read of its pod.
+	// sweepTakes limits its time. The next sweep continues.
 	sweepMarks = 200
 	sweepTakes = 20 * time.Second
 	// sweepErrors is how many errors of a sweep are logged.
@@ -40,12 +40,12 @@ const (
 	tidyEvery = 2 * time.Minute
 )
 
-// Replicas returns which replicas live.
+// Replicas observes which replicas are alive.
 type Replicas interface {
 	// Observe watches the replicas until the context ends, independent of the time that
 	// sweeps take.
 	Observe(ctx context.Context)
-	// Living returns the replicas that Observe has seen lately. The caller owns the map.
+	// Living returns the live replicas by recent observations. The caller owns the map.
 	Living(ctx context.Context) (map[string]bool, error)
 }
 
@@ -53,7 +53,7 @@ type Replicas interface {
 // block.
 type Observer interface {
 	// Swept is called for each mark that a sweep settles: action is one of Actions, and err
-	// why it must be tried again, or nil.
+	// why it must be retried, or nil.
 	Swept(plugin, action string, err error)
 }
 
@@ -61,7 +61,7 @@ type Observer interface {
 type action string
 
 const (
-	// actionKeep leaves it to the attempt that owns it, or to one that may still come.
+	// actionKeep leaves it to its attempt, or to a later one.
 	actionKeep action = "keep"
 	// actionCommit confirms it: the pod is bound to the node.
 	actionCommit action = "commit"
@@ -80,11 +80,11 @@ func actionFor(m framework.Mark, pod *corev1.Pod, inProgress bool, orphaned time
 	}
 	switch framework.WhereaboutsOf(pod, m.PodUID, m.Node) {
 	case framework.BoundHere:
-		// Whichever attempt bound the pod, it uses what was written.
+		// The pod uses the writes, whichever attempt bound it.
 		return actionCommit
 	case framework.Pending:
 		if orphaned <= Grace {
-			// The bind can be in progress, or be requested again on another replica.
+			// The bind may be in progress, or another replica may receive the next call.
 			return actionKeep
 		}
 	case framework.Gone, framework.Replaced, framework.BoundElsewhere:
@@ -102,7 +102,7 @@ type Options struct {
 	Replicas Replicas
 	// Working returns whether the attempt with this ID is in progress in this replica.
 	Working func(attempt string) bool
-	// Plugins returns those that are switched on now.
+	// Plugins returns the enabled plugins.
 	Plugins func() []framework.PreBinder
 	Clock   clock.WithDelayedExecution
 }
@@ -114,7 +114,7 @@ type Sweeper struct {
 	mu sync.Mutex
 	// tidied is the time of the last Tidy.
 	tidied time.Time
-	// orphans are the marks whose attempts are in progress nowhere.
+	// orphans are the marks whose attempts are no longer in progress.
 	orphans map[sweptMark]*orphan
 	// sweeps counts the sweeps.
 	sweeps int
@@ -132,8 +132,7 @@ func New(o Options) *Sweeper {
 	return &Sweeper{o: o, orphans: map[sweptMark]*orphan{}}
 }
 
-// Run sweeps until the context ends. It may be called again then; it waits until
-// an earlier call has returned.
+// Run sweeps until the context ends. It may be called again, and then waits for the earlier call.
 func (s *Sweeper) Run(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +160,8 @@ func (s *Sweeper) Run(ctx context.Context) {
 	}
 }
 
-// sweep settles marks whose attempts are in progress nowhere, within its limits. The next
-// sweeps settle the rest.
+// sweep settles marks whose attempts are no longer in progress, within its limits. The next sweeps
+// settle the rest.
 func (s *Sweeper) sweep(ctx context.Context) error {
 	living := map[string]bool{}
 	if s.o.Replicas != nil {
@@ -192,9 +191,8 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// due returns the marks that may have to be settled, and records since when the attempt of
-// each has been in progress nowhere. Its cost is linear in the number of all marks, and it
-// reads caches only.
+// due returns the marks to settle, and records since when their attempts have not been in
+// progress. Its cost is linear in the number of all marks, and it reads caches only.
 func (s *Sweeper) due(ctx context.Context, living map[string]bool) (due []orphaned, errs []error) {
 	orphans := map[sweptMark]*orphan{}
 	for _, p := range s.o.Plugins() {
@@ -216,7 +214,7 @@ func (s *Sweeper) due(ctx context.Context, living map[string]bool) (due []orphan
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err))
-			// The list may lack marks that are there.
+			// The list may be incomplete.
 			for key, o := range s.orphans {
 				if key.plugin == p.Name() && orphans[key] == nil && !s.inProgress(key.mark, living) {
 					orphans[key] = o
@@ -243,8 +241,7 @@ func (s *Sweeper) tidy(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// inProgress returns whether the mark's attempt is in progress, or is another sweeper's to
-// decide on.
+// inProgress returns whether the mark's attempt is in progress, or belongs to another sweeper.
 func (s *Sweeper) inProgress(m framework.Mark, living map[string]bool) bool {
 	replica, own := attempt.ReplicaOf(m.Attempt), s.o.Replica
 	if s.o.Replicas == nil {
@@ -284,7 +281,7 @@ func (s *Sweeper) carryOut(ctx context.Context, act action, p framework.PreBinde
 	return err
 }
 
-// recovered returns the context of a bind of which only the mark is left.
+// recovered returns the context of a bind from its mark.
 func recovered(m framework.Mark) *framework.BindContext {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
 	return &framework.BindContext{

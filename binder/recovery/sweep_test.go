@@ -31,15 +31,15 @@ func TestActionFor(t *testing.T) {
 		known  time.Duration
 		want   action
 	}{
-		"Lives":               {reason: "it follows its binds by itself", pod: pod(), lives: true, known: time.Hour, want: actionKeep},
-		"LivesAndGone":        {reason: "it will see that and undo it", lives: true, known: time.Hour, want: actionKeep},
-		"Gone":                {reason: "nobody will ever use it", want: actionRollBack},
-		"Recreated":           {reason: "the pod of that name is another", pod: gen.Pod(thePod.Name, gen.UID("other"), gen.BoundTo("node-a")), want: actionRollBack},
-		"Bound":               {reason: "it is in use", pod: pod(gen.BoundTo("node-a")), want: actionCommit},
-		"BoundAndTerminating": {reason: "it is in use until the pod is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: actionCommit},
-		"BoundElsewhere":      {reason: "the node was not the one", pod: pod(gen.BoundTo("node-b")), want: actionRollBack},
-		"Terminating":         {reason: "it will not be bound", pod: pod(gen.Terminating()), want: actionRollBack},
-		"Pending":             {reason: "a call may come to another replica", pod: pod(), known: Grace, want: actionKeep},
+		"Lives":               {reason: "the replica follows its own binds", pod: pod(), lives: true, known: time.Hour, want: actionKeep},
+		"LivesAndGone":        {reason: "the replica rolls it back itself", lives: true, known: time.Hour, want: actionKeep},
+		"Gone":                {reason: "no pod uses the writes", want: actionRollBack},
+		"Recreated":           {reason: "another pod has the name", pod: gen.Pod(thePod.Name, gen.UID("other"), gen.BoundTo("node-a")), want: actionRollBack},
+		"Bound":               {reason: "the pod uses the writes", pod: pod(gen.BoundTo("node-a")), want: actionCommit},
+		"BoundAndTerminating": {reason: "the pod uses the writes until it is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: actionCommit},
+		"BoundElsewhere":      {reason: "the pod is on another node", pod: pod(gen.BoundTo("node-b")), want: actionRollBack},
+		"Terminating":         {reason: "a terminating pod will not be bound", pod: pod(gen.Terminating()), want: actionRollBack},
+		"Pending":             {reason: "a call may reach another replica", pod: pod(), known: Grace, want: actionKeep},
 		"PendingTooLong":      {reason: "none came", pod: pod(), known: Grace + 1, want: actionRollBack},
 	}
 	for name, tc := range tests {
@@ -49,7 +49,7 @@ func TestActionFor(t *testing.T) {
 	}
 }
 
-// tidier is a marker that is asked to tidy.
+// tidier is a marker with a Tidy.
 type tidier struct {
 	*marker
 	calls *journal
@@ -61,9 +61,8 @@ func (p *tidier) Tidy(context.Context) error {
 	return p.err
 }
 
-// TestTidy: plugins are asked to tidy now and then, whatever the sweep met with,
-// and by one replica only.
-func TestTidy(t *testing.T) {
+// TestTidy_EveryTwoMinutes: one replica calls Tidy regularly, even if the sweep fails.
+func TestTidy_EveryTwoMinutes(t *testing.T) {
 	tests := map[string]struct {
 		reason string
 		living Replicas
@@ -71,11 +70,11 @@ func TestTidy(t *testing.T) {
 		err    error
 		want   int
 	}{
-		"AtOnce":     {reason: "a new leader does not know when it was last", living: livingReplicas{}, took: time.Second, want: 1},
-		"NotOften":   {reason: "it reads from the API server", living: livingReplicas{}, took: tidyEvery - time.Second, want: 1},
-		"Again":      {reason: "pods go all the time", living: livingReplicas{}, took: tidyEvery + sweepEvery, want: 2},
-		"AfterError": {reason: "the next time may succeed", living: livingReplicas{}, took: tidyEvery + sweepEvery, err: errScripted, want: 2},
-		"OwnSweep":   {reason: "one replica does it for all", took: time.Hour},
+		"AtOnce":     {reason: "a new leader calls Tidy at once", living: livingReplicas{}, took: time.Second, want: 1},
+		"NotOften":   {reason: "Tidy reads from the API server, so calls are rare", living: livingReplicas{}, took: tidyEvery - time.Second, want: 1},
+		"Again":      {reason: "Tidy is called again", living: livingReplicas{}, took: tidyEvery + sweepEvery, want: 2},
+		"AfterError": {reason: "a failure is retried", living: livingReplicas{}, took: tidyEvery + sweepEvery, err: errScripted, want: 2},
+		"OwnSweep":   {reason: "only the leader calls Tidy", took: time.Hour},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +91,7 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// sweeping runs a sweeper for the time, with the plugin's calls written down.
+// sweeping runs a sweeper for the time and records the calls of the plugin.
 func sweeping(t *testing.T, m *marker, living Replicas, pod *corev1.Pod, d time.Duration) {
 	s := newScene(m)
 	s.podIs(pod)
@@ -101,7 +100,7 @@ func sweeping(t *testing.T, m *marker, living Replicas, pod *corev1.Pod, d time.
 	s.sweeper(living).Run(ctx)
 }
 
-func TestSweep(t *testing.T) {
+func TestSweep_Settles(t *testing.T) {
 	bound := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a"))
 	tests := map[string]struct {
 		reason string
@@ -112,13 +111,13 @@ func TestSweep(t *testing.T) {
 		took   time.Duration
 		want   string
 	}{
-		"OfALivingReplica": {reason: "its own business", living: livingReplicas{"b": true}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
-		"OfThisReplica":    {reason: "whether the lease was seen yet or not", marks: []framework.Mark{markOf("here-1")}, took: time.Hour},
-		"Gone":             {reason: "the pod will never use it", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
-		"Bound":            {reason: "the write is in use", pod: bound, marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
-		"Pending":          {reason: "time for a call to another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace},
-		"PendingTooLong":   {reason: "no call came", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace + sweepEvery + time.Second, want: "p PreBindRollBack"},
-		"OthersWithError":  {reason: "what could be listed is settled", marks: []framework.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
+		"OfALivingReplica": {reason: "a live replica settles its own marks", living: livingReplicas{"b": true}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
+		"OfThisReplica":    {reason: "this replica never settles its own marks as leader", marks: []framework.Mark{markOf("here-1")}, took: time.Hour},
+		"Gone":             {reason: "the pod does not use the writes", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
+		"Bound":            {reason: "the pod uses the writes", pod: bound, marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
+		"Pending":          {reason: "a call may reach another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace},
+		"PendingTooLong":   {reason: "no call arrived in time", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace + sweepEvery + time.Second, want: "p PreBindRollBack"},
+		"OthersWithError":  {reason: "listed marks are settled", marks: []framework.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -136,8 +135,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A plugin learns from a recovered context all that the mark says, and no more.
-func TestSweepRecoversTheContext(t *testing.T) {
+// TestSweep_RecoversTheContext: a recovered context has exactly the fields of the mark.
+func TestSweep_RecoversTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got *framework.BindContext
 		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
@@ -154,9 +153,8 @@ func TestSweepRecoversTheContext(t *testing.T) {
 	})
 }
 
-// Nothing is decided while it is not known what became of the pod, and a
-// roll-back that fails is repeated with the next sweep.
-func TestSweepRepeats(t *testing.T) {
+// TestSweep_Repeats: a mark stays while its pod cannot be read, and a failed rollback is repeated.
+func TestSweep_Repeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
@@ -189,8 +187,8 @@ func TestSweepRepeats(t *testing.T) {
 	})
 }
 
-// The grace begins when the replica of the mark ends, not when the mark is first seen.
-func TestGraceCountsFromTheEndOfTheReplica(t *testing.T) {
+// TestGrace_BeginsWithTheEndOfTheReplica: the grace does not begin when the mark is first listed.
+func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
 		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
@@ -200,12 +198,12 @@ func TestGraceCountsFromTheEndOfTheReplica(t *testing.T) {
 		ctx, cancel := context.WithCancel(quiet(t))
 		done := make(chan struct{})
 		go func() { defer close(done); s.sweeper(living).Run(ctx) }()
-		pass(2 * time.Minute) // it waits for a volume, say; and then allows the bind, and ends
+		pass(2 * time.Minute) // the replica waits, allows the bind, and ends
 		living.mu.Lock()
 		delete(living.ids, "b")
 		living.mu.Unlock()
 		pass(20 * time.Second)
-		assert.Empty(t, calls.all(), "the API server may still be at the bind that was allowed, or the call be repeated elsewhere")
+		assert.Empty(t, calls.all(), "the API server may still execute the bind, or another replica may receive the call")
 		cancel()
 		<-done
 	})
@@ -216,7 +214,7 @@ type panicking struct{ *writer }
 
 func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
 
-func TestMarksPanics(t *testing.T) {
+func TestMarks_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(panicking{newWriter(&journal{})})
 		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
@@ -225,7 +223,7 @@ func TestMarksPanics(t *testing.T) {
 	})
 }
 
-// stream has one mark at a time, and its list always fails.
+// stream has one mark at a time, and listing its marks always fails.
 type stream struct {
 	*writer
 	n int
@@ -236,7 +234,7 @@ func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
 	return []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
 }
 
-func TestOrphansArePruned(t *testing.T) {
+func TestOrphans_ArePruned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(&stream{writer: newWriter(&journal{})})
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
@@ -247,7 +245,7 @@ func TestOrphansArePruned(t *testing.T) {
 	})
 }
 
-func TestObserverOfSweeps(t *testing.T) {
+func TestObserver_Swept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0

@@ -12,7 +12,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// orphan is what a sweeper knows of a mark whose attempt is in progress nowhere.
+// orphan is the record of a mark whose attempt is no longer in progress.
 type orphan struct {
 	// since is when the sweeper first found that out, by its own clock.
 	since time.Time
@@ -20,17 +20,16 @@ type orphan struct {
 	tried int
 }
 
-// orphaned is a mark whose attempt is in progress nowhere.
+// orphaned is a mark whose attempt is no longer in progress.
 type orphaned struct {
 	plugin framework.PreBinder
 	mark   framework.Mark
 	orphan *orphan
 }
 
-// turns returns the marks that the next sweep settles, in order, and at most that
-// many. Namespaces take turns; in each, the mark that was tried the longest ago comes
-// first. So a tenant with many marks does not delay another one, a mark that cannot be
-// settled does not keep others from their turn, and every mark has one in time.
+// turns returns the marks that the next sweep settles, in order, up to the given number.
+// Namespaces take turns. In each, the mark whose last try is the oldest is first. Thus a tenant
+// with many marks, or a mark that fails, does not delay others.
 func turns(marks []orphaned, most int) []orphaned {
 	marks = slices.Clone(marks)
 	slices.SortStableFunc(marks, func(a, b orphaned) int {

@@ -17,8 +17,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// tenantMarks are so many marks of ended replicas for pods of the namespace that are
-// gone.
+// tenantMarks returns n marks of ended replicas for deleted pods of the namespace.
 func tenantMarks(namespace string, n int) []framework.Mark {
 	marks := make([]framework.Mark, n)
 	for i := range marks {
@@ -28,9 +27,8 @@ func tenantMarks(namespace string, n int) []framework.Mark {
 	return marks
 }
 
-// TestSweep_TenantWithManyMarks: one tenant has thousands of marks, and undoing each
-// takes long or fails. The single mark of another tenant is settled in the first sweep,
-// and every mark is reached.
+// TestSweep_TenantWithManyMarks: one tenant has thousands of marks whose rollbacks are slow or fail.
+// The single mark of another tenant is settled in the first sweep, and every mark is tried.
 func TestSweep_TenantWithManyMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 2_000
@@ -50,7 +48,7 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 		}
 		sweeping(t, m, livingReplicas{}, nil, 10*time.Minute)
 		assert.Equal(t, 1, calls["victim/pod-0"])
-		assert.Less(t, settled, sweepEvery, "in the first sweep")
+		assert.Less(t, settled, sweepEvery, "the mark is settled in the first sweep")
 		assert.Len(t, calls, many+1, "every mark was tried")
 		for name, n := range calls {
 			assert.LessOrEqual(t, n, 6, "%s was not tried more often than the others", name)
@@ -70,10 +68,10 @@ func TestTurns(t *testing.T) {
 		most   int
 		want   []orphaned
 	}{
-		"None":       {reason: "nothing is left behind", most: 2, want: []orphaned{}},
-		"All":        {reason: "there is time for all", most: 3, in: []orphaned{of("a", 1, early), of("b", 1, early)}, want: []orphaned{of("a", 1, early), of("b", 1, early)}},
-		"TakeTurns":  {reason: "a tenant with many marks does not delay another", most: 2, in: []orphaned{of("a", 0, early), of("a", 0, early), of("b", 0, early)}, want: []orphaned{of("a", 0, early), of("b", 0, early)}},
-		"LongestAgo": {reason: "a mark that cannot be settled does not keep others from it", most: 1, in: []orphaned{of("a", 2, early), of("a", 1, early), of("a", 3, early)}, want: []orphaned{of("a", 1, early)}},
+		"None":       {reason: "no marks", most: 2, want: []orphaned{}},
+		"All":        {reason: "all marks have a turn", most: 3, in: []orphaned{of("a", 1, early), of("b", 1, early)}, want: []orphaned{of("a", 1, early), of("b", 1, early)}},
+		"TakeTurns":  {reason: "many marks of a tenant do not delay another one", most: 2, in: []orphaned{of("a", 0, early), of("a", 0, early), of("b", 0, early)}, want: []orphaned{of("a", 0, early), of("b", 0, early)}},
+		"LongestAgo": {reason: "a mark that fails does not delay others", most: 1, in: []orphaned{of("a", 2, early), of("a", 1, early), of("a", 3, early)}, want: []orphaned{of("a", 1, early)}},
 		"Namespaces": {reason: "with more namespaces than turns, they rotate", most: 1, in: []orphaned{of("a", 2, early), of("b", 1, early)}, want: []orphaned{of("b", 1, early)}},
 		"Oldest":     {reason: "new marks do not push old ones back", most: 1, in: []orphaned{of("a", 0, later), of("b", 0, early)}, want: []orphaned{of("b", 0, early)}},
 	}
@@ -84,8 +82,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// BenchmarkSweep is the cost of one sweep against the number of marks that one tenant
-// has left behind. Another tenant has one mark.
+// BenchmarkSweep measures a sweep by the number of marks of one tenant. Another one has one mark.
 func BenchmarkSweep(b *testing.B) {
 	for _, size := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("marks=%d", size), func(b *testing.B) {
@@ -96,7 +93,7 @@ func BenchmarkSweep(b *testing.B) {
 			s := scene.sweeper(livingReplicas{})
 			ctx := quiet(b)
 			for b.Loop() {
-				_ = s.sweep(ctx) // Every roll-back fails.
+				_ = s.sweep(ctx) // Every rollback fails.
 			}
 			b.ReportMetric(float64(scene.live.reads.Load())/float64(b.N), "reads/op")
 		})

@@ -37,8 +37,7 @@ var (
 	theNode = gen.Node("node-a")
 )
 
-// grants is what the plugins of all replicas have written: one grant for each pod, by
-// the attempt that it was made for.
+// grants are the writes of the plugins of all replicas: one grant for each pod, with its attempt.
 type grants struct {
 	mu         sync.Mutex
 	byPod      map[types.UID]string
@@ -48,9 +47,9 @@ type grants struct {
 // grantor is the plugin of one replica. Its cache may lag behind the grants.
 type grantor struct {
 	*grants
-	// busy keeps PreBind from returning, until it is closed.
+	// busy keeps PreBind from returning until it is closed.
 	busy chan struct{}
-	// stale makes PreFlight take every grant for there.
+	// stale makes PreFlight return Skip without a grant.
 	stale atomic.Bool
 }
 
@@ -154,16 +153,15 @@ func (p *party) bind(t *testing.T) *framework.Error {
 
 func pass(d time.Duration) { <-time.After(d) }
 
-// TestFence_NothingIsRolledBackUnderABind: a replica cannot renew its lease, and
-// another one rolls back what it prepared. From any call on until then, no bind that
-// was allowed may still be open.
+// TestFence_NothingIsRolledBackUnderABind: a replica cannot renew its lease, and another one rolls
+// back its writes. At that time no allowed bind may still be open.
 func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
 		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
 		go other.engine.Sweeper(other).Run(quiet(t))
-		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the plugin is at work")
+		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "PreBind is in progress")
 
 		cut.cut.Store(true)
 		close(cut.busy)
@@ -172,30 +170,30 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 			if err := cut.bind(t); err == nil {
 				allowed = append(allowed, time.Now())
 			} else {
-				require.Equal(t, framework.KindWait, err.Kind, "the client calls again: %v", err)
+				require.Equal(t, framework.KindWait, err.Kind, "the client must call again: %v", err)
 			}
 			pass(time.Second)
 		}
-		require.NotEmpty(t, allowed, "a short trouble does not matter")
-		require.NotEmpty(t, shared.rolledBack, "the other replica settles what is left")
+		require.NotEmpty(t, allowed, "a short interruption has no effect")
+		require.NotEmpty(t, shared.rolledBack, "the other replica rolls back the grant")
 		last := allowed[len(allowed)-1]
 		assert.GreaterOrEqual(t, shared.rolledBack[0].Sub(last), framework.BindSettles,
 			"a bind that was allowed %s before the roll-back may be committed after it", shared.rolledBack[0].Sub(last))
 
 		cut.cut.Store(false)
 		pass(renewal)
-		require.Eventually(t, func() bool { return cut.bind(t) == nil }, 10*time.Minute, time.Second, "it takes binds again")
-		assert.NotEmpty(t, shared.byPod, "with a grant")
+		require.Eventually(t, func() bool { return cut.bind(t) == nil }, 10*time.Minute, time.Second, "the replica allows binds again")
+		assert.NotEmpty(t, shared.byPod, "the bind has a grant")
 	})
 }
 
-// TestFence_WhatWasPreparedBefore: a replica renews its lease again. What it prepared
-// before may be gone, whatever its caches say.
-func TestFence_WhatWasPreparedBefore(t *testing.T) {
+// TestFence_PreparedInAnEarlierTerm: a replica renews its lease again. Its earlier writes may be
+// gone, even if its caches have them.
+func TestFence_PreparedInAnEarlierTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
 		p := newParty(t, "cut", fakeapi.NewClientset(), shared)
-		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
+		require.Equal(t, framework.KindWait, p.bind(t).Kind, "PreBind is in progress")
 		p.cut.Store(true)
 		pass(trusted + time.Second)
 		shared.mu.Lock()
@@ -214,16 +212,15 @@ func TestFence_WhatWasPreparedBefore(t *testing.T) {
 			require.Eventually(t, func() bool { return p.bind(t) == nil }, 10*time.Minute, time.Second)
 		}
 		assert.NotEmpty(t, shared.byPod, "the bind was allowed with a grant")
-		assert.Less(t, time.Since(renewed), 10*time.Second, "what was never allowed begins again at once")
+		assert.Less(t, time.Since(renewed), 10*time.Second, "an attempt that was never allowed starts again at once")
 	})
 }
 
-// TestFence_CallThatWaits: the lease is lost while a call waits for the end of PreBind,
-// and while the cache takes what is gone for there.
+// TestFence_CallThatWaits: the lease is lost while a call waits for PreBind and the cache is stale.
 func TestFence_CallThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newParty(t, "cut", fakeapi.NewClientset(), &grants{byPod: map[types.UID]string{}})
-		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the plugin is at work")
+		require.Equal(t, framework.KindWait, p.bind(t).Kind, "PreBind is in progress")
 		p.cut.Store(true)
 		pass(trusted - renewal)
 		for held := true; held; _, held = p.Term() {
@@ -236,7 +233,7 @@ func TestFence_CallThatWaits(t *testing.T) {
 				require.NotNil(t, err, "the lease was lost before PreBind ended")
 				assert.Equal(t, framework.KindWait, err.Kind)
 			} else {
-				assert.Equal(t, framework.KindWait, (<-answer).Kind, "the plugin is at work")
+				assert.Equal(t, framework.KindWait, (<-answer).Kind, "PreBind is in progress")
 			}
 		}
 		p.stale.Store(true)
@@ -247,11 +244,11 @@ func TestFence_CallThatWaits(t *testing.T) {
 	})
 }
 
-// TestTrusted_Relations asserts that the times of all replicas fit together.
+// TestTrusted_Relations: the times of all replicas are consistent.
 func TestTrusted_Relations(t *testing.T) {
 	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+recovery.Grace, "a bind is over before another replica rolls back")
-	const takes = 5 * time.Second // What the client gives a request.
+	const takes = 5 * time.Second // The time limit for a request.
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
-	assert.Less(t, blind, duration, "evidence is discarded before it is taken for a death")
+	assert.Less(t, blind, duration, "old observations are discarded before they count")
 	assert.Less(t, 2*observeEvery, blind)
 }

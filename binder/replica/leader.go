@@ -24,16 +24,15 @@ const (
 const (
 	// leaderLease is held by the leader.
 	leaderLease = "prebind-leader"
-	// RequestTakes is the time limit for a request of a client for leases: half of what
-	// the election gives a renewal, so that there is a second try, and far less than
-	// other replicas wait for one.
+	// RequestTakes is the time limit for a request about leases. It is half of the deadline of
+	// the election for a renewal, which allows a second try, and well below duration.
 	RequestTakes = renewDeadline / 2
 )
 
-// Lead calls run in one replica at a time, with a context that ends when this replica
-// is not the leader any more. A replica that loses the lease stands for election again,
-// while controller-runtime's own election would end the process. Lead returns when the
-// context ends. The client must give requests up; see RequestTakes.
+// Lead calls run in one replica at a time, with a context that ends when this replica is no
+// longer the leader. A replica that loses the lease can become the leader again, while
+// controller-runtime's election would end the process. Lead returns when the context ends. The
+// client must have a request timeout; see RequestTakes.
 func Lead(ctx context.Context, client kubernetes.Interface, namespace, id string, run func(context.Context)) error {
 	for ctx.Err() == nil {
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{

@@ -21,8 +21,8 @@ import (
 	"github.com/prebind/prebind/apiclient"
 )
 
-// TestReplicas_RenewalWithoutAnswer: the next renewal comes all the same. Otherwise the
-// other replicas would consider this one gone.
+// TestReplicas_RenewalWithoutAnswer: the next renewal follows on time. Otherwise other replicas
+// would consider this one dead.
 func TestReplicas_RenewalWithoutAnswer(t *testing.T) {
 	renewals := make(chan int, 10)
 	var puts atomic.Int32

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// observeEvery is the pause between two looks at the leases.
+	// observeEvery is the pause between two reads of the leases.
 	observeEvery = 5 * time.Second
-	// blind is the time between two looks after which what was seen before does not
-	// count: the API server was away, and no replica could renew.
+	// blind is the time without a read after which old observations do not count: the API
+	// server was unavailable, and no replica could renew its lease.
 	blind = 3 * observeEvery
 )
 
-// Observe looks at the leases of all replicas every few seconds, until the context
-// ends. It removes leases that are not renewed.
+// Observe reads the leases of all replicas every few seconds until the context ends. It removes
+// leases that are not renewed.
 func (r *Replicas) Observe(ctx context.Context) {
 	for {
 		r.observer.mu.Lock()
@@ -34,7 +34,7 @@ func (r *Replicas) Observe(ctx context.Context) {
 			err = r.remove(ctx, dead)
 		}
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Could not observe the leases of the replicas, will try again")
+			klog.FromContext(ctx).Error(err, "Could not observe the leases of the replicas, will retry")
 		}
 		timer := r.o.Clock.NewTimer(observeEvery)
 		select {
@@ -46,9 +46,8 @@ func (r *Replicas) Observe(ctx context.Context) {
 	}
 }
 
-// Living returns the replicas that renew their leases, by the last look of Observe. It
-// looks itself if that is too old. A lease that is seen for the first time counts as
-// renewed. The caller owns the map.
+// Living returns the replicas that renew their leases, by the last read of Observe. It reads
+// them itself if that is too old. A new lease counts as renewed. The caller owns the map.
 func (r *Replicas) Living(ctx context.Context) (map[string]bool, error) {
 	r.observer.mu.Lock()
 	defer r.observer.mu.Unlock()
@@ -90,8 +89,8 @@ func (r *Replicas) look(ctx context.Context) (dead []coordinationv1.Lease, err e
 	return dead, nil
 }
 
-// remove removes the leases that nobody has renewed since they were listed. The first
-// error ends it: the next look comes soon, and must not be late.
+// remove removes the leases that were not renewed since they were listed. It stops at the first
+// error, because the next read must not be late.
 func (r *Replicas) remove(ctx context.Context, dead []coordinationv1.Lease) error {
 	for _, l := range dead {
 		err := r.o.Client.CoordinationV1().Leases(l.Namespace).Delete(ctx, l.Name, metav1.DeleteOptions{

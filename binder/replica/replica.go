@@ -27,21 +27,20 @@ import (
 const (
 	// duration is how long a replica counts as alive without a renewal.
 	duration = 30 * time.Second
-	// renewal is the pause after a renewal, and renewAgain the one after a renewal
-	// that failed.
+	// renewal is the pause after a renewal, and renewAgain the pause after a failed one.
 	renewal    = 10 * time.Second
 	renewAgain = 2 * time.Second
 	// trusted is how long after the start of its last renewal a replica may allow binds
-	// that rely on its writes. Another replica sees it dead after duration, and rolls
-	// its writes back after SweepGrace more. A bind that was allowed is over by then.
+	// that rely on its writes. Another replica considers it dead after duration, and rolls
+	// back its writes after recovery.Grace more. No allowed bind is open then.
 	trusted = duration + recovery.Grace - framework.BindSettles
-	// goodbyeTakes bounds the removal of the lease at the end.
+	// goodbyeTakes limits the removal of the lease at shutdown.
 	goodbyeTakes = 10 * time.Second
 	// label marks the leases of replicas.
 	label = "prebind.dev/replica"
 	// statusAnnotation holds Options.Status.
 	statusAnnotation = "prebind.dev/status"
-	// prefix begins their names.
+	// prefix begins the names of the leases.
 	prefix = "prebind-replica-"
 )
 
@@ -49,21 +48,21 @@ const (
 //
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;delete
 
-// NewID returns an identifier for this process that no other has.
+// NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }
 
-// Options of the replicas. All fields are required but Status.
+// Options of Replicas. All fields are required except Status.
 type Options struct {
 	// ID of this process; see NewID.
 	ID string
-	// Client is for the leases. It must give a request up well before a lease expires.
+	// Client reads and writes the leases. Its request timeout must be well below the duration
+	// of a lease; see RequestTakes.
 	Client kubernetes.Interface
 	// Namespace of the leases.
 	Namespace string
 	Clock     clock.Clock
-	// Status returns text about this process, which each renewal puts on the lease. It
-	// may be nil. A renewal that fails with the text, for whatever reason, is repeated
-	// at once without it.
+	// Status returns text about this process, which each renewal writes to the lease. It may
+	// be nil. A renewal that fails is repeated at once without the text.
 	Status func() (string, error)
 }
 
@@ -71,27 +70,27 @@ type Options struct {
 // Living are safe for concurrent use.
 type Replicas struct {
 	o Options
-	// latest is the lease as it was last read or written, or nil. Only Start uses it.
+	// latest is the lease as last read or written, or nil. Only Start uses it.
 	latest *coordinationv1.Lease
 
 	mu sync.Mutex
-	// renewed is when the last renewal that succeeded began, and term the number of
-	// the current term; see Term. Both are zero before the first renewal.
+	// renewed is when the last successful renewal began, and term the number of the current
+	// term; see Term. Both are zero before the first renewal.
 	renewed time.Time
 	term    int64
-	// lost says that the next renewal begins a new term.
+	// lost is set if the next renewal begins a new term.
 	lost bool
 
 	observer observer
 }
 
-// observer holds what was seen of the leases.
+// observer has the observations of the leases.
 type observer struct {
 	mu sync.Mutex
-	// seen is when, by the clock of this process, each lease was last seen to change:
-	// the clocks of others may differ.
+	// seen is when each lease last changed, by the clock of this process. Clocks of other
+	// replicas may differ.
 	seen map[string]observation
-	// living are the replicas of the last look, and looked is when that was.
+	// living are the live replicas of the last look, and looked is its time.
 	living map[string]bool
 	looked time.Time
 }
@@ -118,7 +117,7 @@ func (r *Replicas) Start(ctx context.Context) error {
 	for {
 		pause := renewal
 		if err := r.renew(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica, will try again", "lease", klog.KRef(r.o.Namespace, r.name()))
+			klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica, will retry", "lease", klog.KRef(r.o.Namespace, r.name()))
 			pause = renewAgain
 		}
 		timer := r.o.Clock.NewTimer(pause)
@@ -132,19 +131,17 @@ func (r *Replicas) Start(ctx context.Context) error {
 }
 
 // Term returns the number of the current term, and whether this replica holds it.
-// While it holds a term, no other replica rolls back a write that was made in this
-// term before a bind that is allowed now is over. A term ends when the lease is not
-// renewed in time, or when somebody else removes it: then other replicas may roll
-// back the writes of this one. The next renewal begins a new term.
-//
-// Only times that this process measures count, and the renewal counts from its start.
+// While it holds a term, no other replica rolls back a write of this term before a bind that is
+// allowed now has settled. A term ends if the lease is not renewed in time, or if another client
+// removes it. Other replicas may then roll back the writes of this one. The next renewal begins a
+// new term. Term uses only the clock of this process, and a renewal counts from its start.
 func (r *Replicas) Term() (term int64, held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.term, !r.renewed.IsZero() && r.o.Clock.Since(r.renewed) <= trusted
 }
 
-// Held returns why this replica does not hold a term, or nil.
+// Held returns an error if this replica does not hold a term.
 func (r *Replicas) Held() error {
 	if _, held := r.Term(); held {
 		return nil
@@ -154,14 +151,14 @@ func (r *Replicas) Held() error {
 
 func (r *Replicas) name() string { return prefix + r.o.ID }
 
-// renew renews the lease, if need be without the status.
+// renew renews the lease, without the status if that fails.
 func (r *Replicas) renew(ctx context.Context) error {
 	status := r.status(ctx)
 	err := r.write(ctx, status)
 	if err == nil || status == "" || ctx.Err() != nil {
 		return err
 	}
-	klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica with its status, will try without", "bytes", len(status))
+	klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica with its status, will retry without", "bytes", len(status))
 	return r.write(ctx, "")
 }
 
@@ -181,8 +178,8 @@ func (r *Replicas) status(ctx context.Context) string {
 func (r *Replicas) write(ctx context.Context, status string) error {
 	leases := r.o.Client.CoordinationV1().Leases(r.o.Namespace)
 	var err error
-	// The second time it is based on what the API server has, the third is for a lease
-	// that was removed in between.
+	// The second try is based on the live lease. The third is for a lease that was removed in
+	// the meantime.
 	for range 3 {
 		began := r.o.Clock.Now()
 		next := r.next(status, began)
@@ -215,7 +212,7 @@ func (r *Replicas) write(ctx context.Context, status string) error {
 	return err
 }
 
-// next is the lease to be written.
+// next returns the lease to write.
 func (r *Replicas) next(status string, now time.Time) *coordinationv1.Lease {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: r.o.Namespace, Name: r.name()}}
 	if r.latest != nil {
@@ -232,7 +229,7 @@ func (r *Replicas) next(status string, now time.Time) *coordinationv1.Lease {
 	return next
 }
 
-// succeeded notes a renewal, by when it began.
+// succeeded records a renewal by its start.
 func (r *Replicas) succeeded(began time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,7 +239,7 @@ func (r *Replicas) succeeded(began time.Time) {
 	r.renewed, r.lost = began, false
 }
 
-// removed notes that somebody else has removed the lease.
+// removed records that another client removed the lease.
 func (r *Replicas) removed() {
 	r.latest = nil
 	r.mu.Lock()
@@ -250,7 +247,7 @@ func (r *Replicas) removed() {
 	r.renewed, r.lost = time.Time{}, true
 }
 
-// leave ends the term and removes the lease: the others need not wait.
+// leave ends the term and removes the lease, so that other replicas need not wait.
 func (r *Replicas) leave(ctx context.Context) error {
 	r.removed()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbyeTakes)

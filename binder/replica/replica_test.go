@@ -49,10 +49,10 @@ func TestOptions(t *testing.T) {
 	assert.NotEqual(t, one, other)
 }
 
-// quiet is the test's context with a logger that drops everything.
+// quiet is the context of the test without a log.
 func quiet(t *testing.T) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
 
-// crashedLease is the lease of a replica that has ended without a word.
+// crashedLease is the lease of a crashed replica.
 func crashedLease(t *testing.T, c kubernetes.Interface) {
 	t.Helper()
 	l := &coordinationv1.Lease{}
@@ -61,10 +61,10 @@ func crashedLease(t *testing.T, c kubernetes.Interface) {
 	require.NoError(t, err)
 }
 
-// TestLiving_SeesWhoStops: a replica lives as long as it renews, is taken for dead when
-// it stops without a word, and at once when it says good-bye. How often Living is
-// called does not matter: a sweep may take long.
-func TestLiving_SeesWhoStops(t *testing.T) {
+// TestLiving_FollowsTheLeases: a replica lives while it renews its lease, and is dead some time
+// after a crash, or at once after it removed its lease. The interval between calls of Living
+// does not matter.
+func TestLiving_FollowsTheLeases(t *testing.T) {
 	for name, pause := range map[string]time.Duration{"Often": time.Second, "BetweenSlowSweeps": 3 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestLiving_SeesWhoStops(t *testing.T) {
 				synctest.Wait()
 				living, err := observer.Living(t.Context())
 				require.NoError(t, err)
-				assert.Equal(t, map[string]bool{"polite": true, "crashed": true}, living, "a lease that is new may be renewed yet")
+				assert.Equal(t, map[string]bool{"polite": true, "crashed": true}, living, "a new lease may still be renewed")
 
 				for began := time.Now(); time.Since(began) < time.Minute; {
 					pass(pause)
@@ -96,7 +96,7 @@ func TestLiving_SeesWhoStops(t *testing.T) {
 				stopPolite()
 				<-left
 				_, held := polite.Term()
-				assert.False(t, held, "whoever leaves allows nothing any more")
+				assert.False(t, held, "a replica without a lease holds no term")
 				pass(observeEvery + time.Second)
 				living, err = observer.Living(t.Context())
 				require.NoError(t, err)
@@ -106,9 +106,9 @@ func TestLiving_SeesWhoStops(t *testing.T) {
 	}
 }
 
-// TestLiving_BlamesNobodyWhileItIsBlind: as long as the API server is away nobody can
-// renew, and what was seen before does not count.
-func TestLiving_BlamesNobodyWhileItIsBlind(t *testing.T) {
+// TestLiving_WhileTheAPIServerIsAway: no replica can renew its lease, and old observations do not
+// count.
+func TestLiving_WhileTheAPIServerIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
 		var away atomic.Bool
@@ -122,13 +122,13 @@ func TestLiving_BlamesNobodyWhileItIsBlind(t *testing.T) {
 		away.Store(true)
 		pass(blind + observeEvery)
 		_, err := observer.Living(t.Context())
-		require.ErrorIs(t, err, errCut, "what was seen long ago is not told as if it were now")
+		require.ErrorIs(t, err, errCut, "old observations are not returned")
 
 		away.Store(false)
 		pass(duration - observeEvery)
 		living, err := observer.Living(t.Context())
 		require.NoError(t, err)
-		assert.Contains(t, living, "crashed", "it has another %s", duration)
+		assert.Contains(t, living, "crashed", "the time starts again with %s", duration)
 		pass(3 * observeEvery)
 		living, err = observer.Living(t.Context())
 		require.NoError(t, err)
@@ -136,8 +136,8 @@ func TestLiving_BlamesNobodyWhileItIsBlind(t *testing.T) {
 	})
 }
 
-// TestStart_RenewsWithoutTheStatus: whatever the API server has against the status, the
-// lease is renewed.
+// TestStart_RenewsWithoutTheStatus: if the API server rejects the status, the lease is renewed
+// without it.
 func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
@@ -165,7 +165,7 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 		}
 		assert.Equal(t, "fine", told())
 
-		status.Store(new("far too long for it"))
+		status.Store(new("a status above the limit"))
 		pass(5 * time.Minute)
 		assert.Empty(t, told())
 		term, held := r.Term()
@@ -178,8 +178,8 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 	})
 }
 
-// TestTerm_EndsWithTheLease: a term ends when the renewal is late, and when somebody
-// else has removed the lease.
+// TestTerm_EndsWithTheLease: a term ends with a late renewal, and if another client removes the
+// lease.
 func TestTerm_EndsWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
@@ -198,7 +198,7 @@ func TestTerm_EndsWithTheLease(t *testing.T) {
 		pass(trusted)
 		assert.Equal(t, []any{int64(1), true}, of())
 		pass(time.Millisecond)
-		assert.Equal(t, []any{int64(1), false}, of(), "another replica may act")
+		assert.Equal(t, []any{int64(1), false}, of(), "another replica may roll back")
 		cut.Store(false)
 		pass(renewal)
 		assert.Equal(t, []any{int64(2), true}, of())
@@ -207,20 +207,21 @@ func TestTerm_EndsWithTheLease(t *testing.T) {
 		pass(trusted - renewal - time.Second)
 		cut.Store(false)
 		pass(renewal)
-		assert.Equal(t, []any{int64(2), true}, of(), "a short trouble ends no term")
+		assert.Equal(t, []any{int64(2), true}, of(), "a short interruption does not end the term")
 
 		require.NoError(t, client.CoordinationV1().Leases("prebind-system").Delete(t.Context(), prefix+"a", metav1.DeleteOptions{}))
 		pass(renewal)
-		assert.Equal(t, []any{int64(3), true}, of(), "whoever removed it takes this replica for dead")
+		assert.Equal(t, []any{int64(3), true}, of(), "another replica considers this one dead")
 	})
 }
 
-// TestReportOf: a replica's clock may be wrong, and the API server's is told.
-func TestReportOf(t *testing.T) {
+// TestReportOf_APIServerTime: the report has the API server's time, because a replica's clock may be
+// wrong.
+func TestReportOf_APIServerTime(t *testing.T) {
 	written := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	l := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(time.Hour)))}}
 	l.Labels, l.Annotations = map[string]string{label: "a"}, map[string]string{statusAnnotation: "fine"}
-	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written.Add(time.Hour)}, reportOf(l), "nobody tells another time")
+	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written.Add(time.Hour)}, reportOf(l), "the lease has no other time")
 	l.ManagedFields = []metav1.ManagedFieldsEntry{{}, {Time: new(metav1.NewTime(written))}, {Time: new(metav1.NewTime(written.Add(-time.Minute)))}}
 	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written, Ahead: time.Hour}, reportOf(l), "the last write is the renewal")
 	l.Spec.RenewTime = nil

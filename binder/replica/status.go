@@ -50,8 +50,8 @@ type Status struct {
 	// namespaces take turns, and LeftOut is the number of those that are missing.
 	InFlight []attempt.InFlight `json:"inFlight,omitempty"`
 	LeftOut  int                `json:"leftOut,omitempty"`
-	// Told is when the replica reported this, by the clock of the API server.
-	Told metav1.Time `json:"told"`
+	// Reported is the time of the report by the clock of the API server.
+	Reported metav1.Time `json:"reported"`
 	// ClockAhead is the error of the replica's clock if it is five seconds or more; negative
 	// if the clock is behind. The times in the Status are corrected by it.
 	ClockAhead metav1.Duration `json:"clockAhead,omitzero"`
@@ -96,7 +96,7 @@ func Statuses(ctx context.Context, client kubernetes.Interface, namespace string
 		if err := json.Unmarshal([]byte(r.Status), &s); err != nil {
 			s.Problem = "its lease has no valid status: it may run another version"
 		}
-		s.Told, s.Leader = metav1.NewTime(r.Renewed), r.Leader
+		s.Reported, s.Leader = metav1.NewTime(r.Renewed), r.Leader
 		if r.Ahead.Abs() >= clockTolerance {
 			s.ClockAhead.Duration = r.Ahead
 			for i := range s.InFlight {

@@ -21,8 +21,8 @@ import (
 	"github.com/prebind/prebind/binder/attempt"
 )
 
-// hugeAttempts are so many attempts of a namespace, each with texts as long as a tenant
-// can make them. "<" takes six bytes in JSON.
+// hugeAttempts returns n attempts of a namespace with the longest texts that a tenant can write.
+// "<" takes six bytes in JSON.
 func hugeAttempts(namespace string, n int) []attempt.InFlight {
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	all := make([]attempt.InFlight, n)
@@ -44,8 +44,8 @@ func TestStatus_EncodeIsBounded(t *testing.T) {
 		all     []attempt.InFlight
 		leftOut bool
 	}{
-		"None":  {reason: "there is nothing to leave out"},
-		"Few":   {reason: "all have room", all: hugeAttempts("shop", 3)},
+		"None":  {reason: "an empty status is complete"},
+		"Few":   {reason: "all attempts fit", all: hugeAttempts("shop", 3)},
 		"Many":  {reason: "a Lease has no room for them", all: append(hugeAttempts("hostile", 200), hugeAttempts("shop", 1)...), leftOut: true},
 		"Crowd": {reason: "the number does not matter", all: append(hugeAttempts("hostile", 2_000), hugeAttempts("shop", 1)...), leftOut: true},
 	}
@@ -99,7 +99,7 @@ func TestStatuses(t *testing.T) {
 	require.Len(t, all, 3)
 	for i, want := range []time.Duration{time.Hour, -90 * time.Second, 0} {
 		assert.Equal(t, want, all[i].ClockAhead.Duration)
-		assert.WithinDuration(t, written, all[i].Told.Time, 0, "the API server's clock counts")
+		assert.WithinDuration(t, written, all[i].Reported.Time, 0, "the API server's clock counts")
 		assert.WithinDuration(t, written.Add(-time.Minute), all[i].InFlight[0].Since.Time, clockTolerance)
 		assert.Equal(t, all[i].Replica == "bbb", all[i].Leader)
 	}

@@ -19,10 +19,10 @@ const (
 	ReasonWaiting = "WaitingForPreBind"
 	// ReasonRefused: the bind was rejected for the reason that the event says.
 	ReasonRefused = "BindRefused"
-	// ReasonAudited: the bind went ahead, in ModeAudit, although it would have been rejected
-	// or would have waited, for the reason that the event says.
+	// ReasonAudited: ModeAudit allowed the bind, which would have been rejected or would have
+	// waited for the reason that the event says.
 	ReasonAudited = "BindAudited"
-	// ReasonRolledBack: the pod was not bound, and what was prepared for it was rolled back.
+	// ReasonRolledBack: the pod was not bound, and the writes for it were rolled back.
 	ReasonRolledBack = "PreBindRolledBack"
 )
 

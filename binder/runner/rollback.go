@@ -9,8 +9,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// preBindRollBack lets the plugin undo its writes. Every roll-back passes through this
-// line, which test/faults replaces in one test.
+// preBindRollBack calls PreBindRollBack of the plugin. One test of test/faults replaces this file.
 func preBindRollBack(ctx context.Context, p framework.RollBacker, bc *framework.BindContext) error {
 	return p.PreBindRollBack(ctx, bc)
 }

@@ -90,7 +90,7 @@ func (r *Runner) Confirm(ctx context.Context, plugins []framework.PreBinder, bc 
 				return nil
 			}
 			if ctx.Err() != nil {
-				// Nobody can ask the API server any more, and the cache alone decides nothing.
+				// The cache alone must not reject the bind, and there is no time for a live read.
 				return context.Cause(ctx)
 			}
 			bc.Live = true
@@ -176,13 +176,13 @@ func contained(ctx context.Context, f func() error) (err error) {
 		}
 	}()
 	err = f()
-	if e, ok := err.(*framework.Error); ok && e == nil { //nolint:errorlint // It is this very type, not one that wraps it.
+	if e, ok := err.(*framework.Error); ok && e == nil { //nolint:errorlint // Only this type, not a wrapped one.
 		return nil
 	}
 	return err
 }
 
-// liveFor returns the live reader of a plugin, whose reads the tracker sees.
+// liveFor returns a live reader that reports the reads of the plugin to the tracker.
 func (r *Runner) liveFor(p framework.PreBinder) framework.Reader {
 	return trackedReader{Reader: r.Live, tracker: r.Tracker, plugin: p.Name()}
 }

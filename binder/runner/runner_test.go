@@ -34,7 +34,7 @@ func (p plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	return p.preBind(ctx, bc)
 }
 
-func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
+func TestPreBind_ClearsTheWait(t *testing.T) {
 	r := &Runner{Tracker: Untracked{}}
 	bc := &framework.BindContext{}
 	p := plugin{"p", func(_ context.Context, bc *framework.BindContext) error {
@@ -42,14 +42,14 @@ func TestPreBindForgetsWhatItWaitedFor(t *testing.T) {
 		return nil
 	}}
 	q := plugin{"q", func(_ context.Context, bc *framework.BindContext) error {
-		assert.Empty(t, bc.WaitingFor(), "what one plugin waited for is not what the next one waits for")
+		assert.Empty(t, bc.WaitingFor(), "the wait of one plugin is not that of the next one")
 		return nil
 	}}
 	require.Nil(t, r.PreBind(t.Context(), []framework.PreBinder{p, q}, bc, func(framework.PreBinder) {}))
 	assert.Empty(t, bc.WaitingFor())
 }
 
-// doubter is a plugin whose Confirm trusts only the API server.
+// doubter is a plugin whose Confirm accepts live reads only.
 type doubter struct {
 	plugin
 	confirm func(bc *framework.BindContext) error
@@ -63,14 +63,14 @@ func TestConfirm_NotByTheCacheAlone(t *testing.T) {
 	errEnded := errors.New("the round has ended")
 	cases := map[string]struct {
 		reason string
-		// endsMeanwhile says that the context ends during the first Confirm.
-		endsMeanwhile bool
-		live          error
-		want          string
+		// ends makes the context end during the first Confirm.
+		ends bool
+		live error
+		want string
 	}{
-		"Confirmed":    {reason: "the API server has the last word"},
-		"NotConfirmed": {reason: "its word is the error", live: errors.New("not any more"), want: "not any more"},
-		"Ended":        {reason: "no word of the API server: the error is the end", endsMeanwhile: true, want: errEnded.Error()},
+		"Confirmed":    {reason: "the live call decides"},
+		"NotConfirmed": {reason: "the live call returns the error", live: errors.New("not any more"), want: "not any more"},
+		"Ended":        {reason: "without a live call the error is the cause of the end", ends: true, want: errEnded.Error()},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestConfirm_NotByTheCacheAlone(t *testing.T) {
 				if bc.Live {
 					return tc.live
 				}
-				if tc.endsMeanwhile {
+				if tc.ends {
 					cancel(errEnded)
 				}
 				return errors.New("the cache can be behind")
@@ -98,7 +98,7 @@ func TestConfirm_NotByTheCacheAlone(t *testing.T) {
 	}
 }
 
-func TestPanicIsNamed(t *testing.T) {
+func TestPreBind_PanicIsAnError(t *testing.T) {
 	r := &Runner{Tracker: Untracked{}}
 	p := plugin{"p", func(context.Context, *framework.BindContext) error { panic("boom") }}
 	err := r.PreBind(klog.NewContext(t.Context(), logr.Discard()), []framework.PreBinder{p}, &framework.BindContext{}, func(framework.PreBinder) {})
@@ -114,14 +114,14 @@ func TestResult(t *testing.T) {
 		err    error
 		want   string
 	}{
-		"None":        {reason: "all is well", want: "ok"},
+		"None":        {reason: "success", want: "ok"},
 		"Kind":        {reason: "a wrapped answer keeps its kind", err: fmt.Errorf("wrapped: %w", framework.Wait(claim, "later")), want: "waiting"},
 		"Any":         {reason: "any other error is a failure", err: errors.New("boom"), want: "internal"},
-		"GivenUp":     {reason: "the scheduler chose another node: no failure of the plugin", err: Cause("another node was chosen"), want: "ended"},
-		"Stopped":     {reason: "the replica ends", err: framework.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
-		"Slow":        {reason: "a roll-back that took too long is a failure", err: context.DeadlineExceeded, want: "internal"},
-		"NoAnswer":    {reason: "the API server was slow: the client calls again", err: framework.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
-		"WithoutKind": {reason: "an error that names no kind is a failure", err: &framework.Error{Message: "boom"}, want: "internal"},
+		"GivenUp":     {reason: "another node is not a failure of the plugin", err: Cause("another node was chosen"), want: "ended"},
+		"Stopped":     {reason: "the end of the replica is not a failure", err: framework.Internal(claim, fmt.Errorf("reading: %w", context.Canceled)), want: "ended"},
+		"Slow":        {reason: "a slow rollback is a failure", err: context.DeadlineExceeded, want: "internal"},
+		"NoAnswer":    {reason: "a slow API server is a wait", err: framework.FromAPI(claim, "reading", context.DeadlineExceeded), want: "waiting"},
+		"WithoutKind": {reason: "an error without a kind is a failure", err: &framework.Error{Message: "boom"}, want: "internal"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, Result(tc.err), tc.reason) })

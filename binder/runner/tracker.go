@@ -51,12 +51,12 @@ const (
 	StepMutators = "Mutators"
 	// StepHold keeps a call waiting.
 	StepHold = "Hold"
-	// StepAttempt is an attempt from its beginning until it is forgotten. It outlives
-	// the call that began it.
+	// StepAttempt is an attempt from its start to its end. It outlives the call that started
+	// it.
 	StepAttempt = "Attempt"
 )
 
-// Why an object is read live. These are the values of a label of the metrics.
+// Reasons for a live read. These are the values of a label of the metrics.
 const (
 	// ReadMissing: the cache does not have it.
 	ReadMissing = "missing"

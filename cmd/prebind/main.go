@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prebind is the missing place between a scheduler's decision and the
-// API server's bind: an admission webhook for Bindings with PreBind plugins.
+// Command prebind is an admission webhook for Bindings, with PreBind plugins, and its
+// command-line tool.
 package main
 
 import (

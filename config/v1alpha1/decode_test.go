@@ -15,12 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inner is a struct within arguments.
+// inner is a struct inside arguments.
 type inner struct {
 	On bool `yaml:"on"`
 }
 
-// waiting are arguments.
+// waiting are arguments of a plugin.
 type waiting struct {
 	inner   `yaml:",inline"`
 	MaxWait time.Duration `yaml:"maxWait"`
@@ -45,7 +45,7 @@ func (w *waiting) Validate() []Problem {
 
 func (w *waiting) LongestWait() (string, time.Duration) { return "maxWait", w.MaxWait }
 
-// registered are a few mutators and plugins.
+// registered returns some mutators and plugins.
 func registered() Registered {
 	return Registered{
 		Mutators: []Component{{Name: "topology", On: true}, {Name: "node-info"}},
@@ -83,7 +83,7 @@ arguments:
 `))
 	require.NoError(t, err)
 	want.registered, c.registered = Registered{}, Registered{}
-	assert.Equal(t, want, c, "what is not given stays, and a list is given as a whole")
+	assert.Equal(t, want, c, "fields that are not given stay, and lists are replaced")
 
 	assert.True(t, f.Has("budgets.maxHolds"))
 	assert.False(t, f.Has("budgets.hold"))
@@ -119,29 +119,29 @@ func TestRead_SaysWhatIsWrong(t *testing.T) {
 		reason, content string
 		want            []string
 	}{
-		"Empty":        {reason: "nothing is not a configuration", want: []string{`file: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "" of apiVersion ""`}},
-		"OtherVersion": {reason: "fields of another version have other meanings", content: "apiVersion: config.prebind.dev/v2\nkind: PrebindConfiguration\nfoo: 1\n", want: []string{`file:1: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "PrebindConfiguration" of apiVersion "config.prebind.dev/v2"`}},
-		"NoYAML":       {reason: "the line is named", content: head + "budgets:\n\thold: 1s\n", want: []string{"file: invalid YAML: line 4: found character that cannot start any token"}},
-		"NoMap":        {reason: "it has no fields", content: "- a\n", want: []string{`file: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "" of apiVersion ""`}},
-		"Unknown":      {reason: "the known fields are listed", content: head + "budgets:\n  hodl: 1s\n", want: []string{`file:4: unknown field "hodl": must be one of hold, maxHolds, prebindTimeout, maxPrebindTimeout`}},
-		"UnknownOnTop": {reason: "also at the top", content: head + "colour: red\n", want: []string{`file:3: unknown field "colour": must be one of ` + top}},
+		"Empty":        {reason: "an empty file is not a configuration", want: []string{`file: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "" of apiVersion ""`}},
+		"OtherVersion": {reason: "fields of another version can have other meanings", content: "apiVersion: config.prebind.dev/v2\nkind: PrebindConfiguration\nfoo: 1\n", want: []string{`file:1: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "PrebindConfiguration" of apiVersion "config.prebind.dev/v2"`}},
+		"InvalidYAML":  {reason: "the error has the line", content: head + "budgets:\n\thold: 1s\n", want: []string{"file: invalid YAML: line 4: found character that cannot start any token"}},
+		"NoMap":        {reason: "a list has no fields", content: "- a\n", want: []string{`file: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "" of apiVersion ""`}},
+		"Unknown":      {reason: "the error lists the known fields", content: head + "budgets:\n  hodl: 1s\n", want: []string{`file:4: unknown field "hodl": must be one of hold, maxHolds, prebindTimeout, maxPrebindTimeout`}},
+		"UnknownOnTop": {reason: "unknown fields are reported at the top", content: head + "colour: red\n", want: []string{`file:3: unknown field "colour": must be one of ` + top}},
 		"UnknownInList": {
-			reason: "and in a list", content: head + "namespaces:\n- names: []\n  moed: x\n",
+			reason: "unknown fields are reported in lists", content: head + "namespaces:\n- names: []\n  moed: x\n",
 			want: []string{`file:5: unknown field "moed": must be one of names, mode, prebindTimeout, maxPrebindTimeout`},
 		},
-		"UnknownPlugin":   {reason: "and in the arguments", content: head + "arguments:\n  device: {}\n", want: []string{`file:4: unknown field "device": must be one of node-state`}},
-		"UnknownArgument": {reason: "and in those of a plugin", content: head + "arguments:\n  node-state: {hidden: true}\n", want: []string{`file:4: unknown field "hidden": must be one of on, maxWait, names, inner, seconds, other`}},
-		"Twice":           {reason: "one of the two would be lost", content: head + "mode: Audit\nmode: Off\n", want: []string{`file:4: duplicate field "mode", first in line 3`}},
+		"UnknownPlugin":   {reason: "unknown fields are reported in arguments", content: head + "arguments:\n  device: {}\n", want: []string{`file:4: unknown field "device": must be one of node-state`}},
+		"UnknownArgument": {reason: "unknown fields are reported in the arguments of a plugin", content: head + "arguments:\n  node-state: {hidden: true}\n", want: []string{`file:4: unknown field "hidden": must be one of on, maxWait, names, inner, seconds, other`}},
+		"Twice":           {reason: "one of the two values would be lost", content: head + "mode: Audit\nmode: Off\n", want: []string{`file:4: duplicate field "mode", first in line 3`}},
 		"Duration":        {reason: "a duration has a unit", content: head + "budgets: {hold: 5}\n", want: []string{`file:3: must be a duration such as 90s or 5m, got "5"`}},
-		"Number":          {reason: "a word is not a number", content: head + "budgets: {maxHolds: many}\n", want: []string{`file:3: must be a whole number, got "many"`}},
-		"NumberOfBits":    {reason: "nor is a number that is too large", content: head + "arguments: {node-state: {seconds: 70000}}\n", want: []string{`file:3: must be a whole number, got "70000"`}},
-		"Bool":            {reason: "a word is not a bool", content: head + "arguments: {node-state: {inner: {on: maybe}}}\n", want: []string{`file:3: must be true or false, got "maybe"`}},
-		"List":            {reason: "a word is not a list", content: head + "mutators: a\n", want: []string{`file:3: must be a list of strings, got "a"`}},
-		"Rules":           {reason: "nor a list of rules", content: head + "namespaces: a\n", want: []string{`file:3: must be a list, got "a"`}},
+		"Number":          {reason: "a string is not a number", content: head + "budgets: {maxHolds: many}\n", want: []string{`file:3: must be a whole number, got "many"`}},
+		"NumberOfBits":    {reason: "a number must fit into its type", content: head + "arguments: {node-state: {seconds: 70000}}\n", want: []string{`file:3: must be a whole number, got "70000"`}},
+		"Bool":            {reason: "a string is not a bool", content: head + "arguments: {node-state: {inner: {on: maybe}}}\n", want: []string{`file:3: must be true or false, got "maybe"`}},
+		"List":            {reason: "a string is not a list", content: head + "mutators: a\n", want: []string{`file:3: must be a list of strings, got "a"`}},
+		"Rules":           {reason: "a string is not a list of rules", content: head + "namespaces: a\n", want: []string{`file:3: must be a list, got "a"`}},
 		"Map":             {reason: "a list is not a map", content: head + "budgets: [a]\n", want: []string{"file:3: must be a map of fields, got a list"}},
-		"Word":            {reason: "a map is not a word", content: head + "mode: {a: b}\n", want: []string{"file:3: must be a string, got a map"}},
-		"Cycle":           {reason: "an alias of itself ends", content: head + "mutators: &a [*a]\n", want: []string{"file:3: must be a string, got a list"}},
-		"Documents":       {reason: "the second would be lost", content: head + "---\n" + head, want: []string{"file: must have one document, has more"}},
+		"Word":            {reason: "a map is not a string", content: head + "mode: {a: b}\n", want: []string{"file:3: must be a string, got a map"}},
+		"Cycle":           {reason: "an alias that contains itself is an error", content: head + "mutators: &a [*a]\n", want: []string{"file:3: must be a string, got a list"}},
+		"Documents":       {reason: "the second document would be lost", content: head + "---\n" + head, want: []string{"file: must have one document, has more"}},
 		"Several": {
 			reason: "everything is reported at once", content: head + "budgets: {maxHolds: many}\ncolour: red\n",
 			want: []string{`file:3: must be a whole number, got "many"`, `file:4: unknown field "colour": must be one of ` + top},
@@ -156,8 +156,7 @@ func TestRead_SaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// FuzzRead: no content makes it panic, and every error is of whole lines that name the
-// file.
+// FuzzRead: no content causes a panic, and each line of an error begins with the file.
 func FuzzRead(f *testing.F) {
 	for _, seed := range []string{
 		"", head, head + "budgets: {maxHolds: many}\n", head + "namespaces:\n- names: [a]\n", "{", "\t", "a: &a [*a]", "? {a: b}\n: c",
@@ -243,6 +242,6 @@ func TestSchema(t *testing.T) {
 	}
 	assert.Len(t, got.Properties.Namespaces.Items.Properties, 4)
 	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "maxWait")
-	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "on", "those of inlined structs")
+	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "on", "fields of inlined structs are included")
 	assert.NotContains(t, got.Properties.Arguments.Properties["node-state"].Properties, "hidden")
 }

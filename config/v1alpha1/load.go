@@ -26,7 +26,7 @@ type Loaded struct {
 }
 
 // Load returns the defaults, overridden by the file, overridden by the flags that were
-// given. Without a name there is no file. The error joins all problems; each is one line.
+// given. The name is empty for no file. The error joins all problems; each is one line.
 func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 	if file == "" {
 		return Parse(r, "", nil, given)

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 is the configuration file of Prebind: its types, their defaults, and
-// the one validation of what a file and flags set. Schema describes the file.
+// Package v1alpha1 is the configuration of Prebind, which a file and flags set: types, flags,
+// defaults, validation, and the JSON schema of the file.
 package v1alpha1
 
 import (
@@ -23,34 +23,33 @@ const (
 type Mode string
 
 const (
-	// ModeEnforce carries them out.
+	// ModeEnforce applies them.
 	ModeEnforce Mode = "Enforce"
 	// ModeAudit only reports them: nothing is rejected, added, written or waited for.
 	ModeAudit Mode = "Audit"
-	// ModeOff makes none: Bindings pass as if Prebind were not there.
+	// ModeOff makes none: every Binding passes.
 	ModeOff Mode = "Off"
 )
 
 // Modes returns all modes; the caller owns the slice.
 func Modes() []Mode { return []Mode{ModeEnforce, ModeAudit, ModeOff} }
 
-// PrebindConfiguration is the configuration file. It has what may change while Prebind
-// runs. What a process is bound to from its start, such as addresses, is set by flags
-// only. The zero value is not valid; see Default.
+// PrebindConfiguration has the settings that can change while Prebind runs. Others, such as
+// addresses, have flags only. The zero value is not valid; see Default.
 type PrebindConfiguration struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string `yaml:"kind"`
-	// Mode of all namespaces for which Namespaces does not set another.
+	// Mode applies to namespaces without a mode in Namespaces.
 	Mode Mode `yaml:"mode"`
-	// Mutators and PreBindPlugins to run: "*" is every one that is on by default, "x"
-	// switches x on and "-x" switches it off. The order is that of their registration.
+	// Mutators and PreBindPlugins to run, in the order of their registration: "*" selects all
+	// that are on by default, "x" switches x on, and "-x" switches it off.
 	Mutators []string `yaml:"mutators"`
-	// RequiredMutators are mutators without whose annotations no pod is bound.
+	// RequiredMutators must succeed. If one fails, Prebind rejects the Binding.
 	RequiredMutators []string `yaml:"requiredMutators"`
 	PreBindPlugins   []string `yaml:"prebindPlugins"`
 	Budgets          Budgets  `yaml:"budgets"`
-	// Namespaces has rules for some namespaces. The first rule that names a namespace
-	// counts, and it alone.
+	// Namespaces has rules for some namespaces. Only the first rule that matches a namespace
+	// applies.
 	Namespaces []NamespaceRule `yaml:"namespaces"`
 	// Arguments of the mutators and plugins that have any.
 	Arguments ArgumentsList `yaml:"arguments"`
@@ -122,7 +121,7 @@ type Component struct {
 // Arguments are those of one mutator or plugin.
 type Arguments = registration.Arguments
 
-// Problem is what is wrong with one field.
+// Problem says why one field is invalid.
 type Problem = registration.Problem
 
 // ArgumentsList are the arguments of mutators and plugins, by name. In the file it is a

@@ -15,19 +15,19 @@ func TestValidate(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		change func(c *PrebindConfiguration)
-		// want are the fields that are wrong.
+		// want are the invalid fields.
 		want []string
 	}{
 		"Default": {reason: "the defaults are valid", change: func(*PrebindConfiguration) {}},
 		"Budgets": {
-			reason: "every budget is positive", change: func(c *PrebindConfiguration) { c.Budgets = Budgets{MaxPreBindTimeout: -1} },
+			reason: "every budget must be positive", change: func(c *PrebindConfiguration) { c.Budgets = Budgets{MaxPreBindTimeout: -1} },
 			want: []string{"budgets.hold", "budgets.maxHolds", "budgets.prebindTimeout", "budgets.maxPrebindTimeout", "arguments.node-state.maxWait"},
 		},
-		"Mode":     {reason: "without a mode it is open whether to reject", change: func(c *PrebindConfiguration) { c.Mode = "" }, want: []string{"mode"}},
-		"Toggles":  {reason: "a name that is not registered", change: func(c *PrebindConfiguration) { c.Mutators, c.PreBindPlugins = []string{"x"}, []string{"-y"} }, want: []string{"mutators", "prebindPlugins"}},
+		"Mode":     {reason: "the mode is required", change: func(c *PrebindConfiguration) { c.Mode = "" }, want: []string{"mode"}},
+		"Toggles":  {reason: "a name must be registered", change: func(c *PrebindConfiguration) { c.Mutators, c.PreBindPlugins = []string{"x"}, []string{"-y"} }, want: []string{"mutators", "prebindPlugins"}},
 		"Required": {reason: "a mutator that is off adds nothing", change: func(c *PrebindConfiguration) { c.RequiredMutators = []string{"topology", "node-info"} }, want: []string{"requiredMutators[1]"}},
 		"Rules": {
-			reason: "a rule says what is different, and for which namespaces",
+			reason: "a rule must have names and at least one override",
 			change: func(c *PrebindConfiguration) {
 				c.Namespaces = []NamespaceRule{
 					{Names: []string{"team-*"}, Mode: ModeAudit},
@@ -43,7 +43,7 @@ func TestValidate(t *testing.T) {
 			},
 		},
 		"Arguments": {
-			reason: "those of every mutator and plugin, on or off",
+			reason: "arguments are validated for every mutator and plugin, on or off",
 			change: func(c *PrebindConfiguration) {
 				c.Arguments[0].Arguments = &waiting{Names: []string{""}, MaxWait: time.Hour}
 			},
@@ -73,22 +73,22 @@ func TestSelected(t *testing.T) {
 		// says is part of the error; empty for none.
 		says string
 	}{
-		"Default":         {reason: "'*' is what is on by default", flag: []string{"*"}, want: []string{"a", "b"}},
-		"None":            {reason: "an empty flag switches all off"},
-		"One":             {reason: "only what is named", flag: []string{"b"}, want: []string{"b"}},
-		"OffByDefault":    {reason: "naming switches on", flag: []string{"c"}, want: []string{"c"}},
-		"AllAndMore":      {reason: "'*' and one more", flag: []string{"*", "c"}, want: []string{"a", "b", "c"}},
-		"AllButOne":       {reason: "'-x' outweighs '*'", flag: []string{"*", "-a"}, want: []string{"b"}},
-		"AllButOneBefore": {reason: "the flag's order does not matter", flag: []string{"-a", "*"}, want: []string{"b"}},
-		"ListOrder":       {reason: "the order is the list's", flag: []string{"c", "b", "a"}, want: []string{"a", "b", "c"}},
-		"OnlyOff":         {reason: "without '*' nothing is on", flag: []string{"-a"}},
-		"OffTwice":        {reason: "what is off stays off", flag: []string{"*", "-a", "-a", "-c"}, want: []string{"b"}},
-		"Twice":           {reason: "what is on runs once", flag: []string{"a", "a"}, want: []string{"a"}},
-		"OnAndOff":        {reason: "a contradiction is an error", flag: []string{"a", "-a"}, says: `"a" is switched both on and off`},
-		"Unknown":         {reason: "an unknown name lists the known ones", flag: []string{"x"}, says: "a, b, c"},
-		"UnknownOff":      {reason: "also to switch off", flag: []string{"*", "-x"}, says: `unknown thing "x"`},
-		"MinusStar":       {reason: "there is no '-*'", flag: []string{"-*"}, says: `"*"`},
-		"EmptyName":       {reason: "nothing is not a name", flag: []string{""}, says: `""`},
+		"Default":         {reason: "'*' selects everything that is on by default", flag: []string{"*"}, want: []string{"a", "b"}},
+		"None":            {reason: "an empty list switches everything off"},
+		"One":             {reason: "a name selects only that entry", flag: []string{"b"}, want: []string{"b"}},
+		"OffByDefault":    {reason: "a name selects an entry that is off by default", flag: []string{"c"}, want: []string{"c"}},
+		"AllAndMore":      {reason: "'*' and a name can be combined", flag: []string{"*", "c"}, want: []string{"a", "b", "c"}},
+		"AllButOne":       {reason: "'-x' overrides '*'", flag: []string{"*", "-a"}, want: []string{"b"}},
+		"AllButOneBefore": {reason: "the order of the toggles does not matter", flag: []string{"-a", "*"}, want: []string{"b"}},
+		"ListOrder":       {reason: "the order is that of the registration", flag: []string{"c", "b", "a"}, want: []string{"a", "b", "c"}},
+		"OnlyOff":         {reason: "without '*' nothing is selected", flag: []string{"-a"}},
+		"OffTwice":        {reason: "a repeated toggle has no effect", flag: []string{"*", "-a", "-a", "-c"}, want: []string{"b"}},
+		"Twice":           {reason: "a repeated name selects the entry once", flag: []string{"a", "a"}, want: []string{"a"}},
+		"OnAndOff":        {reason: "an entry cannot be on and off", flag: []string{"a", "-a"}, says: `"a" is switched both on and off`},
+		"Unknown":         {reason: "the error lists the known names", flag: []string{"x"}, says: "a, b, c"},
+		"UnknownOff":      {reason: "an unknown name cannot be switched off", flag: []string{"*", "-x"}, says: `unknown thing "x"`},
+		"MinusStar":       {reason: "'-*' is not supported", flag: []string{"-*"}, says: `"*"`},
+		"EmptyName":       {reason: "an empty name is not valid", flag: []string{""}, says: `""`},
 		"Case":            {reason: "names are compared exactly", flag: []string{"A"}, says: `"A"`},
 	}
 	for name, tc := range cases {

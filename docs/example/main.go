@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command example is Prebind with two more plugins: this is all it takes.
+// Command example is Prebind with two more plugins.
 package main
 
 import (

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodeinfo is the mutator that tells a pod what its node is: facts of
-// the node become annotations node-info.<domain>/<key>.
+// the node become annotations node-info.prebind.dev/<key>.
 //
 //	instance-type              label node.kubernetes.io/instance-type, or else
 //	                           beta.kubernetes.io/instance-type

@@ -19,6 +19,12 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
+// CPU time per bind, in microseconds.
+const (
+	cpuOfWebhook   = "cpu-us/bind"
+	cpuOfAPIServer = "apiserver-cpu-us/bind"
+)
+
 // size is how many binds a round has of each variant.
 type size struct {
 	// warmUp are not measured: connections, caches and heaps come to what they are.
@@ -27,26 +33,11 @@ type size struct {
 	alone, together, clients int
 }
 
-// BenchmarkBinds measures what a bind takes a client, and how many binds a second
-// there are, without a webhook, with Prebind, with webhooks that do next to nothing, and
-// with one that does nothing else but know the pod. A loop is a round in which each has its turn; say how many by -benchtime,
-// such as 10x.
+// BenchmarkBinds measures the latency of a bind and the binds per second of 16 clients: without a webhook, with
+// Prebind, with a webhook that does nothing, with one that adds a constant annotation, and with one that also caches the
+// pending pods. In each round every variant has a turn. Set the number of rounds with -benchtime, such as 10x.
 func BenchmarkBinds(b *testing.B) {
-	variants := []string{none, nothing, constant, following, prebind}
-	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), variants...)
-	out := &results{name: "binds"}
-	round := 0
-	for b.Loop() {
-		// Nobody is always the first.
-		for i := range variants {
-			variant := variants[(i+round)%len(variants)]
-			if err := r.round(b.Context(), out, variant, round, size{warmUp: 200, alone: 600, together: 600, clients: 16}); err != nil {
-				b.Fatal(err)
-			}
-		}
-		round++
-	}
-	b.ReportMetric(0, "ns/op") // Mostly pods in the making.
+	out := benchmarkBinds(b, "binds", size{warmUp: 200, alone: 600, together: 600, clients: 16}, none, nothing, constant, following, prebind)
 	for _, metric := range []string{"p50", "p99", "binds/s"} {
 		for _, against := range []string{none, nothing, constant, following} {
 			out.ratio(b, metric, prebind, against)
@@ -54,7 +45,34 @@ func BenchmarkBinds(b *testing.B) {
 		out.ratio(b, metric, constant, nothing)
 		out.ratio(b, metric, following, constant)
 	}
+}
+
+// BenchmarkCPU measures the CPU time that a bind costs the webhook and the API server, with Prebind and with the constant
+// webhooks. CPU time depends less on other programs than latency, so few rounds are enough.
+func BenchmarkCPU(b *testing.B) {
+	out := benchmarkBinds(b, "cpu", size{warmUp: 300, alone: 300, together: 1500, clients: 4}, constant, following, prebind)
+	for _, metric := range []string{cpuOfWebhook, cpuOfAPIServer} {
+		out.ratio(b, metric, prebind, constant)
+		out.ratio(b, metric, prebind, following)
+		out.ratio(b, metric, following, constant)
+	}
+}
+
+// benchmarkBinds runs rounds in which each variant has a turn, and saves the samples under the name.
+func benchmarkBinds(b *testing.B, name string, s size, variants ...string) *results {
+	b.Helper()
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), variants...)
+	out, round := &results{name: name}, 0
+	for b.Loop() {
+		for i := range variants {
+			variant := variants[(i+round)%len(variants)] // A different variant begins each round.
+			require.NoError(b, r.round(b.Context(), out, variant, round, s))
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 	require.NoError(b, out.save())
+	return out
 }
 
 // TestBinds runs a short round, so that the benchmark works when it is needed. What it
@@ -66,7 +84,7 @@ func TestBinds(t *testing.T) {
 	for _, variant := range variants {
 		require.NoError(t, r.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))
 	}
-	for _, metric := range []string{"p50", "p99", "binds/s"} {
+	for _, metric := range []string{"p50", "p99", "binds/s", cpuOfWebhook, cpuOfAPIServer} {
 		ratios := stat.Ratios(out.samples, metric, prebind, constant)
 		require.Len(t, ratios, 1, metric)
 		assert.Positive(t, ratios[0], metric)
@@ -106,8 +124,8 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 		}
 		out.add(variant, round, "binds/s", float64(s.together)/time.Since(began).Seconds())
 		binds := float64(s.alone + s.together)
-		out.add(variant, round, "cpu-us/bind", spent.own*1e6/binds)
-		out.add(variant, round, "apiserver-cpu-us/bind", spent.apiServer*1e6/binds)
+		out.add(variant, round, cpuOfWebhook, spent.own*1e6/binds)
+		out.add(variant, round, cpuOfAPIServer, spent.apiServer*1e6/binds)
 		if err := r.check(ctx, variant, pods[0].Name); err != nil {
 			return err
 		}

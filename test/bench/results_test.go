@@ -7,12 +7,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -53,26 +56,28 @@ func (r *results) ratio(b *testing.B, metric, variant, against string) {
 		stat.Median(ratios), stat.Quantile(ratios, 0.25), stat.Quantile(ratios, 0.75), len(ratios))
 }
 
-// processor returns what the process has used of the processors, in seconds.
+// processor returns the CPU time of the process in seconds. The kernel counts it in nanoseconds for each thread. It
+// omits threads that have ended, but the Go runtime keeps its threads.
 func processor(pid int) (float64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(threads) == 0 {
+		return 0, errors.Join(fmt.Errorf("process %d has no CPU statistics", pid), err)
 	}
-	// The name, in brackets, may hold anything.
-	_, rest, _ := strings.Cut(string(content), ") ")
-	fields := strings.Fields(rest)
-	const user, system, ticks = 11, 12, 100
-	if len(fields) <= system {
-		return 0, fmt.Errorf("the state of process %d cannot be read: %q", pid, content)
-	}
-	var used float64
-	for _, field := range []string{fields[user], fields[system]} {
-		n, err := strconv.ParseFloat(field, 64)
+	used := 0.0
+	for _, thread := range threads {
+		content, err := os.ReadFile(thread)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // The thread has just ended.
+		}
 		if err != nil {
 			return 0, err
 		}
-		used += n / ticks
+		running, _, _ := strings.Cut(string(content), " ")
+		nanoseconds, err := strconv.ParseFloat(running, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", thread, err)
+		}
+		used += nanoseconds / 1e9
 	}
 	return used, nil
 }

@@ -21,8 +21,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The optional policies keep everybody but Prebind from what Prebind tells, as the
-// real API server reads them.
+// The real API server evaluates the optional policies: only Prebind may write its annotations.
 func TestAnnotationPolicy(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2, "--mutators=*,bind-info")
@@ -53,7 +52,8 @@ func untilPolicy(t *testing.T, w *world) {
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 		binding := b.binding("node-1")
 		binding.Annotations = map[string]string{"topology.prebind.dev/zone": "mine"}
-		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, dry)
+		// There is no such pod, so nothing is bound. The policy allows dry runs.
+		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, metav1.CreateOptions{})
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 	}, patience, 100*time.Millisecond, "the policies should be in force")
 }
@@ -118,7 +118,7 @@ func testPolicyUpdate(t *testing.T, w *world) {
 	}
 	err := b.patchMetadata("annotations", "topology.prebind.dev/zone", "null", "")
 	assertForged(t, err, true, "topology.prebind.dev/zone")
-	// The kubelet, and whoever writes a pod back, changes none of it.
+	// The kubelet and other clients that update a pod do not change its annotations.
 	require.NoError(t, b.patchStatus("pod"))
 	pods := b.client.CoreV1().Pods(b.ns)
 	pod, err := pods.Get(t.Context(), "pod", metav1.GetOptions{})
@@ -150,8 +150,7 @@ func assertForged(t *testing.T, err error, forged bool, key string) {
 	assert.ErrorContains(t, err, "only Prebind writes "+key+": leave it as it is")
 }
 
-// Only those that are listed bind pods, for a Binding has Prebind's own
-// annotations by the time that it is looked at.
+// Only listed users may bind pods, because the policy sees the Binding after Prebind has added its annotations.
 func testPolicyBind(t *testing.T, w *world) {
 	client := userClient(t, w, "mallory")
 	for name, tc := range map[string]struct {
@@ -181,6 +180,9 @@ func testPolicyBind(t *testing.T, w *world) {
 			b.assertTopology(b.untilBound())
 		})
 	}
+	b := newBench(t, w, nil)
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	assert.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(b.podWith(byHand), "node-1"), dry), "a dry run writes nothing")
 }
 
 // userClient is a user who may bind pods, as far as RBAC goes.

@@ -22,11 +22,10 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// attemptKey is the annotation by which a pod tells which attempt bound it.
+// attemptKey is the annotation with the attempt that bound the pod.
 const attemptKey = "binder.prebind.dev/attempt"
 
-// notTheFirst refuses the first Binding of each pod. It tells pods apart by the
-// UID that the Binding is for, which Prebind sets where the scheduler does not.
+// notTheFirst refuses the first Binding of each pod. It distinguishes pods by the UID of the Binding, which Prebind sets if the scheduler does not.
 type notTheFirst struct {
 	t    *testing.T
 	mu   sync.Mutex
@@ -79,7 +78,7 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 				require.GreaterOrEqual(t, len(said), 2)
 				assert.Equal(t, []string{"allowed", "allowed"}, said[len(said)-2:], "the second bind should not wait again")
 				assert.False(t, says(b.events(), "BindRefused"), "Prebind has refused nothing: %q", b.events())
-				assert.False(t, says(b.events(), "PreBindRolledBack"), "the bind has come about: %q", b.events())
+				assert.False(t, says(b.events(), "PreBindRolledBack"), "the pod is bound: %q", b.events())
 				if by.volumesByPrebind {
 					b.untilEvent("WaitingForPreBind", b.ns+"/data")
 					assert.NotEmpty(t, pod.Annotations[attemptKey], "the attempt is the first bind's")
@@ -91,7 +90,7 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 	})
 }
 
-// A bound pod tells its attempt exactly when there was one. There is one replica
+// A bound pod has the annotation exactly if there was an attempt. There is one replica
 // here: with more of them, the call that finds the volume bound may reach one
 // that had no part in it.
 func testAttemptAnnotation(t *testing.T, w *world) {
@@ -113,7 +112,7 @@ func testAttemptAnnotation(t *testing.T, w *world) {
 				return []string{"data"}
 			},
 		},
-		"a claim whose volume is to be made": {
+		"a claim whose volume must be provisioned": {
 			reason: "the attempt writes selected-node",
 			claims: func(b *bench) []string {
 				b.claim("data", b.dynamic("1s"))

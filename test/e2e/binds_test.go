@@ -23,7 +23,7 @@ const byHand = "by-hand"
 // Prebind.
 var binders = map[string]struct {
 	scheduler string
-	// volumesByPrebind says that nobody else does the volumes' part.
+	// volumesByPrebind means that only Prebind binds volumes.
 	volumesByPrebind bool
 }{
 	"kube-scheduler": {scheduler: cluster.DefaultScheduler},
@@ -121,7 +121,7 @@ func TestBindByLegacyPath(t *testing.T) {
 	b.assertClaimBound("data", "node-6")
 }
 
-// What the Binding carries already stays.
+// Annotations of the Binding stay.
 func TestBindKeepsTheBindingsAnnotations(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

@@ -73,8 +73,7 @@ func (b *bench) allocate(claim *resourcev1.ResourceClaim, driver, pool string) {
 	require.NoError(b.t, err)
 }
 
-// devicesOf is what a pod should tell that calls the claim so, by the claim as the
-// API server has it.
+// devicesOf returns the expected annotations of a pod with the claim, according to the claim's status.
 func (b *bench) devicesOf(claim, name string) map[string]string {
 	b.t.Helper()
 	stored, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), claim, metav1.GetOptions{})
@@ -92,7 +91,7 @@ func (b *bench) devicesOf(claim, name string) map[string]string {
 	return out
 }
 
-// devices are those that the pod tells.
+// devices are those in the pod's annotations.
 func devices(pod *corev1.Pod) map[string]string {
 	told := maps.Clone(pod.Annotations)
 	maps.DeleteFunc(told, func(key, _ string) bool { return !strings.HasPrefix(key, deviceInfo) })
@@ -109,7 +108,7 @@ func uses(claims map[string]string) func(*corev1.Pod) {
 	}
 }
 
-// A bound pod tells which devices its ResourceClaims were allocated.
+// A bound pod has annotations with the devices of its ResourceClaims.
 func testClaimedDevices(t *testing.T, w *world) {
 	t.Run("kube-scheduler", func(t *testing.T) {
 		t.Parallel()

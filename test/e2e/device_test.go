@@ -56,7 +56,7 @@ type parker struct {
 	uid    types.UID
 }
 
-// parker makes a pod that is to be bound by hand.
+// parker creates a pod that the test binds.
 func (g *garage) parker(options ...gen.PodOption) *parker {
 	g.t.Helper()
 	return g.parkerOf(byHand, options...)
@@ -70,7 +70,7 @@ func (g *garage) parkerOf(scheduler string, options ...gen.PodOption) *parker {
 	return p
 }
 
-// create makes the pod, for the first time or anew.
+// create creates the pod, also repeatedly.
 func (p *parker) create(scheduler string, options ...gen.PodOption) {
 	p.t.Helper()
 	p.uid = p.podWith(scheduler, append(options, p.garage.toleration, p.garage.steered())...).UID
@@ -81,7 +81,7 @@ func (p *parker) park(options ...gen.BindingOption) error {
 	return p.bindByHand(p.binding(p.garage.node, options...))
 }
 
-// holds is what others are told of a device that the pod holds.
+// holds is the message about a device that the pod holds.
 func (p *parker) holds(device string) string {
 	return fmt.Sprintf("device %s (gpu) is held by pod %s/pod", device, p.ns)
 }
@@ -164,8 +164,7 @@ func grantedTo(data map[string]string, uid types.UID) *granted {
 	return out
 }
 
-// untilSettled waits until the pod's devices are its own, and checks what they
-// are, and that the record and the pod tell of the same attempt.
+// untilSettled waits until the pod's grants are confirmed, and checks the devices, and that record and pod name the same attempt.
 func (p *parker) untilSettled(devices map[string]string) {
 	p.t.Helper()
 	pod := p.untilBound()
@@ -189,7 +188,7 @@ func (p *parker) untilFree() {
 	})
 }
 
-// A device is one pod's at a time, and the other is told whose.
+// A device belongs to one pod at a time, and a rejection names that pod.
 func TestDeviceIsExclusive(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -197,7 +196,7 @@ func TestDeviceIsExclusive(t *testing.T) {
 	require.NoError(t, first.park(gpu("GPU-1,GPU-2")))
 	first.untilSettled(map[string]string{"GPU-1": "1", "GPU-2": "1"})
 
-	second.assertRefused(second.park(gpu("GPU-2")), "device: Node "+g.node, first.holds("GPU-2"), "choose other devices, or another node")
+	second.assertRefused(second.park(gpu("GPU-2")), "device: Node "+g.node, first.holds("GPU-2"), "choose other devices or another node")
 	err := second.park(gpu("GPU-3, GPU-1"))
 	assert.True(t, apierrors.IsForbidden(err), "one of two is not enough: %v", err)
 	assert.ErrorContains(t, err, first.holds("GPU-1"))
@@ -207,7 +206,7 @@ func TestDeviceIsExclusive(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-3": "1"})
 }
 
-// What is alike by its ID only is another device.
+// Devices with the same ID and another key or node are different devices.
 func TestDeviceOfOtherResourceOrNode(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -243,7 +242,7 @@ func TestDeviceByPodAndBinding(t *testing.T) {
 	first, second := g.parker(gpu("GPU-1")), g.parker(gpu("GPU-1"))
 	require.NoError(t, first.park(gpu("GPU-2")))
 	first.untilSettled(map[string]string{"GPU-2": "1"})
-	assert.Equal(t, "GPU-2", first.untilBound().Annotations["device.prebind.dev/gpu"], "the pod should tell what it got")
+	assert.Equal(t, "GPU-2", first.untilBound().Annotations["device.prebind.dev/gpu"], "the pod should have the granted devices in its annotations")
 	require.NoError(t, second.park())
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 }
@@ -263,18 +262,18 @@ func TestDeviceWithKubeScheduler(t *testing.T) {
 	assert.Nil(t, grantedTo(second.record(g.node), first.uid))
 }
 
-// A mistake is told by the key, and nothing is granted.
+// The denial names the invalid annotation, and nothing is granted.
 func TestDeviceInvalid(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		annotation gen.Meta
 		says       []string
 	}{
-		"more than a whole":    {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "a share over 0 and up to 1"}},
-		"one device twice":     {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "named twice"}},
-		"no device":            {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "no device ID"}},
-		"a space in it":        {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "no device ID"}},
-		"a lock that is vague": {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
+		"more than a whole": {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "greater than 0 and at most 1"}},
+		"one device twice":  {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "listed twice"}},
+		"no device":         {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
+		"a space in it":     {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
+		"invalid lock":      {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -306,7 +305,7 @@ func TestDeviceOfPodThatIsGone(t *testing.T) {
 		"succeeded": {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodSucceeded) }},
 		"failed":    {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodFailed) }},
 		"deleted":   {reason: "there is no such pod", end: func(p *parker) { p.deletePod() }},
-		"created anew": {reason: "another pod has its name", end: func(p *parker) {
+		"recreated": {reason: "another pod has its name", end: func(p *parker) {
 			p.deletePod()
 			p.create(byHand)
 		}},
@@ -335,8 +334,7 @@ func TestDeviceOfPodThatIsGone(t *testing.T) {
 	}
 }
 
-// A pod that is created anew under its name is another pod: it gets what the first
-// one had, and is no heir of it while that is somebody else's.
+// A pod that is recreated with the same name is another pod: it gets the devices of the first one only after their release.
 func TestDeviceOfPodCreatedAnew(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -352,8 +350,7 @@ func TestDeviceOfPodCreatedAnew(t *testing.T) {
 	p.assertRefused(p.park(gpu("GPU-1")), other.holds("GPU-1"))
 }
 
-// A bind that is refused after Prebind has allowed it gives its devices back: when
-// it cannot come about any more, or as soon as its pod is gone.
+// If a bind fails after Prebind has allowed it, Prebind releases its devices: when the bind can no longer succeed, or when its pod is deleted.
 func TestDeviceIsRolledBack(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -377,7 +374,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 	first.untilSettled(map[string]string{"GPU-3": "1"})
 }
 
-// Somebody deletes the record: the devices of pods that run are still theirs.
+// The record is deleted: running pods keep their devices.
 func TestDeviceRecordIsLost(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -406,12 +403,9 @@ func TestDeviceRecordIsLost(t *testing.T) {
 	half.untilSettled(map[string]string{"GPU-2": "0.5"})
 }
 
-// The record is deleted while a bind is under way that was granted a device: it is
-// granted anew, or refused where another pod was faster. With one replica, the one
-// that remembers the grant has to see that it is gone; with more, the repeated call
-// may reach another one.
+// The record is deleted during a bind with a grant: the device is granted again, or rejected if another pod was faster. With one replica, the replica must notice the missing grant; with more, the repeated call may reach another one.
 func testDeviceRecordIsLostWhileBinding(t *testing.T, w *world) {
-	for name, faster := range map[string]bool{"nobody else wants the device": false, "another pod is faster": true} {
+	for name, faster := range map[string]bool{"no other pod requests the device": false, "another pod is faster": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newGarage(t, w)
@@ -439,8 +433,7 @@ func TestDeviceRecordIsLostWhileBinding(t *testing.T) {
 	testDeviceRecordIsLostWhileBinding(t, shared)
 }
 
-// A record that somebody has spoilt is not written over, for it may say what is
-// not known any more otherwise.
+// Prebind does not overwrite a damaged record, because it may contain the only information about a grant.
 func TestDeviceRecordIsUnreadable(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -456,7 +449,7 @@ func TestDeviceRecordIsUnreadable(t *testing.T) {
 	spoilt := g.record(g.node)
 	err := second.park(gpu("GPU-2"))
 	assert.True(t, apierrors.IsInternalError(err), "%v (%s)", err, apierrors.ReasonForError(err))
-	for _, words := range []string{"device: ConfigMap " + install.Namespace + "/" + recordOf(g.node), string(first.uid), "cannot be read"} {
+	for _, words := range []string{"device: ConfigMap " + install.Namespace + "/" + recordOf(g.node), string(first.uid), "cannot be decoded"} {
 		assert.ErrorContains(t, err, words)
 	}
 	second.untilEvent("BindRefused", recordOf(g.node), string(first.uid))
@@ -517,7 +510,7 @@ func TestDeviceNodeLock(t *testing.T) {
 	})
 }
 
-// A dry run tells what a bind would do, and does nothing.
+// A dry run reports the effects of a bind, and changes nothing.
 func TestDeviceDryRun(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)

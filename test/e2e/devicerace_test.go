@@ -31,7 +31,7 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// The size of the race. What all pods ask for is about three times what there is.
+// The size of the race. The pods request about three times the available devices.
 const (
 	raceNodes       = 5
 	raceDevices     = 8
@@ -44,8 +44,7 @@ const (
 // hundred pods to the devices of five nodes by two replicas. The devices are soon
 // taken; from then on a pod ends for each bind that is refused.
 //
-// That no device was given twice is seen from the pods alone: by what the API
-// server tells of them, in its order.
+// The pods alone show that no device was granted twice: by their events from the API server, in order.
 func TestDeviceRace(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -86,7 +85,7 @@ type race struct {
 	ledger     *ledger
 
 	mu sync.Mutex
-	// untried is how many pods nobody has tried to bind yet. At 0 pods begin to end.
+	// untried is the number of pods without a bind attempt. At 0 pods begin to end.
 	untried int
 	// asked are the devices that were ever asked for by a pod's Binding, as
 	// pod, node and device: who is named as a holder is one of them.
@@ -98,7 +97,7 @@ type race struct {
 	strange []string
 }
 
-// racer is a pod. What it asks for is decided anew at each try, but for how much.
+// racer is a pod. Each try chooses its devices again; their number stays.
 type racer struct {
 	name string
 	// shares are what follows the ID of each device.
@@ -157,7 +156,7 @@ func (r *race) run(ctx context.Context) {
 	workers.Wait()
 	require.NoError(r.t, ctx.Err(), "%d pods of %d were bound", r.ledger.count(), racePods)
 	r.ledger.until(ctx, "all pods bound", func() bool { return len(r.ledger.bound) == racePods })
-	assert.Empty(r.t, r.strange, "a scheduler should hear of nothing but devices that are held")
+	assert.Empty(r.t, r.strange, "a scheduler should get only rejections for held devices")
 }
 
 // rival is a scheduler. Its idea of what is taken is its own, and old.
@@ -198,7 +197,7 @@ func (s *rival) try(ctx context.Context, p *racer) bool {
 	s.ask(p, node, devices)
 	binding := gen.Binding(gen.Pod(p.name, gen.InNamespace(s.ns)), node, gpu(p.value(devices)))
 	err := s.client.CoreV1().Pods(s.ns).Bind(ctx, binding, metav1.CreateOptions{})
-	// What is shared may still have room, but the scheduler does not know.
+	// A shared device may have capacity left that the scheduler does not know.
 	s.believe(node, devices)
 	switch {
 	case err == nil:
@@ -213,8 +212,7 @@ func (s *rival) try(ctx context.Context, p *racer) bool {
 	return false
 }
 
-// choose takes a node and devices that it believes to be free, or, where it knows
-// of too few, begins to believe all of them to be.
+// choose returns a node and devices that the scheduler considers free. If it knows too few, it considers all of them free.
 func (s *rival) choose(n int) (node string, devices []string) {
 	s.view.Lock()
 	defer s.view.Unlock()
@@ -271,14 +269,14 @@ func (r *race) odd(format string, args ...any) {
 }
 
 // heldBy is how a refusal names a device and its first holder.
-var heldBy = regexp.MustCompile(`the device (\S+) \(gpu\) is held by pod ([^/\s]+)/([^\s:;,]+)`)
+var heldBy = regexp.MustCompile(`device (\S+) \(gpu\) is held by pod ([^/\s]+)/([^\s:;,]+)`)
 
 // refuse checks what a refusal says and, once all pods have had their try, ends a
 // pod for it.
 func (r *race) refuse(ctx context.Context, p *racer, node string, devices []string, err error) {
 	told := heldBy.FindAllStringSubmatch(err.Error(), -1)
 	if len(told) == 0 || !strings.Contains(err.Error(), "device: Node "+node+": ") {
-		r.odd("pod %s is not told who holds %s of %s: %v", p.name, devices, node, err)
+		r.odd("the denial of pod %s does not name the holder of %s on %s: %v", p.name, devices, node, err)
 	}
 	for _, t := range told {
 		device, namespace, holder := t[1], t[2], t[3]
@@ -286,7 +284,7 @@ func (r *race) refuse(ctx context.Context, p *racer, node string, devices []stri
 		known := namespace == r.ns && holder != p.name && r.asked[holder+" "+node+" "+device] && slices.Contains(devices, device)
 		r.mu.Unlock()
 		if !known {
-			r.odd("pod %s asked for %s of %s, and is told of %s, which %s/%s never asked for: %v", p.name, devices, node, device, namespace, holder, err)
+			r.odd("pod %s requested %s of %s: the rejection names %s, which %s/%s never requested: %v", p.name, devices, node, device, namespace, holder, err)
 		}
 	}
 	r.mu.Lock()
@@ -370,7 +368,7 @@ func (r *race) assertToldWhy() {
 				delete(silent, e.InvolvedObject.Name)
 			}
 		}
-		assert.Empty(c, slices.Sorted(maps.Keys(silent)), "every refused pod should tell why")
+		assert.Empty(c, slices.Sorted(maps.Keys(silent)), "every rejected pod should have an event with the reason")
 	}, patience, again)
 }
 

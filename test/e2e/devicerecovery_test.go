@@ -99,7 +99,7 @@ func TestDeviceRecovery(t *testing.T) {
 			next.untilSettled(map[string]string{"GPU-1": "1"})
 			left.until("still unbound", notBound)
 		})
-		t.Run("a bind that waits goes on with another replica", func(t *testing.T) {
+		t.Run("another replica continues a waiting bind", func(t *testing.T) {
 			t.Parallel()
 			waiting, next := waiting.in(t), g.in(t).parker(gpu("GPU-2"), nodeLock())
 			<-bound

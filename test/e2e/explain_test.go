@@ -75,7 +75,7 @@ func (x explained) plugin(name string) binder.PluginExplanation {
 	return binder.PluginExplanation{}
 }
 
-// What explain says is what the bind does then.
+// The bind does what explain reports.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	t.Run("a pod that is bound at once", func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestExplain(t *testing.T) {
 
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		pod := b.untilBound()
-		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "just what was told")
+		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "exactly the reported annotations")
 		b.assertTopology(pod)
 
 		x, code = b.explain("node-1")
@@ -133,7 +133,7 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, 2, code)
 		assert.Equal(t, binder.VerdictRefuse, x.Verdict)
 		assert.Equal(t, binder.PluginRefuses, x.plugin("node-state").Verdict)
-		assert.Equal(t, binder.PluginRefuses, x.plugin("device").Verdict, "everything that stands in the way is told")
+		assert.Equal(t, binder.PluginRefuses, x.plugin("device").Verdict, "all rejections are reported")
 		assert.Equal(t, binder.PluginRefuses, x.plugin("volumebinding").Verdict)
 
 		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
@@ -204,7 +204,7 @@ func TestExplain(t *testing.T) {
 	})
 }
 
-// Who waits for what can be seen, over all replicas.
+// status shows the waits of all replicas.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -270,7 +270,7 @@ func TestStatus(t *testing.T) {
 
 	out, _, _ = b.command("status", "--prebind-namespace="+b.ns)
 	assert.Contains(t, out, "No replica of Prebind has a lease in namespace "+b.ns)
-	_, errs, code := b.command("status", "--as=nobody")
+	_, errs, code := b.command("status", "--as=user-without-permissions")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "cannot list resource \"leases\"")
 }

@@ -34,7 +34,7 @@ const apiServer = "kube-apiserver"
 
 // Anybody who can reach the port may post a review. With --client-ca-file only the
 // API server's are answered; without it, a review that no API server would have sent
-// makes Prebind write nothing but one event, which says so.
+// makes Prebind write only one event, which reports it.
 func TestForgedReview(t *testing.T) {
 	t.Parallel()
 	t.Run("client certificates", func(t *testing.T) {
@@ -136,7 +136,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 					assert.Equal(t, tc.code, answer.Result.Code, answer.Result.Message)
 				}
 			}
-			// What is told of a refusal after these is told by then.
+			// By then, all later rejections are reported.
 			honest, err := b.createPod("honest", byHand)
 			require.NoError(t, err)
 			_, err = b.post(nil, b.forge(honest, "node-none"))
@@ -198,9 +198,9 @@ func (b *bench) certificateOf(user string) *tls.Certificate {
 }
 
 // post posts the review to a replica itself, with the certificate if there is one.
-// An answer that is no review is an error.
+// An answer that is not a review is an error.
 func (b *bench) post(client *tls.Certificate, review []byte) (*admissionv1.AdmissionResponse, error) {
-	config := &tls.Config{InsecureSkipVerify: true} // Whoever forges does not care.
+	config := &tls.Config{InsecureSkipVerify: true} // A forging client does not verify.
 	if client != nil {
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return client, nil }
 	}
@@ -221,7 +221,7 @@ func (b *bench) post(client *tls.Certificate, review []byte) (*admissionv1.Admis
 	}
 	if response.StatusCode != http.StatusOK {
 		var status metav1.Status
-		_ = json.Unmarshal(body, &status) // An answer that is no Status shows by its lack of words.
+		_ = json.Unmarshal(body, &status) // An answer that is not a Status has an empty message.
 		return nil, fmt.Errorf("%s: %s", response.Status, status.Message)
 	}
 	var answer admissionv1.AdmissionReview

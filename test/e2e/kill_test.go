@@ -34,14 +34,14 @@ var stages = map[string]struct {
 	stored bool
 }{
 	"before the write": {reason: "the other replica has to begin from nothing", held: true},
-	"during the write": {reason: "nobody knows whether it was stored", held: true, stored: true},
-	"after the write":  {reason: "the other replica has to go on from what is stored"},
+	"during the write": {reason: "it is unknown whether the write was stored", held: true, stored: true},
+	"after the write":  {reason: "the other replica must continue from the stored state"},
 }
 
 // writes are what the plugin writes.
 var writes = map[string]struct {
 	reason string
-	// class makes what the claim is to be bound by.
+	// class creates the class and volumes for the claim.
 	class func(b *bench) string
 	// written says whether it is there.
 	written func(ctx context.Context, b *bench) (bool, error)
@@ -86,7 +86,7 @@ func (b *bench) taken(ctx context.Context) (int, error) {
 // opened.
 type gates struct {
 	mu sync.Mutex
-	// of tells by the class whose gate it is.
+	// of returns the gate of the class.
 	of   map[string]*gate
 	open chan struct{}
 }
@@ -104,7 +104,7 @@ func (g *gates) add(class string, stored bool) *gate {
 	return g.of[class]
 }
 
-// judge lets everybody but Prebind pass, and what comes when the gates are open.
+// judge delays only Prebind's requests, and only while the gates are closed.
 func (g *gates) judge(ctx context.Context, r *admissionv1.AdmissionRequest) error {
 	if r.UserInfo.Username != "system:serviceaccount:"+install.Namespace+":prebind" {
 		return nil
@@ -158,7 +158,7 @@ func (v *victim) begin() {
 	}
 }
 
-// end checks that the bind has come about.
+// end checks that the pod is bound.
 func (v *victim) end() []error {
 	var errs []error
 	if v.bound != nil {
@@ -227,7 +227,7 @@ func idlers(t *testing.T, w *world) map[string]*victim {
 			// The first two pauses take a second: this is the beginning of the third.
 			require.EventuallyWithT(t, func(c *assert.CollectT) {
 				assert.Len(c, b.decisions(), 3)
-			}, patience, again/10, "the client should have been told to wait")
+			}, patience, again/10, "the client should have got 429")
 		}}
 	}
 	return out
@@ -252,7 +252,7 @@ func testKill(t *testing.T, w *world, working *install.Replica, next func(), nob
 	}
 	newGateHook(t, w, g)
 
-	// Nobody but Prebind touches the claims and volumes meanwhile.
+	// Until then, only Prebind writes claims and volumes.
 	controllers := w.cluster.Process(cluster.ControllerManager)
 	require.NoError(t, controllers.Signal(syscall.SIGSTOP))
 	t.Cleanup(func() { _ = controllers.Signal(syscall.SIGCONT) })

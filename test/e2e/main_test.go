@@ -30,7 +30,7 @@ type world struct {
 	cluster *cluster.Cluster
 	prebind *install.Prebind
 	client  kubernetes.Interface
-	// args are those of the replicas besides those that are shipped.
+	// args are arguments of the replicas in addition to the shipped ones.
 	args []string
 }
 
@@ -60,8 +60,7 @@ func waitTogether() {
 	}
 }
 
-// newWorld fills a control plane with nodes, installs Prebind on it and starts
-// the replicas, with these arguments besides those that are shipped.
+// newWorld adds nodes to a control plane, installs Prebind and starts the replicas, with these arguments in addition to the shipped ones.
 func newWorld(ctx context.Context, c *cluster.Cluster, binary string, replicas int, args ...string) (*world, error) {
 	return newWorldWith(ctx, install.Options{Cluster: c, Binary: binary}, replicas, args...)
 }
@@ -102,8 +101,7 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 	return ownWorldWith(t, install.Options{}, replicas, args...)
 }
 
-// ownClusters are the control planes besides the shared one: each takes half a
-// gigabyte and, while it starts, a processor.
+// ownClusters are the control planes in addition to the shared one: each needs half a gigabyte and, during its start, a processor.
 var ownClusters = make(chan struct{}, 4)
 
 // ownCluster is a control plane for one test. It waits until there is room for it.

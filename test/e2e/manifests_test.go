@@ -27,7 +27,7 @@ func testManifests(t *testing.T, w *world) {
 	tests := map[string]struct {
 		// pods is how many there should be.
 		pods int
-		// reads is what each of them should read, besides what only it can know.
+		// reads is the expected output of each of them, without values that differ per pod.
 		reads func(pod *corev1.Pod, node *corev1.Node) map[string]string
 	}{
 		"cassandra.yaml": {pods: 3, reads: func(_ *corev1.Pod, node *corev1.Node) map[string]string {

@@ -39,14 +39,12 @@ const (
 	secondNodesRack = "rack-2-1"
 )
 
-// What is about mutators has an installation of its own, with all of them on, and
-// beside it replicas with other flags, which have the binds of namespaces of their
-// own.
+// Tests of mutators have their own installation with all mutators enabled, and replicas with other flags for binds in separate namespaces.
 func TestMutators(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0,
 		"--mutators=*,node-info,bind-info,device-info",
-		// Claims are told of whether or not anybody sees to them.
+		// Claims are reported even if no plugin handles them.
 		"--prebind-plugins=*,-resource-claims",
 		"--topology-labels=example.com/net-*=n-*",
 		"--topology-path="+strings.Join([]string{corev1.LabelTopologyRegion, corev1.LabelTopologyZone, cluster.RackLabel, corev1.LabelHostname}, ","),
@@ -87,8 +85,7 @@ type variant struct {
 	replica *install.Replica
 }
 
-// labels are those of its namespaces. What the shipped webhook configuration leaves
-// out is the variant's.
+// labels are those of its namespaces. The variant handles the namespaces that the shipped webhook configuration excludes.
 func (v *variant) labels() map[string]string {
 	return map[string]string{variantLabel: v.name, "prebind.dev/exempt": ""}
 }
@@ -153,7 +150,7 @@ func (b *bench) knownNode() (name string, pod []gen.PodOption) {
 	})
 	taint := cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule})
 	say := func(node *corev1.Node) {
-		node.Annotations = map[string]string{serialNote: "SN 0042 / β", ownerNote: `{"team":"storage"}`, "example.com/secret": "not to be told"}
+		node.Annotations = map[string]string{serialNote: "SN 0042 / β", ownerNote: `{"team":"storage"}`, "example.com/secret": "confidential"}
 		node.Spec.ProviderID = "example:///zone-1/i-0123456789"
 		node.Status.NodeInfo = corev1.NodeSystemInfo{
 			Architecture: "amd64", OperatingSystem: "linux", OSImage: "Example Linux 12 (stable)",
@@ -179,8 +176,7 @@ func (b *bench) node(name string) *corev1.Node {
 	return node
 }
 
-// factsOf is what topology and node-info tell of a knownNode, as the API server
-// has it.
+// factsOf returns the annotations that topology and node-info add for a knownNode, according to the API server.
 func factsOf(node *corev1.Node) map[string]string {
 	l, info := node.Labels, node.Status.NodeInfo
 	address := func(i int) string { return node.Status.Addresses[i].Address }
@@ -240,8 +236,7 @@ func (b *bench) whoami() string {
 	return review.Status.UserInfo.Username
 }
 
-// A bound pod tells all that there is to tell of its node and its bind, and no
-// more, whoever has bound it and by whichever path.
+// A bound pod has exactly the annotations of its node and its bind, for every scheduler and path.
 func testFacts(t *testing.T, w *world) {
 	legacy := func(b *bench, node string) error {
 		return b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("bindings").Body(b.binding(node)).Do(t.Context()).Error()
@@ -281,16 +276,16 @@ func testFacts(t *testing.T, w *world) {
 			assert.Equal(t, want, got, tc.reason)
 			b.assertRecent(at, created.CreationTimestamp.Time)
 			assert.Regexp(t, `^\d+\.\d{3}s$`, waited)
-			assert.Less(t, parse(t, waited), 5*time.Second, "no call was held, for there was nothing to wait for")
+			assert.Less(t, parse(t, waited), 5*time.Second, "no call was held, because there was no wait")
 
 			assert.Equal(t, map[string]string{rackPodLabel: "rack-42", "topology.prebind.dev/n-leaf": "leaf-7"}, ours(pod.Labels),
-				"those that are to be labels as well, and no other")
+				"only the configured labels")
 			assert.Equal(t, []string{"allowed"}, b.decisions())
 		})
 	}
 }
 
-// assertRecent checks a time that the pod tells, which has whole seconds.
+// assertRecent checks a time in an annotation, which has whole seconds.
 func (b *bench) assertRecent(at string, since time.Time) {
 	b.t.Helper()
 	told, err := time.Parse(time.RFC3339, at)
@@ -306,8 +301,7 @@ func parse(t *testing.T, duration string) time.Duration {
 	return d
 }
 
-// A pod that had to wait for its volume tells how long, how often its scheduler
-// had to ask, and which attempt made it ready.
+// A pod that waited for its volume has annotations with the duration, the number of calls, and the attempt.
 func testBindInfoOfAWait(t *testing.T, v *variant) {
 	for name, by := range binders {
 		if !by.volumesByPrebind {
@@ -411,8 +405,7 @@ func testPodLabels(t *testing.T, w *world) {
 	}
 }
 
-// A label of the user's own is theirs, unless the operator has said otherwise; the
-// annotation tells the truth in any case.
+// Prebind keeps a label that the user set, unless the operator configured otherwise; the annotation always has the node's value.
 func testUsersLabels(t *testing.T, w *world, replacing *variant) {
 	keeping := func(t *testing.T) *bench { return newBench(t, w, nil) }
 	tests := map[string]struct {
@@ -434,7 +427,7 @@ func testUsersLabels(t *testing.T, w *world, replacing *variant) {
 			reason: "the Binding's counts, as without Prebind", bench: keeping, pod: "mine", binding: "theirs",
 			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
 		},
-		"equal":           {reason: "there is nothing to tell", bench: keeping, pod: "rack-1-2", want: "rack-1-2"},
+		"equal":           {reason: "the values are equal", bench: keeping, pod: "rack-1-2", want: "rack-1-2"},
 		"none, replacing": {reason: "it is added", bench: replacing.bench, want: "rack-1-2"},
 		"of the pod, replacing": {
 			reason: "the operator wants it so", bench: replacing.bench, pod: "mine",
@@ -533,7 +526,7 @@ func testNoRoomForAnnotations(t *testing.T, w *world) {
 		free  int
 		bound bool
 	}{
-		"none left":  {reason: "what the mutators tell does not fit in", free: 10},
+		"none left":  {reason: "the annotations of the mutators do not fit", free: 10},
 		"some space": {reason: "it fits in", free: 4 << 10, bound: true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -88,8 +88,7 @@ func (b *bench) kubectl(args ...string) {
 }
 
 // untilHeard returns when every replica has heard of the change of the node: none
-// of them would just allow the bind any more. A replica that has not heard yet
-// goes by the node as it was, for it asks the API server only before it refuses.
+// of them would just allow the bind any more. A replica whose cache is outdated uses the old node, because it reads live only before a rejection.
 func (b *bench) untilHeard(binding *corev1.Binding) {
 	b.t.Helper()
 	object, err := json.Marshal(binding)
@@ -134,8 +133,7 @@ func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.A
 	return answer.Response, nil
 }
 
-// assertRefused checks that the bind was refused with all of the words, and that
-// the pod tells it as well.
+// assertRefused checks that the bind was rejected with all of the words, and that an event of the pod contains them.
 func (b *bench) assertRefused(err error, words ...string) {
 	b.t.Helper()
 	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v (%s)", err, apierrors.ReasonForError(err))
@@ -162,7 +160,7 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 			says:   []string{"expected the node to be schedulable, but it is cordoned"},
 		},
 		"drained": {
-			reason: "nobody would evict the pod any more",
+			reason: "no controller would evict the pod",
 			change: func(b *bench, node string) { b.kubectl("drain", node, "--ignore-daemonsets") },
 			says:   []string{"expected the node to be schedulable, but it is cordoned"},
 		},
@@ -220,7 +218,7 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 	}
 }
 
-// A node is not yet as it has to be: with a wait, the bind goes on when it is.
+// The node does not match yet: with a wait, the bind continues when it does.
 func TestNodeBecomesAsExpected(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -268,7 +266,7 @@ func TestNodeBecomesAsExpected(t *testing.T) {
 	}
 }
 
-// What the pod says counts as well, and what the Binding says counts more.
+// Annotations of the pod apply, and those of the Binding take precedence.
 func TestNodeStateOfPodAndBinding(t *testing.T) {
 	t.Parallel()
 	never, always := expects(driver+"=550"), expects("!"+driver)
@@ -309,7 +307,7 @@ func TestNodeStateOfPodAndBinding(t *testing.T) {
 	}
 }
 
-// A mistake in an annotation is told, and never ignored.
+// A mistake in an annotation is reported, never ignored.
 func TestNodeStateInvalid(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -339,10 +337,7 @@ func TestNodeStateInvalid(t *testing.T) {
 	}
 }
 
-// The node is drained while the pod's volume is being made: the bind is refused,
-// and the claim stays as it is, for nothing of a volume can be undone. There is one
-// replica here: another one, which knows nothing of the wait, would refuse the
-// repeated call before the volume is there.
+// The node is drained during provisioning: the bind is rejected, and the claim does not change, because volumes are never reverted. There is one replica here: another one, without the wait, would reject the repeated call before the volume exists.
 func testNodeDrained(t *testing.T, w *world) {
 	t.Run("the node is drained", func(t *testing.T) {
 		t.Parallel()
@@ -383,8 +378,7 @@ func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
 	b.assertTopology(b.untilBound())
 }
 
-// A pod that tolerates everything, as those of DaemonSets for networks do, goes to
-// a node that takes nobody else.
+// A pod that tolerates everything, such as a network DaemonSet's, is bound to a node that rejects other pods.
 func TestNodeStateIsTolerated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -398,8 +392,7 @@ func TestNodeStateIsTolerated(t *testing.T) {
 	assert.Equal(t, []string{"allowed"}, b.decisions())
 }
 
-// The real kube-scheduler knows nothing of what the pod expects: it is told, or
-// waits without knowing it.
+// The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.
 func TestNodeStateWithKubeScheduler(t *testing.T) {
 	t.Parallel()
 	t.Run("refused until it is so", func(t *testing.T) {

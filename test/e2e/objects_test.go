@@ -111,7 +111,7 @@ func usesClaims(claims []string) []gen.PodOption {
 	return options
 }
 
-// bindByHand posts a Binding of the pod; client-go repeats it where it is told to.
+// bindByHand posts a Binding of the pod; client-go repeats it on 429.
 func (b *bench) bindByHand(binding *corev1.Binding) error {
 	return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), binding, metav1.CreateOptions{})
 }

@@ -96,7 +96,7 @@ func (b *bench) decisions() []string {
 	return out
 }
 
-// assertTopology checks that the pod tells where its node is.
+// assertTopology checks the topology annotations of the pod.
 func (b *bench) assertTopology(pod *corev1.Pod) {
 	b.t.Helper()
 	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), pod.Spec.NodeName, metav1.GetOptions{})

@@ -5,7 +5,7 @@ package e2e
 
 import "testing"
 
-// What is about one replica, and about its death, has an installation of its own.
+// Tests of one replica, and of its exit, have their own installation.
 func TestOneReplica(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 1, "--hold=1s") // Short calls, so that there are more of them.

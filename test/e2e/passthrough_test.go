@@ -164,7 +164,7 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 				_, without := bound(exempt)
 				assert.Equal(t, without.Annotations, with.Annotations)
 				assert.Equal(t, without.Labels, with.Labels)
-				assert.Equal(t, "forged", with.Annotations[rackPodLabel], "nobody owns the key")
+				assert.Equal(t, "forged", with.Annotations[rackPodLabel], "no mutator owns the key")
 				assert.Equal(t, []string{"passed-through"}, b.decisions())
 				assert.NotContains(t, with.Annotations, attemptKey)
 			})
@@ -215,7 +215,7 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 		"fields that Prebind lacks":    {reason: "a later API may have them", path: subresource, object: `{"metadata":{"name":"pod","new":1},"spec":{"new":[1]},` + target + `}`, others: "allowed"},
 		"legacy":                       {reason: "it is the other way to bind", path: legacy, object: `{"metadata":{"name":"pod","annotations":{"a":"b"}},` + target + `}`, others: "allowed"},
 		"a node that does not exist":   {reason: "that is between the scheduler and the API server", path: subresource, object: `{"metadata":{"name":"pod"},"target":{"name":"node-none"}}`, others: "refused"},
-		"a target that is no node":     {reason: "the API server's own answer is the right one", path: subresource, object: `{"target":{"kind":"Minion","name":"node-1"}}`, others: "passed-through"},
+		"a target that is not a node":  {reason: "the API server's own answer is the right one", path: subresource, object: `{"target":{"kind":"Minion","name":"node-1"}}`, others: "passed-through"},
 		"legacy, of a pod that is not": {reason: "the API server's own answer is the right one", path: legacy, object: `{"metadata":{"name":"none"},` + target + `}`, others: "passed-through"},
 	}
 	for name, tc := range tests {
@@ -239,7 +239,7 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 				}, got, tc.reason)
 
 				if !dryRun {
-					continue // The others would begin to bind the pod, or tell it that they do not.
+					continue // The others would start to bind the pod, or write an event.
 				}
 				others := b.review(w.prebind.Replicas()[0], request)
 				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "with everything on the review should not be empty: %v", others)

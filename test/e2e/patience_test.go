@@ -48,8 +48,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	b.assertClaimBound("data", "node-1")
 }
 
-// A pod tells by its events what its bind waits for, and why it was refused, so
-// that nobody has to read the scheduler's log, which may have none.
+// Events of a pod contain the object that its bind waits for and the reason of a rejection, because a scheduler may log neither.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {

@@ -108,7 +108,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 	}
 }
 
-// A volume in the making for a node that goes away is waited for no longer.
+// The wait for provisioning on a node ends when the node is deleted.
 func TestNodeDeletedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	const other = "node-5"

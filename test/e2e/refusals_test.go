@@ -22,7 +22,7 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// What a scheduler gets to hear, through the real API server.
+// Responses to a scheduler through the real API server.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -59,7 +59,7 @@ func TestRefusals(t *testing.T) {
 			says:    []string{"target.name: Required value"},
 			decided: "passed-through",
 		},
-		"target that is no node": {
+		"target that is not a node": {
 			reason:  "the API server's own answer is the right one",
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-1",
@@ -73,7 +73,7 @@ func TestRefusals(t *testing.T) {
 			node:    "node-1",
 			options: []gen.BindingOption{gen.UID("0")},
 			is:      isStale,
-			says:    []string{"for the UID 0"},
+			says:    []string{"the Binding requires 0; schedule the new pod"},
 			decided: "stale",
 		},
 		"outdated resourceVersion": {
@@ -82,7 +82,7 @@ func TestRefusals(t *testing.T) {
 			node:    "node-1",
 			options: []gen.BindingOption{gen.AtVersion("1")},
 			is:      isStale,
-			says:    []string{"for the resourceVersion 1"},
+			says:    []string{"the Binding requires 1; schedule the changed pod"},
 			decided: "stale",
 		},
 		"name that no node has": {
@@ -90,7 +90,7 @@ func TestRefusals(t *testing.T) {
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-1/status",
 			is:      apierrors.IsForbidden,
-			says:    []string{"Node node-1/status", "no such node", "not a valid name"},
+			says:    []string{"Node node-1/status: invalid name", "choose another node"},
 			decided: "refused",
 		},
 		"bad annotation": {
@@ -99,7 +99,7 @@ func TestRefusals(t *testing.T) {
 			node:    "node-1",
 			options: []gen.BindingOption{gen.Annotation("bad key", "x")},
 			is:      apierrors.IsInvalid,
-			says:    []string{"bad key", "never be updated"},
+			says:    []string{"bad key", "rejects every update of a pod"},
 			decided: "invalid",
 		},
 		"missing claim": {
@@ -180,7 +180,7 @@ func TestNameInURLDiffers(t *testing.T) {
 	assert.Empty(t, b.events())
 }
 
-// What the real process answers to anybody who can reach its port.
+// Responses of the real process to any client that reaches its port.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	const review = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1",` +

@@ -23,8 +23,7 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// A tenant has hundreds of pods that wait, each with the longest texts that it can
-// make. The replica renews its lease all the same, and reports what it leaves out.
+// A tenant has hundreds of waiting pods with texts of maximum length. The replica still renews its lease, and reports the number of omitted entries.
 func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	t.Parallel()
 	const pods = 220
@@ -48,7 +47,7 @@ func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	for range 32 {
 		calls.Go(func() {
 			for binding := range crowd {
-				// The attempt goes on for a minute without the client.
+				// The attempt continues for a minute without the client.
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 				_ = b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
 				cancel()

@@ -17,7 +17,7 @@ import (
 // requires asks for PreBind plugins by their names.
 func requires(names string) gen.Meta { return gen.Annotation("binder.prebind.dev/require", names) }
 
-// Whoever relies on a plugin says so, and is not bound without it.
+// A pod that requires a plugin is not bound without it.
 func TestRequire(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -30,8 +30,8 @@ func TestRequire(t *testing.T) {
 		"one that is on":                     {reason: "it takes part", binding: []gen.BindingOption{requires("node-state")}},
 		"several":                            {reason: "all of them take part", binding: []gen.BindingOption{requires("volumebinding, device")}},
 		"none":                               {reason: "nothing is asked for", binding: []gen.BindingOption{requires("")}},
-		"one that there is not":              {reason: "nobody would do what is relied on", binding: []gen.BindingOption{requires("node-state,fpga")}, missing: "fpga"},
-		"a mutator":                          {reason: "it is no PreBind plugin", binding: []gen.BindingOption{requires("topology")}, missing: "topology"},
+		"one that there is not":              {reason: "no plugin would do the required work", binding: []gen.BindingOption{requires("node-state,fpga")}, missing: "fpga"},
+		"a mutator":                          {reason: "a mutator is not a PreBind plugin", binding: []gen.BindingOption{requires("topology")}, missing: "topology"},
 		"the pod asks":                       {reason: "the user relies on it, whatever the scheduler knows", pod: []gen.PodOption{requires("fpga")}, missing: "fpga"},
 		"the pod asks for one that is on":    {reason: "it takes part", pod: []gen.PodOption{requires("device")}},
 		"the Binding corrects what pod asks": {reason: "its value counts", pod: []gen.PodOption{requires("fpga")}, binding: []gen.BindingOption{requires("device")}},

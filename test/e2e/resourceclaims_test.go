@@ -183,7 +183,7 @@ func TestBindingConditionsFail(t *testing.T) {
 		b.untilResourceClaim(slowClaim, "released", released)
 	})
 
-	// It takes another device, as upstream: the driver has to withdraw the broken one.
+	// Another device is required, as upstream: the driver must withdraw the broken one.
 	t.Run("kube-scheduler", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
@@ -195,7 +195,7 @@ func TestBindingConditionsFail(t *testing.T) {
 		d.publish("node-4", gen.BoundBy(gen.Device("nic-1"), attached, broken))
 		d.withdraw("node-3")
 		d.report(broken, "CableLoose", "no link at port 7")
-		b.untilResourceClaim(slowClaim, "allocated anew", func(claim *resourcev1.ResourceClaim) bool {
+		b.untilResourceClaim(slowClaim, "allocated again", func(claim *resourcev1.ResourceClaim) bool {
 			return allocated(claim) && claim.Status.Allocation.Devices.Results[0].Device == "nic-1"
 		})
 		d.report(attached, "Attached", "")
@@ -247,12 +247,12 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.NotEmpty(t, bound.Annotations[attemptKey])
 	after := b.assertReserved("gpu", first, pod)
 	assert.Equal(t, before.Status.Allocation, after.Status.Allocation)
-	assert.True(t, writtenByPrebind(after), "nobody else has reserved it")
+	assert.True(t, writtenByPrebind(after), "no other client has reserved it")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
 }
 
-// What a scheduler that knows nothing of ResourceClaims gets to hear.
+// Responses to a scheduler without DRA support.
 func TestResourceClaimRefusals(t *testing.T) {
 	t.Parallel()
 	requests, device := gen.RequestsDevices("some.example.com", 1), gen.Device("gpu-0")
@@ -268,7 +268,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 			says:   []string{"does not exist", "create it"},
 		},
 		"unallocated": {
-			reason: "nobody has chosen devices",
+			reason: "no scheduler has chosen devices",
 			claim:  []gen.ResourceClaimOption{requests},
 			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims", "--resource-claims-allocate"},
 		},
@@ -288,7 +288,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 		"no more reservations": {
 			reason: "the API allows 256",
 			claim:  append(full(), requests, gen.AllocatedFor("node-1", "some.example.com", device)),
-			says:   []string{"reserved for 256 pods already", "use another claim"},
+			says:   []string{"already reserved for 256 pods", "use another claim"},
 		},
 	}
 	for name, tc := range tests {
@@ -348,8 +348,7 @@ func TestResourceClaimDryRun(t *testing.T) {
 	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
 }
 
-// assertWaited checks that the binder was told to wait, and allowed or refused in
-// the end only.
+// assertWaited checks that the client got 429 until the last call, which is allowed or rejected.
 func (b *bench) assertWaited() {
 	b.t.Helper()
 	said := b.decisions()

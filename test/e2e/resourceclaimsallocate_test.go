@@ -27,8 +27,7 @@ import (
 const raceClass = "owned-race.example.com"
 
 // A hundred pods want one device each, of forty: some of each node, and some that
-// every node can use. Two replicas give them away; no device twice, and whoever
-// gets none hears why.
+// every node can use. Two replicas allocate them; no device twice, and a pod without a device gets the reason.
 func testAllocationRace(t *testing.T, w *world) {
 	t.Parallel()
 	const pods, nodes, ofNode, ofAll = 100, 4, 8, 8
@@ -73,8 +72,7 @@ func testAllocationRace(t *testing.T, w *world) {
 	require.Greater(t, gone+len(racers), devices/nodes)
 	again := b.bindAll(racers)
 	if len(again) > max(0, len(racers)-gone) {
-		// A call that had to wait may have been answered by the other replica: the one that
-		// it left keeps its error for a minute, and tells it once.
+		// A call that had to wait may have been answered by the other replica: the first replica keeps its error for a minute, and reports it once.
 		once := maps.Clone(racers)
 		maps.DeleteFunc(once, func(name string, _ *corev1.Binding) bool { return again[name] == nil })
 		again = b.bindAll(once)
@@ -285,7 +283,7 @@ func testAllocatesWhenMade(t *testing.T, w *world) {
 	b.assertDevicesGiven(1)
 }
 
-// What Prebind allocates is waited for as what a scheduler allocates.
+// A bind waits for allocations of Prebind as for those of a scheduler.
 func testAllocatedConditions(t *testing.T, w *world) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -303,7 +301,7 @@ func testAllocatedConditions(t *testing.T, w *world) {
 	b.untilNoneMarked()
 }
 
-// What cannot be allocated.
+// Claims that Prebind cannot allocate.
 func testAllocationRefused(t *testing.T, w *world) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -315,11 +313,11 @@ func testAllocationRefused(t *testing.T, w *world) {
 	}{
 		"class of others": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices("others.example.com", 1)},
-			says:  []string{"Prebind may not allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
+			says:  []string{"Prebind cannot allocate it", `"others.example.com"`, raceClass, "--resource-claims-allocate"},
 		},
 		"partly of others": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 1), gen.RequestsDevices("others.example.com", 1)},
-			says:  []string{"Prebind may not allocate it", `"others.example.com"`},
+			says:  []string{"Prebind cannot allocate it", `"others.example.com"`},
 		},
 		"more than there are": {
 			claim: []gen.ResourceClaimOption{gen.RequestsDevices(d.name, 3)},

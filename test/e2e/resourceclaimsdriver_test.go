@@ -26,8 +26,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// deviceDriver does what a DRA driver does: it publishes devices, and tells in the
-// claims whether they are ready. Its DeviceClass has its name.
+// deviceDriver acts like a DRA driver: it publishes devices, and sets the conditions of claims. Its DeviceClass has its name.
 type deviceDriver struct {
 	*bench
 	name string
@@ -96,7 +95,7 @@ func (d *deviceDriver) readyAfter(work time.Duration) {
 }
 
 // assertReadyBefore checks that the pod was not bound before the devices of the slow
-// claim were attached. The API tells whole seconds.
+// claim were attached. API times have whole seconds.
 func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
 	d.t.Helper()
 	stored := d.getResourceClaim(slowClaim)
@@ -196,19 +195,18 @@ func statusOf(claim *resourcev1.ResourceClaim) string {
 	return claim.Status.String()
 }
 
-// What a claim can be.
+// States of a claim.
 
 func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil }
 
 func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
 
-// released is a claim that nobody uses.
+// released is an unused claim.
 func released(claim *resourcev1.ResourceClaim) bool {
 	return len(claim.Status.ReservedFor) == 0 && unmarked(claim)
 }
 
-// reservedOnceFor is a claim that is reserved once for each of the pods, and for
-// nobody else.
+// reservedOnceFor is a claim that is reserved once for each of the pods, and for no others.
 func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
 	var want []string
 	for _, pod := range pods {
@@ -251,8 +249,7 @@ func writtenByPrebind(claim *resourcev1.ResourceClaim) bool {
 	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return strings.HasPrefix(m.Manager, "prebind") })
 }
 
-// assertReserved checks that the claim is allocated, and reserved once for each of
-// the pods and for nobody else.
+// assertReserved checks that the claim is allocated, and reserved once for each of the pods and for no others.
 func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.ResourceClaim {
 	b.t.Helper()
 	stored := b.getResourceClaim(claim)
@@ -261,7 +258,7 @@ func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.Re
 	return stored
 }
 
-// untilUnmarked waits until nothing tells any more that Prebind was at work.
+// untilUnmarked waits until Prebind has removed its marks.
 func (b *bench) untilUnmarked(claim string) {
 	b.t.Helper()
 	b.untilResourceClaim(claim, "unmarked", unmarked)

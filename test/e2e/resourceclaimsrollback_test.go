@@ -29,8 +29,7 @@ import (
 // ownedClasses are those that Prebind allocates: each test has one of its own.
 const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
 
-// What Prebind allocates, and what is about the end of a bind, has an installation
-// of its own.
+// Tests of allocation and of the end of a bind have their own installation.
 func TestResourceClaimsAllocate(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0, "--resource-claims-allocate="+ownedClasses)
@@ -92,8 +91,7 @@ func (b *bench) refusedLater(h *laterHook, node string) {
 	require.Equal(b.t, "allowed", said[len(said)-1])
 }
 
-// The bind is refused after Prebind has reserved one of the pod's two claims: that
-// reservation goes, and what others wrote stays.
+// The bind is refused after Prebind has reserved one of the pod's two claims: that reservation is removed, and writes of others stay.
 func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -124,7 +122,7 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("reserved", pod)
 }
 
-// What Prebind allocated for a bind that does not come about is free again.
+// After a failed bind, Prebind's allocations are released.
 func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -137,7 +135,7 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(claim))
 	assert.Equal(t, claimedBy(claim), b.recorded(d.name))
 
-	// Meanwhile, nobody else gets it.
+	// Until then, no other pod gets it.
 	b.resourceClaim("other", gen.RequestsDevices(d.name, 1))
 	other, err := b.createPod("other", byHand, gen.UsesResourceClaim("other"))
 	require.NoError(t, err)
@@ -200,8 +198,7 @@ func (b *bench) killReplicaOf(attempt string) {
 	b.t.Cleanup(func() { assert.NoError(b.t, killed.Restart(context.WithoutCancel(b.t.Context()))) })
 }
 
-// The replica is killed between the reservation and the bind, which does not come
-// about: the other one takes back the reservation, and what was allocated.
+// The replica is killed between reservation and bind, and the bind fails: the other replica removes the reservation and the allocation.
 func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver("owned-killed.example.com")
@@ -227,8 +224,7 @@ func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("others", pod)
 }
 
-// The replica is killed while the bind waits for its device: the other one goes on
-// with it, and is not disturbed by the sweep of what the killed one left behind.
+// The replica is killed while the bind waits for its device: the other replica continues the bind, and the sweep of the killed replica's marks does not disturb it.
 func testKilledWhileWaiting(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver(b.ns + ".example.com")

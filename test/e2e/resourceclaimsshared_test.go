@@ -59,9 +59,7 @@ func TestSharedResourceClaim(t *testing.T) {
 	b.assertReleased("net", all)
 }
 
-// assertReservationsInOrder checks every version of a claim: nobody has it twice;
-// a reservation that Prebind makes is marked when it comes, for otherwise nobody
-// could undo it; and what kube-scheduler reserves is not marked.
+// assertReservationsInOrder checks every version of a claim: no pod has it twice; a reservation of Prebind has a mark, because no replica could undo it otherwise; and a reservation of kube-scheduler has none.
 func assertReservationsInOrder(t *testing.T, versions []*resourcev1.ResourceClaim, scheduledBy map[string]string) {
 	t.Helper()
 	had := map[string]bool{}
@@ -71,7 +69,7 @@ func assertReservationsInOrder(t *testing.T, versions []*resourcev1.ResourceClai
 			assert.False(t, now[uid], "version %s: the pod %s has two reservations", claim.ResourceVersion, uid)
 			now[uid] = true
 			if !had[uid] && scheduledBy[uid] == byHand {
-				assert.NotEmpty(t, marks[uid], "version %s: nobody could undo the reservation for the pod %s", claim.ResourceVersion, uid)
+				assert.NotEmpty(t, marks[uid], "version %s: no replica could undo the reservation for pod %s", claim.ResourceVersion, uid)
 			}
 		}
 		for uid := range marks {

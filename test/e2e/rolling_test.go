@@ -180,13 +180,12 @@ func (b *bench) unbound(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// What stops replicas or the API server has an installation of its own. The cases follow
+// Tests that stop replicas or the API server have their own installation. The cases follow
 // one another.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2, fmt.Sprintf("--max-holds=%d", heldCalls))
-	// Two replicas are replaced one after the other, as a rollout does, under a steady
-	// stream of binds: nobody notices.
+	// Two replicas are replaced one after the other, as a rollout does, under a steady stream of binds: no bind fails.
 	t.Run("rolling restart in a stream of binds", func(t *testing.T) {
 		newStream(t, w, "3s").during(func() {
 			for _, r := range w.prebind.Replicas() {

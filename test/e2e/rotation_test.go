@@ -59,8 +59,7 @@ func testCertManagerRenews(t *testing.T, w *world) {
 		before := s.served()
 		require.NoError(t, w.prebind.RenewCertificate(t.Context()))
 		s.untilServed(func(serial, _ string) bool { return !before[serial] }, "the renewed certificate")
-		// A changed bundle has the API server connect anew, so that it sees what is
-		// served now.
+		// After a change of the bundle the API server connects again, and uses the current certificate.
 		s.setBundle(append(fmt.Appendf(nil, "# %d\n", i), s.bundle()...))
 		s.untilBinds(40)
 	}
@@ -82,7 +81,7 @@ func testFilesByHand(t *testing.T, w *world) {
 	s.setBundle(ca.CertPEM)
 	s.untilBinds(40)
 
-	// What cannot be served is not taken.
+	// Prebind rejects certificates that it cannot serve.
 	expired := ca.Sign(t, "by hand", gencert.DNS(serverName), gencert.Valid(-time.Hour, -time.Minute))
 	for i, bad := range [][2][]byte{{leaf.CertPEM, expired.KeyPEM}, {expired.CertPEM, expired.KeyPEM}} {
 		s.writeFiles(bad[0], bad[1])

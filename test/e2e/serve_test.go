@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/test/gencert"
 )
 
-// What an operator gets wrong at the start is said in one line, and nothing runs.
+// Startup errors are reported in one line, and the process exits.
 func TestServeSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	p := shared.prebind

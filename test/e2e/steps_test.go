@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// again is the pause of a scheduler before it tries what has failed once more.
+// again is the pause of a scheduler before it retries.
 const again = 500 * time.Millisecond
 
 // label is one that only the nodes carry where this test's pod may go, so that
@@ -98,8 +98,7 @@ func (b *bench) insist(ctx context.Context, binding *corev1.Binding) []error {
 	}
 }
 
-// untilSelected waits until the claim's volume is to be made, and returns the
-// node that it is made for.
+// untilSelected waits for the selected-node of the claim, and returns it.
 func (b *bench) untilSelected(name string) string {
 	b.t.Helper()
 	var node string

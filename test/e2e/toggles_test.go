@@ -39,7 +39,7 @@ func (w *world) bound(t *testing.T) *corev1.Pod {
 	return b.untilBound()
 }
 
-// What changes the configuration has an installation of its own. The cases follow one
+// Tests that change the configuration have their own installation. The cases follow one
 // another.
 func TestToggles(t *testing.T) {
 	t.Parallel()
@@ -62,7 +62,7 @@ func testToggleByFile(t *testing.T, w *world) {
 		assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
 		assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
 
-		// What cannot be read, what there is not, and what Prebind may not do.
+		// Invalid files, unknown names, and missing permissions.
 		for _, bad := range []struct{ config, says string }{
 			{"mutators: [\n", "invalid YAML"},
 			{"mutators: []\nplugins: []\n", `config.yaml:4: unknown field "plugins"`},
@@ -89,7 +89,7 @@ func testToggleByFile(t *testing.T, w *world) {
 		b := newBench(t, w, nil)
 		b.claim("data", b.dynamic("10m"))
 		b.pod(byHand, "data")
-		require.NoError(t, b.bindByHand(b.binding("node-1")), "nobody waits for the volume")
+		require.NoError(t, b.bindByHand(b.binding("node-1")), "no plugin waits for the volume")
 		b.untilBound()
 	})
 
@@ -123,7 +123,7 @@ func testToggleByFile(t *testing.T, w *world) {
 	})
 }
 
-// newPending is a pod with claims that nobody binds.
+// newPending is a pod with claims that no controller binds.
 func newPending(t *testing.T, w *world, claims ...string) *bench {
 	t.Helper()
 	b := newBench(t, w, nil)
@@ -158,7 +158,7 @@ func testToggleByFlag(t *testing.T, w *world) {
 	assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
 	assert.NotContains(t, pod.Annotations, "bind-info.prebind.dev/calls", "the flag wins over the file")
 	b := newPending(t, w, "missing")
-	require.NoError(t, b.bindByHand(b.binding("node-1")), "nobody looks at the claim")
+	require.NoError(t, b.bindByHand(b.binding("node-1")), "no plugin checks the claim")
 
 	restarted("--prebind-plugins=volumebinding")
 	pod = w.bound(t)

@@ -99,8 +99,7 @@ func (b *bench) proxied() *cluster.APIProxy {
 	return proxy
 }
 
-// Before its caches are synced a replica sends the API server elsewhere: here they
-// are not, for the API server does not tell what volumes there are.
+// Before its caches are synced a replica sends the API server elsewhere: here they are not, because the API server does not list volumes.
 func TestNotReady(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

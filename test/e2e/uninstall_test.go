@@ -26,8 +26,7 @@ func TestUninstall(t *testing.T) {
 	testUninstall(t, ownWorld(t, 2))
 }
 
-// What the Helm chart renders is the same installation: the pods of the real
-// kube-scheduler are told where they are, and it goes as it came.
+// The Helm chart renders the same installation: pods of the real kube-scheduler get topology annotations, and the uninstallation is complete.
 func TestInstallFromHelm(t *testing.T) {
 	t.Parallel()
 	w := ownWorldWith(t, install.Options{Helm: true}, 2)
@@ -52,8 +51,7 @@ func testUninstall(t *testing.T, w *world) {
 	assertRemoved(t, w)
 }
 
-// assertToldUntilRemoved checks that pods were told of their place before, and
-// were bound without it after.
+// assertToldUntilRemoved checks that pods have topology annotations before the removal, and are bound without them after it.
 func (s *stream) assertToldUntilRemoved() {
 	s.t.Helper()
 	pods, err := s.client.CoreV1().Pods(s.ns).List(s.t.Context(), metav1.ListOptions{})
@@ -92,7 +90,7 @@ func assertRemoved(t *testing.T, w *world) {
 	assert.Empty(t, bindings.Items)
 }
 
-// The verb says what it did, and it is no error to say it twice.
+// The command reports its result, and a repetition is not an error.
 func TestUnregister(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

@@ -82,8 +82,7 @@ func TestEphemeralVolume(t *testing.T) {
 	b.assertClaimBound("pod-scratch", "node-3")
 }
 
-// Two pods race for one volume, on two replicas: one wins, the other is refused,
-// for there is no second one.
+// Two pods race for one volume, on two replicas: one gets it, the other is rejected, because there is no second volume.
 func TestRaceForOneVolume(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

@@ -174,7 +174,7 @@ func (l *ledger) hold(pod *corev1.Pod) {
 			holders = append(holders, l.pods[uid].Name)
 		}
 		if sum > 1 {
-			l.odd("the device %s is held by %v at a time", device, holders)
+			l.odd("device %s is held by %v at the same time", device, holders)
 		}
 	}
 }

@@ -119,6 +119,7 @@ data: {ca.crt: %s}
 		"client CA":    {base: everything, components: []string{"client-ca"}, values: []string{"clientCA.enabled=true"}},
 		"ignore":       {base: everything, components: []string{"failure-policy-ignore"}, values: []string{"failurePolicy=Ignore"}},
 		"annotations":  {base: everything, components: []string{"annotation-policy"}, values: []string{"annotationPolicy.enabled=true"}},
+		"explain":      {base: everything, components: []string{"explain"}, values: []string{"explainRole.enabled=true"}},
 		"several":      {base: selfManaged, components: []string{"client-ca", "annotation-policy"}, values: []string{"certificates.mode=selfManaged", "clientCA.enabled=true", "annotationPolicy.enabled=true"}},
 		"certificate":  {base: base, components: []string{"certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding"}, files: files, values: []string{"certificates.mode=files", "certificates.files.caBundle=" + ca}},
 	}

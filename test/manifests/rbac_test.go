@@ -10,6 +10,7 @@ import (
 	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
@@ -141,4 +142,24 @@ func permissions(t *testing.T, rules []rbacv1.PolicyRule) map[string][]string {
 		slices.Sort(verbs)
 	}
 	return granted
+}
+
+// What the policy does is tested end to end.
+func TestExplain(t *testing.T) {
+	objects := renderWith(t, []string{everything}, []string{"explain"}, nil)
+	role := get[*rbacv1.ClusterRole](t, objects, "prebind-explain")
+	assert.Equal(t, map[string][]string{"pods": {"get"}, "pods/binding": {"create"}, "prebind.dev/explanations": {"create"}}, permissions(t, role.Rules))
+	for _, binding := range all[*rbacv1.ClusterRoleBinding](objects) {
+		assert.NotEqual(t, role.Name, binding.RoleRef.Name, "the operator decides who gets the role, and in which namespace")
+	}
+	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
+	policy := get[*admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "explain.prebind.dev")
+	assert.Equal(t, new(admissionregistrationv1.Fail), policy.Spec.FailurePolicy, "without a decision, the role would permit binds")
+	assert.Equal(t, webhook.Rules[0].Resources, policy.Spec.MatchConstraints.ResourceRules[0].Resources, "both ways to bind a pod")
+	binding := get[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, objects, policy.Name)
+	assert.Equal(t, policy.Name, binding.Spec.PolicyName)
+	assert.Equal(t, []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny}, binding.Spec.ValidationActions)
+	assert.Nil(t, binding.Spec.MatchResources, "it holds in every namespace, also in exempt ones")
+	require.Len(t, webhook.MatchConditions, 1)
+	assert.Equal(t, policy.Spec.Validations[0].Expression, webhook.MatchConditions[0].Expression, "Prebind must not prepare a bind that the policy rejects")
 }

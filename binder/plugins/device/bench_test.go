@@ -24,11 +24,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// podsPerNode is how many pods hold devices on each node of the benchmarks.
+// podsPerNode is the number of pods with devices on each node.
 const podsPerNode = 8
 
-// BenchmarkNodes measures the plugin against the number of nodes that have a record. No row
-// may grow by more than 1.5 times from 500 to 5,000 nodes.
+// BenchmarkNodes measures the cost by number of nodes with a record. From 500 to 5,000
+// nodes, no row may grow by more than 1.5 times.
 func BenchmarkNodes(b *testing.B) {
 	for _, nodes := range []int{500, 5000} {
 		b.Run(fmt.Sprintf("Grant/nodes=%d", nodes), func(b *testing.B) {
@@ -59,10 +59,10 @@ func BenchmarkNodes(b *testing.B) {
 	}
 }
 
-// crowd is a cluster in memory whose cache is as new as its API server. It does not copy
-// what it returns, as the cache does not: the cost is that of the plugin.
+// crowd is an in-memory cluster whose cache is up to date. Like a cache, it does not copy
+// what it returns.
 type crowd struct {
-	// Writer is nil: of its methods, the plugin calls those that crowd has.
+	// Writer is nil: crowd implements the methods that the plugin calls.
 	client.Writer
 	plugin  *Plugin
 	records cache.Indexer
@@ -70,14 +70,14 @@ type crowd struct {
 	mu      sync.Mutex
 	version int
 	pods    map[types.NamespacedName]*corev1.Pod
-	// looked has the node of each list of pods.
+	// looked contains the node of each list request for pods.
 	looked []string
-	// onList, when it is set, is called at each of them.
+	// onList is called for each list request, if set.
 	onList func()
 }
 
-// newCrowd has a record for each node, with podsPerNode bound pods. The first marks of them
-// have a mark.
+// newCrowd returns a cluster with a record of podsPerNode bound pods for each node. The
+// first records have a mark each.
 func newCrowd(tb testing.TB, nodes, marks int) *crowd {
 	tb.Helper()
 	indexers := cache.Indexers{unconfirmedIndex: func(o any) ([]string, error) {
@@ -114,7 +114,7 @@ func keyOf(node string) client.ObjectKey {
 
 func nodeNamed(n int) string { return "node-" + strconv.Itoa(n) }
 
-// pod adds a pod that runs on the node.
+// pod adds a running pod to the node.
 func (c *crowd) pod(node int, name string) *corev1.Pod {
 	pod := podNamed(name, gen.BoundTo(nodeNamed(node)))
 	c.mu.Lock()
@@ -123,8 +123,7 @@ func (c *crowd) pod(node int, name string) *corev1.Pod {
 	return pod
 }
 
-// bind is a whole bind of a new pod that asks for a device. Afterwards the pod and its grant
-// are gone.
+// bind binds a new pod with a device, and then removes the pod and its grant.
 func (c *crowd) bind(tb testing.TB, node int, name string) {
 	ctx := tb.Context()
 	before := &corev1.ConfigMap{}
@@ -184,7 +183,7 @@ func (c *crowd) List(_ context.Context, o client.ObjectList, options ...client.L
 		if c.onList != nil {
 			c.onList()
 		}
-		// An API server has an index for it.
+		// The API server has an index for this.
 		n := 0
 		if _, err := fmt.Sscanf(node, "node-%d", &n); err != nil {
 			return err

@@ -27,13 +27,13 @@ import (
 
 const (
 	namespace = "prebind-system"
-	// gpu and lockIt are annotations.
+	// gpu and lockIt are annotation keys.
 	gpu    = "device.prebind.dev/gpu"
 	fpga   = "device.prebind.dev/fpga"
 	lockIt = "device.prebind.dev/node-lock"
 )
 
-// server is the API server that all replicas share.
+// server is an API server that all replicas share.
 type server struct {
 	*fakeapi.Connection
 	t   *testing.T
@@ -41,7 +41,7 @@ type server struct {
 
 	mu   sync.Mutex
 	hubs []*framework.Hub
-	// writes of records that had an effect.
+	// writes counts the writes of records that took effect.
 	writes int
 }
 
@@ -54,7 +54,7 @@ func newServer(t *testing.T, objects ...client.Object) *server {
 	return s
 }
 
-// changed tells the hubs of those replicas whose cache is the server itself.
+// changed notifies the hubs of replicas whose cache is the server.
 func (s *server) changed(o client.Object, _ bool) {
 	if _, record := o.(*corev1.ConfigMap); !record {
 		return
@@ -67,7 +67,7 @@ func (s *server) changed(o client.Object, _ bool) {
 	}
 }
 
-// bind is what the API server does when a bind is allowed.
+// bind binds a pod, as the API server does for an allowed Binding.
 func (s *server) bind(bc *framework.BindContext) {
 	s.t.Helper()
 	s.change(bc.Pod, func(pod *corev1.Pod) {
@@ -93,7 +93,7 @@ func (s *server) delete(pod *corev1.Pod) {
 	require.NoError(s.t, s.Delete(s.t.Context(), pod))
 }
 
-// record is the live record of the node, or nil.
+// record returns the record of the node from the API server, or nil.
 func (s *server) record(node string) *record {
 	s.t.Helper()
 	object := s.object(node)
@@ -122,8 +122,8 @@ func (s *server) count() int {
 	return s.writes
 }
 
-// line is a replica's own connection to the server. before may end a call, and
-// after may lose its answer.
+// line is the connection of a replica to the server. before can reject a request, and after
+// can drop its response.
 type line struct {
 	*server
 	before, after func(verb string, o any) error
@@ -164,7 +164,7 @@ func (l *line) Delete(ctx context.Context, o client.Object, options ...client.De
 	return l.call("delete", o, func() error { return l.server.Delete(ctx, o, options...) })
 }
 
-// lagging is a cache of the records that is as new as its last sync.
+// lagging is a cache of the records as of its last sync.
 type lagging struct {
 	*server
 	hub  *framework.Hub
@@ -175,7 +175,7 @@ func newLagging(s *server) *lagging {
 	return &lagging{server: s, hub: framework.NewHub(), seen: map[string]*corev1.ConfigMap{}}
 }
 
-// sync catches up, and tells those who wait.
+// sync updates the cache, and notifies waiting binds.
 func (l *lagging) sync(ctx context.Context) error {
 	err := l.load(ctx)
 	for name := range l.seen {
@@ -196,7 +196,7 @@ func (l *lagging) load(ctx context.Context) error {
 	return nil
 }
 
-// Get returns what a cache holds itself, not a copy.
+// Get returns the cached object itself, like a cache without copies.
 func (l *lagging) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
 	into, ok := o.(*corev1.ConfigMap)
 	if !ok {
@@ -224,14 +224,14 @@ func (l *lagging) List(_ context.Context, o client.ObjectList, options ...client
 	return nil
 }
 
-// timeout is that of the locks in these tests.
+// timeout is the lock timeout in tests.
 const timeout = 2 * time.Minute
 
 type option func(*framework.Handle, *Arguments)
 
 func withLocks(_ *framework.Handle, a *Arguments) { a.NodeLocks = true }
 
-// replicaOf returns a plugin of its own whose cache follows the server at once.
+// replicaOf returns a plugin whose cache is the server.
 func replicaOf(s *server, options ...option) *Plugin {
 	s.t.Helper()
 	hub := framework.NewHub()
@@ -253,18 +253,18 @@ func pluginOn(s *server, cached client.Reader, l *line, hub *framework.Hub, opti
 	return p
 }
 
-// podNamed is a pod whose UID is its name too.
+// podNamed returns a pod. Its UID is equal to its name.
 func podNamed(name string, options ...gen.PodOption) *corev1.Pod {
 	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name))}, options...)...)
 }
 
-// bindOf is the bind of the pod to node-a by the attempt, with annotations of the
-// Binding.
+// bindOf returns the context of an attempt to bind the pod to node-a, with annotations of
+// the Binding.
 func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
 }
 
-// only is a reader that has one record.
+// only is a reader with one record.
 type only struct {
 	client.Reader
 	object *corev1.ConfigMap
@@ -292,7 +292,7 @@ func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
 	return v.Record, nil
 }
 
-// preFlight does what the engine does before an attempt.
+// preFlight runs Setup and PreFlight as the engine does.
 func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (framework.Next, error) {
 	bc.Now = p.h.Clock.Now()
 	before := bc.Checkpoint()
@@ -312,7 +312,7 @@ func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (frame
 	return p.PreFlight(bc)
 }
 
-// confirm does what the engine does before it allows a bind.
+// confirm runs Confirm as the engine does.
 func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	if p.Confirm(ctx, p.h.Cached, bc) == nil {
 		return nil
@@ -322,7 +322,7 @@ func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	return p.Confirm(ctx, p.h.Live, bc)
 }
 
-// prepare does what the engine does for an attempt.
+// prepare runs PreFlight and PreBind as the engine does.
 func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	next, err := preFlight(ctx, p, bc)
 	if err != nil || next == framework.Skip {
@@ -334,7 +334,7 @@ func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	return confirm(ctx, p, bc)
 }
 
-// held is who holds what on node-a, by pod.
+// held returns the grants on node-a by pod.
 func held(s *server) map[string]string {
 	s.t.Helper()
 	all := map[string]string{}

@@ -18,9 +18,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// FuzzParse: what annotations say is either read, and then the same when it is
-// written again and can stand in a record; or it is invalid, with its name, and the
-// answer is short.
+// FuzzParse checks that annotations are either valid, and then the same after they are
+// encoded and decoded, or rejected with a short message that names them.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"GPU-1", "GPU-1,GPU-2:0.5", "0000:3b:00.0:1", "0000:3b:00.0", ".5", "5e-1", "0,5", "GPU-1:0.3333333",
@@ -31,7 +30,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key1, value1, key2, value2, locked string) {
 		if len(key1) > 253 || len(key2) > 253 {
-			return // The engine has refused it.
+			return // The engine rejects it.
 		}
 		values := map[string]string{key1: value1, key2: value2, lockKey: locked}
 		a, err := parse(on("Pod", values))
@@ -61,7 +60,7 @@ func FuzzParse(f *testing.F) {
 		assert.Less(t, len(a.devices.String()), 6000)
 		if len(a.devices) > 0 && isText(key1, key2) {
 			rec := of(map[types.UID]*entry{"p": grants(grant{"a", a.devices})})
-			assert.Equal(t, rec.Entries, clone(t, rec).Entries, "the record can be read again")
+			assert.Equal(t, rec.Entries, clone(t, rec).Entries, "decode is the reverse of Encode")
 		}
 	})
 }
@@ -78,8 +77,7 @@ func written(ids map[string]share) string {
 	return strings.Join(parts, ",")
 }
 
-// shorter takes the values as they were where all of them, written out, would be
-// longer than is allowed.
+// shorter keeps the values if their normalized form exceeds the limit.
 func shorter(again, values map[string]string) map[string]string {
 	total := 0
 	for key, value := range again {
@@ -91,8 +89,8 @@ func shorter(again, values map[string]string) map[string]string {
 	return again
 }
 
-// FuzzDecode: whatever is in a ConfigMap is read in full, or is an error that says
-// where; and what was read is the same when it is written and read again.
+// FuzzDecode checks that a ConfigMap is either decoded completely, or rejected with an error
+// that names the key.
 func FuzzDecode(f *testing.F) {
 	r := of(map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", two})})
 	r.take(podNamed("p"), "a", noon)
@@ -115,13 +113,13 @@ func FuzzDecode(f *testing.F) {
 		if rec.Lock != nil {
 			keys--
 		}
-		assert.Len(t, rec.Entries, keys, "nothing is left out")
+		assert.Len(t, rec.Entries, keys, "decode drops no entry")
 		encoded, err := rec.Encode()
 		require.NoError(t, err)
 		second := clone(t, rec)
 		assert.Equal(t, rec.Entries, second.Entries)
 		reencoded, err := second.Encode()
 		require.NoError(t, err)
-		assert.Equal(t, encoded, reencoded, "and so is the lock")
+		assert.Equal(t, encoded, reencoded, "decode drops no lock")
 	})
 }

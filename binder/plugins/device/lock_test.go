@@ -18,18 +18,18 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// lockCase has pod one, whose attempt a holds the lock of node-a, and pod two, whose
-// attempt b wants it, in another replica.
+// lockCase has two pods in two replicas: attempt a of pod one holds the lock of node-a, and
+// attempt b of pod two waits for it.
 type lockCase struct {
 	*testing.T
 	s        *server
 	one, two *Plugin
 	a, b     *framework.BindContext
-	// result is of two's PreBind.
+	// result receives the result of PreBind for pod two.
 	result chan error
 }
 
-// lockTest runs f when two waits for the lock, in a bubble of its own.
+// lockTest runs f in a bubble while pod two waits for the lock.
 func lockTest(t *testing.T, f func(c *lockCase)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -50,7 +50,7 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 		waiting := c.b.WaitingFor()
 		assert.Equal(t, "Node node-a", waiting.Object.String())
 		assert.Equal(t, "the lock that pod default/one holds on the node", waiting.For)
-		assert.Equal(t, timeout, time.Until(waiting.Until), "the lock expires then")
+		assert.Equal(t, timeout, time.Until(waiting.Until), "the wait ends when the lock expires")
 		f(c)
 	})
 }
@@ -60,23 +60,23 @@ func (c *lockCase) waits() {
 	synctest.Wait()
 	require.Empty(c, c.result, "two waits")
 	assert.Equal(c, "one", string(c.s.record("node-a").Lock.UID))
-	assert.NotContains(c, held(c.s), "two", "who waits holds nothing")
+	assert.NotContains(c, held(c.s), "two", "a waiting pod holds no devices")
 }
 
-// goesOn says that two gets the lock without any time going by.
+// goesOn checks that pod two gets the lock without a delay.
 func (c *lockCase) goesOn() {
 	c.Helper()
 	synctest.Wait()
-	require.Len(c, c.result, 1, "two goes on")
+	require.Len(c, c.result, 1, "pod two must get the lock")
 	require.NoError(c, <-c.result)
 	require.NoError(c, confirm(c.Context(), c.two, c.b))
 	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 }
 
-// pass lets time go by in the bubble.
+// pass advances the clock of the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-func TestLockIsReleasedByRollBack(t *testing.T) {
+func TestLock_IsReleasedByRollBack(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		assert.Equal(c, []string{"released its devices", "released the node lock"}, c.a.Undone())
@@ -84,7 +84,7 @@ func TestLockIsReleasedByRollBack(t *testing.T) {
 	})
 }
 
-func TestLockIsReleasedByPostBind(t *testing.T) {
+func TestLock_IsReleasedByPostBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		c.s.bind(c.a)
 		c.waits()
@@ -94,11 +94,10 @@ func TestLockIsReleasedByPostBind(t *testing.T) {
 	})
 }
 
-// TestLockOfTwoAttempts is released with the second.
-func TestLockOfTwoAttempts(t *testing.T) {
+func TestLock_IsReleasedByTheLastAttempt(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		again := bindOf(c.a.Pod, "c", gen.Annotation(lockIt, "true"))
-		require.NoError(c, prepare(c.Context(), c.two, again), "a pod does not wait for itself")
+		require.NoError(c, prepare(c.Context(), c.two, again), "attempts at the same bind share the lock")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		c.waits()
 		require.NoError(c, c.two.PreBindRollBack(c.Context(), recovered(again)))
@@ -106,25 +105,24 @@ func TestLockOfTwoAttempts(t *testing.T) {
 	})
 }
 
-// TestLockExpires at its time, and its holder notices.
-func TestLockExpires(t *testing.T) {
+func TestLock_Expires(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		began := time.Now()
 		require.NoError(c, <-c.result)
 		assert.InDelta(c, timeout, time.Since(began), float64(time.Second))
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
-		assert.Contains(c, held(c.s), "one", "its devices are still its own")
+		assert.Contains(c, held(c.s), "one", "the devices do not expire")
 
 		err := confirm(c.Context(), c.one, c.a)
 		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
 		assert.ErrorContains(c, err, "expired")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "who lost it cannot release it")
+		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "only a holder can release the lock")
 		assert.Equal(c, []string{"released its devices"}, c.a.Undone())
 	})
 }
 
-// wrong is a clock that goes as it should, and shows another time.
+// wrong is a clock with an offset.
 type wrong struct {
 	clock.RealClock
 	by time.Duration
@@ -134,9 +132,7 @@ func (w wrong) Now() time.Time { return time.Now().Add(w.by) }
 
 func (w wrong) Since(t time.Time) time.Duration { return w.Now().Sub(t) }
 
-// TestLockAndWrongClocks: a lock is good for its time, by whatever clocks it was taken
-// and is looked at.
-func TestLockAndWrongClocks(t *testing.T) {
+func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 	for name, by := range map[string]time.Duration{"HolderBehind": -time.Hour, "HolderAhead": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -154,7 +150,7 @@ func TestLockAndWrongClocks(t *testing.T) {
 				assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
 				pass(3 * time.Second)
 				synctest.Wait()
-				require.Len(t, result, 1, "two goes on")
+				require.Len(t, result, 1, "pod two must get the lock")
 				require.NoError(t, <-result)
 				assert.Equal(t, "two", string(s.record("node-a").Lock.UID))
 			})
@@ -162,29 +158,28 @@ func TestLockAndWrongClocks(t *testing.T) {
 	}
 }
 
-// TestSightsAreForgotten: of nodes that nobody asks for any more.
-func TestSightsAreForgotten(t *testing.T) {
+func TestSights_ForgetOldNodes(t *testing.T) {
 	s := sights{of: map[string]sight{}}
 	locked := func(node string) *record { return &record{Node: node, Lock: &lock{UID: "p", Expires: noon}} }
 	assert.Equal(t, noon, s.since(locked("a"), noon, time.Hour))
-	assert.Equal(t, noon, s.since(locked("a"), noon.Add(time.Minute), time.Hour), "it is as it was")
+	assert.Equal(t, noon, s.since(locked("a"), noon.Add(time.Minute), time.Hour), "the lock is unchanged")
 	s.since(locked("b"), noon.Add(time.Hour), time.Hour)
 	assert.Len(t, s.of, 2)
 	s.since(locked("c"), noon.Add(time.Hour+1), time.Hour)
 	assert.Len(t, s.of, 2)
 	assert.NotContains(t, s.of, "a")
 	s.since(&record{Node: "b"}, noon.Add(time.Hour+1), time.Hour)
-	assert.NotContains(t, s.of, "b", "it is not locked any more")
+	assert.NotContains(t, s.of, "b", "the node is unlocked")
 }
 
-// TestLockIsForTheWholeBind: one that ends before the API server can be done is as
-// good as expired, and is renewed by the repeated call.
-func TestLockIsForTheWholeBind(t *testing.T) {
+// A lock that ends before the API server must have decided on the bind counts as expired.
+// The repeated call renews it.
+func TestLock_LastsForTheWholeBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		pass(timeout - framework.BindSettles - time.Second)
 		next, err := preFlight(c.Context(), c.one, c.a)
 		require.NoError(c, err)
-		assert.Equal(c, framework.Skip, next, "there is time enough")
+		assert.Equal(c, framework.Skip, next, "the lock lasts long enough")
 		require.NoError(c, confirm(c.Context(), c.one, c.a))
 
 		pass(3 * time.Second)
@@ -196,21 +191,21 @@ func TestLockIsForTheWholeBind(t *testing.T) {
 		c.waits()
 		pass(3 * time.Second)
 		synctest.Wait()
-		require.Len(c, c.result, 1, "two waits for as long as it was renewed for")
+		require.Len(c, c.result, 1, "pod two waits until the renewed lock expires")
 	})
 }
 
-// TestLockOfAPodThatIsGone is taken from it when a bind comes to look, and at the
-// latest when it expires.
-func TestLockOfAPodThatIsGone(t *testing.T) {
+// A waiting bind takes the lock when it looks up the pod, or at the latest when the lock
+// expires.
+func TestLock_OfAPodWhoseBindHasEnded(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		then   func(c *lockCase)
 	}{
-		"Deleted":   {reason: "it is gone", then: func(c *lockCase) { c.s.delete(c.a.Pod) }},
-		"Bound":     {reason: "a lock is for the bind only", then: func(c *lockCase) { c.s.bind(c.a) }},
-		"Finished":  {reason: "it has ended", then: func(c *lockCase) { c.s.bind(c.a); c.s.finish(c.a.Pod) }},
-		"Recreated": {reason: "the new one has no lock", then: func(c *lockCase) { recreate(c.s, c.one, c.a) }},
+		"Deleted":   {reason: "the pod is gone", then: func(c *lockCase) { c.s.delete(c.a.Pod) }},
+		"Bound":     {reason: "a lock ends with the bind", then: func(c *lockCase) { c.s.bind(c.a) }},
+		"Finished":  {reason: "a finished pod needs no lock", then: func(c *lockCase) { c.s.bind(c.a); c.s.finish(c.a.Pod) }},
+		"Recreated": {reason: "a lock belongs to a UID", then: func(c *lockCase) { recreate(c.s, c.one, c.a) }},
 	}
 	for name, tc := range cases {
 		for _, device := range []string{"GPU-3", "GPU-1"} {
@@ -224,7 +219,7 @@ func TestLockOfAPodThatIsGone(t *testing.T) {
 					err := prepare(c.Context(), c.one, bc)
 					assert.Zero(c, time.Since(began), "nobody waits")
 					if name == "Bound" && device == "GPU-1" {
-						assert.True(c, framework.IsKind(err, framework.KindRefuse), "its devices are its own: %v", err)
+						assert.True(c, framework.IsKind(err, framework.KindRefuse), "the devices still belong to the pod: %v", err)
 					} else {
 						require.NoError(c, err, tc.reason)
 						require.NoError(c, c.one.PreBindRollBack(c.Context(), bc))
@@ -236,7 +231,7 @@ func TestLockOfAPodThatIsGone(t *testing.T) {
 	}
 }
 
-func TestLockWaitEnds(t *testing.T) {
+func TestLock_WaitEndsWithTheContext(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		ctx, cancel := context.WithCancelCause(c.Context())
 		third := podNamed("three")
@@ -253,8 +248,8 @@ func TestLockWaitEnds(t *testing.T) {
 	})
 }
 
-// TestConflictComesBeforeTheLock: there is nothing to wait for.
-func TestConflictComesBeforeTheLock(t *testing.T) {
+// A conflict cannot end by waiting for the lock.
+func TestLock_ConflictComesFirst(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		third := podNamed("three")
 		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
@@ -264,8 +259,7 @@ func TestConflictComesBeforeTheLock(t *testing.T) {
 	})
 }
 
-// TestLockWithACacheThatIsBehind: it says that the lock is another's, or free.
-func TestLockWithACacheThatIsBehind(t *testing.T) {
+func TestLock_WithAnOutdatedCache(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		cached := newLagging(c.s)
 		behind := pluginOn(c.s, cached, &line{server: c.s}, cached.hub)
@@ -274,7 +268,7 @@ func TestLockWithACacheThatIsBehind(t *testing.T) {
 		third := bindOf(podNamed("three"), "d", gen.Annotation(lockIt, "true"))
 		go func() { result <- behind.PreBind(ctx, third) }()
 		synctest.Wait()
-		assert.Equal(c, "the lock that pod default/one holds on the node", third.WaitingFor().For, "the cache has no record at all")
+		assert.Equal(c, "the lock that pod default/one holds on the node", third.WaitingFor().For, "the cache has no record")
 		cancel()
 		assert.ErrorIs(c, <-result, context.Canceled)
 
@@ -282,12 +276,11 @@ func TestLockWithACacheThatIsBehind(t *testing.T) {
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		c.goesOn()
 		require.NoError(c, c.two.PreBindRollBack(c.Context(), c.b))
-		require.NoError(c, behind.PreBind(c.Context(), third), "the cache still has it locked by one")
+		require.NoError(c, behind.PreBind(c.Context(), third), "in the cache, pod one still holds the lock")
 	})
 }
 
-// TestLockByOption: every pod that names devices takes it, and no other.
-func TestLockByOption(t *testing.T) {
+func TestLock_ByArgument(t *testing.T) {
 	s := newServer(t, podNamed("one"), podNamed("two"))
 	p := replicaOf(s, withLocks)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
@@ -297,9 +290,7 @@ func TestLockByOption(t *testing.T) {
 	assert.Equal(t, framework.Skip, next)
 }
 
-// TestManyBindsOneLock: one after the other, across two replicas, and none is
-// forgotten.
-func TestManyBindsOneLock(t *testing.T) {
+func TestLock_ManyBindsInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pods = 12
 		s := newServer(t)
@@ -328,7 +319,7 @@ func TestManyBindsOneLock(t *testing.T) {
 		for range pods {
 			require.NoError(t, <-results)
 		}
-		assert.Equal(t, pods*time.Second, time.Since(began), "nobody waits for longer than the others take")
+		assert.Equal(t, pods*time.Second, time.Since(began), "each bind takes one second, one after the other")
 		assert.Len(t, held(s), pods)
 		assert.Nil(t, s.record("node-a").Lock)
 	})

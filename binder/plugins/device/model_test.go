@@ -27,10 +27,9 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// TestModel runs replicas, each with a cache that lags behind, over one API server,
-// and checks after every step that no device is given twice. A replica's step is cut
-// into at every call to the API server: by steps of the others, errors, lost answers,
-// writes that land later, and its own end. Each seed is a course of its own.
+// TestModel runs replicas with outdated caches against one API server. After every step it
+// checks that no device is granted twice. At each request of a replica, steps of others,
+// errors, lost responses, late writes and crashes can intervene.
 func TestModel(t *testing.T) {
 	const steps = 250
 	for _, seed := range seeds.Of(t, 15) {
@@ -44,7 +43,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// flightTakes is how long the API server may be at a bind that was allowed.
+// flightTakes is the maximum time that the API server needs for an allowed bind.
 const flightTakes = 34 * time.Second
 
 type model struct {
@@ -53,37 +52,37 @@ type model struct {
 	s        *server
 	clock    *clocktesting.FakeClock
 	replicas []*replica
-	// flights are binds that were allowed.
+	// flights contains binds that were allowed.
 	flights []*flight
-	// late are writes that the API server is still at, though their caller has given
-	// up.
+	// late contains writes that the API server has not finished, although the caller has
+	// given up.
 	late []func()
-	// pods are all that ever were; a replica may still take one for pending.
+	// pods contains all pods ever created. A replica can still see one of them as pending.
 	pods []*corev1.Pod
-	// busy are the replicas whose step is cut into.
+	// busy contains the replicas whose step is interrupted.
 	busy    []*replica
 	calm    bool
 	counter int
-	// locks is how many of a hundred binds want the lock, and last how many pods are
-	// bound at a time.
+	// locks is the percentage of binds that request the lock, and last is the number of pods
+	// that are being bound at a time.
 	locks, last int
 	trace       []string
 }
 
-// replica is an engine as far as the plugin can tell.
+// replica simulates an engine.
 type replica struct {
 	id       string
 	plugin   *Plugin
 	cached   *lagging
 	attempts []*attempt
-	// cancel ends the PreBind under way.
+	// cancel ends the running PreBind.
 	cancel context.CancelCauseFunc
-	// cutOff says that it does not reach the API server, though calls reach it. The
-	// others take it for gone.
+	// cutOff: the replica receives calls but cannot reach the API server. The others
+	// consider it dead.
 	cutOff bool
 }
 
-// attempt is one for each pod and node.
+// attempt is an attempt for a pod and a node.
 type attempt struct {
 	id   string
 	pod  *corev1.Pod
@@ -100,7 +99,7 @@ type flight struct {
 	since   time.Time
 }
 
-// crash is the panic by which a replica ends.
+// crash is the panic that ends a replica.
 type crash struct{}
 
 var (
@@ -110,7 +109,7 @@ var (
 
 func newModel(t *testing.T, seed uint64) *model {
 	m := &model{
-		t: t, rng: rand.New(rand.NewPCG(seed, seed)), //nolint:gosec // A test is to be repeatable.
+		t: t, rng: rand.New(rand.NewPCG(seed, seed)), //nolint:gosec // The seed makes the test repeatable.
 		s: newServer(t), clock: clocktesting.NewFakeClock(noon), locks: 15, last: 8,
 	}
 	if m.chance(50) {
@@ -139,7 +138,7 @@ func (m *model) newReplica() *replica {
 	return r
 }
 
-// impatient gives up the PreBind that begins to wait for a lock.
+// impatient ends a PreBind that starts to wait for a lock.
 type impatient struct {
 	*clocktesting.FakeClock
 	r *replica
@@ -167,7 +166,7 @@ func (m *model) failf(format string, args ...any) {
 	m.t.Fatalf(format, args...)
 }
 
-// cut is called before and after each call of a replica to the API server.
+// cut runs before and after each request of a replica.
 func (m *model) cut(r *replica, verb string, o any, after bool) error {
 	if m.calm {
 		return nil
@@ -189,9 +188,9 @@ func (m *model) cut(r *replica, verb string, o any, after bool) error {
 		copied := record.DeepCopy()
 		m.late = append(m.late, func() {
 			if verb == "create" {
-				_ = m.s.Create(m.t.Context(), copied) // Nobody is there to be told.
+				_ = m.s.Create(m.t.Context(), copied) // The caller has given up.
 			} else {
-				_ = m.s.Update(m.t.Context(), copied) // Nobody is there to be told.
+				_ = m.s.Update(m.t.Context(), copied) // The caller has given up.
 			}
 		})
 		return errTimeout
@@ -199,7 +198,7 @@ func (m *model) cut(r *replica, verb string, o any, after bool) error {
 	return nil
 }
 
-// meanwhile lets the others make steps.
+// meanwhile runs steps of other replicas.
 func (m *model) meanwhile() {
 	for len(m.busy) < 3 && m.chance(20) {
 		m.step()
@@ -208,7 +207,7 @@ func (m *model) meanwhile() {
 
 var nodes = []string{"node-a", "node-b"}
 
-// step is one of anybody's.
+// step runs one random step.
 func (m *model) step() {
 	switch n := m.rng.IntN(100); {
 	case n < 12:
@@ -229,7 +228,7 @@ func (m *model) step() {
 	case n < 93:
 		m.by(func(m *model, r *replica) {
 			m.logf("%s tidies", r.id)
-			_ = r.plugin.Tidy(m.t.Context()) // It is tried again.
+			_ = r.plugin.Tidy(m.t.Context()) // Tidy runs again later.
 		})
 	case n < 96 && len(m.late) > 0:
 		i := m.rng.IntN(len(m.late))
@@ -244,7 +243,7 @@ func (m *model) step() {
 		m.clock.Step(time.Duration(m.rng.IntN(40)) * time.Second)
 	}
 	if len(m.busy) == 0 && m.chance(20) {
-		// A replica that comes back while it is swept is more than the plugin can see.
+		// The plugin cannot handle a replica that comes back while its marks are swept.
 		for _, r := range m.replicas {
 			r.cutOff = false
 		}
@@ -252,7 +251,7 @@ func (m *model) step() {
 	m.check()
 }
 
-// by lets a replica that has nothing else to do make a step, in which it may end.
+// by runs a step of an idle replica. The replica can crash in it.
 func (m *model) by(do func(*model, *replica)) {
 	var idle []int
 	for i, r := range m.replicas {
@@ -281,7 +280,7 @@ func (m *model) by(do func(*model, *replica)) {
 func (m *model) newPod() {
 	name := m.name("p")
 	if m.chance(20) && len(m.pods) > 0 {
-		// One that was there before, or still is.
+		// The name of an earlier pod.
 		name = m.pods[m.rng.IntN(len(m.pods))].Name
 	}
 	pod := gen.Pod(name, gen.UID(types.UID(m.name("uid"))))
@@ -307,7 +306,7 @@ func (m *model) live(pod *corev1.Pod) *corev1.Pod {
 	return now
 }
 
-// call is a Binding that a scheduler posts, for one of the last pods.
+// call simulates a Binding for one of the last pods.
 func (m *model) call(r *replica) {
 	if len(m.pods) == 0 {
 		return
@@ -315,7 +314,7 @@ func (m *model) call(r *replica) {
 	last := min(len(m.pods), m.last)
 	pod, node := m.pods[len(m.pods)-1-m.rng.IntN(last)], nodes[m.rng.IntN(2)]
 	if now := m.live(pod); (now == nil || now.UID != pod.UID || now.Spec.NodeName != "") && m.chance(70) {
-		return // Seldom is a replica so far behind.
+		return // A replica is rarely that far behind.
 	}
 	var a *attempt
 	for _, other := range r.attempts {
@@ -330,7 +329,7 @@ func (m *model) call(r *replica) {
 	bc := bindOf(pod, a.id)
 	bc.Node, bc.Binding.Target.Name = gen.Node(node), node
 	if a.bc != nil && m.chance(60) {
-		bc.Binding = a.bc.Binding.DeepCopy() // The scheduler repeats itself.
+		bc.Binding = a.bc.Binding.DeepCopy() // The scheduler repeats the Binding.
 	} else {
 		m.choose(bc)
 	}
@@ -341,7 +340,7 @@ func (m *model) call(r *replica) {
 	m.round(r, a, bc)
 }
 
-// choose does what a scheduler's plugin does.
+// choose simulates the plugin of a scheduler.
 func (m *model) choose(bc *framework.BindContext) {
 	if m.chance(80) || bc.Pod.Annotations[gpu] == "" {
 		gen.Annotation(gpu, m.ids())(&bc.Binding.ObjectMeta)
@@ -351,7 +350,7 @@ func (m *model) choose(bc *framework.BindContext) {
 	}
 }
 
-// round is what the engine does for one call.
+// round simulates the engine for one call.
 func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancelCause(m.t.Context())
@@ -360,7 +359,7 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	if err == nil && next == framework.Run {
 		a.ran, a.bc = true, bc
 		if err = r.plugin.PreBind(ctx, bc); err == nil {
-			m.meanwhile() // Other plugins take their time.
+			m.meanwhile() // Other plugins run.
 			err = confirm(ctx, r.plugin, bc)
 		}
 	}
@@ -382,15 +381,15 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 }
 
 func (m *model) undo(r *replica, a *attempt) {
-	if a.ran && m.chance(90) { // Else the API server is away for long, and the sweep does it.
+	if a.ran && m.chance(90) { // Otherwise the API server is unavailable, and the sweep rolls back.
 		err := r.plugin.PreBindRollBack(m.t.Context(), a.bc)
 		m.logf("%s: %s is rolled back: %v", r.id, a.id, err)
 	}
 	r.attempts = slices.DeleteFunc(r.attempts, func(other *attempt) bool { return other == a })
 }
 
-// land lets the API server be done with a bind that was allowed: it comes about, if
-// it still can, or the caller has given up.
+// land finishes an allowed bind in the API server: it succeeds, unless a precondition or the
+// caller ends it.
 func (m *model) land() {
 	if len(m.flights) == 0 {
 		return
@@ -404,7 +403,7 @@ func (m *model) land() {
 	}
 }
 
-// alive says whether the bind can still come about.
+// alive reports whether the bind can still succeed.
 func (m *model) alive(f *flight) bool {
 	pod := m.live(f.bc.Pod)
 	return whereaboutsOf(pod, f.bc.Pod.UID, f.bc.Node.Name) == framework.Pending && m.clock.Since(f.since) < flightTakes
@@ -414,7 +413,7 @@ func (m *model) flies(attempt string) bool {
 	return slices.ContainsFunc(m.flights, func(f *flight) bool { return f.attempt == attempt && m.alive(f) })
 }
 
-// outcome lets an attempt see what became of its bind.
+// outcome lets an attempt follow the outcome of its bind.
 func (m *model) outcome(r *replica) {
 	if len(r.attempts) == 0 {
 		return
@@ -433,7 +432,7 @@ func (m *model) outcome(r *replica) {
 	}
 }
 
-// end is that of a pod.
+// end ends a pod.
 func (m *model) end() {
 	if len(m.pods) == 0 {
 		return
@@ -452,7 +451,7 @@ func (m *model) end() {
 	m.s.delete(pod)
 }
 
-// sweep is the engine's, of the marks in the replica's cache.
+// sweep simulates the sweep of the engine, for the marks in the cache of the replica.
 func (m *model) sweep(r *replica) {
 	marks, err := r.plugin.Marks(m.t.Context())
 	require.NoError(m.t, err)
@@ -470,7 +469,7 @@ func (m *model) sweep(r *replica) {
 			m.logf("%s sweeps: %s is bound", r.id, mark.Attempt)
 			r.plugin.PostBind(m.t.Context(), bc)
 		case pod != nil && pod.UID == mark.PodUID && pod.Spec.NodeName == "" && m.flies(mark.Attempt):
-			// The grace is longer than the API server can be at it.
+			// The sweep waits longer than the API server can need for a bind.
 		default:
 			err := r.plugin.PreBindRollBack(m.t.Context(), bc)
 			m.logf("%s sweeps: %s is rolled back: %v", r.id, mark.Attempt, err)
@@ -478,7 +477,7 @@ func (m *model) sweep(r *replica) {
 	}
 }
 
-// loseRecord deletes a record by hand, when no bind to the node is under way.
+// loseRecord deletes a record when no bind to its node is in progress.
 func (m *model) loseRecord() {
 	node := nodes[m.rng.IntN(2)]
 	for _, r := range m.replicas {
@@ -492,169 +491,5 @@ func (m *model) loseRecord() {
 	if object := m.s.object(node); object != nil {
 		m.logf("the record of %s is lost", node)
 		require.NoError(m.t, m.s.Delete(m.t.Context(), object))
-	}
-}
-
-// using are the devices of a node that pods use or are about to, and the pods with
-// its lock.
-type using struct {
-	devices map[types.UID]devices
-	locks   map[types.UID]bool
-}
-
-// check looks at what has to hold at any time.
-func (m *model) check() {
-	on := map[string]*using{}
-	for _, node := range nodes {
-		on[node] = &using{devices: map[types.UID]devices{}, locks: map[types.UID]bool{}}
-	}
-	for _, pod := range m.allPods() {
-		if whereaboutsOf(&pod, pod.UID, pod.Spec.NodeName) == framework.BoundHere {
-			if says := grantOf(&pod); len(says.Devices) > 0 {
-				on[pod.Spec.NodeName].devices[pod.UID] = says.Devices
-			}
-		}
-	}
-	for _, f := range m.flights {
-		if u := on[f.bc.Node.Name]; m.alive(f) {
-			u.devices[f.bc.Pod.UID] = most(u.devices[f.bc.Pod.UID], f.ask.devices)
-			if f.ask.lock {
-				u.locks[f.bc.Pod.UID] = true
-			}
-		}
-	}
-	for node, u := range on {
-		rec := m.s.record(node)
-		if rec == nil {
-			var err error
-			if rec, err = restore(m.t.Context(), m.s, node); err != nil {
-				m.failf("%v", err)
-			}
-		}
-		sum := map[string]share{}
-		for uid, held := range u.devices {
-			for key, ids := range held {
-				for id, s := range ids {
-					if sum[id] += s; sum[id] > whole {
-						m.failf("%s is given twice on %s: %v", id, node, u.devices)
-					}
-					if e := rec.Entries[uid]; e == nil || e.held(key, id) < s {
-						m.failf("the record of %s does not say that %s holds %s", node, uid, id)
-					}
-				}
-			}
-		}
-		if len(u.locks) > 1 {
-			m.failf("the lock of %s has two holders: %v", node, u.locks)
-		}
-	}
-}
-
-func most(a, b devices) devices {
-	all := devices{}
-	for _, d := range []devices{a, b} {
-		for key, ids := range d {
-			if all[key] == nil {
-				all[key] = map[string]share{}
-			}
-			for id, s := range ids {
-				all[key][id] = max(all[key][id], s)
-			}
-		}
-	}
-	return all
-}
-
-func (m *model) allPods() []corev1.Pod {
-	var pods corev1.PodList
-	require.NoError(m.t, m.s.List(m.t.Context(), &pods))
-	return pods.Items
-}
-
-// settle lets everything come to its end, and looks at what is left.
-func (m *model) settle() {
-	m.calm = true
-	for _, r := range m.replicas {
-		r.cutOff = false
-	}
-	m.logf("--- settling")
-	for _, write := range m.late {
-		write()
-	}
-	for len(m.flights) > 0 {
-		m.land()
-		m.check()
-	}
-	for _, r := range m.replicas {
-		for len(r.attempts) > 0 {
-			m.outcome(r)
-		}
-	}
-	m.clean()
-	for _, node := range nodes {
-		rec := m.s.record(node)
-		if rec == nil {
-			continue
-		}
-		if rec.Lock != nil {
-			m.failf("%s is still locked", node)
-		}
-		for uid, e := range rec.Entries {
-			m.entryIsRight(node, uid, e)
-		}
-	}
-	for _, pod := range m.allPods() {
-		if m.chance(50) {
-			m.s.finish(&pod)
-		} else {
-			m.s.delete(&pod)
-		}
-	}
-	if m.chance(50) {
-		m.newcomers()
-	}
-	m.clean()
-	m.clean()
-	for _, node := range nodes {
-		if object := m.s.object(node); object != nil {
-			m.failf("there is still something in the record of %s", node)
-		}
-	}
-}
-
-// newcomers are granted what belonged to pods that are gone, before anybody tidies.
-func (m *model) newcomers() {
-	for _, node := range nodes {
-		pod := podNamed(m.name("p"))
-		require.NoError(m.t, m.s.Create(m.t.Context(), pod))
-		bc := bindOf(pod, m.name("x-"), gen.Annotation(gpu, "G1,G2,G3"))
-		bc.Node = gen.Node(node)
-		if err := prepare(m.t.Context(), m.replicas[1].plugin, bc); err != nil {
-			m.failf("nobody is there any more, and still: %v", err)
-		}
-		m.s.delete(pod)
-	}
-}
-
-// clean is what the leader does in the end.
-func (m *model) clean() {
-	r := m.replicas[0]
-	for range 3 {
-		require.NoError(m.t, r.cached.load(m.t.Context()))
-		m.sweep(r)
-		require.NoError(m.t, r.plugin.Tidy(m.t.Context()))
-		m.check()
-	}
-}
-
-// entryIsRight: what is left is a running pod's, and no more than it uses.
-func (m *model) entryIsRight(node string, uid types.UID, e *entry) {
-	pod := m.live(gen.Pod(e.Pod.Name))
-	if whereaboutsOf(pod, uid, node) != framework.BoundHere || !e.Bound {
-		m.failf("%s holds devices of %s and is not there", uid, node)
-	}
-	says := grantOf(pod)
-	if len(e.Grants) != 1 || !e.Grants[0].Devices.equal(says.Devices) {
-		m.failf("%s uses %s and holds %v", uid, says.Devices, e.Grants)
 	}
 }

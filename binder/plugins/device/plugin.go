@@ -156,7 +156,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 				return false, nil
 			}
 			if rec.isBound(bc.Pod.UID) {
-				return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("drop this Binding")
+				return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 			}
 			if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
 				return false, err

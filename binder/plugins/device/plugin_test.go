@@ -12,9 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
@@ -33,8 +31,8 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestGrant is one bind from its call to the end of its pod.
-func TestGrant(t *testing.T) {
+// A grant, from the bind to the end of its pod.
+func TestGrant_FollowsThePod(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web)
 	p := replicaOf(s)
@@ -48,7 +46,7 @@ func TestGrant(t *testing.T) {
 	assert.Zero(t, s.count(), "PreFlight writes nothing")
 
 	require.NoError(t, p.PreBind(t.Context(), bc))
-	require.NoError(t, p.PreBind(t.Context(), bc), "it is idempotent")
+	require.NoError(t, p.PreBind(t.Context(), bc), "PreBind is idempotent")
 	require.NoError(t, confirm(t.Context(), p, bc))
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
@@ -60,7 +58,7 @@ func TestGrant(t *testing.T) {
 
 	next, err = preFlight(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
 	require.NoError(t, err)
-	assert.Equal(t, framework.Skip, next, "the same bind again has nothing to do")
+	assert.Equal(t, framework.Skip, next, "a repeated call is already prepared")
 
 	s.bind(bc)
 	p.PostBind(t.Context(), bc)
@@ -70,28 +68,28 @@ func TestGrant(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, marks)
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	assert.Len(t, held(s), 1, "it is the pod's now")
+	assert.Len(t, held(s), 1, "the grant belongs to the bound pod")
 
 	require.NoError(t, p.Tidy(t.Context()))
-	assert.Len(t, held(s), 1, "the pod runs")
+	assert.Len(t, held(s), 1, "the pod is running")
 	s.finish(web)
 	require.NoError(t, p.Tidy(t.Context()))
 	assert.Empty(t, held(s))
 	require.NoError(t, p.Tidy(t.Context()))
-	assert.Nil(t, s.record("node-a"), "a record that holds nothing is deleted")
+	assert.Nil(t, s.record("node-a"), "Tidy deletes an empty record")
 }
 
-func TestAskedByPod(t *testing.T) {
+func TestGrant_MergesPodAndBinding(t *testing.T) {
 	web := podNamed("web", gen.Annotation(gpu, "GPU-1"), gen.Annotation(fpga, "F"))
 	s := newServer(t, web)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-2"))
 	require.NoError(t, prepare(t.Context(), replicaOf(s), bc))
-	assert.Equal(t, map[string]string{"web": "[a: F (fpga), GPU-2 (gpu)]"}, held(s), "the Binding's value of a key wins")
-	assert.Equal(t, map[string]map[string]string{"device": {"fpga": "F"}}, bc.Annotations(), "the bound pod says what was granted, whatever it is edited to meanwhile")
+	assert.Equal(t, map[string]string{"web": "[a: F (fpga), GPU-2 (gpu)]"}, held(s), "the value of the Binding takes precedence")
+	assert.Equal(t, map[string]map[string]string{"device": {"fpga": "F"}}, bc.Annotations(), "the bound pod lists its grant even if its annotations are edited during the bind")
 }
 
-// TestNothingAsked: as when the plugin is only required by its name.
-func TestNothingAsked(t *testing.T) {
+// binder.prebind.dev/require can require the plugin for a bind without device annotations.
+func TestBind_WithoutDevices(t *testing.T) {
 	web := podNamed("web", gen.Annotation(lockIt, "false"))
 	s := newServer(t, web)
 	p := replicaOf(s, withLocks)
@@ -107,7 +105,7 @@ func TestNothingAsked(t *testing.T) {
 	assert.Zero(t, s.count())
 }
 
-func TestBadAnnotations(t *testing.T) {
+func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {
 	web := podNamed("web", gen.Annotation(fpga, "0000:3b:00.0"))
 	s := newServer(t, web)
 	p := replicaOf(s)
@@ -121,25 +119,24 @@ func TestBadAnnotations(t *testing.T) {
 	assert.Zero(t, s.count())
 }
 
-// TestHolders: what another pod holds is refused, by name, as long as it is there.
-func TestHolders(t *testing.T) {
+func TestConflict_EndsWithTheHolder(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		// then is what becomes of the holder's bind.
+		// then ends or continues the bind of the holder.
 		then func(s *server, p *Plugin, holder *framework.BindContext)
 		want string
 	}{
-		"UnderWay": {reason: "it is about to be bound", want: "device GPU-1 (gpu) is held by pod default/holder (bind in progress)"},
+		"InProgress": {reason: "the bind can still succeed", want: "device GPU-1 (gpu) is held by pod default/holder (bind in progress)"},
 		"BoundNotConfirmed": {
-			reason: "PostBind comes later, if at all", want: "is held by pod default/holder",
+			reason: "PostBind may not have run yet", want: "is held by pod default/holder",
 			then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.bind(bc) },
 		},
 		"Bound": {
-			reason: "it is there", want: "is held by pod default/holder",
+			reason: "the pod is running", want: "is held by pod default/holder",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) { s.bind(bc); p.PostBind(s.t.Context(), bc) },
 		},
 		"Ending": {
-			reason: "its containers may still run", want: "is held by pod default/holder",
+			reason: "the containers of a terminating pod may still run", want: "is held by pod default/holder",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
 				s.bind(bc)
@@ -148,30 +145,30 @@ func TestHolders(t *testing.T) {
 			},
 		},
 		"RolledBack": {
-			reason: "it gave them back",
+			reason: "the roll-back released the devices",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				require.NoError(s.t, p.PreBindRollBack(s.t.Context(), bc))
 			},
 		},
 		"Finished": {
-			reason: "it never runs again",
+			reason: "a finished pod uses no devices",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.bind(bc)
 				p.PostBind(s.t.Context(), bc)
 				s.finish(bc.Pod)
 			},
 		},
-		"Deleted": {reason: "it is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
-		"DeletedAfterBound": {reason: "it is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
+		"Deleted": {reason: "the pod is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
+		"DeletedAfterBound": {reason: "the pod is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
 			s.bind(bc)
 			p.PostBind(s.t.Context(), bc)
 			s.delete(bc.Pod)
 		}},
-		"BoundElsewhere": {reason: "it never comes here", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
+		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
 			s.change(bc.Pod, func(pod *corev1.Pod) { pod.Spec.NodeName = "node-b" })
 		}},
-		"CreatedAnew":        {reason: "the new pod has nothing yet", then: recreate},
-		"CreatedAnewAndHere": {reason: "the new pod has nothing by its name", then: func(s *server, p *Plugin, bc *framework.BindContext) { recreate(s, p, bc); s.bind(bc) }},
+		"Recreated":         {reason: "the new pod has no grant", then: recreate},
+		"RecreatedAndBound": {reason: "a grant belongs to a UID and not to a name", then: func(s *server, p *Plugin, bc *framework.BindContext) { recreate(s, p, bc); s.bind(bc) }},
 	}
 	for name, tc := range cases {
 		for _, behind := range []string{"", "Behind"} {
@@ -180,7 +177,7 @@ func TestHolders(t *testing.T) {
 				s := newServer(t, holder, me)
 				one, two := replicaOf(s), replicaOf(s)
 				if behind != "" {
-					// The other replica's cache never holds anything.
+					// The cache of the other replica is always empty.
 					cached := newLagging(s)
 					two = pluginOn(s, cached, &line{server: s}, cached.hub)
 				}
@@ -199,7 +196,7 @@ func TestHolders(t *testing.T) {
 				assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 				assert.ErrorContains(t, err, tc.want, tc.reason)
 				assert.ErrorContains(t, err, "Node node-a")
-				assert.Equal(t, writes, s.count(), "nothing is written")
+				assert.Equal(t, writes, s.count(), "PreFlight writes nothing")
 			})
 		}
 	}
@@ -210,8 +207,7 @@ func recreate(s *server, _ *Plugin, bc *framework.BindContext) {
 	require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
 }
 
-// TestShares: as many as there are.
-func TestShares(t *testing.T) {
+func TestGrant_Shares(t *testing.T) {
 	s := newServer(t)
 	p := replicaOf(s)
 	for _, name := range []string{"a", "b", "c"} {
@@ -224,8 +220,7 @@ func TestShares(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.2"))))
 }
 
-// TestAllOrNothing: of two devices, one is taken.
-func TestAllOrNothing(t *testing.T) {
+func TestGrant_AllDevicesOrNone(t *testing.T) {
 	s := newServer(t, podNamed("a"), podNamed("b"))
 	p := replicaOf(s)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("a"), "1", gen.Annotation(gpu, "GPU-1"))))
@@ -233,36 +228,36 @@ func TestAllOrNothing(t *testing.T) {
 	assert.Len(t, held(s), 1)
 }
 
-// TestTwoAttempts: two replicas are at the bind of one pod.
-func TestTwoAttempts(t *testing.T) {
+// Two replicas work on the bind of one pod.
+func TestTwoAttempts_AtOneBind(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		then   func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext)
 		want   map[string]string
 	}{
 		"OneRolledBack": {
-			reason: "the other's grant stands", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
+			reason: "a roll-back keeps the grant of the other attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
 			then: func(t *testing.T, _ *server, one, _ *Plugin, a, _ *framework.BindContext) {
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
 				assert.Equal(t, []string{"released its devices"}, a.Undone())
 			},
 		},
 		"RolledBackByOther": {
-			reason: "as the sweep does for a replica that is gone", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
+			reason: "the sweep rolls back the attempt of a dead replica", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
 			then: func(t *testing.T, _ *server, _, two *Plugin, a, _ *framework.BindContext) {
 				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)))
-				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)), "it is idempotent")
+				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)), "PreBindRollBack is idempotent")
 			},
 		},
 		"BothRolledBack": {
-			reason: "nothing is left", want: map[string]string{},
+			reason: "both attempts are rolled back", want: map[string]string{},
 			then: func(t *testing.T, _ *server, one, two *Plugin, a, b *framework.BindContext) {
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
 				require.NoError(t, two.PreBindRollBack(t.Context(), b))
 			},
 		},
 		"BoundByOne": {
-			reason: "that one counts, whoever confirms", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
+			reason: "the annotations of the bound pod name the attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
 			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
 				s.bind(b)
 				one.PostBind(t.Context(), a)
@@ -270,7 +265,7 @@ func TestTwoAttempts(t *testing.T) {
 			},
 		},
 		"BoundAndLateRollBack": {
-			reason: "the sweep is not asked about it any more", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
+			reason: "a confirmed grant has no mark", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
 			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
 				s.bind(b)
 				two.PostBind(t.Context(), b)
@@ -279,7 +274,7 @@ func TestTwoAttempts(t *testing.T) {
 			},
 		},
 		"Gone": {
-			reason: "whoever hears of it first takes all back", want: map[string]string{},
+			reason: "any replica can remove the grants of a deleted pod", want: map[string]string{},
 			then: func(t *testing.T, s *server, one, _ *Plugin, a, _ *framework.BindContext) {
 				s.bind(a)
 				s.delete(a.Pod)
@@ -301,15 +296,15 @@ func TestTwoAttempts(t *testing.T) {
 	}
 }
 
-// recovered is the context of a bind of which only the mark is left.
+// recovered returns the context of an attempt that is known only by its mark.
 func recovered(bc *framework.BindContext) *framework.BindContext {
 	pod := gen.Pod(bc.Pod.Name, gen.UID(bc.Pod.UID))
 	return &framework.BindContext{Pod: pod, Node: gen.Node(bc.Node.Name), Binding: gen.Binding(pod, bc.Node.Name), Attempt: bc.Attempt, Recovered: true}
 }
 
-// TestOtherDevicesInALaterRound: the scheduler has changed its mind. Until the bind
-// has come about, either may.
-func TestOtherDevicesInALaterRound(t *testing.T) {
+// The scheduler requests other devices in a repeated call. Until the pod is bound, it can
+// use either.
+func TestGrant_OfOtherDevicesInALaterRound(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web, podNamed("other"))
 	p := replicaOf(s)
@@ -322,13 +317,13 @@ func TestOtherDevicesInALaterRound(t *testing.T) {
 
 	s.bind(second)
 	p.PostBind(t.Context(), first)
-	assert.Equal(t, map[string]string{"web": "[a: GPU-2 (gpu)] bound"}, held(s), "those that it was bound with")
+	assert.Equal(t, map[string]string{"web": "[a: GPU-2 (gpu)] bound"}, held(s), "the pod keeps the devices that it was bound with")
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1"))))
 }
 
-// TestLateAttempt: a replica is still at a bind that has come about. What it would
-// add would be the pod's for as long as it runs.
-func TestLateAttempt(t *testing.T) {
+// A replica still works on a bind that has succeeded. A grant that it adds would belong to
+// the pod as long as the pod runs.
+func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web)
 	p := replicaOf(s)
@@ -343,8 +338,8 @@ func TestLateAttempt(t *testing.T) {
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
 }
 
-// TestPreFlightAsksTheServer: a replica that was cut off goes by an old cache.
-func TestPreFlightAsksTheServer(t *testing.T) {
+// A replica that was cut off has an outdated cache.
+func TestPreFlight_ChecksWithTheAPIServer(t *testing.T) {
 	web, other := podNamed("web"), podNamed("other")
 	s := newServer(t, web, other)
 	cached := newLagging(s)
@@ -358,16 +353,16 @@ func TestPreFlightAsksTheServer(t *testing.T) {
 	err := confirm(t.Context(), cutOff, bc)
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	_, err = preFlight(t.Context(), cutOff, bc)
-	assert.True(t, framework.IsKind(err, framework.KindRefuse), "a repeated call must not be let pass: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindRefuse), "PreFlight must reject the repeated call: %v", err)
 	_, err = preFlight(t.Context(), cutOff, bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
 	assert.NoError(t, err)
 }
 
 var errDown = apierrors.NewServiceUnavailable("down")
 
-// TestServerFails: at each call, before or after it has had its effect. The client
-// is told to call again, and a roll-back takes back what was done.
-func TestServerFails(t *testing.T) {
+// Each request fails, before or after it took effect. The client must retry, and a roll-back
+// must undo everything.
+func TestAPIServerFails_AtEachRequest(t *testing.T) {
 	for _, tc := range []struct{ lost, first bool }{{false, true}, {true, true}, {false, false}, {true, false}} {
 		for failing := range 6 {
 			web := podNamed("web")
@@ -411,113 +406,19 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
-// TestLostRecord: it is made up from the pods that run on the node.
-func TestLostRecord(t *testing.T) {
-	running := podNamed("running", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1:0.7"), gen.Annotation("binder.prebind.dev/attempt", "x"))
-	ended := phased(corev1.PodSucceeded)
-	gen.Annotation(gpu, "GPU-2")(&ended.ObjectMeta)
-	objects := []client.Object{
-		running, ended, podNamed("me"),
-		podNamed("elsewhere", gen.BoundTo("node-b"), gen.Annotation(gpu, "GPU-2")),
-		podNamed("pending", gen.Annotation(gpu, "GPU-2")),
-		podNamed("none", gen.BoundTo("node-a")),
-		podNamed("locker", gen.BoundTo("node-a"), gen.Annotation(lockIt, "true")),
-		podNamed("long", gen.BoundTo("node-a"), gen.Annotation(fpga, "F"), gen.Annotation("binder.prebind.dev/attempt", string(make([]byte, 1<<16)))),
-	}
-	s := newServer(t, objects...)
-	p := replicaOf(s)
-	_, err := preFlight(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
-	require.NoError(t, err, "PreFlight asks the cache first")
-	err = p.PreBind(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
-	assert.ErrorContains(t, err, "is held by pod default/running (0.7): requested 1, free 0.3")
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1:0.3,GPU-2"))))
-	assert.Equal(t, map[string]string{
-		"running": "[x: 0.7 of GPU-1 (gpu)] bound", "long": "[: F (fpga)] bound", "me": "[b: 0.3 of GPU-1 (gpu), GPU-2 (gpu)]",
-	}, held(s))
-	assert.Less(t, len(s.object("node-a").Data["long"]), 1000, "what is no attempt does not come into the record")
-}
-
-// A tenant can add annotations to a running pod. If the record is then lost, the pod blocks
-// the devices that it names, but it takes none from their holders.
-func TestLostRecord_ForgedAnnotationsFreeNothing(t *testing.T) {
-	s := newServer(t, podNamed("me"),
-		podNamed("holder", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1")),
-		podNamed("forger", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1,GPU-2")))
-	p := replicaOf(s)
-	err := prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
-	require.ErrorContains(t, err, "pod default/holder")
-	err = prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-2")))
-	require.ErrorContains(t, err, "pod default/forger")
-	s.delete(podNamed("forger"))
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-2"))))
-	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1"))))
-}
-
-// TestRecordLostWhileBinding: the last look sees it; a bind that was allowed before
-// holds its devices again when it is confirmed.
-func TestRecordLostWhileBinding(t *testing.T) {
-	web, other := podNamed("web"), podNamed("other")
-	s := newServer(t, web, other)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), p, bc))
-	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
-	err := confirm(t.Context(), p, bc)
-	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	assert.ErrorContains(t, err, "ConfigMap prebind-system/prebind-devices-node-a")
-	next, err := preFlight(t.Context(), p, bc)
-	require.NoError(t, err)
-	assert.Equal(t, framework.Run, next, "the repeated call is granted them again")
-
-	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
-	s.bind(bc)
-	p.PostBind(t.Context(), bc)
-	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
-}
-
-// TestUnreadableRecord: nothing is granted, nothing is written, and nothing is
-// forgotten; another node is not concerned.
-func TestUnreadableRecord(t *testing.T) {
-	web := podNamed("web")
-	bad := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: recordValue}},
-		Data:       map[string]string{nodeField: "node-a", "p": "GPU-1"},
-	}
-	s := newServer(t, web, bad)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	elsewhere := bindOf(web, "b", gen.Annotation(gpu, "GPU-1"))
-	elsewhere.Node = gen.Node("node-b")
-	require.NoError(t, prepare(t.Context(), p, elsewhere))
-	writes := s.count()
-
-	_, preFlight := preFlight(t.Context(), p, bc)
-	marks, marksErr := p.Marks(t.Context())
-	assert.Len(t, marks, 1, "the others are listed all the same")
-	for name, err := range map[string]error{
-		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": confirm(t.Context(), p, bc),
-		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
-	} {
-		assert.ErrorContains(t, err, `"p"`, name)
-		assert.ErrorContains(t, err, "prebind-devices-node-a")
-	}
-	assert.Equal(t, writes, s.count())
-}
-
-// TestPodIsNotSeenBound: PostBind writes nothing by a read that is behind.
-func TestPodIsNotSeenBound(t *testing.T) {
+func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web)
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	p.PostBind(t.Context(), bc)
-	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark stays")
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark remains")
 	assert.NotNil(t, s.record("node-a").Lock)
 }
 
-// TestTidyKeepsWhatIsNotOver: grants of attempts are the sweep's.
-func TestTidyKeepsWhatIsNotOver(t *testing.T) {
+// The sweep, not Tidy, ends grants of attempts.
+func TestTidy_KeepsGrantsInUse(t *testing.T) {
 	gone, web := podNamed("gone"), podNamed("web")
 	s := newServer(t, gone, web)
 	p := replicaOf(s)
@@ -532,9 +433,8 @@ func TestTidyKeepsWhatIsNotOver(t *testing.T) {
 	assert.ErrorIs(t, p.Tidy(ctx), errEnough)
 }
 
-// TestTidyDeletesOnlyWhatIsEmpty: the cache says that it is, the API server knows
-// better.
-func TestTidyDeletesOnlyWhatIsEmpty(t *testing.T) {
+// The record in the cache is empty, and the record in the API server is not.
+func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web)
 	cached := newLagging(s)

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// TestUnconfirmed_FindsEveryRecordWithMarks: a record that the index leaves out is never swept.
+// A record that the index does not contain is never swept.
 func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 	const rest = `"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1"}}}]}`
 	bound, pending := `{"pod":"ns/p","bound":true,`+rest, `{"pod":"ns/p",`+rest
@@ -32,7 +32,7 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 		"Pending":    {reason: "a grant that is not confirmed is a mark", data: map[string]string{"p": pending}, want: true},
 		"OneOfTwo":   {reason: "one mark is enough", data: map[string]string{"p": bound, "q": pending}, want: true},
 		"Lock":       {reason: "a lock is a mark", data: map[string]string{"p": bound, lockField: lock}, want: true},
-		"Spaces":     {reason: "an entry that was edited by hand is looked at, marks or not", data: map[string]string{"p": `{"bound" : true, "pod":"ns/p",` + rest}, want: true},
+		"Spaces":     {reason: "an entry that was edited by hand is in the index even without marks", data: map[string]string{"p": `{"bound" : true, "pod":"ns/p",` + rest}, want: true},
 		"Unreadable": {reason: "an entry that cannot be read is reported", data: map[string]string{"p": "GPU-1"}, want: true},
 		"Value": {
 			reason: "the text in a value does not confirm the entry: its quotes are escaped",
@@ -52,7 +52,7 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 	}
 }
 
-// FuzzUnconfirmed: whatever stands in a record, one with marks is found.
+// FuzzUnconfirmed checks that the index contains every record with marks.
 func FuzzUnconfirmed(f *testing.F) {
 	f.Add("p", `{"pod":"ns/p","grants":[{"attempt":"a","devices":{"bound":{"x":"1"}}}]}`)
 	f.Add("p", `{"pod":"ns/p","Bound":true,"bound":false,"grants":[{"attempt":"a","devices":{"gpu":{"\"bound\":true":"1"}}}]}`)
@@ -65,8 +65,7 @@ func FuzzUnconfirmed(f *testing.F) {
 	})
 }
 
-// TestTidy_ReachesEveryRecordInBoundedSteps: one call does not list the pods of all nodes of a large
-// cluster, and a few calls do.
+// A call does not list the pods of all nodes of a large cluster. A few calls do.
 func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
 	const nodes = 2*tidyNodes + 10
 	c := newCrowd(t, nodes, 0)
@@ -89,13 +88,12 @@ func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
 	for call, want := range []int{tidyNodes + 10, 10, 0} {
 		before := c.podLists()
 		require.NoError(t, c.plugin.Tidy(t.Context()))
-		assert.Equal(t, want, left(), "records with a pod that is gone, after call %d", call+1)
-		assert.Equal(t, tidyNodes, c.podLists()-before, "lists of pods in call %d: the third begins again", call+1)
+		assert.Equal(t, want, left(), "records of deleted pods after call %d", call+1)
+		assert.Equal(t, tidyNodes, c.podLists()-before, "list requests for pods in call %d; the third call starts over", call+1)
 	}
 }
 
-// TestTidy_GoesOnAfterATimeout: an API server that answers slowly delays the later records and does not
-// keep them from having their turn.
+// A slow API server delays the later records, but does not exclude them.
 func TestTidy_GoesOnAfterATimeout(t *testing.T) {
 	c := newCrowd(t, 30, 0)
 	for range 3 {
@@ -109,5 +107,5 @@ func TestTidy_GoesOnAfterATimeout(t *testing.T) {
 		assert.ErrorIs(t, c.plugin.Tidy(ctx), context.Canceled)
 	}
 	assert.Len(t, c.looked, 30)
-	assert.Len(t, sets.New(c.looked...), 30, "each record had its turn once")
+	assert.Len(t, sets.New(c.looked...), 30, "Tidy visits each record once")
 }

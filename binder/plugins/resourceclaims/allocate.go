@@ -22,19 +22,19 @@ import (
 // celExpressions is the size of the cache of compiled CEL expressions.
 const celExpressions = 100
 
-// allocator allocates claims of DeviceClasses that no scheduler allocates. It writes
-// each device first into one record for each pool, and then into the claim, so that two
+// allocator allocates claims of the DeviceClasses that the operator assigns to Prebind. It
+// first writes each device into the record of its pool, and then into the claim, so that
 // replicas never allocate a device twice. It is safe for concurrent use.
 //
-// Every write of an allocation requires a version of the claim, which the entry of the
-// record names. So an entry is stale, and stays stale, when the claim has a later version
-// and not the device.
+// Each write of an allocation requires the version of the claim that the entry in the record
+// names. An entry is therefore stale for good when the claim has a later version and does
+// not have the device.
 type allocator struct {
 	h framework.Handle
-	// classes are the DeviceClasses that Prebind alone allocates.
+	// classes are the DeviceClasses that only Prebind allocates.
 	classes sets.Set[string]
 	pools   pools
-	// turn lets one allocation run at a time: all of them choose from the same devices.
+	// turn serializes allocations, because all of them choose from the same devices.
 	turn chan struct{}
 	cel  *cel.Cache
 }
@@ -46,19 +46,19 @@ func newAllocator(h framework.Handle, classes []string) *allocator {
 	}
 }
 
-// firstLook is how many claims the allocator reads from the API server at first when
-// nothing fits; then twice as many, and so on.
+// firstLook is the number of claims that the allocator first reads from the API server if
+// nothing fits. The number doubles with each further read.
 const firstLook = 8
 
-// maxChanges is how often an allocation begins again because the claim has changed.
-// Its owner can change it at any rate.
+// maxChanges limits how often an allocation starts over because the claim has changed. The
+// owner of the claim can change it at any rate.
 const maxChanges = 20
 
-// allocate gives the claim devices for the bind's node, and reserves it for the pod. The
-// claim has the attempt's mark, and no write takes effect after the mark is removed. If
-// somebody else has allocated the claim in the meantime, allocate returns it so. It
-// rejects the bind if nothing on the node fits. Before that, it reads from the API server
-// the claims that hold devices, while other allocations have their turn.
+// allocate allocates devices of the node to the claim, and reserves it for the pod. The
+// claim must have the mark of the attempt; no write takes effect once the mark is removed.
+// If the claim has been allocated in the meantime, allocate returns it unchanged. It rejects
+// the bind if no free devices on the node match. Before it rejects, it reads the claims that
+// hold devices from the API server. Other allocations can run during these reads.
 func (a *allocator) allocate(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	seen := sightings{}
 	changes := 0
@@ -84,17 +84,17 @@ func (a *allocator) allocate(ctx context.Context, bc *framework.BindContext, cla
 	}
 }
 
-// trial is the result of a try: one of its fields is set.
+// trial is the result of try. Exactly one field is set.
 type trial struct {
 	// allocated is the claim with its devices.
 	allocated *resourcev1.ResourceClaim
-	// claim is the claim as it is now, for another try.
+	// claim is the current claim, for another try.
 	claim *resourcev1.ResourceClaim
-	// suspects are claims that may have the devices that the claim needs.
+	// suspects are claims that may hold matching devices.
 	suspects []suspect
 }
 
-// try chooses devices and gives them to the claim. A replica runs one try at a time.
+// try chooses devices and allocates them to the claim. A replica runs one try at a time.
 func (a *allocator) try(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, seen sightings) (trial, error) {
 	select {
 	case a.turn <- struct{}{}:
@@ -120,7 +120,7 @@ func (a *allocator) try(ctx context.Context, bc *framework.BindContext, claim *r
 		return a.give(ctx, bc, claim, s, result)
 	}
 	if len(o.suspects) > 0 {
-		// Check whether anything would fit if all suspects had no devices.
+		// Check whether anything matches if all suspects are free.
 		possible, err := a.fit(ctx, bc.Node, claim, s.slices, o.certain)
 		if err != nil {
 			return trial{}, err
@@ -133,7 +133,7 @@ func (a *allocator) try(ctx context.Context, bc *framework.BindContext, claim *r
 		Advise("choose another node, or wait until devices are released")
 }
 
-// contested ends a try for a claim that another attempt has taken devices for.
+// contested ends a try for a claim that another attempt is allocating.
 func (a *allocator) contested(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
 	t, err := a.asItIs(ctx, bc, claim, s)
 	if err == nil && t.claim != nil && t.claim.ResourceVersion == claim.ResourceVersion {
@@ -142,10 +142,10 @@ func (a *allocator) contested(ctx context.Context, bc *framework.BindContext, cl
 	return t, err
 }
 
-// give writes the chosen devices, and reserves the claim for the pod: the finalizer
-// first, as upstream does, then the records, and then the claim, on the condition that
-// it has the version that the records name. If the claim has changed, all of that begins
-// again, because another replica may have removed an entry of the records since.
+// give writes the allocation and the reservation: first the finalizer, like upstream, then
+// the records, and then the claim, on the condition that it has the version in the records.
+// If the claim has changed, the allocation starts over, because another replica may have
+// removed the entries from the records.
 func (a *allocator) give(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene, result *resourcev1.AllocationResult) (trial, error) {
 	protected, err := a.protect(ctx, claim)
 	if err == nil {
@@ -171,8 +171,8 @@ func (a *allocator) give(ctx context.Context, bc *framework.BindContext, claim *
 	return trial{}, framework.FromAPI(about, "allocating it", err)
 }
 
-// asItIs returns the claim as it is now. If somebody else has allocated it, asItIs removes
-// the devices that this attempt took from the records.
+// asItIs returns the current claim. If the claim has been allocated in the meantime, asItIs
+// removes the entries of this attempt from the records.
 func (a *allocator) asItIs(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, s *scene) (trial, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	fresh, err := framework.Get(ctx, a.h.Live, &resourcev1.ResourceClaim{}, claim.Namespace, claim.Name)
@@ -192,7 +192,7 @@ func (a *allocator) asItIs(ctx context.Context, bc *framework.BindContext, claim
 	}
 }
 
-// protect adds the finalizer, and returns the claim as the API server returns it.
+// protect adds the finalizer, and returns the updated claim.
 func (a *allocator) protect(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
 		return claim, nil
@@ -202,8 +202,7 @@ func (a *allocator) protect(ctx context.Context, claim *resourcev1.ResourceClaim
 	return protected, a.h.Writer.Patch(ctx, protected, whileAsIn(claim), fieldOwner)
 }
 
-// tryWrite writes the allocation and the reservation, and returns the claim as the API
-// server returns it.
+// tryWrite writes the allocation and the reservation, and returns the updated claim.
 func (a *allocator) tryWrite(ctx context.Context, bc *framework.BindContext, before *resourcev1.ResourceClaim, result *resourcev1.AllocationResult) (*resourcev1.ResourceClaim, error) {
 	claim := before.DeepCopy()
 	claim.Status.Allocation = result
@@ -220,12 +219,12 @@ func whileAsIn(before *resourcev1.ResourceClaim) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// undo removes the allocation of a claim, as it is in the API server, if the records say
-// that this attempt made it, and nothing but the bind's pod has reserved the claim. It
-// says whether it did. It fails with a conflict if the claim has changed.
+// undo deallocates the claim if the records show that this attempt allocated it, and if it
+// is reserved for no other pod. It reports whether it did. claim must be from the API
+// server; undo fails with a conflict if it has changed.
 func (a *allocator) undo(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (bool, error) {
 	if owned := owns(a.classes, claim) == nil; !owned || claim.Status.Allocation == nil {
-		// Entries for a claim without devices are stale once the claim changes.
+		// Entries of a claim without devices become stale when the claim changes.
 		return false, nil
 	}
 	if others := len(claim.Status.ReservedFor); others > 1 || others == 1 && !reservedFor(claim, bc.Pod.UID) {
@@ -240,8 +239,8 @@ func (a *allocator) undo(ctx context.Context, bc *framework.BindContext, claim *
 	return true, a.pools.giveBack(ctx, poolsOf(devicesOf(claim.Status.Allocation)), claim.UID, bc.Attempt, nil)
 }
 
-// deallocate removes the devices from a claim that has not changed since it was read, and
-// returns the claim as it is then.
+// deallocate removes the allocation of the claim, and returns the updated claim. It fails
+// with a conflict if the claim has changed.
 func (a *allocator) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	empty := claim.DeepCopy()
 	empty.Status = resourcev1.ResourceClaimStatus{}

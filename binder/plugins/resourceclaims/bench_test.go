@@ -106,7 +106,7 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 		record := newPoolRecord(poolID{driver, node})
 		for i, device := range names {
 			claim := theClaim(fmt.Sprintf("c%d", n+i), allocated(node, device), reservedTo(fmt.Sprintf("web-%d", n+i)))
-			record.entries[device] = entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: "gone-1"}
+			record.entries[device] = entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: "gone-1", Version: "1"}
 			put(claim)
 		}
 		s.Put(recordOf(b, record))

@@ -17,17 +17,17 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// features are those that are on by default in Kubernetes 1.36, except for admin access,
-// which is not an allocation, and for parts of a device's capacity. Without the latter a
-// device that could be shared goes to one claim.
+// features are the features that are on by default in Kubernetes 1.36, except for admin
+// access, which allocates nothing, and shared capacity. A device with shared capacity is
+// allocated to one claim.
 var features = structured.Features{
 	PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true,
 }
 
 type deviceID = structured.DeviceID
 
-// fit runs the allocator of kube-scheduler once. It returns nil if nothing that is not
-// taken fits.
+// fit runs the allocator of kube-scheduler. It returns nil if no devices match that are not
+// taken.
 func (a *allocator) fit(ctx context.Context, node *corev1.Node, claim *resourcev1.ResourceClaim, published []*resourcev1.ResourceSlice, taken sets.Set[deviceID]) (*resourcev1.AllocationResult, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	state := structured.AllocatedState{
@@ -64,8 +64,8 @@ func devicesOf(allocation *resourcev1.AllocationResult) sets.Set[deviceID] {
 	return all
 }
 
-// classLister reads DeviceClasses from the cache, and one that is missing there from the
-// API server.
+// classLister reads DeviceClasses from the cache. It reads a class that the cache does not
+// contain from the API server.
 type classLister struct {
 	ctx          context.Context //nolint:containedctx // It lives as long as one allocation, and the interface has no context.
 	cached, live client.Reader

@@ -20,16 +20,16 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// state says what a claim still needs before the pod can be bound.
+// state is what a claim needs before the pod can be bound.
 type state string
 
 const (
-	// unallocated: the claim has no devices, and Prebind may allocate them.
+	// unallocated: the claim is not allocated, and Prebind can allocate it.
 	unallocated state = "unallocated"
 	// unreserved: the claim is allocated for the node, but not reserved for the pod.
 	unreserved state = "unreserved"
-	// borrowed: another attempt at the pod's bind has reserved the claim. It removes the
-	// reservation when it fails, unless this attempt marks the claim as well.
+	// borrowed: another attempt at the bind has reserved the claim. It removes the
+	// reservation if it fails, unless this attempt marks the claim too.
 	borrowed state = "borrowed"
 	// unready: the claim is reserved, and a binding condition is not true yet.
 	unready state = "unready"
@@ -48,17 +48,16 @@ type assessment struct {
 	until time.Time
 }
 
-// basis is everything that a decision depends on, besides the claims.
+// basis contains the input of a decision, except for the claims.
 type basis struct {
 	pod     *corev1.Pod
 	node    *corev1.Node
 	attempt string
 	// classes are the DeviceClasses that Prebind allocates; empty for none.
 	classes sets.Set[string]
-	// timeout is how long binding conditions may take to become true.
+	// timeout is the maximum time until binding conditions are true.
 	timeout time.Duration
-	// since is when the bind began to wait. It counts for claims without an
-	// allocationTimestamp.
+	// since is when the bind started to wait. It replaces a missing allocationTimestamp.
 	since, now time.Time
 }
 
@@ -70,8 +69,8 @@ type readiness struct {
 	claims []assessment
 }
 
-// readiness decides on the pod's claims, which are in all by name. An error rejects the
-// bind to this node.
+// readiness decides on the claims of the pod. all contains the claims by name. An error
+// rejects the bind to this node.
 func (b basis) readiness(all claims) (readiness, error) {
 	r := readiness{basis: b}
 	refs, err := references(b.pod)
@@ -136,7 +135,7 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 	return a, nil
 }
 
-// allocatable returns why Prebind may not allocate the claim, or nil.
+// allocatable returns an error if Prebind cannot allocate the claim.
 func (b basis) allocatable(ref reference, claim *resourcev1.ResourceClaim) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	const advice = "use a scheduler that supports ResourceClaims, or add the DeviceClass to --resource-claims-allocate"
@@ -156,8 +155,8 @@ func (b basis) allocatable(ref reference, claim *resourcev1.ResourceClaim) error
 	return nil
 }
 
-// owns returns why a claim is not Prebind's to allocate, or nil: each of its requests
-// has to be of one of the classes, and for whole devices.
+// owns returns an error unless each request of the claim has one of the classes and requests
+// whole devices.
 func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
 	check := func(request, class string, admin *bool, capacity *resourcev1.CapacityRequirements) error {
 		switch {
@@ -192,8 +191,8 @@ func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
 	return nil
 }
 
-// admits says whether the allocation's devices can be used on the node. An allocation
-// without a selector is for every node.
+// admits reports whether the devices of an allocation are available on the node. An
+// allocation without a selector is available on every node.
 func admits(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
 	if selector == nil {
 		return true, nil
@@ -205,7 +204,7 @@ func admits(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
 	return parsed.Match(node), nil
 }
 
-// reservable returns why an allocated claim cannot be reserved for the pod, or nil.
+// reservable returns an error if an allocated claim cannot be reserved for the pod.
 func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	switch {
@@ -223,10 +222,10 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 	}
 }
 
-// conditions decides whether the binding conditions of a reserved claim are true
-// (KEP-5007). It follows DynamicResources: a failure condition that is true, or the end
-// of the time since the allocation, rejects the bind. It checks the failure conditions
-// of all devices first.
+// conditions decides whether the binding conditions of a reserved claim are true (KEP-5007).
+// Like DynamicResources, it rejects the bind if a failure condition is true, or if the
+// timeout since the allocation has passed. Unlike DynamicResources, it checks the failure
+// conditions of all devices first.
 func (b basis) conditions(a *assessment) error {
 	about := claimObject(a.claim.Namespace, a.claim.Name)
 	a.state = ready
@@ -264,8 +263,8 @@ func (b basis) conditions(a *assessment) error {
 	return nil
 }
 
-// deviceStatus returns what the driver reports of an allocated device; empty if it
-// reports nothing.
+// deviceStatus returns the status that the driver reports for an allocated device, or an
+// empty one.
 func deviceStatus(claim *resourcev1.ResourceClaim, result *resourcev1.DeviceRequestAllocationResult) resourcev1.AllocatedDeviceStatus {
 	for _, status := range claim.Status.Devices {
 		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device && sameShare(status.ShareID, result) {
@@ -286,7 +285,7 @@ func deviceName(result *resourcev1.DeviceRequestAllocationResult) string {
 	return result.Driver + "/" + result.Pool + "/" + result.Device
 }
 
-// done says whether the pod can be bound.
+// done reports whether the pod can be bound.
 func (r readiness) done() bool { return len(r.unmade) == 0 && len(r.in(ready)) == len(r.claims) }
 
 // in returns the claims in one of these states.
@@ -302,9 +301,9 @@ func (r readiness) in(wanted ...state) []assessment {
 	return found
 }
 
-// toTake returns the claims that PreBind has to allocate or to reserve, in this order.
-// There are none while a claim of the pod does not exist: nothing is reserved for a pod
-// that may have to wait for long.
+// toTake returns the claims that PreBind has to allocate or reserve, in this order. It
+// returns none while a claim of the pod does not exist, so that nothing is reserved for a
+// pod that may wait long.
 func (r readiness) toTake() []assessment {
 	if len(r.unmade) > 0 {
 		return nil
@@ -312,8 +311,7 @@ func (r readiness) toTake() []assessment {
 	return append(r.in(unallocated), r.in(unreserved, borrowed)...)
 }
 
-// waits returns everything that has to be waited for. Each Waiting ends when the first
-// claim is rejected.
+// waits returns all waits. Each of them ends when the first claim is rejected.
 func (r readiness) waits() []framework.Waiting {
 	var all []framework.Waiting
 	until := time.Time{}
@@ -332,7 +330,7 @@ func (r readiness) waits() []framework.Waiting {
 	return all
 }
 
-// intents are the sentences about what PreBind would do.
+// intents lists what PreBind would do, for dry runs.
 func (r readiness) intents() []string {
 	var all []string
 	for _, ref := range r.unmade {

@@ -13,21 +13,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The indexes of the cache. A list by one of them reads few objects, independent of the
-// number of claims, nodes and pools in the cluster.
+// Indexes of the cache. The cost of a list by an index does not depend on the number of
+// claims, nodes and pools in the cluster.
 const (
-	// markedIndex finds the claims that have marks, by the value "true".
+	// markedIndex contains the claims with marks, under "true".
 	markedIndex = Name + "/marked"
-	// heldIndex finds the claims that have devices of a pool, by poolID.key.
+	// heldIndex contains the claims with devices of a pool, by poolID.key.
 	heldIndex = Name + "/held"
-	// nodeIndex finds the ResourceSlices of a node by its name, and those that are not
-	// for one node by the empty name.
+	// nodeIndex contains the ResourceSlices of a node by its name, and all others under "".
 	nodeIndex = Name + "/node"
-	// poolIndex finds the ResourceSlices of a pool, by poolID.key.
+	// poolIndex contains the ResourceSlices of a pool, by poolID.key.
 	poolIndex = Name + "/pool"
 )
 
-// index is one of them, and its kind of objects.
 type index struct {
 	field string
 	of    client.Object
@@ -73,7 +71,6 @@ func sliceIndexes() []index {
 	}
 }
 
-// addIndexes adds indexes to the cache.
 func addIndexes(ctx context.Context, indexer client.FieldIndexer, indexes []index) error {
 	for _, i := range indexes {
 		if err := indexer.IndexField(ctx, i.of, i.field, i.keys); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// look reads the suspects from the API server. It deallocates those that Prebind has
-// allocated and that nothing has reserved.
+// look reads the suspects from the API server. It deallocates claims that Prebind has
+// allocated and that have no reservation.
 func (a *allocator) look(ctx context.Context, suspects []suspect, seen sightings) error {
 	for _, who := range suspects {
 		claim, err := a.sight(ctx, who)
@@ -49,15 +49,15 @@ func (a *allocator) sight(ctx context.Context, who suspect) (*resourcev1.Resourc
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case apierrors.IsConflict(err):
-		return claim, nil // It is in use after all.
+		return claim, nil // It has changed, so it may be in use.
 	default:
 		return nil, err
 	}
 }
 
-// tidy removes stale entries from the records, and allocations of Prebind's that were left
-// behind: nothing has reserved the claim. It reads from the API server the claims that
-// the cache does not show in use.
+// tidy removes stale entries from the records, and deallocates claims that Prebind has
+// allocated and that have no reservation. It reads claims from the API server unless the
+// cache shows that they are in use.
 func (a *allocator) tidy(ctx context.Context) error {
 	records, err := a.pools.List(ctx, a.h.Live)
 	errs := []error{err}
@@ -88,7 +88,7 @@ func (a *allocator) tidy(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// usedByCache says whether the cache shows the claim reserved and with the device.
+// usedByCache reports whether the claim in the cache has the device and a reservation.
 func (a *allocator) usedByCache(ctx context.Context, who suspect, device deviceID) bool {
 	claim := &resourcev1.ResourceClaim{}
 	err := a.h.Cached.Get(ctx, who.name, claim, client.UnsafeDisableDeepCopy)

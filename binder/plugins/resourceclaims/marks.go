@@ -20,26 +20,25 @@ import (
 const fieldOwner = client.FieldOwner("prebind-" + Name)
 
 const (
-	// markPrefix begins the keys of marks.
+	// markPrefix is the prefix of the keys of marks.
 	markPrefix = Name + "." + framework.Domain + "/"
 	// maxMarkValue is the maximum length of the value of a mark in bytes. Two names of
 	// 253 bytes fit.
 	maxMarkValue = 1024
-	// maxMarks is how many marks a claim may have before Prebind adds no more: two for
-	// each possible reservation.
+	// maxMarks is the maximum number of marks on a claim: two for each possible reservation.
 	maxMarks = 2 * resourcev1.ResourceClaimReservedForMaxSize
-	// crowd is how many marks of one group the sweep settles one by one. A group is the
-	// marks for one pod, or the marks without a reservation. Prebind itself does not write
-	// more.
+	// crowd is the number of marks of one group that the sweep settles individually. A group
+	// contains the marks of one pod, or all marks without a reservation. Prebind itself
+	// writes fewer.
 	crowd = 32
 )
 
-// mark is the value of an annotation of a claim that says which attempt reserves it
-// for which pod. Its key is resource-claims.prebind.dev/<pod UID>.<attempt>, so that
-// attempts mark a claim without a conflict.
+// mark is the value of an annotation of a claim. It says which pod the attempt reserves the
+// claim for. The key resource-claims.prebind.dev/<pod UID>.<attempt> is unique, so that
+// attempts do not conflict.
 //
-// A tenant can write, change and delete marks. A mark therefore only fences the
-// attempt's own writes. It never decides that a reservation or an allocation ends.
+// Tenants can write, change and delete marks. A mark therefore only fences writes of its
+// attempt. It never decides that a reservation or an allocation ends.
 type mark struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`
@@ -60,13 +59,13 @@ func splitKey(key string) (pod types.UID, attempt string, ok bool) {
 func (m mark) encode() string {
 	text, err := json.Marshal(m)
 	if err != nil {
-		return "{}" // Strings can be encoded.
+		return "{}" // Cannot happen: strings can always be encoded.
 	}
 	return string(text)
 }
 
-// decodeMark reads a mark. Prebind ignores a value that is too long, or whose names
-// are not valid: the API server would reject a request for such a pod.
+// decodeMark decodes a mark. It rejects long values and invalid names, because the API
+// server rejects requests for such pods.
 func decodeMark(value string) (mark, bool) {
 	var m mark
 	if len(value) > maxMarkValue || json.Unmarshal([]byte(value), &m) != nil {
@@ -146,11 +145,6 @@ func markedByOthers(claim *resourcev1.ResourceClaim, pod types.UID, attempt stri
 	})
 }
 
-// markedByAttempt says whether the claim has a mark of the attempt, for any pod.
-func markedByAttempt(claim *resourcev1.ResourceClaim, attempt string) bool {
-	return slices.ContainsFunc(markings(claim), func(m marking) bool { return m.attempt == attempt })
-}
-
 // reservations returns the names of the pods that the claim is reserved for, by UID.
 // Reservations for other kinds of objects, such as PodGroups, are not Prebind's.
 func reservations(claim *resourcev1.ResourceClaim) map[types.UID]string {
@@ -168,10 +162,10 @@ func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	return ok
 }
 
-// isGone says that the pod is not bound and cannot be bound any more.
+// isGone reports that the pod is not bound and can never be bound.
 func isGone(at framework.Whereabouts) bool { return at == framework.Gone || at == framework.Replaced }
 
-// isBound says that the pod is bound, to whichever node. It uses the claim.
+// isBound reports that the pod is bound to any node and therefore uses the claim.
 func isBound(at framework.Whereabouts) bool {
 	return at == framework.BoundHere || at == framework.BoundElsewhere
 }
@@ -201,12 +195,11 @@ func pointless(claim *resourcev1.ResourceClaim, pod types.UID, attempt string, a
 	return keys
 }
 
-// reservedByOthers says whether managedFields name another manager of the pod's
-// reservation. Prebind marks a claim a moment before it reserves it, and a scheduler may
-// reserve it in between.
+// reservedByOthers reports whether managedFields name another manager of the reservation of
+// the pod. A scheduler can reserve the claim after Prebind has marked it.
 //
-// A client that updates the claim can rewrite managedFields. They are therefore only a
-// reason to keep a reservation, never one to remove it.
+// Clients can rewrite managedFields. They are therefore only a reason to keep a reservation,
+// never to remove one.
 func reservedByOthers(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	others := false
 	for _, entry := range claim.ManagedFields {

@@ -120,13 +120,6 @@ func TestMarkedByOthers(t *testing.T) {
 	}
 }
 
-func TestMarkedByAttempt(t *testing.T) {
-	claim := theClaim("c", marked("web", "here-1"))
-	assert.True(t, markedByAttempt(claim, "here-1"), "for whichever pod")
-	assert.False(t, markedByAttempt(claim, "e-1"), "an attempt is named in full")
-	assert.False(t, markedByAttempt(theClaim("c"), "here-1"))
-}
-
 // managed is an entry of managed fields as a real API server v1.36.3 writes it.
 func managed(manager string, pods ...string) metav1.ManagedFieldsEntry {
 	items := make([]string, 0, len(pods))

@@ -1,27 +1,27 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package resourceclaims is the PreBind plugin that makes a bind with ResourceClaims
-// safe: before the pod is bound, its claims are allocated for the node and reserved for
-// the pod, and their binding conditions are true. It does the work of kube-scheduler's
-// DynamicResources in PreBind, for every scheduler. If the scheduler has done that work
-// already, the plugin has nothing to do.
+// Package resourceclaims is the PreBind plugin for pods with ResourceClaims. Before the pod
+// is bound, the plugin ensures that its claims are allocated for the node, reserved for the
+// pod, and that their binding conditions are true. It does the PreBind work of
+// kube-scheduler's DynamicResources for every scheduler. If the scheduler has already done
+// that work, the plugin does nothing.
 //
-// Decisions are pure functions of pod, node and claims (references.go, decide.go,
-// marks.go). plugin.go, prebind.go and release.go read and write. allocate.go, choose.go,
-// scene.go, look.go and pools.go allocate claims of DeviceClasses that an operator leaves
-// to Prebind.
+// Decisions are pure functions of pod, node and claims (references.go, decide.go, marks.go).
+// plugin.go, prebind.go and release.go read and write. allocate.go, choose.go, scene.go,
+// look.go and pools.go allocate claims of the DeviceClasses that the operator assigns to
+// Prebind.
 //
-// Before an attempt reserves a claim, it writes a mark with its name into the claim's
-// annotations, in a write of its own because the API accepts no annotations with a
-// status. The mark fences the attempt's writes: each write to the status requires the
-// mark, or a version of the claim, so that no write takes effect late. An attempt that
-// relies on a reservation marks the claim.
+// Before an attempt reserves a claim, it writes a mark with its name into the annotations of
+// the claim. That is a separate write, because the API does not accept annotations together
+// with a status. The mark fences the writes of the attempt: each write of the status
+// requires the mark or a version of the claim, so that no write takes effect late. An
+// attempt that relies on a reservation marks the claim.
 //
-// A tenant can write marks and managedFields, so neither decides that something is
-// undone (release.go). The reservation in the status, and the pod that it names, decide:
-// a bound pod keeps what it uses. An allocation stays too, as it does in kube-scheduler,
-// unless Prebind's record of the pool says that the attempt made it.
+// Tenants can write marks and managedFields, so neither decides that something is undone
+// (release.go). The reservation in the status and the pod that it names decide: a bound pod
+// keeps its claims. Allocations stay, like in kube-scheduler, unless the record of the pool
+// shows that the attempt made the allocation.
 package resourceclaims
 
 import (
@@ -41,11 +41,11 @@ import (
 // Name of the plugin.
 const Name = "resource-claims"
 
-// Plugin reserves claims; see New. It is safe for concurrent use.
+// Plugin reserves and allocates claims. It is safe for concurrent use.
 type Plugin struct {
 	h    framework.Handle
 	args *Arguments
-	// allocator is nil if Prebind allocates no DeviceClass.
+	// allocator is nil if Prebind allocates no DeviceClasses.
 	allocator *allocator
 }
 
@@ -75,14 +75,14 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// claims are ResourceClaims of the pod's namespace, by name.
+// claims contains ResourceClaims of the namespace of the pod, by name.
 type claims map[string]*resourcev1.ResourceClaim
 
 var (
-	// observed are the claims that SetupBindContextExtension has read.
+	// observed contains the claims that SetupBindContextExtension has read.
 	observed = framework.NewExtensionKey[claims](Name + "/observed")
-	// written are the claims that this attempt writes, as the API server returned them;
-	// nil before its first answer.
+	// written contains the claims that this attempt writes, as last returned by the API
+	// server. The value is nil until the first response.
 	written = framework.NewExtensionKey[claims](Name + "/written")
 )
 
@@ -99,8 +99,8 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 	return err
 }
 
-// readClaims returns the claims of the references that exist. It prefers what this
-// attempt has written since.
+// readClaims returns the existing claims of the references. It prefers later versions that
+// this attempt has written.
 func readClaims(ctx context.Context, reader framework.Reader, bc *framework.BindContext, refs []reference) (claims, error) {
 	all, own := make(claims, len(refs)), writtenBy(bc)
 	for _, ref := range refs {
@@ -119,15 +119,15 @@ func readClaims(ctx context.Context, reader framework.Reader, bc *framework.Bind
 	return all, nil
 }
 
-// newer says whether a is later than b. Versions are comparable within a kind, so that a
-// claim that was deleted and created again is newer.
+// newer reports whether a is a later version than b. Versions are comparable within a kind,
+// so that a claim that was deleted and created again is newer.
 func newer(a, b *resourcev1.ResourceClaim) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && order > 0
 }
 
-// PreFlight skips a bind whose claims are ready. It rejects what the Filter of
-// kube-scheduler's DynamicResources rejects.
+// PreFlight skips a bind whose claims are ready. It rejects the same binds as Filter of
+// kube-scheduler's DynamicResources.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	if !hasClaims(bc.Pod) {
 		return framework.Skip, nil
@@ -149,11 +149,10 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	for _, w := range r.waits() {
 		bc.WouldWait(w)
 	}
-	// The cache can be behind what the scheduler wrote just before the bind.
+	// The cache can be behind a write of the scheduler just before the bind.
 	return framework.Verify, nil
 }
 
-// basis returns that of a PreFlight.
 func (p *Plugin) basis(bc *framework.BindContext) basis {
 	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
 	if p.allocator != nil {
@@ -178,8 +177,8 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	return framework.Wait(about, "changed during the bind").Advise("retry the Binding")
 }
 
-// PreBindRollBack removes the reservations that this attempt made, and nothing else. The
-// allocation stays, unless this attempt made it too.
+// PreBindRollBack removes the reservations that this attempt made, and the allocations that
+// it made.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	names, err := p.touched(ctx, bc)
 	errs := []error{err}
@@ -195,8 +194,8 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 	return errors.Join(errs...)
 }
 
-// PostBind removes this attempt's marks: the reservations are the pod's now. If that
-// fails, the marks stay, and the sweep removes them.
+// PostBind removes the marks of this attempt, because the reservations now belong to the
+// pod. If that fails, the sweep removes the marks.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	names, err := p.touched(ctx, bc)
 	if err != nil {
@@ -209,9 +208,9 @@ func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	}
 }
 
-// Marks lists the attempts whose reservations are not confirmed. If the claim is
-// reserved for the pod of a mark, the pod's name is the one in the reservation, because
-// a mark is a tenant's data. The number of marks of one claim is bounded.
+// Marks lists the attempts whose reservations are not confirmed. If the claim is reserved
+// for the pod of a mark, the name of the pod is from the reservation, because tenants can
+// write marks. The number of marks per claim is limited.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var list resourcev1.ResourceClaimList
 	if err := p.h.Cached.List(ctx, &list, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
@@ -230,7 +229,7 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, nil
 }
 
-// Tidy removes devices from the records that no claim has any more.
+// Tidy removes stale entries from the records of pools.
 func (p *Plugin) Tidy(ctx context.Context) error {
 	if p.allocator == nil {
 		return nil

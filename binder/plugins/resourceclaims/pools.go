@@ -88,17 +88,17 @@ type poolRecord struct {
 	entries map[string]entry
 }
 
-// entry is the claim that a device was given to. It holds the device while the claim has
-// the device, and while a write that requires the Version may still give it to the claim.
-// If the claim has a later resourceVersion and not the device, the entry is stale for
-// good. Annotations of the claim, which a tenant can write, do not matter.
+// entry is the claim that a device was allocated to. It holds the device while the claim has
+// the device, and while a write that requires Version may still allocate it. It is stale for
+// good if the claim has a later resourceVersion and does not have the device. Annotations of
+// the claim do not matter, because tenants can write them.
 type entry struct {
 	Claim   ledger.ObjectName `json:"claim"`
 	UID     types.UID         `json:"uid"`
 	Attempt string            `json:"attempt"`
 	// Version is the resourceVersion of the claim that the write of the allocation
-	// requires. It is empty in entries of earlier versions of Prebind.
-	Version string `json:"version,omitempty"`
+	// requires.
+	Version string `json:"version"`
 }
 
 // Key implements ledger.Record.
@@ -131,8 +131,8 @@ func decodePool(data map[string]string) (*poolRecord, error) {
 		}
 		var e entry
 		err := ledger.Unmarshal(text, &e)
-		if err == nil && (e.UID == "" || e.Claim == ledger.ObjectName{}) {
-			err = errors.New("claim and uid are required")
+		if err == nil && (e.UID == "" || e.Version == "" || e.Claim == ledger.ObjectName{}) {
+			err = errors.New("claim, uid and version are required")
 		}
 		if err != nil {
 			return nil, ledger.Unreadable(key, err, "fix it, or delete the key if no claim has the device")
@@ -145,7 +145,8 @@ func decodePool(data map[string]string) (*poolRecord, error) {
 // poolVersion is a record as it was read or written last.
 type poolVersion = ledger.Version[*poolRecord]
 
-// pools are the records. They are always read from the API server.
+// pools stores the records. It always reads them from the API server, because a decision
+// about several records must not mix versions of different age.
 type pools struct {
 	*ledger.Store[poolID, *poolRecord]
 	live framework.Reader
@@ -158,8 +159,8 @@ func openPools(h framework.Handle) pools {
 	})}
 }
 
-// read returns the records of the pools that exist and can be decoded, together with an
-// error if there are others. The result is nil if the API server did not answer.
+// read returns the existing records of the pools, and an error if some of them cannot be
+// decoded. The result is nil if the API server did not answer.
 func (s pools) read(ctx context.Context, ids []poolID) ([]*poolVersion, error) {
 	records := make([]*poolVersion, 0, len(ids))
 	var unreadable error
@@ -177,16 +178,16 @@ func (s pools) read(ctx context.Context, ids []poolID) ([]*poolVersion, error) {
 	return records, unreadable
 }
 
-// take writes into the records that the claim has the devices. It goes through the pools
-// in order. If it returns ledger.ErrChanged, it may have written some of them: the next
-// choice for the same claim finds them free, and giveBack or tidy removes the rest.
+// take records that the claim has the devices, pool by pool in order. If it returns
+// ledger.ErrChanged, it may have written some records: the next choice for the same claim
+// ignores these entries, and giveBack or tidy removes them.
 func (s pools) take(ctx context.Context, records []*poolVersion, e entry, devices sets.Set[deviceID]) error {
 	chosen := byPool(devices)
 	changed := sets.KeySet(chosen)
 	all := map[poolID]*poolVersion{}
 	for _, v := range records {
 		all[v.Record.id] = v
-		// What an earlier choice for this claim took, and this one does not.
+		// An earlier choice for this claim took the device, and this one does not.
 		for device, had := range v.Record.entries {
 			if had.UID == e.UID && had.Attempt == e.Attempt && !devices.Has(v.Record.id.device(device)) {
 				delete(v.Record.entries, device)
@@ -209,8 +210,8 @@ func (s pools) take(ctx context.Context, records []*poolVersion, e entry, device
 	return nil
 }
 
-// giveBack removes what the attempt took of the pools for the claim, except for keep. It
-// leaves records that cannot be decoded.
+// giveBack removes the entries of the attempt for the claim, except for the devices in keep.
+// It ignores records that cannot be decoded.
 func (s pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, attempt string, keep sets.Set[deviceID]) error {
 	for _, id := range ids {
 		err := s.Update(ctx, id, func(r *poolRecord, _ bool) (bool, error) {
@@ -227,8 +228,8 @@ func (s pools) giveBack(ctx context.Context, ids []poolID, claim types.UID, atte
 	return nil
 }
 
-// drop removes devices from a record, and deletes the record if it is empty then. It
-// leaves a record that has changed since it was read.
+// drop removes devices from a record, and deletes the record if it is then empty. It does
+// nothing if the record has changed.
 func (s pools) drop(ctx context.Context, v *poolVersion, devices []string) error {
 	for _, device := range devices {
 		delete(v.Record.entries, device)
@@ -243,7 +244,7 @@ func (s pools) drop(ctx context.Context, v *poolVersion, devices []string) error
 	return nil
 }
 
-// gave says whether the attempt, or any attempt for "", allocated the claim according to
+// gave reports whether the attempt, or any attempt for "", allocated the claim according to
 // the records. It ignores records that cannot be decoded.
 func (s pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attempt string) (bool, error) {
 	records, err := s.read(ctx, poolsOf(devicesOf(claim.Status.Allocation)))
@@ -253,8 +254,8 @@ func (s pools) gave(ctx context.Context, claim *resourcev1.ResourceClaim, attemp
 	return recorded(records, claim, attempt), nil
 }
 
-// recorded says whether the records have all devices of the claim as given to it by the
-// attempt, or any attempt for "". Then Prebind has allocated the claim.
+// recorded reports whether the records contain all devices of the claim for the attempt, or
+// any attempt for "". Then Prebind has allocated the claim.
 func recorded(records []*poolVersion, claim *resourcev1.ResourceClaim, attempt string) bool {
 	missing := devicesOf(claim.Status.Allocation)
 	some := len(missing) > 0

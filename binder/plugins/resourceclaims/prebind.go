@@ -19,15 +19,15 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// What the plugin may do. Since Kubernetes 1.36 a change of reservations or
-// allocations requires the permission for resourceclaims/binding as well, with the verb
-// of the request, in all namespaces.
+// Permissions of the plugin. Since Kubernetes 1.36, changing reservations or allocations
+// also requires permission for resourceclaims/binding in all namespaces, with the verb of
+// the request.
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/status,verbs=patch
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/binding,verbs=patch
 
-// reserveTries is how often the plugin tries a reservation that the API server rejects
+// reserveTries limits how often the plugin tries a reservation that the API server rejects
 // although the claim seems to allow it.
 const reserveTries = 5
 
@@ -54,8 +54,8 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	}
 }
 
-// look decides on the claims as the reader has them now, for a bind that waits since
-// then.
+// look decides based on the claims of the reader, for a bind that has been waiting since the
+// given time.
 func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext, since time.Time) (readiness, error) {
 	pod, node, err := framework.Present(ctx, reader, bc)
 	if err != nil {
@@ -74,8 +74,8 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 	return b.readiness(all)
 }
 
-// take marks the claim, allocates it if it has no devices, and reserves it for the pod.
-// It decides by the claim in the API server.
+// take marks the claim, allocates it if necessary, and reserves it for the pod. It decides
+// based on the claim in the API server.
 func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, ref reference) error {
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
 	for left := reserveTries; err == nil; {
@@ -96,7 +96,7 @@ func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, r
 	return err
 }
 
-// live returns the claim as the API server has it.
+// live reads the claim from the API server.
 func (p *Plugin) live(ctx context.Context, namespace, name string) (*resourcev1.ResourceClaim, error) {
 	claim, err := framework.Get(ctx, p.h.Live, &resourcev1.ResourceClaim{}, namespace, name)
 	if err == nil && claim == nil {
@@ -105,16 +105,16 @@ func (p *Plugin) live(ctx context.Context, namespace, name string) (*resourcev1.
 	return claim, err
 }
 
-// writtenBy returns what the attempt has written; the caller does not change it.
+// writtenBy returns the claims that the attempt has written. Callers must not change them.
 func writtenBy(bc *framework.BindContext) claims {
 	had, err := written.Get(bc)
 	if err != nil {
-		return nil // Nothing yet.
+		return nil // The attempt has written nothing yet.
 	}
 	return had
 }
 
-// remember notes that the attempt writes the claim, or the API server's answer.
+// remember stores the response of the API server, or nil before the first response.
 func remember(bc *framework.BindContext, name string, claim *resourcev1.ResourceClaim) {
 	all := maps.Clone(writtenBy(bc))
 	if all == nil {
@@ -129,7 +129,7 @@ func markOn(bc *framework.BindContext, claim *resourcev1.ResourceClaim) string {
 	return claim.Annotations[markKey(bc.Pod.UID, bc.Attempt)]
 }
 
-// mark marks the claim with the attempt and returns it as it is then.
+// mark adds the mark of the attempt, and returns the updated claim.
 func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	key, value := markKey(bc.Pod.UID, bc.Attempt), mark{Pod: bc.Pod.Name, Node: bc.Node.Name}.encode()
 	if err := roomFor(claim, key, value); err != nil {
@@ -142,7 +142,7 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 		"annotations": map[string]any{key: value},
 	}}), fieldOwner)
 	if apierrors.IsInvalid(err) {
-		// It has another UID.
+		// The claim has another UID.
 		return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "was deleted and created again").Because(err).Advise("retry the Binding")
 	}
 	if err != nil {
@@ -151,8 +151,8 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 	return marked, nil
 }
 
-// roomFor returns why the claim cannot have one more mark, or nil. Its annotations are
-// the tenant's, and the API server limits their size.
+// roomFor returns an error if the claim has no room for another mark. Tenants write
+// annotations too, and the API server limits their size.
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if _, had := claim.Annotations[key]; !had && len(markings(claim)) >= maxMarks {
@@ -170,11 +170,10 @@ func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	return nil
 }
 
-// reserve adds the pod to the reservations of the claim, on the condition that the claim
-// still has this attempt's mark: a write that arrives after the roll-back must not leave
-// a reservation behind. The patch names nothing else of the claim, so that many pods
-// reserve it at the same time. If the claim has changed and may be tried again, reserve
-// returns it as it is then.
+// reserve reserves the claim for the pod, on the condition that the claim still has the mark
+// of this attempt: a write that arrives after the roll-back must not leave a reservation
+// behind. The patch changes nothing else, so that many pods can reserve the claim at the
+// same time. If the claim has changed and again is true, reserve returns the current claim.
 func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, again bool) (*resourcev1.ResourceClaim, error) {
 	key := markKey(bc.Pod.UID, bc.Attempt)
 	consumer := resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: bc.Pod.Name, UID: bc.Pod.UID}
@@ -201,7 +200,7 @@ func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claim *
 	}
 }
 
-// failedWrite returns the answer for a write that the API server rejected.
+// failedWrite returns the error for a write that failed.
 func failedWrite(claim *resourcev1.ResourceClaim, doing string, err error) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if apierrors.IsNotFound(err) {
@@ -210,7 +209,7 @@ func failedWrite(claim *resourcev1.ResourceClaim, doing string, err error) error
 	return framework.FromAPI(about, doing, err).Advise("check that Prebind has the permissions in config/webhook/plugins/resource-claims")
 }
 
-// patch returns a patch of values that can always be encoded.
+// patch encodes the content, which must always be encodable.
 func patch(kind types.PatchType, content any) client.Patch {
 	encoded, err := json.Marshal(content)
 	if err != nil {

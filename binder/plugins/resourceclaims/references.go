@@ -14,16 +14,16 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// reference is one claim that the pod needs.
+// reference is a claim of the pod.
 type reference struct {
-	// of is its name in the pod.
+	// of is the name of the claim in the pod.
 	of string
-	// claim is the name of the ResourceClaim; empty while the claim of a template does not
-	// exist.
+	// claim is the name of the ResourceClaim. It is empty until the claim of a template
+	// exists.
 	claim string
-	// generated says that the claim has to belong to the pod or to its PodGroup.
+	// generated requires that the claim belongs to the pod or to its PodGroup.
 	generated bool
-	// extended says that kube-scheduler created the claim for an extended resource.
+	// extended marks the claim that kube-scheduler creates for extended resources.
 	extended bool
 }
 
@@ -31,8 +31,7 @@ func hasClaims(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 
-// references returns the claims that the pod needs, in order. It follows
-// resourceclaim.Name.
+// references returns the claims of the pod in order. It follows resourceclaim.Name.
 func references(pod *corev1.Pod) ([]reference, error) {
 	var refs []reference
 	for i := range pod.Spec.ResourceClaims {
@@ -56,15 +55,15 @@ func references(pod *corev1.Pod) ([]reference, error) {
 	return refs, nil
 }
 
-// madeFor returns why a claim of a template belongs neither to the pod nor to its
-// PodGroup, or nil.
+// madeFor returns an error if a claim of a template belongs neither to the pod nor to its
+// PodGroup.
 func madeFor(pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
-	// IsForPod requires that a pod with a PodGroup has its name.
+	// A pod with a scheduling group need not have a PodGroup.
 	grouped := pod.Spec.SchedulingGroup != nil && pod.Spec.SchedulingGroup.PodGroupName != nil
 	return resourceclaim.IsForPod(pod, claim, grouped)
 }
 
-// ofPodGroup says whether the claim was made for the pod's PodGroup.
+// ofPodGroup reports whether the claim was created for the PodGroup of the pod.
 func (r reference) ofPodGroup(pod *corev1.Pod, claim *resourcev1.ResourceClaim) bool {
 	return r.generated && resourceclaim.IsForPod(pod, claim, false) != nil
 }

@@ -56,14 +56,14 @@ func Registration() framework.Registration {
 
 // Arguments of the plugin.
 type Arguments struct {
-	// BindingTimeout is how long after its allocation a claim's binding conditions may
-	// take to become true, as the bindingTimeout of kube-scheduler's DynamicResourcesArgs.
+	// BindingTimeout is the maximum time from the allocation of a claim until its binding
+	// conditions are true, like bindingTimeout in kube-scheduler's DynamicResourcesArgs.
 	BindingTimeout time.Duration `yaml:"bindingTimeout"`
 	// Allocate are the DeviceClasses whose claims Prebind allocates.
 	Allocate []string `yaml:"allocate"`
 }
 
-// allocates says whether the operator lets Prebind allocate DeviceClasses.
+// allocates reports whether Prebind allocates any DeviceClasses.
 func allocates(a framework.Arguments) bool {
 	args, err := framework.ArgumentsAs[*Arguments](a)
 	return err == nil && len(args.Allocate) > 0

@@ -16,9 +16,9 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// touched returns the names of the claims that may have the attempt's mark: the claims of
-// its pod, and those that it has written. A recovered attempt knows neither, so touched
-// searches all marked claims of the namespace.
+// touched returns the names of the claims that may have the mark of the attempt: the claims
+// of its pod, and the claims that it has written. A recovered attempt knows neither, so
+// touched searches the marked claims of the namespace.
 func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]string, error) {
 	var names []string
 	if bc.Recovered {
@@ -34,7 +34,7 @@ func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]stri
 	for name := range writtenBy(bc) {
 		names = append(names, name)
 	}
-	refs, _ := references(bc.Pod) // Without references it has no claims.
+	refs, _ := references(bc.Pod) // A pod with invalid references has no claims.
 	for _, ref := range refs {
 		if ref.claim != "" {
 			names = append(names, ref.claim)
@@ -44,12 +44,12 @@ func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]stri
 	return slices.Compact(names), nil
 }
 
-// releaseConflicts is how many conflicts one roll-back of a claim tolerates. The engine
-// and the sweep repeat it later. The claim's owner can change it at any rate.
+// releaseConflicts is the maximum number of conflicts in one roll-back of a claim. The
+// engine and the sweep retry it later. The owner of the claim can change it at any rate.
 const releaseConflicts = 10
 
-// release removes the attempt's reservation, and its mark, from the claim, and returns
-// the action for BindContext.Undid.
+// release removes the reservation and the mark of the attempt from the claim. It returns the
+// action for BindContext.Undid.
 func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) (string, error) {
 	undone := ""
 	for conflicts := 0; ; {
@@ -66,14 +66,14 @@ func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name st
 	}
 }
 
-// releaseStep makes one write, or finds that nothing is left to do. It fails with a
-// conflict if the claim has changed since releaseStep read it.
+// releaseStep sends at most one write. It reports whether nothing is left to do, and fails
+// with a conflict if the claim has changed since it was read.
 //
-// The mark only says which attempt to look at. The claim's reservation and the pod that
-// it names decide. An attempt removes its mark after it has bound the pod, so releaseStep
-// reads the claim first, and then the pod. It removes only the mark if the pod is bound,
-// because the claim is in use, and if another attempt at the pod's bind has marked the
-// claim, because that attempt relies on the reservation.
+// The mark only selects the attempt. The reservation in the claim and the pod that it names
+// decide. An attempt removes its mark after it has bound the pod, so releaseStep first reads
+// the claim and then the pod. It removes only the mark if the pod is bound, because the pod
+// uses the claim, and if another attempt at the bind has marked the claim, because that
+// attempt relies on the reservation.
 func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (did string, over bool, err error) {
 	claim := &resourcev1.ResourceClaim{}
 	if err := p.h.Live.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); err != nil {
@@ -85,7 +85,8 @@ func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, nam
 	at := framework.Whereabouts("")
 	if user, ok := reservations(claim)[bc.Pod.UID]; ok {
 		if user != bc.Pod.Name {
-			// The sweep has decided about another pod. Its next list of the marks names this one.
+			// The caller has decided about another pod. The next list of marks names the
+			// right one.
 			return "", true, nil
 		}
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
@@ -103,12 +104,13 @@ func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, nam
 	return "", err == nil, err
 }
 
-// giveBack undoes one write of the attempt to the claim's status, and returns the action
-// for BindContext.Undid; "" if nothing is left. Each write requires that the claim is as
-// giveBack got it: an attempt that marks it now may rely on the reservation.
+// giveBack undoes one write of the attempt to the status of the claim. It returns the action
+// for BindContext.Undid, or "" if nothing is left to undo. Each write requires that the
+// claim has not changed: an attempt that has marked it since then may rely on the
+// reservation.
 func (p *Plugin) giveBack(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, at framework.Whereabouts) (string, error) {
 	if at != "" && reservedByOthers(claim, bc.Pod.UID) {
-		return "", nil // They remove it themselves, or use it.
+		return "", nil // The other manager removes the reservation or uses it.
 	}
 	if p.allocator != nil && claim.Status.Allocation != nil {
 		if undone, err := p.allocator.undo(ctx, bc, claim); err != nil || undone {
@@ -124,19 +126,19 @@ func (p *Plugin) giveBack(ctx context.Context, bc *framework.BindContext, claim 
 	}), fieldOwner)
 }
 
-// removeMarks removes the marks, on the condition that the claim is as it was read: the
-// marks of others decide about the reservation.
+// removeMarks removes the marks, on the condition that the claim has not changed: the marks
+// of other attempts decide about the reservation.
 func (p *Plugin) removeMarks(ctx context.Context, claim *resourcev1.ResourceClaim, keys []string) error {
 	return p.h.Writer.Patch(ctx, claim.DeepCopy(), patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
 		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": nulls(keys),
 	}}), fieldOwner)
 }
 
-// unmark removes all marks for the bound pod and leaves its reservation. Marks of other
-// attempts protect nothing any more.
+// unmark removes all marks for the bound pod and keeps its reservation. The marks of other
+// attempts at the bind protect nothing any more.
 func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name string) error {
 	claim := &resourcev1.ResourceClaim{}
-	// The cache can be behind. The attempt's own mark is among the keys in any case.
+	// The cache can be behind. pointless returns the attempt's own mark in any case.
 	if err := p.h.Cached.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); client.IgnoreNotFound(err) != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name str
 	}}), fieldOwner))
 }
 
-// nulls returns the annotations of a merge patch that removes the keys.
+// nulls returns a merge patch that removes the annotations.
 func nulls(keys []string) map[string]any {
 	removed := map[string]any{}
 	for _, key := range keys {

@@ -18,22 +18,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// scene is what an allocation for one node chooses from: the pools with devices for the
-// node, and the claims that have devices of them. Its size depends on those pools alone,
-// and not on the rest of the cluster.
+// scene contains the pools with devices for a node, and the claims with devices of these
+// pools. Its size does not depend on the rest of the cluster.
 type scene struct {
 	pools []poolID
-	// slices are all slices of the pools in the cache: the allocator has to know whether a
-	// pool is complete.
+	// slices contains all slices of the pools, because the allocator checks whether a pool
+	// is complete.
 	slices []*resourcev1.ResourceSlice
-	// claims are those that have devices of the pools according to the cache.
+	// claims contains the claims that have devices of the pools according to the cache.
 	claims []*resourcev1.ResourceClaim
-	// records are those of the pools, as the API server has them.
+	// records contains the records of the pools in the API server.
 	records []*poolVersion
 }
 
-// sceneOf reads the scene. A record that cannot be decoded is an error, because any claim
-// may hold the devices.
+// sceneOf reads the scene. It fails if a record cannot be decoded, because any claim may
+// hold the devices.
 func (a *allocator) sceneOf(ctx context.Context, node *corev1.Node) (*scene, error) {
 	s := &scene{}
 	found := sets.New[poolID]()
@@ -84,8 +83,8 @@ func (a *allocator) slicesBy(ctx context.Context, field, value string) ([]*resou
 	return found, nil
 }
 
-// serves says whether the slice may have devices for the node. If that cannot be decided,
-// the allocator reports why.
+// serves reports whether the slice can have devices for the node. It returns true for
+// invalid selectors, so that the allocator reports them.
 func serves(slice *resourcev1.ResourceSlice, node *corev1.Node) bool {
 	matches := func(name *string, all *bool, selector *corev1.NodeSelector) bool {
 		ok, err := structured.NodeMatches(features, node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
@@ -97,23 +96,22 @@ func serves(slice *resourcev1.ResourceSlice, node *corev1.Node) bool {
 	return matches(slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector)
 }
 
-// sightings are claims as this allocation read them from the API server, by UID; nil for
-// one that does not exist any more.
+// sightings contains the claims that this allocation has read from the API server, by UID.
+// The value is nil for a claim that does not exist.
 type sightings map[types.UID]*resourcev1.ResourceClaim
 
-// standing is whether a device is in use.
+// standing is the state of a device.
 type standing int
 
 const (
-	// unknown: the records or the cache say that it is.
+	// unknown: the records or the cache show the device in use.
 	unknown standing = iota
-	// inUse: this allocation has seen it in the API server.
+	// inUse: the API server shows the device in use.
 	inUse
-	// free: the claim that had it does not have it any more.
+	// free: the claim that had the device does not have it any more.
 	free
 )
 
-// entry decides on the entry of a record.
 func (s sightings) entry(e entry, device deviceID) standing {
 	claim, seen := s[e.UID]
 	switch {
@@ -123,25 +121,19 @@ func (s sightings) entry(e entry, device deviceID) standing {
 		return free
 	case devicesOf(claim.Status.Allocation).Has(device):
 		return inUse
-	case e.Version == "":
-		// An earlier version of Prebind wrote the entry. It decides by the mark.
-		if claim.Status.Allocation == nil && markedByAttempt(claim, e.Attempt) {
-			return inUse
-		}
-		return free
 	}
 	order, err := resourceversion.CompareResourceVersion(e.Version, claim.ResourceVersion)
 	switch {
 	case err != nil || order < 0:
-		return free // A write that requires that version can only fail.
+		return free // A write that requires this version fails.
 	case order == 0:
 		return inUse
 	default:
-		return unknown // The entry is newer than what was seen of the claim.
+		return unknown // The entry is newer than the claim that was read.
 	}
 }
 
-// claim decides on a device that the claim has according to the cache.
+// claim decides on a device that the claim in the cache has.
 func (s sightings) claim(cached *resourcev1.ResourceClaim, device deviceID) standing {
 	claim, seen := s[cached.UID]
 	switch {
@@ -164,18 +156,18 @@ type suspect struct {
 	name types.NamespacedName
 }
 
-// occupation says which devices of the scene are in use.
+// occupation contains the devices of the scene that are in use.
 type occupation struct {
-	// certain are the devices that are in use, and taken those that may be.
+	// certain contains the devices that are in use, and taken also those that may be.
 	certain, taken sets.Set[deviceID]
-	// suspects are the claims to look at, by device, if it is not certain.
+	// suspects contains the claims to check, for devices that are not certain.
 	suspects map[deviceID][]suspect
-	// contested says that another attempt has taken devices for the claim itself.
+	// contested reports that another attempt is allocating the claim.
 	contested bool
 }
 
-// occupied decides which devices are in use, by others than the attempt for the claim. Its
-// time is proportional to the devices of the scene.
+// occupied returns the devices that other claims, or other attempts for this claim, have.
+// Its time is proportional to the devices of the scene.
 func (s *scene) occupied(claim *resourcev1.ResourceClaim, attempt string, seen sightings) occupation {
 	o := occupation{certain: sets.New[deviceID](), taken: sets.New[deviceID](), suspects: map[deviceID][]suspect{}}
 	note := func(device deviceID, is standing, who suspect) {
@@ -213,7 +205,7 @@ func (s *scene) occupied(claim *resourcev1.ResourceClaim, attempt string, seen s
 	return o
 }
 
-// toLookAt lists the suspects, each once, those of the wanted devices first.
+// toLookAt returns the suspects, those of the wanted devices first.
 func (o occupation) toLookAt(wanted sets.Set[deviceID]) []suspect {
 	order := make([]deviceID, 0, len(o.suspects))
 	for device := range o.suspects {

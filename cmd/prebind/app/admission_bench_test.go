@@ -45,11 +45,10 @@ import (
 	"github.com/prebind/prebind/webhook/certificates"
 )
 
-// BenchmarkAdmission measures what one review costs a webhook, from the bytes of the
-// request to those of the answer: all mutators and plugins that are on by default,
-// with the metrics that 'serve' has, beside controller-runtime's handler that does
-// nothing and one that adds one constant annotation, bare and with the metrics that
-// its server has.
+// BenchmarkAdmission measures the cost of one review, from the bytes of the request to
+// those of the answer. It compares Prebind with everything that is on by default, with and
+// without metrics, with two handlers of controller-runtime, with and without metrics: one
+// does nothing, and one adds a constant annotation.
 //
 //	make bench
 func BenchmarkAdmission(b *testing.B) {
@@ -69,13 +68,13 @@ func BenchmarkAdmission(b *testing.B) {
 					b.Fatalf("answered %d with %d bytes", w.code, w.size)
 				}
 			}
-			// Where others keep the machine busy, it is the time that counts.
+			// On a busy machine, CPU time says more than elapsed time.
 			b.ReportMetric(float64((processorTime(b)-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
 		})
 	}
 }
 
-// processorTime is what this process has used of the processors.
+// processorTime returns the CPU time that this process has used.
 func processorTime(tb testing.TB) time.Duration {
 	tb.Helper()
 	var used syscall.Rusage
@@ -83,7 +82,7 @@ func processorTime(tb testing.TB) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// TestAdmissionVariants: what is compared does what it is said to do.
+// TestAdmissionVariants: each variant of the benchmark returns the expected patch.
 func TestAdmissionVariants(t *testing.T) {
 	pod := benchPod()
 	zone := `"topology.prebind.dev/zone":"zone-a"`
@@ -108,7 +107,7 @@ func TestAdmissionVariants(t *testing.T) {
 	}
 }
 
-// admissionVariant is a webhook's handler.
+// admissionVariant is a handler that the benchmark compares.
 type admissionVariant struct {
 	name    string
 	handler http.Handler
@@ -138,7 +137,7 @@ func admissionVariants(tb testing.TB) []admissionVariant {
 	}
 }
 
-// benchHandlers are Prebind's handler without and with its metrics.
+// benchHandlers returns Prebind's handler without and with metrics.
 func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	tb.Helper()
 	registry := prometheus.NewRegistry()
@@ -156,7 +155,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	return handlerOf(engine), handlerOf(benchEngine(tb, recorder.Mutator, recorder))
 }
 
-// benchEngine has all that is on by default.
+// benchEngine returns an engine with everything that is on by default.
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
 	registry := newRegistry()
@@ -172,7 +171,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	}
 	selectedPlugins, err := registry.PluginsOf(s)
 	require.NoError(tb, err)
-	require.Len(tb, selectedPlugins, 4, "all that are on")
+	require.Len(tb, selectedPlugins, 4, "all plugins are on by default")
 	var plugins []framework.PreBinder
 	for _, p := range selectedPlugins {
 		built, err := p.New(framework.Handle{
@@ -197,8 +196,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	return e
 }
 
-// benchPod is what a Deployment's pod has: labels, an owner, a few annotations and
-// settings, and no volume that has to be prepared.
+// benchPod returns a typical pod of a Deployment. It has no volumes to prepare.
 func benchPod() *corev1.Pod {
 	return gen.Pod("web-6d4cf56db6-x7k2p", gen.InNamespace("shop"), gen.UID("b8b1f2a6-5b7b-4a83-9d6a-93c4a3a3f7d1"), gen.Version("123456"),
 		gen.Label("app.kubernetes.io/name", "web"), gen.Label("pod-template-hash", "6d4cf56db6"),
@@ -214,7 +212,7 @@ func benchWorld() *memory {
 	return m
 }
 
-// reviewOf is the API server's review of kube-scheduler's Binding of the pod.
+// reviewOf returns the API server's review of kube-scheduler's Binding of the pod.
 func reviewOf(tb testing.TB, pod *corev1.Pod) []byte {
 	tb.Helper()
 	binding := gen.Binding(pod, "node-a", gen.UID(pod.UID))
@@ -243,7 +241,7 @@ func reviewRequest(ctx context.Context, body []byte) *http.Request {
 	return r
 }
 
-// discarding is where an answer goes whose size alone matters.
+// discarding is a ResponseWriter that only counts bytes.
 type discarding struct {
 	header     http.Header
 	code, size int
@@ -257,8 +255,8 @@ func (d *discarding) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// memory reads pods and nodes as the informers' cache does: by a map, and a shallow
-// copy. What is not there is not there, and nothing can be written.
+// memory reads pods and nodes like the cache of informers: from a map, as shallow copies.
+// Nothing can be written.
 type memory struct {
 	client.Client
 	pods  map[client.ObjectKey]*corev1.Pod

@@ -23,7 +23,7 @@ func visit(t *testing.T, known map[string]bool) func(f *pflag.Flag) {
 	}
 }
 
-// run runs the program and returns what it printed.
+// run runs the program and returns its output.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -41,34 +41,34 @@ func TestCommandFails(t *testing.T) {
 		args   []string
 		says   string
 	}{
-		"UnknownVerb":    {reason: "a verb that there is not", args: []string{"frobnicate"}, says: `"frobnicate"`},
-		"UnknownFlag":    {reason: "a flag that there is not", args: []string{"serve", "--frobnicate"}, says: "--frobnicate"},
+		"UnknownCommand": {reason: "an unknown command is an error", args: []string{"frobnicate"}, says: `"frobnicate"`},
+		"UnknownFlag":    {reason: "an unknown flag is an error", args: []string{"serve", "--frobnicate"}, says: "--frobnicate"},
 		"ServeArgument":  {reason: "serve takes flags only", args: []string{"serve", "now"}, says: `"now"`},
-		"PluginsArg":     {reason: "plugins takes nothing", args: []string{"plugins", "all"}, says: `"all"`},
+		"PluginsArg":     {reason: "plugins takes no arguments", args: []string{"plugins", "all"}, says: `"all"`},
 		"BadDuration":    {reason: "a duration has a unit", args: []string{"serve", "--hold=5"}, says: "--hold"},
-		"BadNumber":      {reason: "a number is needed", args: []string{"serve", "--max-holds=many"}, says: "--max-holds"},
+		"BadNumber":      {reason: "the value must be a number", args: []string{"serve", "--max-holds=many"}, says: "--max-holds"},
 		"NegativeHold":   {reason: "flags are validated before anything is started", args: []string{"serve", "--hold=-1s"}, says: "--hold"},
-		"UnknownPlugin":  {reason: "the known ones are listed", args: []string{"serve", "--prebind-plugins=volumes"}, says: "volumebinding"},
-		"BadLogFormat":   {reason: "so are those of the library", args: []string{"serve", "--logging-format=xml"}, says: "xml"},
+		"UnknownPlugin":  {reason: "the error lists the known plugins", args: []string{"serve", "--prebind-plugins=volumes"}, says: "volumebinding"},
+		"BadLogFormat":   {reason: "logging flags are validated as well", args: []string{"serve", "--logging-format=xml"}, says: "xml"},
 		"NoCertificate":  {reason: "the certificate is read before anything is started", args: []string{"serve", "--cert-dir=testdata/no-such-folder"}, says: "--cert-dir"},
-		"UnregisterName": {reason: "a path is no name", args: []string{"unregister", "--name=a/b"}, says: `"a/b"`},
-		"UnregisterWhat": {reason: "without a name all would be deleted", args: []string{"unregister", "--name="}, says: "--name"},
-		"UnregisterTime": {reason: "there must be time to look", args: []string{"unregister", "--timeout=0s"}, says: "--timeout"},
-		"SeveralAtATime": {reason: "all is told at once", args: []string{"serve", "--hold=-1s", "--max-holds=0"}, says: "--max-holds"},
+		"UnregisterName": {reason: "a path is not a name", args: []string{"unregister", "--name=a/b"}, says: `"a/b"`},
+		"UnregisterNone": {reason: "an empty name would select all objects", args: []string{"unregister", "--name="}, says: "--name"},
+		"UnregisterTime": {reason: "the command needs time to confirm the deletion", args: []string{"unregister", "--timeout=0s"}, says: "--timeout"},
+		"Several":        {reason: "all problems are reported together", args: []string{"serve", "--hold=-1s", "--max-holds=0"}, says: "--max-holds"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			out, err := run(t, tc.args...)
 			require.ErrorContains(t, err, tc.says, tc.reason)
 			assert.NotContains(t, err.Error(), "\n", "an error is one line")
-			assert.Empty(t, out, "main prints the error, and nobody prints the usage")
+			assert.Empty(t, out, "only main prints the error, and the usage is not printed")
 		})
 	}
 }
 
 func TestUnderscoresInFlags(t *testing.T) {
 	_, err := run(t, "serve", "--max_holds=0")
-	assert.ErrorContains(t, err, "--max-holds", "as in every Kubernetes program, _ is as good as -")
+	assert.ErrorContains(t, err, "--max-holds", "as in Kubernetes components, _ and - are the same in flags")
 }
 
 func TestVersion(t *testing.T) {
@@ -103,7 +103,7 @@ func TestHelp(t *testing.T) {
 	for _, section := range []string{"Serving flags", "Mutators and plugins flags", "Waiting flags", "Logging flags"} {
 		assert.Contains(t, out, section)
 	}
-	assert.NotContains(t, out, "[Alpha]", "what may vanish is not shown")
+	assert.NotContains(t, out, "[Alpha]", "alpha flags are hidden")
 }
 
 // TestRegistry: names are unique, and everything can be built with its default arguments.

@@ -31,7 +31,7 @@ func fileWith(t *testing.T, content string) string {
 	return name
 }
 
-// The file goes over the defaults, and flags go over the file.
+// TestConfiguration: the file overrides the defaults, and flags override the file.
 func TestConfiguration(t *testing.T) {
 	file := fileWith(t, fileHead+`
 mode: Audit
@@ -64,38 +64,38 @@ namespaces:
 	got, err := c.Encode()
 	require.NoError(t, err)
 	assert.Equal(t, string(encoded), string(got))
-	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.Arguments.Of("topology"), "a flag wins, and is not added to")
-	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.Arguments.Of("device"), "what is not given is the default")
-	assert.Equal(t, &nodeinfo.Arguments{}, c.Arguments.Of("node-info"), "nothing is the default")
+	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.Arguments.Of("topology"), "a flag replaces the list of the file")
+	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.Arguments.Of("device"), "fields that are not given keep their defaults")
+	assert.Equal(t, &nodeinfo.Arguments{}, c.Arguments.Of("node-info"), "null means the defaults")
 
 	same, err := completed(t, "--config="+fileWith(t, fileHead))
 	require.NoError(t, err)
 	defaults, err := completed(t)
 	require.NoError(t, err)
-	assert.Equal(t, defaults.Hash, same.Hash, "what says the same has the same hash")
+	assert.Equal(t, defaults.Hash, same.Hash, "equal configurations have the same hash")
 	assert.NotEqual(t, defaults.Hash, c.Hash)
 }
 
-func TestConfigurationSaysWhatIsWrong(t *testing.T) {
+func TestConfiguration_Problems(t *testing.T) {
 	cases := map[string]struct {
 		reason, content string
 		args            []string
 		want            []string
 	}{
-		"UnknownField":    {reason: "the line, and the known ones", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
-		"UnknownPlugin":   {reason: "so it is for the arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, node-state, device, resource-claims`}},
-		"UnknownArgument": {reason: "of each plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
+		"UnknownField":    {reason: "the error has the line and the known fields", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
+		"UnknownPlugin":   {reason: "the same is true for arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, node-state, device, resource-claims`}},
+		"UnknownArgument": {reason: "the same is true for the arguments of a plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
 		"Values": {
-			reason: "values are validated, and named by field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
+			reason: "an invalid value is reported with its field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
 			want: []string{
 				"FILE:4: budgets.hold: must be positive, got 0s",
 				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of node-state, device, resource-claims, volumebinding`,
 				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !": invalid DeviceClass name`,
 			},
 		},
-		"FlagIsWrong": {reason: "the one that counts is named", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},
+		"FlagIsWrong": {reason: "a flag overrides the file, so the error names the flag", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},
 		"Namespaces": {
-			reason: "rules that cannot do anything", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
+			reason: "a rule without an effect is a mistake", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
 			want: []string{
 				"FILE:4: namespaces[0]: requires names", "FILE:5: namespaces[1]: requires mode, prebindTimeout or maxPrebindTimeout",
 				`FILE:6: namespaces[2].names[0]: must be a namespace or a pattern such as team-*, got "["`, `FILE:7: namespaces[2].mode: must be Enforce, Audit or Off, got "On"`,
@@ -159,12 +159,12 @@ func TestConfigCommands(t *testing.T) {
 	require.NoError(t, err)
 	defaults, err := completed(t)
 	require.NoError(t, err)
-	assert.Equal(t, defaults.Hash, printed.Hash, "it holds the defaults")
+	assert.Equal(t, defaults.Hash, printed.Hash, "the printed file has the defaults")
 
 	_, err = run(t, "config", "check", fileWith(t, fileHead+"mode: No\nhold: 1s\nbudgets: {maxHolds: none}\n"))
 	require.Error(t, err)
 	lines := strings.Split(err.Error(), "\n")
-	assert.Len(t, lines, 2, "a line for each problem")
+	assert.Len(t, lines, 2, "each problem is one line")
 	_, err = run(t, "config", "check", filepath.Join(t.TempDir(), "none"))
 	require.ErrorContains(t, err, "no such file")
 	schema, err := run(t, "config", "schema")

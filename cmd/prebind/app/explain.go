@@ -55,7 +55,8 @@ func newExplainCommand() *cobra.Command {
 The command posts a dry-run Binding to the API server, as a scheduler would. It
 shows the annotations and labels that the pod would get, the verdict of each
 PreBind plugin, and what the bind would wait for. It changes nothing. You need
-permission to get pods and to create pods/binding.
+permission to get pods and to create pods/binding; the optional ClusterRole
+prebind-explain grants these for dry runs only.
 
 Exit codes: 0 if the pod would be bound, 1 if it would wait, 2 if the bind would
 be rejected, 3 if the result is unknown, for example because the API server
@@ -177,7 +178,7 @@ func (r *report) judge(answer error) error {
 	case r.Prebind == nil && status.Status().Code >= http.StatusInternalServerError:
 		return undecided(answer)
 	case apierrors.IsForbidden(answer) && r.Prebind == nil && strings.Contains(answer.Error(), "cannot create resource"):
-		return fmt.Errorf("explain requires permission to create pods/binding in namespace %s: %w", r.Namespace, answer)
+		return fmt.Errorf("explain requires permission to create pods/binding in namespace %s; the ClusterRole prebind-explain grants it for dry runs only: %w", r.Namespace, answer)
 	case apierrors.IsTooManyRequests(answer):
 		r.Verdict, r.Reason = binder.VerdictWait, answer.Error()
 	default:

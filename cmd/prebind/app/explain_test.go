@@ -22,7 +22,7 @@ func denial(code int32, reason metav1.StatusReason, message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}}
 }
 
-// The API server has the last word, and Prebind what it would only do in earnest.
+// TestJudge: a rejection by the API server counts, else the verdict of Prebind.
 func TestJudge(t *testing.T) {
 	refusal := &binder.Refusal{Kind: framework.KindRefuse, Plugin: "p", Object: "Node a", Message: "no", Advice: "do"}
 	cases := map[string]struct {
@@ -33,34 +33,34 @@ func TestJudge(t *testing.T) {
 		says    string
 		err     string
 	}{
-		"Alone":        {reason: "Prebind has no part in it", want: binder.VerdictBind},
-		"AloneRefused": {reason: "the API server refuses by itself", answer: denial(409, metav1.StatusReasonConflict, "pod is already assigned"), want: binder.VerdictRefuse, says: "already assigned"},
-		"Bind":         {reason: "both say so", prebind: &binder.Explanation{Verdict: binder.VerdictBind}, want: binder.VerdictBind},
-		"Wait":         {reason: "a dry run goes through, a bind would wait", prebind: &binder.Explanation{Verdict: binder.VerdictWait}, want: binder.VerdictWait},
-		"WaitAnew":     {reason: "429 is not yet", answer: denial(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not made yet"), prebind: &binder.Explanation{Verdict: binder.VerdictWait, Refusal: refusal}, want: binder.VerdictWait, says: "not made yet"},
-		"Refused":      {reason: "by Prebind", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "p: Node a: no"), prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "p: Node a: no"},
-		"ByAnother":    {reason: "another webhook refuses what Prebind would let go", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "policy"), prebind: &binder.Explanation{Verdict: binder.VerdictBind}, want: binder.VerdictRefuse, says: "policy"},
-		"Audit":        {reason: "it goes ahead whatever Prebind says", prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Refusal: refusal}, want: binder.VerdictBind},
-		"NoPermission": {reason: "that is the user's, not the pod's", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, `User "x" cannot create resource "pods/binding"`), err: "pods/binding"},
+		"Alone":        {reason: "Prebind does not take part in the bind", want: binder.VerdictBind},
+		"AloneRefused": {reason: "the API server rejects the bind without Prebind", answer: denial(409, metav1.StatusReasonConflict, "pod is already assigned"), want: binder.VerdictRefuse, says: "already assigned"},
+		"Bind":         {reason: "Prebind and the API server allow the bind", prebind: &binder.Explanation{Verdict: binder.VerdictBind}, want: binder.VerdictBind},
+		"Wait":         {reason: "Prebind allows a dry run of a bind that would wait", prebind: &binder.Explanation{Verdict: binder.VerdictWait}, want: binder.VerdictWait},
+		"WaitRejected": {reason: "a 429 means that the bind waits", answer: denial(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not made yet"), prebind: &binder.Explanation{Verdict: binder.VerdictWait, Refusal: refusal}, want: binder.VerdictWait, says: "not made yet"},
+		"Refused":      {reason: "Prebind rejects the bind", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "p: Node a: no"), prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "p: Node a: no"},
+		"ByAnother":    {reason: "another webhook rejects a bind that Prebind allows", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "policy"), prebind: &binder.Explanation{Verdict: binder.VerdictBind}, want: binder.VerdictRefuse, says: "policy"},
+		"Audit":        {reason: "in mode Audit, the pod is bound whatever the verdict of Prebind", prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Refusal: refusal}, want: binder.VerdictBind},
+		"NoPermission": {reason: "a missing permission of the user says nothing about the pod", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, `User "x" cannot create resource "pods/binding"`), err: "pods/binding"},
 		"Unreachable": {
-			reason: "the API server cannot ask Prebind, so nobody knows what it would say",
+			reason: "the API server cannot call Prebind, so the verdict is unknown",
 			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "pods-binding.prebind.dev": failed to call webhook: connection refused`),
 			err:    "the API server cannot reach Prebind",
 		},
 		"OtherUnreachable": {
-			reason: "nor what the bind would come to where another webhook is the one",
+			reason: "the verdict is unknown as well if another webhook cannot be called",
 			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "x.example.com": failed to call webhook: connection refused`),
 			err:    `cannot call the webhook "x.example.com", which is not Prebind`,
 		},
 		"APIServerInTrouble": {
-			reason: "an API server without etcd refuses nothing",
+			reason: "an error of the API server is not a rejection",
 			answer: denial(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "request did not complete"), err: "the API server could not decide",
 		},
 		"Internal": {
-			reason: "a failure of Prebind's own keeps the pod from being bound", answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, "p: it panicked"),
+			reason: "an internal error of Prebind rejects the bind", answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, "p: it panicked"),
 			prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "panicked",
 		},
-		"NoAnswer": {reason: "nothing was found out", answer: errors.New("connection refused"), err: "connection refused"},
+		"NoAnswer": {reason: "the verdict is unknown without an answer", answer: errors.New("connection refused"), err: "connection refused"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -119,5 +119,5 @@ func TestExitCode(t *testing.T) {
 	assert.Equal(t, 0, ExitCode(nil))
 	assert.Equal(t, 1, ExitCode(errors.New("any")))
 	assert.Equal(t, 2, ExitCode(exitError{code: exitRefuse}))
-	assert.Empty(t, exitError{code: exitRefuse}.Error(), "the report says it all")
+	assert.Empty(t, exitError{code: exitRefuse}.Error(), "the report already has the reason")
 }

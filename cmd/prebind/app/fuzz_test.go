@@ -14,9 +14,8 @@ import (
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
-// FuzzConfiguration: whatever the file says, with the arguments of all mutators and
-// plugins in it, it is valid, and then means the same when it is written out and read
-// again, or whole lines say what is wrong with it.
+// FuzzConfiguration: a file with arguments of all mutators and plugins is either valid, and
+// then the same after it is encoded and read again, or the error has a line for each problem.
 func FuzzConfiguration(f *testing.F) {
 	for _, seed := range []string{
 		"", "mode: Audit\n", "mutators: [\"*\", -topology]\nprebindPlugins: []\n", "budgets: {hold: 1ns, maxHolds: 9223372036854775807}\n",

@@ -31,32 +31,32 @@ import (
 // shippedLimit is the memory limit of the shipped manifests.
 const shippedLimit = 512 << 20
 
-// cacheOnly is an environment variable: the test binary is a process that holds the cache of this API server,
-// and nothing else.
+// cacheOnly is an environment variable with the address of an API server. The test binary then only fills the
+// cache from it and reports its memory.
 const cacheOnly = "PREBIND_TEST_CACHE"
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(cacheOnly); url == "" {
 		m.Run()
 	} else if err := reportCache(url); err != nil {
-		fmt.Println(err) // processWith finds it where it expects a report.
+		fmt.Println(err) // processWith fails to parse it as a report.
 	}
 }
 
-// usage is what a process with the shipped cache takes, in bytes.
+// usage is the memory of a process with the shipped cache, in bytes.
 type usage struct {
-	// Peak is the most resident memory until the cache was filled, Live the live heap then.
+	// Peak is the maximum resident memory until the cache was filled, Live the live heap then.
 	Peak, Live float64
-	// Seconds is how long it took to fill the cache.
+	// Seconds is the time to fill the cache.
 	Seconds float64
 }
 
-// inCluster is how many objects a cluster has.
+// inCluster has the numbers of objects in a cluster.
 type inCluster struct{ pairs, nodes, pods, records int }
 
-// BenchmarkReplicaMemory is the sizing table of docs/performance: the memory of a process with the shipped
-// cache and limit, by the size of the cluster. The API server of the benchmark sends JSON, which takes more
-// memory to read than what an API server sends a replica.
+// BenchmarkReplicaMemory measures the sizing table of docs/performance: the memory of a process with the shipped
+// cache and limit, by the size of the cluster. The API server of the benchmark sends JSON, which needs more memory
+// to decode than protobuf.
 func BenchmarkReplicaMemory(b *testing.B) {
 	for _, in := range []inCluster{
 		{},
@@ -70,7 +70,7 @@ func BenchmarkReplicaMemory(b *testing.B) {
 			var u usage
 			for b.Loop() {
 				u = processWith(b, in)
-				assert.Less(b, u.Peak, float64(shippedLimit), "the container would be killed")
+				assert.Less(b, u.Peak, float64(shippedLimit), "above its limit, the container is killed")
 			}
 			b.ReportMetric(u.Peak/(1<<20), "peak-MiB")
 			b.ReportMetric(u.Live/(1<<20), "live-MiB")
@@ -97,7 +97,7 @@ func processWith(tb testing.TB, in inCluster) usage {
 	return u
 }
 
-// reportCache is that process.
+// reportCache fills the cache and prints its usage.
 func reportCache(url string) error {
 	if err := limitMemory(os.Getenv, debug.SetMemoryLimit); err != nil {
 		return err
@@ -152,7 +152,7 @@ func (in inCluster) objects() iter.Seq[client.Object] {
 	}
 }
 
-// someNode has what a kubelet and a cloud provider tell of a node. What is left out of the cache is not in it.
+// someNode returns a node with typical labels, annotations and conditions, without the fields that the cache removes.
 func someNode(i int) client.Object {
 	name := fmt.Sprintf("node-%d", i)
 	node := gen.Node(name, gen.Zone(fmt.Sprintf("zone-%d", i%3)))
@@ -168,7 +168,7 @@ func someNode(i int) client.Object {
 	return node
 }
 
-// somePod has two containers with their environment.
+// somePod returns a pod with two containers and environment variables.
 func somePod(i int) client.Object {
 	pod := gen.Pod(fmt.Sprintf("web-%d", i), gen.UID(types.UID(fmt.Sprintf("%08x-1111-4c6b-9f5c-0f6c5b4f4b0e", i))), gen.UsesClaim("data"), gen.Label("app.kubernetes.io/name", "web"))
 	for n := range 12 {
@@ -180,7 +180,7 @@ func somePod(i int) client.Object {
 	return pod
 }
 
-// someRecord is the record of a node on which eight pods hold a device each.
+// someRecord returns the record of a node where eight pods hold one device each.
 func someRecord(i int) client.Object {
 	node := fmt.Sprintf("node-%d", i)
 	record := &corev1.ConfigMap{

@@ -36,10 +36,10 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// maxPair is how many bytes of live heap a bound claim and its volume may take.
+// maxPair is the maximum live heap of a bound claim and its volume, in bytes.
 const maxPair = 1500
 
-// TestCache_BoundPairsAreSmall: the memory of a replica is mostly that of bound claims and volumes.
+// TestCache_BoundPairsAreSmall: bound claims and their volumes use most of the memory of a replica.
 func TestCache_BoundPairsAreSmall(t *testing.T) {
 	const pairs = 5000
 	c, heap := cacheOf(t, boundPairs(pairs))
@@ -54,7 +54,7 @@ func TestCache_BoundPairsAreSmall(t *testing.T) {
 	assert.NoError(t, volume.CheckNodeAffinity(pv, map[string]string{corev1.LabelTopologyZone: "zone-1"}))
 }
 
-// TestCache_TenantsDoNotFillIt: what a tenant writes into claims and pods that wait is not in memory.
+// TestCache_TenantsDoNotFillIt: large claims and pending pods of a tenant do not use memory.
 func TestCache_TenantsDoNotFillIt(t *testing.T) {
 	const objects, size = 25, 256 << 10
 	large := strings.Repeat("x", size-100)
@@ -76,19 +76,19 @@ func TestCache_TenantsDoNotFillIt(t *testing.T) {
 		_ = yield(gen.Pod("small", gen.Annotation("example.com/note", "kept"))) && yield(gen.Claim("small", gen.SelectedNode("node-a")))
 	}
 	c, heap := cacheOf(t, all)
-	assert.Less(t, heap/(5*objects), 64.0*1024, "bytes of live heap for an object of %d; buffers of the connections among it", size)
+	assert.Less(t, heap/(5*objects), 64.0*1024, "bytes of live heap for an object of %d; including buffers of the connections", size)
 
 	pod, claim := &corev1.Pod{}, &corev1.PersistentVolumeClaim{}
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "small"}, pod))
 	assert.Equal(t, "kept", pod.Annotations["example.com/note"], "annotations of pods are parameters of plugins")
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "small"}, claim))
 	assert.Equal(t, "node-a", claim.Annotations[volume.AnnSelectedNode])
-	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, claim), "only what is not read was large")
-	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, pod)), "it is read live")
-	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "selector-large-1"}, claim)), "it is read live")
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, claim), "the large fields were removed, because no plugin reads them")
+	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, pod)), "large objects are read live")
+	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "selector-large-1"}, claim)), "large objects are read live")
 }
 
-// cacheOf returns the shipped cache with these objects, and how much live heap they take in it.
+// cacheOf returns the shipped cache with these objects, and the live heap that they use.
 func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float64) {
 	t.Helper()
 	server := httptest.NewServer(streaming(objects))
@@ -109,7 +109,7 @@ func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float6
 	return c, liveHeap() - before
 }
 
-// cacheFrom returns the shipped cache, with what it watches in every cluster.
+// cacheFrom returns the shipped cache with the kinds that it watches in every cluster.
 func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for kind, scope := range map[string]meta.RESTScope{
@@ -135,7 +135,7 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	return c, nil
 }
 
-// onlyVolumes leaves out the indexes of kinds that the server does not have.
+// onlyVolumes skips indexes of kinds that the server does not serve.
 type onlyVolumes struct{ client.FieldIndexer }
 
 func (i onlyVolumes) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
@@ -153,8 +153,8 @@ func liveHeap() float64 {
 	return float64(m.HeapAlloc)
 }
 
-// streaming answers as an API server does to those who begin to watch a kind: first with all objects.
-// They are made when they are asked for, so that none is in the heap but by the cache.
+// streaming answers a watch like an API server with streaming lists: first with all objects. It makes each object
+// when it sends it, so that only the cache keeps objects in the heap.
 func streaming(objects iter.Seq[client.Object]) http.Handler {
 	kinds := map[string]string{
 		"/api/v1/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
@@ -162,7 +162,7 @@ func streaming(objects iter.Seq[client.Object]) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("sendInitialEvents") != "true" {
-			http.Error(w, "nobody lists all at once", http.StatusBadRequest)
+			http.Error(w, "only streaming lists are supported", http.StatusBadRequest)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -186,7 +186,7 @@ func streaming(objects iter.Seq[client.Object]) http.Handler {
 	})
 }
 
-// boundPairs are claims as a StatefulSet and a CSI driver leave them, each with its volume.
+// boundPairs returns bound claims of a StatefulSet with a CSI driver, each with its volume.
 func boundPairs(n int) iter.Seq[client.Object] {
 	return func(yield func(client.Object) bool) {
 		for i := range n {

@@ -14,7 +14,7 @@ import (
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
-// completed is what serve makes of these flags.
+// completed returns the configuration of serve with these flags.
 func completed(t *testing.T, args ...string) (*v1alpha1.Loaded, error) {
 	t.Helper()
 	o := defaultServeOptions(newRegistry())
@@ -36,43 +36,43 @@ func TestComplete(t *testing.T) {
 	}{
 		"Default":          {reason: "the defaults are valid"},
 		"NoMetrics":        {reason: "0 switches metrics off", args: []string{"--metrics-bind-address=0"}},
-		"IPv6":             {reason: "addresses of every family", args: []string{"--webhook-bind-address=[::1]:9443"}},
-		"AllOff":           {reason: "nothing need be on", args: []string{"--mutators=", "--prebind-plugins=", "--topology-labels="}},
-		"WebhookAddress":   {reason: "a port is needed", args: []string{"--webhook-bind-address=9443"}, says: []string{"--webhook-bind-address", `"9443"`}},
-		"MetricsAddress":   {reason: "a port is needed", args: []string{"--metrics-bind-address=localhost"}, says: []string{"--metrics-bind-address"}},
-		"HealthAddress":    {reason: "a port is needed", args: []string{"--health-probe-bind-address="}, says: []string{"--health-probe-bind-address"}},
-		"CertDir":          {reason: "a certificate is needed", args: []string{"--cert-dir="}, says: []string{"--cert-dir"}},
+		"IPv6":             {reason: "IPv6 addresses are valid", args: []string{"--webhook-bind-address=[::1]:9443"}},
+		"AllOff":           {reason: "everything can be switched off", args: []string{"--mutators=", "--prebind-plugins=", "--topology-labels="}},
+		"WebhookAddress":   {reason: "the address must have a port", args: []string{"--webhook-bind-address=9443"}, says: []string{"--webhook-bind-address", `"9443"`}},
+		"MetricsAddress":   {reason: "the address must have a port", args: []string{"--metrics-bind-address=localhost"}, says: []string{"--metrics-bind-address"}},
+		"HealthAddress":    {reason: "the address must have a port", args: []string{"--health-probe-bind-address="}, says: []string{"--health-probe-bind-address"}},
+		"CertDir":          {reason: "the webhook needs a certificate", args: []string{"--cert-dir="}, says: []string{"--cert-dir"}},
 		"SelfManaged":      {reason: "the defaults are valid", args: []string{"--self-managed-certs"}},
-		"CertsTwice":       {reason: "a contradiction is an error", args: []string{"--self-managed-certs", "--cert-dir=/etc/prebind/tls"}, says: []string{"--self-managed-certs", "--cert-dir"}},
-		"CertService":      {reason: "the name of a Service", args: []string{"--self-managed-certs", "--webhook-service=a.b"}, says: []string{"--webhook-service", "a.b"}},
-		"CertConfig":       {reason: "the name of an object", args: []string{"--self-managed-certs", "--webhook-configuration=A"}, says: []string{"--webhook-configuration"}},
-		"CertValidity":     {reason: "it must be changed in time", args: []string{"--self-managed-certs", "--self-managed-cert-validity=1m"}, says: []string{"--self-managed-cert-validity"}},
-		"ClientNames":      {reason: "names of whom?", args: []string{"--client-allowed-names=a"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
-		"Mode":             {reason: "the known ones are listed", args: []string{"--mode=audit"}, says: []string{"--mode", `"audit"`, "Audit"}},
-		"Hold":             {reason: "must be positive", args: []string{"--hold=0s"}, says: []string{"--hold", "0s"}},
-		"MaxHolds":         {reason: "must be positive", args: []string{"--max-holds=-1"}, says: []string{"--max-holds", "-1"}},
-		"Timeout":          {reason: "must be positive", args: []string{"--prebind-timeout=-1s"}, says: []string{"--prebind-timeout"}},
-		"MaxTimeout":       {reason: "the default must be within the limit", args: []string{"--max-prebind-timeout=1m"}, says: []string{"--max-prebind-timeout"}},
-		"ShutdownTimeout":  {reason: "must be positive", args: []string{"--shutdown-timeout=0s"}, says: []string{"--shutdown-timeout"}},
-		"UnknownMutator":   {reason: "the known ones are listed", args: []string{"--mutators=*,topologie"}, says: []string{"--mutators", "topology"}},
-		"UnknownPlugin":    {reason: "the known ones are listed", args: []string{"--prebind-plugins=volumes"}, says: []string{"--prebind-plugins", "volumebinding"}},
-		"Contradiction":    {reason: "on and off at once", args: []string{"--mutators=topology,-topology"}, says: []string{"--mutators", "both on and off"}},
-		"BadTopologyLabel": {reason: "a label key", args: []string{"--topology-labels=a b"}, says: []string{"--topology-labels"}},
-		"TopologyPath":     {reason: "a label key", args: []string{"--topology-path=a b"}, says: []string{"--topology-path", "a b"}},
-		"TopologyPodLabel": {reason: "a key that is there", args: []string{"--topology-pod-labels=rack"}, says: []string{"--topology-pod-labels", "rack"}},
-		"NodeAnnotations":  {reason: "an annotation key", args: []string{"--node-info-annotations=a/b/c"}, says: []string{"--node-info-annotations"}},
-		"Required":         {reason: "what is on can be required", args: []string{"--required-mutators=topology"}},
-		"RequiredOff":      {reason: "what is off never runs", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
-		"NodeStateChecks":  {reason: "the known ones are listed", args: []string{"--node-state-checks=raedy"}, says: []string{"--node-state-checks", "raedy", "ready"}},
-		"NoNodeState":      {reason: "nothing need be checked", args: []string{"--node-state-checks="}},
-		"NodeStateWait":    {reason: "must be positive", args: []string{"--node-state-max-wait=0s"}, says: []string{"--node-state-max-wait"}},
-		"NodeStateTooLong": {reason: "more than any attempt has", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
-		"NodeLockTimeout":  {reason: "must be positive", args: []string{"--device-node-lock-timeout=0s"}, says: []string{"--device-node-lock-timeout"}},
-		"ClaimsTimeout":    {reason: "must be positive", args: []string{"--resource-claims-binding-timeout=0s"}, says: []string{"--resource-claims-binding-timeout"}},
-		"ClaimsAllocate":   {reason: "the name of a class", args: []string{"--resource-claims-allocate=GPU !"}, says: []string{"--resource-claims-allocate", "GPU !"}},
-		"NoFile":           {reason: "a file that is not there", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
+		"CertsTwice":       {reason: "the flags are mutually exclusive", args: []string{"--self-managed-certs", "--cert-dir=/etc/prebind/tls"}, says: []string{"--self-managed-certs", "--cert-dir"}},
+		"CertService":      {reason: "the value must be the name of a Service", args: []string{"--self-managed-certs", "--webhook-service=a.b"}, says: []string{"--webhook-service", "a.b"}},
+		"CertConfig":       {reason: "the value must be the name of an object", args: []string{"--self-managed-certs", "--webhook-configuration=A"}, says: []string{"--webhook-configuration"}},
+		"CertValidity":     {reason: "there must be time to renew the certificate", args: []string{"--self-managed-certs", "--self-managed-cert-validity=1m"}, says: []string{"--self-managed-cert-validity"}},
+		"ClientNames":      {reason: "names require a CA", args: []string{"--client-allowed-names=a"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
+		"Mode":             {reason: "the error lists the known values", args: []string{"--mode=audit"}, says: []string{"--mode", `"audit"`, "Audit"}},
+		"Hold":             {reason: "the value must be positive", args: []string{"--hold=0s"}, says: []string{"--hold", "0s"}},
+		"MaxHolds":         {reason: "the value must be positive", args: []string{"--max-holds=-1"}, says: []string{"--max-holds", "-1"}},
+		"Timeout":          {reason: "the value must be positive", args: []string{"--prebind-timeout=-1s"}, says: []string{"--prebind-timeout"}},
+		"MaxTimeout":       {reason: "the default must not exceed the limit", args: []string{"--max-prebind-timeout=1m"}, says: []string{"--max-prebind-timeout"}},
+		"ShutdownTimeout":  {reason: "the value must be positive", args: []string{"--shutdown-timeout=0s"}, says: []string{"--shutdown-timeout"}},
+		"UnknownMutator":   {reason: "the error lists the known values", args: []string{"--mutators=*,topologie"}, says: []string{"--mutators", "topology"}},
+		"UnknownPlugin":    {reason: "the error lists the known values", args: []string{"--prebind-plugins=volumes"}, says: []string{"--prebind-plugins", "volumebinding"}},
+		"Contradiction":    {reason: "a mutator cannot be on and off", args: []string{"--mutators=topology,-topology"}, says: []string{"--mutators", "both on and off"}},
+		"BadTopologyLabel": {reason: "the value must be a label key", args: []string{"--topology-labels=a b"}, says: []string{"--topology-labels"}},
+		"TopologyPath":     {reason: "the value must be a label key", args: []string{"--topology-path=a b"}, says: []string{"--topology-path", "a b"}},
+		"TopologyPodLabel": {reason: "the key must be one that the mutator writes", args: []string{"--topology-pod-labels=rack"}, says: []string{"--topology-pod-labels", "rack"}},
+		"NodeAnnotations":  {reason: "the value must be an annotation key", args: []string{"--node-info-annotations=a/b/c"}, says: []string{"--node-info-annotations"}},
+		"Required":         {reason: "a mutator that is on can be required", args: []string{"--required-mutators=topology"}},
+		"RequiredOff":      {reason: "a mutator that is off never runs", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
+		"NodeStateChecks":  {reason: "the error lists the known values", args: []string{"--node-state-checks=raedy"}, says: []string{"--node-state-checks", "raedy", "ready"}},
+		"NoNodeState":      {reason: "all checks can be switched off", args: []string{"--node-state-checks="}},
+		"NodeStateWait":    {reason: "the value must be positive", args: []string{"--node-state-max-wait=0s"}, says: []string{"--node-state-max-wait"}},
+		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
+		"NodeLockTimeout":  {reason: "the value must be positive", args: []string{"--device-node-lock-timeout=0s"}, says: []string{"--device-node-lock-timeout"}},
+		"ClaimsTimeout":    {reason: "the value must be positive", args: []string{"--resource-claims-binding-timeout=0s"}, says: []string{"--resource-claims-binding-timeout"}},
+		"ClaimsAllocate":   {reason: "the value must be the name of a DeviceClass", args: []string{"--resource-claims-allocate=GPU !"}, says: []string{"--resource-claims-allocate", "GPU !"}},
+		"NoFile":           {reason: "a missing file is an error", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
 		"Several": {
-			reason: "all that is wrong is told at once", args: []string{"--hold=0s", "--max-holds=0", "--mutators=x", "--webhook-bind-address=1"},
+			reason: "all problems are reported together", args: []string{"--hold=0s", "--max-holds=0", "--mutators=x", "--webhook-bind-address=1"},
 			says: []string{"--hold", "--max-holds", "--mutators", "--webhook-bind-address"},
 		},
 	}
@@ -92,9 +92,8 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestFlagsAreDocumented: every flag has a usage, and the ones that design and
-// manifests rely on are there.
-func TestFlagsAreDocumented(t *testing.T) {
+// TestFlags_Documented: every flag has a description, and the flags in the manifests exist.
+func TestFlags_Documented(t *testing.T) {
 	sets := defaultServeOptions(newRegistry()).flags()
 	known := map[string]bool{}
 	for _, section := range sets.Order {
@@ -114,15 +113,15 @@ func TestDebugAddress(t *testing.T) {
 		// says is part of the error; empty for none.
 		says string
 	}{
-		"Off":        {reason: "it is off by default", address: ""},
-		"Loopback":   {reason: "IPv4", address: "127.0.0.1:6060"},
-		"Loopback6":  {reason: "IPv6", address: "[::1]:6060"},
-		"Localhost":  {reason: "by name", address: "localhost:6060"},
-		"Everywhere": {reason: "profiles are nobody's business", address: ":6060", says: "must be a loopback address"},
-		"Zero":       {reason: "nor in this form", address: "0.0.0.0:6060", says: "must be a loopback address"},
-		"Address":    {reason: "nor of the pod", address: "10.0.0.7:6060", says: "must be a loopback address"},
-		"Name":       {reason: "a name may lead anywhere", address: "debug.example.com:6060", says: "must be a loopback address"},
-		"NoPort":     {reason: "an address has a port", address: "127.0.0.1", says: "must be an address with a port"},
+		"Off":        {reason: "the server is off by default", address: ""},
+		"Loopback":   {reason: "an IPv4 loopback address is valid", address: "127.0.0.1:6060"},
+		"Loopback6":  {reason: "an IPv6 loopback address is valid", address: "[::1]:6060"},
+		"Localhost":  {reason: "the name localhost is valid", address: "localhost:6060"},
+		"Everywhere": {reason: "the endpoints authenticate nobody", address: ":6060", says: "must be a loopback address"},
+		"Zero":       {reason: "the unspecified address is not a loopback address", address: "0.0.0.0:6060", says: "must be a loopback address"},
+		"Address":    {reason: "the address of the pod is not a loopback address", address: "10.0.0.7:6060", says: "must be a loopback address"},
+		"Name":       {reason: "a name can resolve to any address", address: "debug.example.com:6060", says: "must be a loopback address"},
+		"NoPort":     {reason: "the address must have a port", address: "127.0.0.1", says: "must be an address with a port"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -140,8 +139,8 @@ func TestDebugAddress(t *testing.T) {
 	}
 }
 
-// An address that is in use is named by its flag, and what was opened before it is
-// closed again; one that is switched off is not opened.
+// TestListen: the error names the flag of an address that is in use, and the listeners that
+// were open before are closed.
 func TestListen(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -165,7 +164,7 @@ func TestListen(t *testing.T) {
 		require.ErrorContains(t, err, "address already in use")
 		assert.NotContains(t, err.Error(), "\n")
 		again, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", free)
-		require.NoError(t, err, "nothing is left open")
+		require.NoError(t, err, "all listeners are closed")
 		require.NoError(t, again.Close())
 	}
 }
@@ -177,9 +176,9 @@ func TestLimitMemory(t *testing.T) {
 		want   int64
 		err    string
 	}{
-		"Container": {reason: "the shipped limit of 512Mi, less a tenth", env: map[string]string{memoryLimitVariable: "536870912"}, want: 483183821},
+		"Container": {reason: "the heap gets the shipped limit of 512Mi less a tenth", env: map[string]string{memoryLimitVariable: "536870912"}, want: 483183821},
 		"Explicit": {
-			reason: "an operator who sets GOMEMLIMIT gets it",
+			reason: "GOMEMLIMIT overrides the limit of the container",
 			env:    map[string]string{memoryLimitVariable: "536870912", goMemoryLimitVariable: "300MiB"},
 		},
 		"None":     {reason: "a process outside a container has no limit"},

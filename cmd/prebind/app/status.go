@@ -130,7 +130,7 @@ func (o *statusOptions) text(out io.Writer, all []replica.Status) error {
 			leader = "yes"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d/%d\t%s ago\t%s\n", s.Replica, leader, orDash(s.Pod), orDash(s.Version), orDash(s.Mode),
-			orDash(s.Config), s.Attempts["preparing"], s.Attempts["prepared"], s.Holds, s.MaxHolds, age(now, s.Told.Time), health(s, now))
+			orDash(s.Config), s.Attempts["preparing"], s.Attempts["prepared"], s.Holds, s.MaxHolds, age(now, s.Reported.Time), health(s, now))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -169,7 +169,7 @@ func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
 
 // health returns the column READY.
 func health(s replica.Status, now time.Time) string {
-	if silent := now.Sub(s.Told.Time); silent > silentAfter {
+	if silent := now.Sub(s.Reported.Time); silent > silentAfter {
 		return "unknown: no report for " + duration.HumanDuration(silent)
 	}
 	text := "yes"

@@ -26,14 +26,14 @@ func TestStatusOptions_Text(t *testing.T) {
 
 	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 	all := []replica.Status{
-		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Told: ago(3 * time.Second), InFlight: []attempt.InFlight{
+		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Reported: ago(3 * time.Second), InFlight: []attempt.InFlight{
 			{Namespace: "shop", Pod: "web", Node: "a", Attempt: "aaa-1", Phase: "preparing", Plugin: "q", WaitsFor: "rain", Since: ago(time.Minute), Budget: metav1.Duration{Duration: 10 * time.Minute}},
 		}},
-		{Replica: "bbb", Leader: true, Problem: "draining", Told: ago(time.Second), InFlight: []attempt.InFlight{
+		{Replica: "bbb", Leader: true, Problem: "draining", Reported: ago(time.Second), InFlight: []attempt.InFlight{
 			{Namespace: "shop", Pod: "old", Node: "b", Attempt: "bbb-1", Phase: "prepared", Since: ago(time.Hour), Budget: metav1.Duration{Duration: time.Hour}},
 			{Namespace: "other", Pod: "web", Node: "b", Attempt: "bbb-2", Phase: "prepared", Since: ago(time.Second), Budget: metav1.Duration{Duration: time.Hour}},
 		}},
-		{Replica: "ccc", Told: ago(time.Minute)},
+		{Replica: "ccc", Reported: ago(time.Minute)},
 	}
 	const replicas = `REPLICA   LEADER   POD         VERSION   MODE      CONFIG   PREPARING   PREPARED   HOLDS   REPORTED   READY
 aaa       no       prebind-1   v1        Enforce   123      3           1          2/32    3s ago     yes
@@ -77,7 +77,7 @@ func TestHealth(t *testing.T) {
 		"yes; its clock is 60m ahead":           {ClockAhead: ahead(time.Hour)},
 		"no: draining; its clock is 90s behind": {Problem: "draining", ClockAhead: ahead(-90 * time.Second)},
 	} {
-		s.Told = metav1.NewTime(now)
+		s.Reported = metav1.NewTime(now)
 		assert.Equal(t, want, health(s, now))
 	}
 }

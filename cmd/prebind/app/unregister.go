@@ -73,7 +73,7 @@ func (o *unregisterOptions) validate() error {
 	return oneLine(problems)
 }
 
-// unregister deletes the webhook configuration and returns when it is gone.
+// unregister deletes the webhook configuration and waits until it is gone.
 func unregister(ctx context.Context, client kubernetes.Interface, o *unregisterOptions, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()

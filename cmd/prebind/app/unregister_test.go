@@ -26,8 +26,8 @@ import (
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
 
-// swallow lets a fake API server accept a deletion and do nothing, as where a
-// finalizer holds the object.
+// swallow makes a fake API server accept a deletion and keep the object, as with a
+// finalizer.
 func swallow(client *fake.Clientset) {
 	client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
 }
@@ -35,7 +35,7 @@ func swallow(client *fake.Clientset) {
 func TestUnregister(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		// there are the configurations before.
+		// there are the configurations before the command.
 		there []string
 		// prepare changes the API server.
 		prepare func(client *fake.Clientset)
@@ -43,17 +43,17 @@ func TestUnregister(t *testing.T) {
 		says    string
 		// fails is part of the error; empty for none.
 		fails string
-		// left are the configurations after.
+		// left are the configurations after the command.
 		left []string
 	}{
 		"There": {
-			reason: "only the one that is named is deleted",
+			reason: "only the named object is deleted",
 			there:  []string{"other", "prebind"},
 			says:   "MutatingWebhookConfiguration prebind deleted: the API server does not call Prebind any more\n",
 			left:   []string{"other"},
 		},
 		"Gone": {
-			reason: "a step that is repeated must not fail",
+			reason: "the command can be repeated",
 			there:  []string{"other"},
 			says:   "MutatingWebhookConfiguration prebind does not exist: the API server does not call Prebind\n",
 			left:   []string{"other"},
@@ -139,8 +139,7 @@ func TestUnregister(t *testing.T) {
 	}
 }
 
-// TestUnregister_FindsTheClusterAsKubectlDoes: the first step of removing Prebind must
-// not need other flags than the commands before it.
+// TestUnregister_FindsTheClusterAsKubectlDoes: the command takes the flags and the environment of kubectl.
 func TestUnregister_FindsTheClusterAsKubectlDoes(t *testing.T) {
 	asked := make(chan string, 10)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

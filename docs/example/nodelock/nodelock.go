@@ -1,12 +1,11 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodelock is an example of a PreBind plugin from outside of Prebind. It
-// lets one pod at a time be bound to a node, as device managers want it that find
-// out which pod is meant by looking for the one that is being bound.
+// Package nodelock is an example of a PreBind plugin that writes something that has to be undone.
+// It binds one pod at a time to a node, for device managers that identify a pod by its bind.
 //
-// The lock is an annotation on the Node. It says whose it is, so that any replica
-// can see it, and release it when the one that took it is gone.
+// The lock is an annotation on the Node with the pod and the attempt that hold it, so that every
+// replica can release it if the replica of the attempt no longer exists.
 package nodelock
 
 import (
@@ -27,15 +26,14 @@ import (
 // Name of the plugin.
 const Name = "nodelock"
 
-// Annotation on a Node that is locked.
+// Annotation is the annotation of a locked Node.
 const Annotation = "nodelock.example.com/held-by"
 
-// Registration is the entry for app.WithPlugin. Prebind needs the permission to patch
-// nodes for it.
+// Registration returns the entry for app.WithPlugin. The plugin needs permission to patch nodes.
 func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
-		Description: "lets one pod at a time be bound to a node",
+		Description: "binds one pod at a time to a node",
 		On:          true,
 		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
 			return &plugin{h}, nil
@@ -52,7 +50,7 @@ var (
 	_ framework.Recoverer  = (*plugin)(nil)
 )
 
-// holder is the annotation's value.
+// holder is the value of the annotation.
 type holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -67,16 +65,15 @@ func holderFor(bc *framework.BindContext) holder {
 // Name implements framework.PreBinder.
 func (*plugin) Name() string { return Name }
 
-// PreBind takes the lock, when it is free. A lock that an earlier attempt of the
-// same pod holds is taken over: that attempt was another replica's, which is gone
-// or will find that the lock is not its own any more.
+// PreBind takes the lock when it is free, or when an earlier attempt for the same pod holds it. That
+// attempt was in another replica, which finds that it no longer holds the lock.
 func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	mine := holderFor(bc)
 	take := func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
 		node, held, err := p.read(ctx, bc.Node.Name)
 		switch {
 		case apierrors.IsNotFound(err):
-			return framework.Waiting{}, framework.Refuse(object(bc.Node.Name), "the node is gone").Because(err).Advise("choose another")
+			return framework.Waiting{}, framework.Refuse(object(bc.Node.Name), "the node does not exist").Because(err).Advise("choose another node")
 		case err != nil:
 			return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "reading it", err)
 		case held == mine:
@@ -87,12 +84,12 @@ func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 			}
 			return framework.Waiting{}, nil
 		}
-		return framework.Waiting{Object: object(node.Name), For: fmt.Sprintf("the lock that pod %s/%s holds on it", held.Namespace, held.Pod)}, nil
+		return framework.Waiting{Object: object(node.Name), For: fmt.Sprintf("pod %s/%s to release its lock", held.Namespace, held.Pod)}, nil
 	}
 	return framework.Await(ctx, p.h, bc, take, framework.RefTo(&corev1.Node{}, "", bc.Node.Name))
 }
 
-// PreBindRollBack releases the lock if it is this attempt's.
+// PreBindRollBack releases the lock if this attempt holds it.
 func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	released, err := p.release(ctx, bc)
 	if released {
@@ -101,11 +98,11 @@ func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 	return err
 }
 
-// PostBind releases the lock: the pod is bound. Where that fails, the sweep does
-// it, for the mark stays.
+// PostBind releases the lock, because the pod is bound. If that fails, the mark remains, and Prebind
+// calls PostBind again.
 func (p *plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
 	if _, err := p.release(ctx, bc); err != nil {
-		klog.FromContext(ctx).Error(err, "The node stays locked", "node", bc.Node.Name)
+		klog.FromContext(ctx).Error(err, "Failed to release the lock of the node", "node", bc.Node.Name)
 	}
 }
 
@@ -128,7 +125,7 @@ func (p *plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, nil
 }
 
-// release says whether there was something to release.
+// release returns whether this attempt held the lock.
 func (p *plugin) release(ctx context.Context, bc *framework.BindContext) (bool, error) {
 	for {
 		node, held, err := p.read(ctx, bc.Node.Name)
@@ -144,7 +141,7 @@ func (p *plugin) release(ctx context.Context, bc *framework.BindContext) (bool, 
 	}
 }
 
-// read asks the API server: a lock is no matter for a cache.
+// read reads the lock from the API server, because the cache can be behind.
 func (p *plugin) read(ctx context.Context, name string) (*corev1.Node, holder, error) {
 	node := &corev1.Node{}
 	if err := p.h.Live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -153,8 +150,8 @@ func (p *plugin) read(ctx context.Context, name string) (*corev1.Node, holder, e
 	return node, heldBy(node), nil
 }
 
-// write changes the lock, on the condition that nobody has changed the node since
-// it was read. The zero holder releases it.
+// write sets the lock if the node has not changed since it was read. The zero holder releases the
+// lock.
 func (p *plugin) write(ctx context.Context, node *corev1.Node, h holder) error {
 	changed := node.DeepCopy()
 	if h == (holder{}) {
@@ -169,8 +166,7 @@ func (p *plugin) write(ctx context.Context, node *corev1.Node, h holder) error {
 	return p.h.Writer.Patch(ctx, changed, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{}))
 }
 
-// heldBy returns the zero holder for a lock that is free, or that somebody wrote
-// who does not know its form: it counts as free.
+// heldBy returns the holder of the lock, or the zero holder if the lock is free or invalid.
 func heldBy(node *corev1.Node) holder {
 	var h holder
 	if err := json.Unmarshal([]byte(node.Annotations[Annotation]), &h); err != nil {

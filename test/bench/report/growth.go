@@ -11,25 +11,25 @@ import (
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// The table of cost against size stands between these.
+// Markers of the table of cost against size.
 const (
 	beginGrowth = "<!-- growth -->\n"
 	endGrowth   = "<!-- end of growth -->\n"
 )
 
-// mostGrowth is the target: what a row may grow by when the cluster is ten times as large.
+// mostGrowth is the target: the maximum ratio of a cluster that is ten times as large.
 const mostGrowth = 1.5
 
 // growthRow is a line of the table of cost against size. The round of its samples is the size.
 type growthRow struct {
 	what, file, metric, unit string
-	// free has no target for the ratio, because the work itself grows.
+	// free rows have no target for the ratio, because the work itself grows.
 	free bool
-	// most is the target of the value at the larger size; nil is none.
+	// most is the maximum value at the larger size. It is nil for no target.
 	most *float64
 }
 
-// growthTable lists all rows.
+// growthTable returns all rows.
 func growthTable() []growthRow {
 	var rows []growthRow
 	add := func(what, file, prefix string, metrics ...string) {
@@ -44,32 +44,32 @@ func growthTable() []growthRow {
 		}
 	}
 	const cpu, p50, allocated, requests = "CPU ms", "p50 ms", "allocated KiB", "API requests"
-	add("bind, free local volumes of the class", "static-local", "bind", cpu, "PreFlight ms", p50, allocated)
-	add("bind, free shared volumes of the class", "static-shared", "bind", cpu, "PreFlight ms", p50, allocated)
-	add("device grant, nodes with device records", "devices", "bind", cpu, "PreFlight ms", "PreBind ms", p50, allocated, requests)
-	add("10 s of sweeps, device records", "devices", "10 s at rest", cpu, allocated, requests)
-	rows = append(rows, growthRow{what: "start of a new leader, device records: API requests", file: "growth-devices", metric: "start: API requests", free: true})
-	add("allocation of an owned class, allocated claims", "owned", "allocation", cpu, p50, allocated, requests)
-	add("rejection of an owned class, allocated claims", "owned", "rejection", cpu, p50, allocated, requests)
-	add("start until rest, forged marks", "marks", "start until rest", cpu, requests)
-	add("10 s of sweeps, forged marks", "marks", "10 s after it", allocated, requests)
+	add("bind, by free local volumes of the class", "static-local", "bind", cpu, "PreFlight ms", p50, allocated)
+	add("bind, by free shared volumes of the class", "static-shared", "bind", cpu, "PreFlight ms", p50, allocated)
+	add("device grant, by nodes with device records", "devices", "bind", cpu, "PreFlight ms", "PreBind ms", p50, allocated, requests)
+	add("10 s of sweeps, by device records", "devices", "10 s at rest", cpu, allocated, requests)
+	rows = append(rows, growthRow{what: "start of a new leader, by device records: API requests", file: "growth-devices", metric: "start: API requests", free: true})
+	add("allocation of an owned class, by allocated claims", "owned", "allocation", cpu, p50, allocated, requests)
+	add("rejection of an owned class, by allocated claims", "owned", "rejection", cpu, p50, allocated, requests)
+	add("start of a replica, by forged marks", "marks", "start until rest", cpu, requests)
+	add("10 s of sweeps, by forged marks", "marks", "10 s after it", allocated, requests)
 	return append(rows,
-		growthRow{what: "live heap of a bound claim and its volume, bound pairs", file: "growth-bound", metric: "live heap bytes/pair", unit: " B", free: true, most: new(1500.0)},
-		growthRow{what: "resident memory of a bound claim and its volume, bound pairs", file: "growth-bound", metric: "resident bytes/pair", unit: " B", free: true},
-		growthRow{what: "most resident memory after start and first bind, bound pairs", file: "growth-bound", metric: "most resident MiB", unit: " MiB", free: true, most: new(512.0)},
-		growthRow{what: "start until ready, bound pairs: seconds", file: "growth-bound", metric: "seconds to ready", unit: " s", free: true},
-		growthRow{what: "first bind after the start, bound pairs", file: "growth-bound", metric: "first bind ms", unit: " ms", free: true},
+		growthRow{what: "live heap per bound claim with its volume, by bound pairs", file: "growth-bound", metric: "live heap bytes/pair", unit: " B", free: true, most: new(1500.0)},
+		growthRow{what: "resident memory per bound claim with its volume, by bound pairs", file: "growth-bound", metric: "resident bytes/pair", unit: " B", free: true},
+		growthRow{what: "peak resident memory after start and first bind, by bound pairs", file: "growth-bound", metric: "most resident MiB", unit: " MiB", free: true, most: new(512.0)},
+		growthRow{what: "time from start to ready, by bound pairs", file: "growth-bound", metric: "seconds to ready", unit: " s", free: true},
+		growthRow{what: "first bind after the start, by bound pairs", file: "growth-bound", metric: "first bind ms", unit: " ms", free: true},
 	)
 }
 
-// grown is the result of a row.
+// grown is a row with its values.
 type grown struct {
 	growthRow
 	sizes  [2]int
 	values [2]float64
 }
 
-// of returns the result at the two largest sizes; false where the samples have fewer.
+// of returns the result at the two largest sizes, or false if there are fewer sizes.
 func (r growthRow) of(samples []stat.Sample) (grown, bool) {
 	found := grown{growthRow: r}
 	bySize := map[int]float64{}
@@ -91,7 +91,7 @@ func (r growthRow) of(samples []stat.Sample) (grown, bool) {
 	return found, true
 }
 
-// ratio is 0 where there is nothing to compare with.
+// ratio returns 0 if the first value is 0.
 func (g grown) ratio() float64 {
 	if g.values[0] <= 0 {
 		return 0
@@ -99,7 +99,7 @@ func (g grown) ratio() float64 {
 	return g.values[1] / g.values[0]
 }
 
-func (g grown) aim() string {
+func (g grown) target() string {
 	switch {
 	case g.most != nil:
 		return "≤ " + number(*g.most) + g.unit
@@ -127,7 +127,7 @@ func (g grown) line() string {
 		ratio = number(r) + "×"
 	}
 	return fmt.Sprintf("| %s | %d → %d | %s%s | %s%s | %s | %s | %s |", g.what, g.sizes[0], g.sizes[1],
-		number(g.values[0]), g.unit, number(g.values[1]), g.unit, ratio, g.aim(), g.met())
+		number(g.values[0]), g.unit, number(g.values[1]), g.unit, ratio, g.target(), g.met())
 }
 
 func grownOf(data map[string][]stat.Sample) []grown {
@@ -140,10 +140,10 @@ func grownOf(data map[string][]stat.Sample) []grown {
 	return results
 }
 
-// growthMarkdown is the table of cost against size.
+// growthMarkdown returns the table of cost against size.
 func growthMarkdown(results []grown) string {
 	var out bytes.Buffer
-	fmt.Fprintln(&out, "| what, and what there is more of | size | at 1× | at 10× | 10× / 1× | target | met |")
+	fmt.Fprintln(&out, "| Measurement | Number of objects | At 1× | At 10× | 10× / 1× | Target | Met |")
 	fmt.Fprintln(&out, "|---|---|---:|---:|---:|---|---|")
 	for _, g := range results {
 		fmt.Fprintln(&out, g.line())

@@ -1,12 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command report makes a table and plots of what the benchmarks have measured:
+// Command report creates tables and plots of benchmark results:
 //
-//	report DATA README
+//	report DATA [README]
 //
-// DATA is the folder with their samples. The table goes to standard output or, where
-// README is given, between its two marks, and the plots beside that file.
+// DATA is the directory with the samples. Without README, report prints the tables. With README, it replaces the tables
+// between the markers in that file, and writes the plots to the same directory.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// The table stands between these.
+// Markers of the table in the README.
 const (
 	begin = "<!-- results -->\n"
 	end   = "<!-- end of results -->\n"
@@ -69,8 +69,7 @@ func run(args []string) error {
 	)
 }
 
-// read reads the samples by the names of their files. What was not measured is not
-// there.
+// read returns the samples by file name. Files that do not exist are omitted.
 func read(dir string) (map[string][]stat.Sample, error) {
 	data := map[string][]stat.Sample{}
 	files, err := filepath.Glob(filepath.Join(dir, "*.csv"))
@@ -83,7 +82,7 @@ func read(dir string) (map[string][]stat.Sample, error) {
 			return nil, err
 		}
 		samples, err := stat.Read(file)
-		_ = file.Close() // It was only read.
+		_ = file.Close() // Read-only.
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
@@ -98,11 +97,11 @@ func read(dir string) (map[string][]stat.Sample, error) {
 	return data, nil
 }
 
-// admission makes samples of lines such as
+// admission parses lines such as
 //
 //	BenchmarkAdmission/webhook=prebind-2  20000  30000 ns/op  9000 B/op  110 allocs/op
 //
-// where the n-th line of a webhook is its n-th round.
+// The n-th line of a webhook is its n-th round.
 func admission(text string) []stat.Sample {
 	var samples []stat.Sample
 	rounds := map[string]int{}
@@ -139,7 +138,7 @@ func resultsOf(data map[string][]stat.Sample) []result {
 
 func markdown(results []result) string {
 	var out bytes.Buffer
-	fmt.Fprintln(&out, "| # | what | aim | result | middle half | rounds | met |")
+	fmt.Fprintln(&out, "| # | Measurement | Target | Result | Interquartile range | Rounds | Met |")
 	fmt.Fprintln(&out, "|---|---|---|---|---|---:|---|")
 	for _, r := range results {
 		fmt.Fprintln(&out, r.line())
@@ -147,12 +146,12 @@ func markdown(results []result) string {
 	return out.String()
 }
 
-// replace puts the table between its marks.
+// replace returns the text with a new table between the markers.
 func replace(text, begin, end, table string) (string, error) {
 	before, rest, ok := strings.Cut(text, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		return "", fmt.Errorf("it has no place for the table: %q and then %q", strings.TrimSpace(begin), strings.TrimSpace(end))
+		return "", fmt.Errorf("markers of the table not found: add %q and %q", strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
 	return before + begin + table + end + after, nil
 }

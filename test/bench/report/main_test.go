@@ -30,9 +30,9 @@ BenchmarkOther-2   	   10	     20000 ns/op
 
 func TestAdmission(t *testing.T) {
 	samples := admission(reviews)
-	assert.Equal(t, []float64{1.5, 1}, stat.Ratios(samples, "ns/op", prebind, nothing), "the n-th of each belong together")
+	assert.Equal(t, []float64{1.5, 1}, stat.Ratios(samples, "ns/op", prebind, nothing), "the n-th values are of one round")
 	assert.Equal(t, []float64{2, 1.5}, stat.Ratios(samples, "allocs/op", prebind, nothing))
-	assert.Equal(t, []float64{10000}, stat.Values(samples, "ns/op", "nothing-bare"), "it is another webhook")
+	assert.Equal(t, []float64{10000}, stat.Values(samples, "ns/op", "nothing-bare"), "nothing-bare is another variant")
 }
 
 func TestResults(t *testing.T) {
@@ -49,13 +49,13 @@ func TestResults(t *testing.T) {
 		sample []stat.Sample
 		want   string
 	}{
-		"Met":     {reason: "the median is at most the aim", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0), unit: " ms"}, sample: few(prebind, "ms", 1, 2, 9), want: "| 1 | a | ≤ 2 ms | 2 ms | 1.50 to 5.50 | 3 | yes |"},
-		"Not":     {reason: "a hundredth above is not", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0)}, sample: few(prebind, "ms", 2.01), want: "| 1 | a | ≤ 2 | 2.01 | – | 1 | no |"},
-		"Least":   {reason: "some aims are to be reached", row: row{number: 2, what: "a", of: values("ms", prebind), least: new(0.9)}, sample: few(prebind, "ms", 0.8), want: "| 2 | a | ≥ 0.90 | 0.80 | – | 1 | no |"},
-		"NoAim":   {reason: "some are only told", row: row{number: 2, what: "a", of: values("ms", prebind)}, sample: few(prebind, "ms", 7), want: "| 2 | a | – | 7 | – | 1 |  |"},
-		"Highest": {reason: "what must never be is judged by the worst round", row: row{number: 7, what: "a", of: values("ms", prebind), by: highest, most: new(1.0)}, sample: few(prebind, "ms", 0, 0, 3), want: "| 7 | a | ≤ 1 | 3 | 0 to 1.50 | 3 | no |"},
-		"Growth":  {reason: "the last over the first", row: row{number: 6, what: "a", of: growth("ms"), most: new(1.05)}, sample: few(prebind, "ms", 2, 9, 3), want: "| 6 | a | ≤ 1.05 | 1.50 | – | 1 | no |"},
-		"Last":    {reason: "of the largest cluster", row: row{number: 6, what: "a", of: last(values("ms", prebind))}, sample: few(prebind, "ms", 2, 9, 4), want: "| 6 | a | – | 4 | – | 1 |  |"},
+		"Met":      {reason: "the median meets the target", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0), unit: " ms"}, sample: few(prebind, "ms", 1, 2, 9), want: "| 1 | a | ≤ 2 ms | 2 ms | 1.50 to 5.50 | 3 | yes |"},
+		"Not":      {reason: "the median exceeds the target", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0)}, sample: few(prebind, "ms", 2.01), want: "| 1 | a | ≤ 2 | 2.01 | – | 1 | no |"},
+		"Least":    {reason: "a target can be a minimum", row: row{number: 2, what: "a", of: values("ms", prebind), least: new(0.9)}, sample: few(prebind, "ms", 0.8), want: "| 2 | a | ≥ 0.90 | 0.80 | – | 1 | no |"},
+		"NoTarget": {reason: "a row can have no target", row: row{number: 2, what: "a", of: values("ms", prebind)}, sample: few(prebind, "ms", 7), want: "| 2 | a | – | 7 | – | 1 |  |"},
+		"Highest":  {reason: "the worst round counts for what must not happen", row: row{number: 7, what: "a", of: values("ms", prebind), by: highest, most: new(1.0)}, sample: few(prebind, "ms", 0, 0, 3), want: "| 7 | a | ≤ 1 | 3 | 0 to 1.50 | 3 | no |"},
+		"Growth":   {reason: "the ratio of the last round to the first", row: row{number: 6, what: "a", of: growth("ms"), most: new(1.05)}, sample: few(prebind, "ms", 2, 9, 3), want: "| 6 | a | ≤ 1.05 | 1.50 | – | 1 | no |"},
+		"Last":     {reason: "the last round has the largest cluster", row: row{number: 6, what: "a", of: last(values("ms", prebind))}, sample: few(prebind, "ms", 2, 9, 4), want: "| 6 | a | – | 4 | – | 1 |  |"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -63,13 +63,12 @@ func TestResults(t *testing.T) {
 			require.True(t, ok)
 			assert.Equal(t, tc.want, found.line(), tc.reason)
 			_, ok = tc.row.result(nil)
-			assert.False(t, ok, "what was not measured has no line")
+			assert.False(t, ok, "a row without samples has no line")
 		})
 	}
 }
 
-// The numbers in docs/performance are those of the data beside them, and every aim has
-// been measured.
+// TestReadme checks that docs/performance shows the data next to it, and that every row has data.
 func TestReadme(t *testing.T) {
 	dir := filepath.Join("..", "..", "..", "docs", "performance")
 	data, err := read(filepath.Join(dir, "data"))
@@ -103,10 +102,10 @@ func TestGrowth(t *testing.T) {
 		row    growthRow
 		want   string
 	}{
-		"Met":     {reason: "the two largest sizes count, in whatever order they came", row: growthRow{what: "a", metric: "x", unit: " ms"}, want: "| a | 500 → 5000 | 2 ms | 3 ms | 1.50× | ≤ 1.50× | yes |"},
-		"Limit":   {reason: "some have a limit of their own", row: growthRow{what: "a", metric: "x", free: true, most: new(2.5)}, want: "| a | 500 → 5000 | 2 | 3 | 1.50× | ≤ 2.50 | no |"},
-		"Free":    {reason: "some only show how they grow", row: growthRow{what: "a", metric: "x", free: true}, want: "| a | 500 → 5000 | 2 | 3 | 1.50× | – |  |"},
-		"Nothing": {reason: "there is no ratio to nothing", row: growthRow{what: "a", metric: "new"}, want: "| a | 5 → 50 | 0 | 7 | – | ≤ 1.50× | yes |"},
+		"Met":     {reason: "the two largest sizes count, in any order", row: growthRow{what: "a", metric: "x", unit: " ms"}, want: "| a | 500 → 5000 | 2 ms | 3 ms | 1.50× | ≤ 1.50× | yes |"},
+		"Limit":   {reason: "a row can have a maximum instead of a ratio", row: growthRow{what: "a", metric: "x", free: true, most: new(2.5)}, want: "| a | 500 → 5000 | 2 | 3 | 1.50× | ≤ 2.50 | no |"},
+		"Free":    {reason: "a row can have no target", row: growthRow{what: "a", metric: "x", free: true}, want: "| a | 500 → 5000 | 2 | 3 | 1.50× | – |  |"},
+		"Nothing": {reason: "a value of 0 has no ratio", row: growthRow{what: "a", metric: "new"}, want: "| a | 5 → 50 | 0 | 7 | – | ≤ 1.50× | yes |"},
 		"OneSize": {reason: "a row needs both sizes", row: growthRow{what: "a", metric: "one size"}},
 	}
 	for name, tc := range cases {

@@ -15,12 +15,12 @@ import (
 
 const (
 	wide   = 860
-	labels = 430 // where the plot begins
+	labels = 530 // left edge of the plot
 	margin = 30
-	tall   = 26 // of a strip
+	tall   = 26 // height of a strip
 )
 
-// The colours, which can be told apart by everybody.
+// Colors that people with color vision deficiency can distinguish.
 const (
 	ours   = "#0072b2"
 	theirs = "#d55e00"
@@ -28,7 +28,7 @@ const (
 	ink    = "#222222"
 )
 
-// canvas is an SVG in the making.
+// canvas builds an SVG.
 type canvas struct{ bytes.Buffer }
 
 func newCanvas(height int) *canvas {
@@ -57,7 +57,7 @@ func (c *canvas) close() []byte {
 	return c.Bytes()
 }
 
-// axis maps values to places.
+// axis maps values to coordinates.
 type axis struct{ low, high, from, to float64 }
 
 func (a axis) at(v float64) float64 {
@@ -65,7 +65,7 @@ func (a axis) at(v float64) float64 {
 	return a.from + (v-a.low)/(a.high-a.low)*(a.to-a.from)
 }
 
-// ticks are round numbers, some five of them.
+// ticks returns about five round numbers.
 func (a axis) ticks() []float64 {
 	raw := (a.high - a.low) / 5
 	step := math.Pow(10, math.Floor(math.Log10(raw)))
@@ -90,7 +90,7 @@ func (c *canvas) grid(x axis, top, bottom float64, unit string) {
 	}
 }
 
-// strip draws the values of one line: a dot for each round, a bar for the median.
+// strip draws one line: a dot per value and a bar for the median.
 func (c *canvas) strip(x axis, y float64, values []float64, color string) {
 	for _, v := range values {
 		c.dot(x.at(v), y, 3.5, color)
@@ -99,34 +99,34 @@ func (c *canvas) strip(x axis, y float64, values []float64, color string) {
 	c.line(m, y-8, m, y+8, color, 3)
 }
 
-// ratiosPlot shows every round of every ratio, beside what is aimed at.
+// ratiosPlot shows each round of each ratio, and the targets.
 func ratiosPlot(results []result) []byte {
 	results = slices.DeleteFunc(slices.Clone(results), func(r result) bool { return !r.plotted })
 	const top, most = 40, 2.0
 	bottom := float64(top + tall*len(results))
 	c := newCanvas(int(bottom) + 50)
 	x := axis{low: 0, high: most, from: labels, to: wide - margin}
-	c.text(margin, 22, "start", ink, "Ratios: a dot for each round, a bar for the median, the aim in orange, and what is beyond 2 at the edge")
+	c.text(margin, 22, "start", ink, "Ratios: a dot per round, a bar for the median, the target in orange; values above 2 are at the edge")
 	c.grid(x, top, bottom, "×")
 	c.line(x.at(1), top, x.at(1), bottom, grey, 1.5)
 	for i, r := range results {
 		y := float64(top + tall*i + tall/2)
 		c.text(labels-10, y+4, "end", ink, fmt.Sprintf("%d  %s", r.number, r.what))
 		c.strip(x, y, r.values, ours)
-		for _, aim := range []*float64{r.most, r.least} {
-			if aim != nil {
-				c.line(x.at(*aim), y-tall/2+2, x.at(*aim), y+tall/2-2, theirs, 2)
+		for _, target := range []*float64{r.most, r.least} {
+			if target != nil {
+				c.line(x.at(*target), y-tall/2+2, x.at(*target), y+tall/2-2, theirs, 2)
 			}
 		}
 	}
 	return c.close()
 }
 
-// claimsPlot shows each claim.
+// claimsPlot shows the delay of each claim.
 func claimsPlot(samples []stat.Sample) []byte {
 	c := newCanvas(150)
 	x := axis{low: 0, high: 1200, from: 200, to: wide - margin}
-	c.text(margin, 22, "start", ink, "From claim bound to pod bound: a dot for each claim, a bar for the median")
+	c.text(margin, 22, "start", ink, "Delay from claim bound to pod bound: a dot per claim, a bar for the median")
 	c.grid(x, 40, 110, " ms")
 	for i, who := range []string{"kube-scheduler", prebind} {
 		y := float64(60 + 30*i)
@@ -136,7 +136,7 @@ func claimsPlot(samples []stat.Sample) []byte {
 	return c.close()
 }
 
-// memoryPlot shows the memory as the number of running pods, which is the round, grows.
+// memoryPlot shows the memory by the number of running pods, which is the round of a sample.
 func memoryPlot(samples []stat.Sample) []byte {
 	const metric, top, bottom, left = "resident MiB", 40.0, 300.0, 80.0
 	c := newCanvas(350)
@@ -148,7 +148,7 @@ func memoryPlot(samples []stat.Sample) []byte {
 	}
 	x := axis{high: max(1, stat.Quantile(xs, 1)), from: left, to: wide - 200}
 	y := axis{high: 1.1 * max(1, stat.Quantile(ys, 1)), from: bottom, to: top}
-	c.text(margin, 22, "start", ink, "Resident memory, in MiB, by running pods")
+	c.text(margin, 22, "start", ink, "Resident memory (MiB) by running pods")
 	c.grid(x, top, bottom, "")
 	for _, v := range y.ticks() {
 		c.line(left, y.at(v), wide-200, y.at(v), "#e0e0e0", 1)
@@ -170,7 +170,7 @@ func memoryPlot(samples []stat.Sample) []byte {
 	return c.close()
 }
 
-// steps are the rounds of a variant, in order.
+// steps returns the rounds of a variant, in ascending order.
 func steps(samples []stat.Sample, metric, variant string) []float64 {
 	var all []float64
 	for _, s := range samples {

@@ -9,24 +9,24 @@ import (
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// row is a line of the table: what was aimed at, and where it is measured.
+// row is a line of the table of results.
 type row struct {
 	number int
 	what   string
-	// file holds the samples, and of says which of them count.
+	// file contains the samples, and of selects the values.
 	file string
 	of   func(samples []stat.Sample) []float64
-	// by makes one number of them; the median where it is nil.
+	// by reduces the values to the result. nil is the median.
 	by func(values []float64) float64
-	// aim is the most, or the least; there is none where both are nil.
+	// most and least are the target, which is nil for a row without one.
 	most, least *float64
-	// unit is shown behind the numbers: × for a ratio.
+	// unit follows the numbers: × for a ratio.
 	unit string
-	// plotted are those that are in the plot of ratios.
+	// plotted rows are part of the plot of ratios.
 	plotted bool
 }
 
-// The variants, as the benchmarks call them.
+// Names of variants and metrics in the samples.
 const (
 	none      = "none"
 	nothing   = "nothing"
@@ -34,13 +34,16 @@ const (
 	following = "following"
 	prebind   = "prebind"
 	informer  = "informer"
-	// unlearned ends the name of the variant of replicas that have seen no wait before.
+
+	cpuOfWebhook   = "cpu-us/bind"
+	cpuOfAPIServer = "apiserver-cpu-us/bind"
+	// unlearned is the suffix of the variant in which the replicas have just started.
 	unlearned = "-unlearned"
 )
 
 const (
 	overConstant  = " / constant webhook"
-	overFollowing = " / constant webhook that knows the pods"
+	overFollowing = " / constant webhook that caches pending pods"
 	overNone      = " / no webhook"
 )
 
@@ -52,7 +55,7 @@ func values(metric, variant string) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 { return stat.Values(samples, metric, variant) }
 }
 
-// milliseconds are the values of a metric in seconds.
+// milliseconds converts the values of a metric in seconds.
 func milliseconds(metric, variant string) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 {
 		all := stat.Values(samples, metric, variant)
@@ -63,7 +66,7 @@ func milliseconds(metric, variant string) func([]stat.Sample) []float64 {
 	}
 }
 
-// last is what stands in the last round: of the largest cluster.
+// last selects the last round, which has the largest cluster.
 func last(of func([]stat.Sample) []float64) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 {
 		all := of(samples)
@@ -71,7 +74,7 @@ func last(of func([]stat.Sample) []float64) func([]stat.Sample) []float64 {
 	}
 }
 
-// growth is the last value of Prebind over the first one.
+// growth divides the last value of Prebind by the first one.
 func growth(metric string) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 {
 		all := stat.Values(samples, metric, prebind)
@@ -84,79 +87,84 @@ func growth(metric string) func([]stat.Sample) []float64 {
 
 func highest(values []float64) float64 { return stat.Quantile(values, 1) }
 
-// table is the whole of it, in the order of the aims.
+// table returns all rows, in the order in which they are shown.
 func table() []row {
 	const times = "×"
 	return []row{
 		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times, plotted: true},
-		{number: 1, what: "the one that knows the pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times, plotted: true},
+		{number: 1, what: "constant webhook that caches pending pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times, plotted: true},
-		{number: 1, what: "the constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times, plotted: true},
+		{number: 1, what: "constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overFollowing, file: "binds", of: ratio("binds/s", prebind, following), unit: times, plotted: true},
 		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times, plotted: true},
-		{number: 2, what: "the constant webhook, binds/s" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times, plotted: true},
-		{number: 3, what: "CPU of a review, in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
+		{number: 2, what: "constant webhook, binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times, plotted: true},
+		{number: 3, what: "CPU time of a review in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
 		{number: 3, what: "allocations of a review / handler that does nothing", file: "admission", of: ratio("allocs/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 3, what: "bytes allocated in a review / handler that does nothing", file: "admission", of: ratio("B/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 4, what: "claim bound → pod bound", file: "claims", of: values("ms", prebind), most: new(20.0), unit: " ms"},
-		{number: 4, what: "claim bound → pod bound, by kube-scheduler itself", file: "claims", of: values("ms", "kube-scheduler"), unit: " ms"},
+		{number: 4, what: "claim bound → pod bound, kube-scheduler without Prebind", file: "claims", of: values("ms", "kube-scheduler"), unit: " ms"},
 		{number: 5, what: "live reads per bind", file: "steady", of: values("live reads/bind", prebind), most: new(0.0)},
 		{number: 5, what: "writes per bind", file: "steady", of: values("writes/bind", prebind), most: new(0.0)},
-		{number: 6, what: "memory in use with most running pods / with none", file: "scale", of: growth("live heap MiB"), most: new(1.05), unit: times},
-		{number: 6, what: "resident memory with most running pods / with none", file: "scale", of: growth("resident MiB"), unit: times},
-		{number: 6, what: "start until ready with most running pods / with none", file: "scale", of: growth("seconds to ready"), unit: times},
-		{number: 6, what: "resident memory with most running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
-		{number: 6, what: "most memory until then with most running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
-		{number: 7, what: "others' requests while 1,000 pods wait, p99 / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
-		{number: 7, what: "calls held at a time by one replica, at most", file: "waiting", of: values("holds", prebind), by: highest, most: new(512.0)},
-		{number: 7, what: "API-server seats that kube-scheduler has, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
-		{number: 7, what: "API-server seats that kube-scheduler has, at most", file: "waiting", of: values("seats", prebind), by: highest},
+		{number: 6, what: "memory in use, 50,000 running pods / none", file: "scale", of: growth("live heap MiB"), most: new(1.05), unit: times},
+		{number: 6, what: "resident memory, 50,000 running pods / none", file: "scale", of: growth("resident MiB"), unit: times},
+		{number: 6, what: "time from start to ready, 50,000 running pods / none", file: "scale", of: growth("seconds to ready"), unit: times},
+		{number: 6, what: "resident memory, 50,000 running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
+		{number: 6, what: "peak resident memory, 50,000 running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
+		{number: 7, what: "p99 of other requests while 1,000 pods wait / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
+		{number: 7, what: "calls held by one replica at the same time, maximum", file: "waiting", of: values("holds", prebind), by: highest, most: new(512.0)},
+		{number: 7, what: "API server seats of kube-scheduler, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
+		{number: 7, what: "API server seats of kube-scheduler, maximum", file: "waiting", of: values("seats", prebind), by: highest},
 		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
-		{number: 7, what: "until all 1,000 are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times, plotted: true},
-		{number: 8, what: "kube-scheduler's pods/s, as it comes" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
-		{number: 8, what: "pods/s with four times its client's limit" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
-		{number: 8, what: "pods/s with four times its client's limit" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
-		{number: 8, what: "connections made to Prebind for each bind then", file: "scheduler", of: values("connections/bind", prebind)},
-		{number: 8, what: "the constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times, plotted: true},
-		{number: 9, what: "claim bound → pod bound, 30 pods, waits of 2 s to 4 min, mean", file: "delay", of: values("mean", prebind), most: new(0.1), unit: " s"},
-		{number: 9, what: "the same, worst", file: "delay", of: values("worst", prebind), by: highest, most: new(2.5), unit: " s"},
-		{number: 9, what: "the same by kube-scheduler itself, mean", file: "delay", of: values("mean", "kube-scheduler"), unit: " s"},
-		{number: 9, what: "the same by kube-scheduler itself, worst", file: "delay", of: values("worst", "kube-scheduler"), by: highest, unit: " s"},
-		{number: 10, what: "claim bound → pod bound, 1,000 pods that wait 40 s, median", file: "crowd", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
-		{number: 10, what: "the same, 90 %", file: "crowd", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
-		{number: 10, what: "the same, replicas that have just started, median", file: "crowd", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
-		{number: 10, what: "the same, 90 %", file: "crowd", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
-		{number: 10, what: "the same by kube-scheduler itself, median", file: "crowd", of: milliseconds("p50", "kube-scheduler"), unit: " ms"},
-		{number: 10, what: "the same by kube-scheduler itself, 90 %", file: "crowd", of: milliseconds("p90", "kube-scheduler"), unit: " ms"},
-		{number: 10, what: "extra Bindings of the 1,000 pods", file: "crowd", of: values("repeats", prebind), by: highest, most: new(2000.0)},
-		{number: 10, what: "the same, replicas that have just started", file: "crowd", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
-		{number: 10, what: "FailedScheduling events", file: "crowd", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
-		{number: 10, what: "others' requests meanwhile, p99 / kube-scheduler itself", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
-		{number: 10, what: "a scheduler that is not exempt, median", file: "crowd-seats", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
-		{number: 10, what: "the same, 90 %", file: "crowd-seats", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
-		{number: 10, what: "the same, replicas that have just started, median", file: "crowd-seats", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
-		{number: 10, what: "the same, 90 %", file: "crowd-seats", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
-		{number: 10, what: "extra Bindings then", file: "crowd-seats", of: values("repeats", prebind), by: highest, most: new(2000.0)},
-		{number: 10, what: "the same, replicas that have just started", file: "crowd-seats", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
-		{number: 10, what: "FailedScheduling events then", file: "crowd-seats", of: values("FailedScheduling", prebind+unlearned), by: highest, most: new(0.0)},
-		{number: 11, what: "replica killed that holds 60 calls: claim bound → pod bound, worst", file: "lost", of: values("worst", "kill"), by: highest, most: new(10.0), unit: " s"},
-		{number: 11, what: "the same, mean", file: "lost", of: values("mean", "kill"), unit: " s"},
+		{number: 7, what: "time until all 1,000 pods are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times, plotted: true},
+		{number: 8, what: "kube-scheduler with its default client limit, pods/s" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
+		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
+		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
+		{number: 8, what: "the same: new connections to Prebind per bind", file: "scheduler", of: values("connections/bind", prebind)},
+		{number: 8, what: "the same: constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times, plotted: true},
+		{number: 9, what: "30 pods, waits of 2 s to 4 min: claim bound → pod bound, mean", file: "delay", of: values("mean", prebind), most: new(0.1), unit: " s"},
+		{number: 9, what: "the same: worst", file: "delay", of: values("worst", prebind), by: highest, most: new(2.5), unit: " s"},
+		{number: 9, what: "the same: kube-scheduler without Prebind, mean", file: "delay", of: values("mean", "kube-scheduler"), unit: " s"},
+		{number: 9, what: "the same: kube-scheduler without Prebind, worst", file: "delay", of: values("worst", "kube-scheduler"), by: highest, unit: " s"},
+		{number: 10, what: "1,000 pods, waits of 40 s: claim bound → pod bound, median", file: "crowd", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same: p90", file: "crowd", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "the same: new replicas, median", file: "crowd", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "the same: new replicas, p90", file: "crowd", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "the same: kube-scheduler without Prebind, median", file: "crowd", of: milliseconds("p50", "kube-scheduler"), unit: " ms"},
+		{number: 10, what: "the same: kube-scheduler without Prebind, p90", file: "crowd", of: milliseconds("p90", "kube-scheduler"), unit: " ms"},
+		{number: 10, what: "the same: extra Bindings", file: "crowd", of: values("repeats", prebind), by: highest, most: new(2000.0)},
+		{number: 10, what: "the same: new replicas, extra Bindings", file: "crowd", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
+		{number: 10, what: "the same: FailedScheduling events", file: "crowd", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
+		{number: 10, what: "the same: p99 of other requests / kube-scheduler without Prebind", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
+		{number: 10, what: "1,000 pods, scheduler not exempt by the FlowSchema: median", file: "crowd-seats", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "scheduler not exempt: p90", file: "crowd-seats", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "scheduler not exempt: new replicas, median", file: "crowd-seats", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
+		{number: 10, what: "scheduler not exempt: new replicas, p90", file: "crowd-seats", of: milliseconds("p90", prebind+unlearned), most: new(6000.0), unit: " ms"},
+		{number: 10, what: "scheduler not exempt: extra Bindings", file: "crowd-seats", of: values("repeats", prebind), by: highest, most: new(2000.0)},
+		{number: 10, what: "scheduler not exempt: new replicas, extra Bindings", file: "crowd-seats", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
+		{number: 10, what: "scheduler not exempt: FailedScheduling events", file: "crowd-seats", of: values("FailedScheduling", prebind+unlearned), by: highest, most: new(0.0)},
+		{number: 11, what: "kill of a replica that holds 60 calls: claim bound → pod bound, worst", file: "lost", of: values("worst", "kill"), by: highest, most: new(10.0), unit: " s"},
+		{number: 11, what: "the same: mean", file: "lost", of: values("mean", "kill"), unit: " s"},
 		{number: 11, what: "rolling restart with 60 held calls: FailedScheduling events", file: "lost", of: values("FailedScheduling", "roll"), by: highest, most: new(0.0)},
 		{number: 11, what: "the same: claim bound → pod bound, worst", file: "lost", of: values("worst", "roll"), by: highest, unit: " s"},
+		{number: 12, what: "CPU time per bind, webhook" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, prebind, constant), most: new(1.35), unit: times, plotted: true},
+		{number: 12, what: "CPU time per bind, API server" + overConstant, file: "cpu", of: ratio(cpuOfAPIServer, prebind, constant), most: new(1.05), unit: times, plotted: true},
+		{number: 12, what: "CPU time per bind, webhook" + overFollowing, file: "cpu", of: ratio(cpuOfWebhook, prebind, following), unit: times, plotted: true},
+		{number: 12, what: "CPU time per bind, API server" + overFollowing, file: "cpu", of: ratio(cpuOfAPIServer, prebind, following), unit: times, plotted: true},
+		{number: 12, what: "constant webhook that caches pending pods, CPU time per bind" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, following, constant), unit: times, plotted: true},
 	}
 }
 
-// result is what came out of a row.
+// result is a row with its values.
 type result struct {
 	row
 	values []float64
 	value  float64
 }
 
-// of returns the result; false where there are no samples.
+// result returns false if there are no samples.
 func (r row) result(samples []stat.Sample) (result, bool) {
 	found := result{row: r, values: r.of(samples)}
 	if len(found.values) == 0 {
@@ -181,7 +189,7 @@ func (r result) met() string {
 	}
 }
 
-func (r row) aim() string {
+func (r row) target() string {
 	switch {
 	case r.most != nil:
 		return "≤ " + number(*r.most) + r.unit
@@ -192,16 +200,16 @@ func (r row) aim() string {
 	}
 }
 
-// line is the row in Markdown.
+// line returns the row in Markdown.
 func (r result) line() string {
 	spread := "–"
 	if len(r.values) > 1 {
 		spread = number(stat.Quantile(r.values, 0.25)) + " to " + number(stat.Quantile(r.values, 0.75))
 	}
-	return fmt.Sprintf("| %d | %s | %s | %s%s | %s | %d | %s |", r.number, r.what, r.aim(), number(r.value), r.unit, spread, len(r.values), r.met())
+	return fmt.Sprintf("| %d | %s | %s | %s%s | %s | %d | %s |", r.number, r.what, r.target(), number(r.value), r.unit, spread, len(r.values), r.met())
 }
 
-// number has two digits behind the point, where it has any at all.
+// number formats integers without a fraction and other values with two decimal places.
 func number(v float64) string {
 	if v == float64(int64(v)) {
 		return fmt.Sprintf("%d", int64(v))

@@ -22,20 +22,19 @@ import (
 
 const (
 	caName = "prebind-webhook-ca"
-	// early is how long before it is made a certificate begins to be valid: the
-	// clocks of the API servers may be behind, and that of who makes it ahead. What is
-	// not valid yet would fail every bind until it is.
+	// early is subtracted from the creation time of a certificate, because clocks differ between machines. A certificate
+	// that is not valid yet fails every bind.
 	early = 24 * time.Hour
 )
 
-// authority is a CA with its key, and both in PEM.
+// authority is a CA with its key.
 type authority struct {
 	cert            *x509.Certificate
 	key             crypto.Signer
 	certPEM, keyPEM []byte
 }
 
-// newAuthority makes a CA.
+// newAuthority creates a CA.
 func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: caName},
@@ -44,27 +43,27 @@ func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		IsCA:                  true,
 		BasicConstraintsValid: true,
-		MaxPathLenZero:        true, // It signs what serves, and no other CA.
+		MaxPathLenZero:        true, // It signs serving certificates only.
 	}
 	a := &authority{}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making the key of a CA: %w", err)
+		return nil, fmt.Errorf("creating the key of a CA: %w", err)
 	}
 	a.key = key
-	if a.cert, err = sign(template, template, key.Public(), key); err != nil {
-		return nil, fmt.Errorf("making a CA: %w", err)
+	if a.cert, err = sign(template, template, key.Public(), key); err == nil {
+		a.certPEM, err = cert.EncodeCertificates(a.cert)
 	}
-	if a.certPEM, err = cert.EncodeCertificates(a.cert); err != nil {
-		return nil, fmt.Errorf("making a CA: %w", err)
+	if err == nil {
+		a.keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
 	}
-	if a.keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
-		return nil, fmt.Errorf("making a CA: %w", err)
+	if err != nil {
+		return nil, fmt.Errorf("creating a CA: %w", err)
 	}
 	return a, nil
 }
 
-// parseAuthority reads what newAuthority made.
+// parseAuthority parses a CA and its key.
 func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
@@ -72,22 +71,22 @@ func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
 	}
 	key, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok || !pair.Leaf.IsCA {
-		return nil, errors.New("it is no CA")
+		return nil, errors.New("not a CA")
 	}
 	return &authority{cert: pair.Leaf, key: key, certPEM: certPEM, keyPEM: keyPEM}, nil
 }
 
-// leaf is what a replica serves, and the CA that signed it.
+// leaf is a serving certificate and the CA that signed it.
 type leaf struct {
 	tls *tls.Certificate
 	ca  *x509.Certificate
 }
 
-// issue makes a serving certificate that ends with the CA at the latest.
+// issue creates a serving certificate. It expires no later than the CA.
 func (a *authority) issue(now time.Time, validity time.Duration, names []string) (*leaf, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making the key of a certificate: %w", err)
+		return nil, fmt.Errorf("creating the key of a certificate: %w", err)
 	}
 	made, err := sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: names[0]},
@@ -103,7 +102,7 @@ func (a *authority) issue(now time.Time, validity time.Duration, names []string)
 	return &leaf{tls: &tls.Certificate{Certificate: [][]byte{made.Raw}, PrivateKey: key, Leaf: made}, ca: a.cert}, nil
 }
 
-// ends is when a certificate that is issued now would.
+// ends returns the expiration time of a certificate that is issued now.
 func (a *authority) ends(now time.Time, validity time.Duration) time.Time {
 	if end := now.Add(validity); end.Before(a.cert.NotAfter) {
 		return end

@@ -1,14 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package selfmanaged makes the webhook's certificates without anybody's help: a
-// CA in a Secret that all replicas share, and under it a certificate for each
-// replica, which never leaves its memory.
+// Package selfmanaged creates and rotates the certificates of the webhook. All replicas share a CA in a Secret. Each replica
+// has its own serving certificate, which never leaves its memory.
 //
-// All replicas do the same, and whichever is first does it for all. What is to be
-// done next is a pure function of the Secret, of what the webhook configuration
-// trusts, and of the time; see lives.next. A CA is changed in steps, so that at no
-// moment a replica serves what an API server does not trust:
+// All replicas run the same steps, and the first one to write takes effect. The next step is a pure function of the Secret,
+// of the CAs in the webhook configuration, and of the time; see lives.next. A rotation has several steps, so that
+// no replica ever serves a certificate that an API server does not trust:
 //
 //	create ─▶ inject ─▶ serve ─▶ add the next CA ─▶ inject ─▶ wait ─▶ promote it
 //	                      ▲                                            │

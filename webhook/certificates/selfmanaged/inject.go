@@ -19,18 +19,17 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// injectedByOthers is the beginning of the annotations by which cert-manager is
-// asked to write the CA bundle.
+// injectedByOthers is the prefix of the annotations that make cert-manager write the CA bundle.
 const injectedByOthers = "cert-manager.io/inject-"
 
-// injected are the CAs that every webhook of the configuration trusts.
+// injected returns the CAs that are in the bundles of all webhooks of the configuration.
 func injected(config *admissionregistrationv1.MutatingWebhookConfiguration) []*x509.Certificate {
 	if config == nil {
 		return nil
 	}
 	var all []*x509.Certificate
 	for i := range config.Webhooks {
-		// What cannot be read trusts nothing.
+		// The API server trusts no CA of an invalid bundle.
 		these, _ := cert.ParseCertsPEM(config.Webhooks[i].ClientConfig.CABundle)
 		if i == 0 {
 			all = these
@@ -41,30 +40,28 @@ func injected(config *admissionregistrationv1.MutatingWebhookConfiguration) []*x
 	return all
 }
 
-// lacks tells whether a webhook of the configuration has another bundle.
+// lacks reports whether a webhook of the configuration has another bundle.
 func lacks(config *admissionregistrationv1.MutatingWebhookConfiguration, bundle []byte) bool {
 	return slices.ContainsFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
 		return !bytes.Equal(w.ClientConfig.CABundle, bundle)
 	})
 }
 
-// contested returns an error if somebody else is asked to write the bundle.
+// contested returns an error if cert-manager also writes the bundle.
 func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	for name := range config.Annotations {
 		if strings.HasPrefix(name, injectedByOthers) {
-			return fmt.Errorf("the annotation %s of MutatingWebhookConfiguration %s has cert-manager write the CA bundle: remove it, or --self-managed-certs", name, config.Name)
+			return fmt.Errorf("MutatingWebhookConfiguration %s: cert-manager writes the CA bundle because of the annotation %s: remove the annotation or --self-managed-certs", config.Name, name)
 		}
 	}
 	return nil
 }
 
-// inject writes the bundle of the Secret into every webhook of the configuration,
-// and touches nothing else.
+// inject writes the bundle of the Secret to every webhook of the configuration.
 //
-// Another replica may be ahead of this one's caches, and what it wrote must not be
-// undone. So the configuration is read first and the Secret after it: if the patch
-// finds the configuration as it was read, then the bundle is not older than what it
-// replaces.
+// The caches may be older than the last write of another replica, which inject must not undo. Therefore it reads the
+// configuration first and the Secret second, and the patch fails if the configuration has changed. The bundle is then never
+// older than the one that it replaces.
 func (m *Manager) inject(ctx context.Context) error {
 	config, err := m.configs().Get(ctx, m.o.Configuration, metav1.GetOptions{})
 	if err != nil {
@@ -76,21 +73,21 @@ func (m *Manager) inject(ctx context.Context) error {
 	}
 	r, err := parseRecord(secret)
 	if err != nil {
-		return fmt.Errorf("the Secret %s: %w", SecretName, err)
+		return fmt.Errorf("Secret %s: %w", SecretName, err)
 	}
 	patch, err := bundlePatch(config, r.bundle)
 	if err != nil || patch == nil {
 		return err
 	}
 	if _, err := m.configs().Patch(ctx, m.o.Configuration, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: fieldManager}); err != nil {
-		return fmt.Errorf("writing the CA bundle into MutatingWebhookConfiguration %s: %w", m.o.Configuration, err)
+		return fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.Configuration, err)
 	}
 	m.o.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.Configuration, "cas", len(r.bundle))
 	return nil
 }
 
-// bundlePatch is the JSON patch that gives the configuration the bundle, and fails
-// if that has changed since; nil if there is nothing to change.
+// bundlePatch returns the JSON patch that sets the bundle, or nil if there is nothing to change. The patch fails if the
+// configuration has changed.
 func bundlePatch(config *admissionregistrationv1.MutatingWebhookConfiguration, cas []*x509.Certificate) ([]byte, error) {
 	bundle, err := cert.EncodeCertificates(cas...)
 	if err != nil {
@@ -107,7 +104,7 @@ func bundlePatch(config *admissionregistrationv1.MutatingWebhookConfiguration, c
 		Path  string `json:"path"`
 		Value any    `json:"value"`
 	}
-	// A resourceVersion that is another one by now makes it a conflict.
+	// A different resourceVersion makes the patch a conflict.
 	patch := []operation{{"replace", "/metadata/resourceVersion", config.ResourceVersion}}
 	for i := range config.Webhooks {
 		patch = append(patch, operation{"add", fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), bundle})

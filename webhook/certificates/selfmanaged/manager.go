@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,19 +28,19 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// What the product takes unless flags say otherwise.
+// Defaults of the flags.
 const (
 	DefaultCAValidity   = 365 * 24 * time.Hour
 	DefaultCertValidity = 7 * 24 * time.Hour
-	// DefaultOverlap is far more than a watch event takes to every API server.
+	// DefaultOverlap is longer than a watch event needs to reach every API server.
 	DefaultOverlap = time.Minute
 )
 
 const (
 	fieldManager = "prebind"
-	// oneCall is how long a call of the API server may take.
+	// oneCall is the timeout of the API calls of one step.
 	oneCall = 10 * time.Second
-	// retry is the pause after something failed.
+	// retry is the pause after an error.
 	retry = time.Second
 )
 
@@ -59,48 +60,48 @@ type Recorder interface {
 	Changed(certificate string, err error)
 }
 
-var errNoConfiguration = errors.New("no MutatingWebhookConfiguration")
+var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
 
-// Options of a Manager. All fields are required.
+// Options are the options of a Manager. All fields are required.
 type Options struct {
 	Client kubernetes.Interface
-	// Namespace is where the Secret and the Service are.
+	// Namespace of the Secret and the Service.
 	Namespace string
-	// Service is what the API server calls the webhook by.
+	// Service through which the API server calls the webhook.
 	Service string
 	// Configuration is the name of the MutatingWebhookConfiguration.
 	Configuration string
-	// CAValidity and CertValidity are how long a CA and a certificate are valid. Both
-	// are renewed when two thirds of that are over.
+	// CAValidity and CertValidity are the validity of a CA and of a serving certificate. Both are renewed after two thirds of
+	// that time.
 	CAValidity, CertValidity time.Duration
-	// Overlap is how long a CA is trusted before anything is signed by it.
+	// Overlap is the time for which a CA is trusted before it signs.
 	Overlap time.Duration
 	Clock   clock.WithTicker
 	Log     klog.Logger
 	Metrics Recorder
 }
 
-// Manager keeps the CA, what the API server trusts, and this replica's certificate
-// up to date while Start runs. Its other methods are safe for concurrent use.
+// Manager keeps the CA, the CA bundle of the webhook configuration, and this replica's certificate up to date while Start runs.
+// Its other methods are safe for concurrent use.
 type Manager struct {
 	o     Options
 	lives lives
 	names []string
 
 	served atomic.Pointer[leaf]
-	// waits is why nothing is served yet.
+	// waits is the reason why there is no certificate yet.
 	waits atomic.Pointer[string]
 
-	// These are Start's.
+	// The following fields belong to Start.
 	known   *record
 	trusted trust
-	// told is the problem that the log has last.
+	// told is the last problem in the log.
 	told string
-	// garbled is the version of the Secret that the log has last said makes no sense.
+	// garbled is the version of the last invalid Secret in the log.
 	garbled string
 }
 
-// New checks the options and starts nothing.
+// New returns an error if an option is missing or not valid. It starts nothing.
 func New(o Options) (*Manager, error) {
 	if o.Client == nil || o.Namespace == "" || o.Service == "" || o.Configuration == "" || o.Clock == nil || o.Metrics == nil {
 		return nil, errors.New("self-managed certificates: Client, Namespace, Service, Configuration, Clock and Metrics are required")
@@ -109,15 +110,15 @@ func New(o Options) (*Manager, error) {
 	if err := m.lives.validate(); err != nil {
 		return nil, err
 	}
-	// The API server calls it by the first.
+	// The API server uses the first name.
 	name := o.Service + "." + o.Namespace + ".svc"
 	m.names = []string{name, name + ".cluster.local"}
-	m.wait(fmt.Errorf("the Secret %s and MutatingWebhookConfiguration %s have not been read", SecretName, o.Configuration))
+	m.wait(fmt.Errorf("Secret %s and MutatingWebhookConfiguration %s: not read yet", SecretName, o.Configuration))
 	return m, nil
 }
 
-// GetCertificate is for tls.Config. It fails while there is no certificate that the
-// API server would trust.
+// GetCertificate implements the function of the same name in tls.Config. It returns an error while there is no certificate
+// that the API server trusts.
 func (m *Manager) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if served := m.served.Load(); served != nil {
 		return served.tls, nil
@@ -125,19 +126,18 @@ func (m *Manager) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	return nil, m.Ready()
 }
 
-// Ready returns why there is no certificate yet that the API server trusts, or nil.
+// Ready returns an error while there is no certificate that the API server trusts.
 func (m *Manager) Ready() error {
 	if m.served.Load() != nil {
 		return nil
 	}
-	return fmt.Errorf("there is no certificate yet that the API server trusts: %s", *m.waits.Load())
+	return fmt.Errorf("no certificate that the API server trusts: %s", *m.waits.Load())
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica has a
-// certificate of its own.
+// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica has its own certificate.
 func (*Manager) NeedLeaderElection() bool { return false }
 
-// Start works until the context ends. It implements manager.Runnable.
+// Start keeps everything up to date until the context ends. It implements manager.Runnable.
 func (m *Manager) Start(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
 	secrets, err := watched(coreinformers.NewFilteredSecretInformer(m.o.Client, m.o.Namespace, 0, nil, only(SecretName)), changed)
@@ -148,23 +148,15 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		secrets.RunWithContext(ctx)
-	}()
-	defer func() { <-done }()
-	also := make(chan struct{})
-	go func() {
-		defer close(also)
-		configs.RunWithContext(ctx)
-	}()
-	defer func() { <-also }()
+	var informers sync.WaitGroup
+	defer informers.Wait()
+	informers.Go(func() { secrets.RunWithContext(ctx) })
+	informers.Go(func() { configs.RunWithContext(ctx) })
 	if !cache.WaitForCacheSync(ctx.Done(), secrets.HasSynced, configs.HasSynced) {
 		return nil // The context has ended.
 	}
 	for {
-		// Several changes become due with time alone, and none of them to the second.
+		// Some steps depend on the time alone. None of them needs to be exact.
 		pause := m.o.Overlap / 4
 		if err := m.work(ctx, one[*corev1.Secret](secrets), one[*admissionregistrationv1.MutatingWebhookConfiguration](configs)); err != nil {
 			pause = min(pause, retry)
@@ -181,7 +173,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 }
 
-// work does what is to be done now, and tells what keeps it from that.
+// work takes all steps that are due, and reports errors.
 func (m *Manager) work(ctx context.Context, secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, oneCall)
 	defer cancel()
@@ -191,14 +183,14 @@ func (m *Manager) work(ctx context.Context, secret *corev1.Secret, config *admis
 	return err
 }
 
-// look makes the view, and remembers what of it is needed later.
+// look returns the view, and stores the parts that later views need.
 func (m *Manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) view {
 	now := m.o.Clock.Now()
 	m.trusted = m.trusted.seen(now, injected(config))
 	held, err := parseRecord(secret)
 	if err != nil && secret != nil && secret.ResourceVersion != m.garbled {
 		m.garbled = secret.ResourceVersion
-		m.o.Log.Error(err, "The Secret with the CA makes no sense", "secret", SecretName)
+		m.o.Log.Error(err, "The Secret with the CA is not valid", "secret", SecretName)
 	}
 	v := view{now: now, held: held, known: m.known, trusted: m.trusted}
 	if held != nil {
@@ -231,7 +223,7 @@ func (m *Manager) certify(v view) error {
 	return nil
 }
 
-// step brings the Secret on by one step. The watch tells of it.
+// step takes one step of the Secret. The event of the watch starts the next one.
 func (m *Manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
 	s := m.lives.next(v)
 	if s == stepNone {
@@ -241,37 +233,36 @@ func (m *Manager) step(ctx context.Context, v view, secret *corev1.Secret) error
 	if err != nil {
 		return err
 	}
+	next := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.o.Namespace, Name: SecretName}, Type: corev1.SecretTypeOpaque}
+	if secret != nil {
+		next = secret.DeepCopy()
+	}
+	if err := r.write(next); err != nil {
+		return err
+	}
 	if secret == nil {
-		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.o.Namespace, Name: SecretName}, Type: corev1.SecretTypeOpaque}
-		if err := r.write(secret); err != nil {
-			return err
-		}
-		_, err = m.secrets().Create(ctx, secret, metav1.CreateOptions{FieldManager: fieldManager})
+		_, err = m.secrets().Create(ctx, next, metav1.CreateOptions{FieldManager: fieldManager})
 	} else {
-		secret = secret.DeepCopy() // The cache's own.
-		if err := r.write(secret); err != nil {
-			return err
-		}
-		_, err = m.secrets().Update(ctx, secret, metav1.UpdateOptions{FieldManager: fieldManager})
+		_, err = m.secrets().Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	switch {
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && secret.UID != "":
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && next.UID != "":
 		m.o.Log.V(2).Info("Another replica changed the Secret with the CA first", "secret", SecretName)
-		return nil // The watch tells of it.
+		return nil // The watch reports it.
 	case err != nil:
-		return fmt.Errorf("writing the Secret %s/%s: %w", m.o.Namespace, SecretName, err)
+		return fmt.Errorf("writing Secret %s/%s: %w", m.o.Namespace, SecretName, err)
 	}
 	m.o.Log.Info("Changed the Secret with the CA", "secret", SecretName, "step", s, "expires", r.current.cert.NotAfter, "trusted", len(r.bundle))
 	return nil
 }
 
-// trust sees that the API server trusts what the Secret says.
+// trust ensures that the webhook configuration contains the CAs of the Secret.
 func (m *Manager) trust(ctx context.Context, v view, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	switch {
 	case config == nil:
-		return fmt.Errorf("there is %w %s: nobody calls this webhook, and the CA is written there when it appears", errNoConfiguration, m.o.Configuration)
+		return fmt.Errorf("%w %s: apply it; Prebind then writes the CA bundle to it", errNoConfiguration, m.o.Configuration)
 	case v.held == nil:
-		return nil // The step before sees to that.
+		return nil // The next step of the Secret comes first.
 	}
 	if err := contested(config); err != nil {
 		return err
@@ -282,17 +273,17 @@ func (m *Manager) trust(ctx context.Context, v view, config *admissionregistrati
 	}
 	err = m.inject(ctx)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		m.o.Log.V(2).Info("Another one changed the webhook configuration first", "webhookConfiguration", m.o.Configuration, "reason", err.Error())
-		return nil // The watch tells of it.
+		m.o.Log.V(2).Info("Another client changed the webhook configuration first", "webhookConfiguration", m.o.Configuration, "reason", err.Error())
+		return nil // The watch reports it.
 	}
 	return err
 }
 
-// tell says once what keeps certificates from being what they should.
+// tell logs an error once.
 func (m *Manager) tell(err error) {
 	if err == nil {
 		m.told = ""
-		m.wait(errors.New("the webhook configuration has not been told of the CA"))
+		m.wait(errors.New("waiting for the CA bundle in the webhook configuration"))
 		return
 	}
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -302,10 +293,10 @@ func (m *Manager) tell(err error) {
 	}
 	m.told = text
 	if errors.Is(err, errNoConfiguration) {
-		m.o.Log.Info("The CA bundle has nowhere to go", "reason", text)
+		m.o.Log.Info("Waiting for the webhook configuration", "reason", text)
 		return
 	}
-	m.o.Log.Error(err, "Certificates cannot be kept up to date: what is served stays as it is")
+	m.o.Log.Error(err, "Could not update certificates: the current ones stay in use")
 	m.o.Metrics.Changed(CA, err)
 }
 
@@ -322,19 +313,19 @@ func (m *Manager) configs() admissionclient.MutatingWebhookConfigurationInterfac
 	return m.o.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 }
 
-// only selects the one object of this name.
+// only selects the object with this name.
 func only(name string) func(*metav1.ListOptions) {
 	return func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	}
 }
 
-// watched has the informer tell of every change.
+// watched sends to changed on every event of the informer.
 func watched(informer cache.SharedIndexInformer, changed chan<- struct{}) (cache.SharedIndexInformer, error) {
 	tell := func() {
 		select {
 		case changed <- struct{}{}:
-		default: // It has been told already.
+		default: // A signal is already pending.
 		}
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -348,7 +339,7 @@ func watched(informer cache.SharedIndexInformer, changed chan<- struct{}) (cache
 	return informer, nil
 }
 
-// one returns the only object that the informer watches, or nil.
+// one returns the object that the informer watches, or nil.
 func one[T any](informer cache.SharedIndexInformer) T {
 	var object T
 	for _, x := range informer.GetStore().List() {

@@ -34,22 +34,22 @@ func TestMends(t *testing.T) {
 		bundle, err := cert.EncodeCertificates(first.bundle...)
 		require.NoError(t, err)
 
-		// kubectl apply of the shipped manifests takes the bundle away.
+		// kubectl apply of the shipped manifests removes the bundle.
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
 			c.Webhooks[0].ClientConfig.CABundle = nil
 		})
 		synctest.Wait()
-		assert.Equal(t, bundle, w.config().Webhooks[0].ClientConfig.CABundle, "at once")
+		assert.Equal(t, bundle, w.config().Webhooks[0].ClientConfig.CABundle, "immediately")
 
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
 			c.Webhooks = append(c.Webhooks, webhooks(nil).Webhooks...)
 			c.Webhooks[1].Name = "another.prebind.dev"
 		})
 		synctest.Wait()
-		assert.Equal(t, bundle, w.config().Webhooks[1].ClientConfig.CABundle, "every webhook of the configuration")
+		assert.Equal(t, bundle, w.config().Webhooks[1].ClientConfig.CABundle, "the bundle is in every webhook of the configuration")
 		want := webhooks(bundle, bundle)
 		want.Webhooks[1].Name = "another.prebind.dev"
-		assert.Equal(t, want.Webhooks, w.config().Webhooks, "and nothing else")
+		assert.Equal(t, want.Webhooks, w.config().Webhooks, "nothing else changes")
 
 		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), SecretName, metav1.DeleteOptions{}))
 		synctest.Wait()
@@ -60,23 +60,23 @@ func TestMends(t *testing.T) {
 		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the CA is not lost with its Secret")
 		a.stop()
 		b.stop()
-		assert.Equal(t, 1, strings.Count(a.log.String(), "makes no sense"))
+		assert.Equal(t, 1, strings.Count(a.log.String(), "is not valid"))
 	})
 }
 
-// While nobody is there to be called, replicas wait for that, and say so once.
+// Without a webhook configuration, replicas wait and log once.
 func TestWithoutConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.start(times)
 		pass(time.Hour)
-		require.ErrorContains(t, r.Ready(), "no MutatingWebhookConfiguration prebind")
+		require.ErrorContains(t, r.Ready(), "missing MutatingWebhookConfiguration prebind")
 		_, err := r.GetCertificate(nil)
-		require.ErrorContains(t, err, "no certificate yet")
+		require.ErrorContains(t, err, "no certificate that the API server trusts")
 		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
 		require.NoError(t, err)
 		synctest.Wait()
-		require.NoError(t, r.Ready(), "at once")
+		require.NoError(t, r.Ready(), "immediately")
 		served, err := r.GetCertificate(nil)
 		require.NoError(t, err)
 		assert.Equal(t, []string{"prebind-webhook.prebind-system.svc", "prebind-webhook.prebind-system.svc.cluster.local"}, served.Leaf.DNSNames)
@@ -85,13 +85,13 @@ func TestWithoutConfiguration(t *testing.T) {
 
 		require.NoError(t, w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(t.Context(), config, metav1.DeleteOptions{}))
 		pass(time.Minute)
-		require.NoError(t, r.Ready(), "a replica that serves goes on")
+		require.NoError(t, r.Ready(), "a replica with a certificate stays ready")
 		r.stop()
-		assert.Equal(t, 2, strings.Count(r.log.String(), "nowhere to go"), "once for each time:\n%s", r.log)
+		assert.Equal(t, 2, strings.Count(r.log.String(), "Waiting for the webhook configuration"), "one line for each time:\n%s", r.log)
 	})
 }
 
-// Nothing is served before the API server trusts it, and a problem is told once.
+// A replica serves no certificate before the API server trusts it. It logs a problem once.
 func TestWithoutPermission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
@@ -107,13 +107,13 @@ func TestWithoutPermission(t *testing.T) {
 		assert.NotContains(t, r.Ready().Error(), "\n")
 		w.client.Before(nil)
 		pass(2 * time.Second)
-		require.NoError(t, r.Ready(), "it is tried again")
+		require.NoError(t, r.Ready(), "the write is retried")
 		r.stop()
-		assert.Equal(t, 1, strings.Count(r.log.String(), "cannot be kept up to date"), "%s", r.log)
+		assert.Equal(t, 1, strings.Count(r.log.String(), "Could not update certificates"), "%s", r.log)
 	})
 }
 
-// Where cert-manager is asked to write the bundle, nobody fights with it.
+// Prebind does not write a bundle that cert-manager writes.
 func TestContested(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := webhooks([]byte("its own"))
@@ -130,7 +130,7 @@ func TestContested(t *testing.T) {
 	})
 }
 
-// A replica whose caches are behind does not undo what another one has written.
+// A replica with old caches does not undo a write of another replica.
 func TestBehindAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
@@ -157,7 +157,7 @@ func TestInjected(t *testing.T) {
 	assert.Empty(t, injected(webhooks(nil)))
 	assert.Empty(t, injected(webhooks([]byte("x"), both)))
 	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, injected(webhooks(both)))
-	assert.Equal(t, []*x509.Certificate{b.cert}, injected(webhooks(both, b.certPEM)), "what every webhook trusts")
+	assert.Equal(t, []*x509.Certificate{b.cert}, injected(webhooks(both, b.certPEM)), "only CAs that are in every bundle count")
 }
 
 func TestNew(t *testing.T) {

@@ -16,13 +16,12 @@ import (
 )
 
 const (
-	// SecretName is the Secret with the CA, in Prebind's namespace: tls.crt and
-	// tls.key are the CA that signs; ca.crt are all CAs to be trusted; next.crt and
-	// next.key are there while the next CA is made known.
+	// SecretName is the name of the Secret with the CA in Prebind's namespace. tls.crt and tls.key are the CA that signs,
+	// ca.crt contains all trusted CAs, and next.crt and next.key exist while the next CA is being distributed.
 	SecretName = "prebind-webhook-ca"
-	// RotateAnnotation on the Secret, with any value, has the CA changed now.
+	// RotateAnnotation on the Secret, with any value, requests a new CA.
 	RotateAnnotation = "prebind.dev/rotate"
-	// promotedAnnotation says since when the CA signs.
+	// promotedAnnotation is the time since which the CA signs.
 	promotedAnnotation = "prebind.dev/promoted-at"
 
 	bundleKey   = "ca.crt"
@@ -30,22 +29,22 @@ const (
 	nextKeyKey  = "next.key"
 )
 
-// record is what the Secret holds. It is not changed once it is made.
+// record is the content of the Secret. It is immutable.
 type record struct {
-	// current signs; next is nil unless it is being made known.
+	// current signs. next is nil unless it is being distributed.
 	current, next *authority
-	// bundle are the CAs to be trusted: current, next and earlier ones.
+	// bundle contains the trusted CAs: current, next and earlier ones.
 	bundle []*x509.Certificate
-	// promoted is since when current signs; zero if that is not known.
+	// promoted is the time since which current signs, or zero if it is unknown.
 	promoted time.Time
-	// rotate says that somebody asked for another CA.
+	// rotate requests a new CA.
 	rotate bool
 }
 
-// parseRecord reads a Secret. Whatever does not fit together is an error.
+// parseRecord parses a Secret. It returns an error if the parts do not match.
 func parseRecord(secret *corev1.Secret) (*record, error) {
 	if secret == nil {
-		return nil, errors.New("there is no Secret")
+		return nil, errors.New("missing Secret")
 	}
 	r := &record{}
 	var err error
@@ -61,15 +60,15 @@ func parseRecord(secret *corev1.Secret) (*record, error) {
 		return nil, fmt.Errorf("%s: %w", bundleKey, err)
 	}
 	if !holds(r.bundle, r.current.cert) || r.next != nil && !holds(r.bundle, r.next.cert) {
-		return nil, fmt.Errorf("%s does not hold the CAs that sign", bundleKey)
+		return nil, fmt.Errorf("%s does not contain the signing CAs", bundleKey)
 	}
-	// Without it, or with one that nobody can read, the time begins anew.
+	// An invalid time is unknown, as a missing one.
 	r.promoted, _ = time.Parse(time.RFC3339, secret.Annotations[promotedAnnotation])
 	_, r.rotate = secret.Annotations[RotateAnnotation]
 	return r, nil
 }
 
-// write puts the record into a Secret, whatever was in there.
+// write replaces the content of a Secret.
 func (r *record) write(secret *corev1.Secret) error {
 	bundle, err := cert.EncodeCertificates(r.bundle...)
 	if err != nil {
@@ -90,7 +89,7 @@ func (r *record) write(secret *corev1.Secret) error {
 	return nil
 }
 
-// earlier are the CAs that are trusted and neither sign nor will.
+// earlier returns the trusted CAs that no longer sign.
 func (r *record) earlier() []*x509.Certificate {
 	return without(r.bundle, func(c *x509.Certificate) bool {
 		return c.Equal(r.current.cert) || r.next != nil && c.Equal(r.next.cert)
@@ -101,7 +100,7 @@ func holds(bundle []*x509.Certificate, ca *x509.Certificate) bool {
 	return slices.ContainsFunc(bundle, ca.Equal)
 }
 
-// without returns those that drop is false for, in a slice of its own.
+// without returns a copy of the bundle without the CAs for which drop returns true.
 func without(bundle []*x509.Certificate, drop func(*x509.Certificate) bool) []*x509.Certificate {
 	return slices.DeleteFunc(slices.Clone(bundle), drop)
 }

@@ -11,54 +11,50 @@ import (
 	"time"
 )
 
-// lives are the times that the steps keep.
+// lives contains the durations that determine the steps.
 type lives struct {
-	// ca and cert are how long a CA and a serving certificate are valid.
+	// ca and cert are the validity of a CA and of a serving certificate.
 	ca, cert time.Duration
-	// overlap is how long a CA is trusted before anything is signed by it: until
-	// every API server has heard of it.
+	// overlap is the time for which a CA is trusted before it signs. In this time every API server receives it.
 	overlap time.Duration
 }
 
-// CheckLives returns an error unless certificates and CAs that are valid for so long
-// can be changed well before they end.
+// CheckLives returns an error if the durations are too short to rotate certificates and CAs before they expire.
 func CheckLives(ca, cert, overlap time.Duration) error {
 	return lives{ca: ca, cert: cert, overlap: overlap}.validate()
 }
 
-// validate returns an error unless a CA can be changed well before it ends.
+// validate returns an error if the durations are too short for a rotation.
 func (l lives) validate() error {
 	switch {
 	case l.overlap < time.Second:
-		return fmt.Errorf("the overlap of CAs, %s, is less than a second", l.overlap)
+		return fmt.Errorf("overlap of CAs: must be at least 1s, got %s", l.overlap)
 	case l.cert < 4*l.overlap:
-		return fmt.Errorf("the validity of certificates, %s, is less than four times the overlap of CAs, %s", l.cert, l.overlap)
+		return fmt.Errorf("validity of certificates: must be at least four times the overlap of CAs (%s), got %s", l.overlap, l.cert)
 	case l.ca < 4*l.cert:
-		return fmt.Errorf("the validity of CAs, %s, is less than four times that of certificates, %s", l.ca, l.cert)
+		return fmt.Errorf("validity of CAs: must be at least four times the validity of certificates (%s), got %s", l.cert, l.ca)
 	default:
 		return nil
 	}
 }
 
-// renewal is when two thirds of a validity are over.
+// renewal returns the time at which two thirds of the validity have passed.
 func renewal(c *x509.Certificate, validity time.Duration) time.Time {
 	return c.NotAfter.Add(-validity / 3)
 }
 
-// view is all that a step is decided by.
+// view is the input of a decision about the next step.
 type view struct {
 	now time.Time
-	// held is what the Secret holds; nil without a Secret, or with one that makes
-	// no sense.
+	// held is the content of the Secret, or nil if the Secret is missing or not valid.
 	held *record
-	// known is the last good record that this replica saw, nil if none.
+	// known is the last valid record that this replica has seen, or nil.
 	known *record
-	// trusted are the CAs that the webhook configuration trusts, each since when
-	// this replica has seen that.
+	// trusted contains the CAs in the webhook configuration.
 	trusted trust
 }
 
-// trust are CAs that are trusted, with the time since when this is known.
+// trust contains trusted CAs with the time at which this replica first saw them.
 type trust []trusted
 
 type trusted struct {
@@ -66,12 +62,12 @@ type trusted struct {
 	since time.Time
 }
 
-// has tells whether the CA has been trusted for so long.
+// has reports whether the CA has been trusted for at least the given duration.
 func (t trust) has(ca *x509.Certificate, now time.Time, long time.Duration) bool {
 	return slices.ContainsFunc(t, func(x trusted) bool { return x.ca.Equal(ca) && now.Sub(x.since) >= long })
 }
 
-// seen returns what is trusted now, with what is known from before.
+// seen returns the CAs that are trusted now. It keeps the times of CAs that are already known.
 func (t trust) seen(now time.Time, cas []*x509.Certificate) trust {
 	var next trust
 	for _, ca := range cas {
@@ -89,15 +85,15 @@ type step string
 
 const (
 	stepNone    step = ""
-	stepCreate  step = "made a CA"
-	stepRestore step = "restored the CA"
-	stepAdd     step = "made the next CA"
-	stepPromote step = "promoted the next CA"
-	stepDate    step = "noted the time"
-	stepDrop    step = "dropped earlier CAs"
+	stepCreate  step = "create CA"
+	stepRestore step = "restore CA"
+	stepAdd     step = "add next CA"
+	stepPromote step = "promote next CA"
+	stepDate    step = "record promotion time"
+	stepDrop    step = "drop earlier CAs"
 )
 
-// next decides what to do to the Secret now.
+// next returns the step to take now.
 func (l lives) next(v view) step {
 	r := v.held
 	switch {
@@ -113,10 +109,9 @@ func (l lives) next(v view) step {
 		return stepAdd
 	case len(r.earlier()) == 0:
 		return stepNone
-	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Or in a future that is no clock's.
+	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Or an impossible time.
 		return stepDate
-	// A replica that has heard of nothing since the CA was promoted serves a
-	// certificate of the one before, until that ends.
+	// A replica without a connection since the promotion serves a certificate of the earlier CA until that expires.
 	case !v.now.Before(r.promoted.Add(l.cert + l.overlap)):
 		return stepDrop
 	default:
@@ -124,7 +119,7 @@ func (l lives) next(v view) step {
 	}
 }
 
-// take makes the record that the step leads to.
+// take returns the record after the step.
 func (l lives) take(s step, v view) (*record, error) {
 	switch s {
 	case stepCreate:
@@ -153,11 +148,11 @@ func (l lives) take(s step, v view) (*record, error) {
 		return &r, nil
 	case stepNone:
 	}
-	return nil, errors.New("there is nothing to do")
+	return nil, errors.New("no step")
 }
 
-// create makes a record with a new CA. Whatever the webhook configuration trusts
-// stays trusted as after any change of the CA: replicas may be serving it.
+// create returns a record with a new CA. The CAs in the webhook configuration stay trusted for a while, because replicas may
+// serve their certificates.
 func (l lives) create(v view) (*record, error) {
 	ca, err := newAuthority(v.now, l.ca)
 	if err != nil {
@@ -172,8 +167,8 @@ func (l lives) create(v view) (*record, error) {
 	return r, nil
 }
 
-// renews tells whether a replica that serves this leaf, or none, makes itself
-// another one now. It never serves what the webhook configuration does not trust.
+// renews reports whether a replica creates a new serving certificate now. served may be nil. A replica never serves a
+// certificate of a CA that is not in the webhook configuration.
 func (l lives) renews(v view, served *leaf) bool {
 	if v.held == nil {
 		return false
@@ -184,12 +179,12 @@ func (l lives) renews(v view, served *leaf) bool {
 	}
 	switch {
 	case served == nil:
-		// A CA that came to others, without having been made known before, is not
-		// known everywhere at once. Since when it signs is noted soon, where it is not.
+		// A CA that was created while others are trusted does not reach all API servers at the same moment. If the promotion
+		// time is unknown, a later step records it.
 		since := v.now.Sub(v.held.promoted)
 		return len(v.held.earlier()) == 0 || !v.held.promoted.IsZero() && (since < 0 || since >= l.overlap)
 	case !v.now.Before(served.tls.Leaf.NotAfter), !v.trusted.has(served.ca, v.now, 0):
-		return true // Nobody trusts what is served.
+		return true // The API server does not trust the current certificate.
 	case !served.ca.Equal(current.cert):
 		return v.trusted.has(current.cert, v.now, l.overlap)
 	default:

@@ -1,0 +1,67 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// TestExplainRole: the optional ClusterRole permits prebind explain in one namespace, and no bind.
+func TestExplainRole(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 1)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "explain"))
+	b, other := newBench(t, w, nil), newBench(t, w, nil)
+	const user = "ana"
+	_, err := w.client.RbacV1().RoleBindings(b.ns).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "explain"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "prebind-explain"},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	config := rest.CopyConfig(w.cluster.Config())
+	config.Impersonate.UserName = user
+	ana, err := kubernetes.NewForConfig(config)
+	require.NoError(t, err)
+
+	// No pod has this name, so nothing is bound before the policy is in force.
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		err := ana.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{})
+		assert.ErrorContains(c, err, "permits only dry runs")
+	}, patience, again, "the policy should be in force")
+
+	b.claim("data", b.dynamic("10m"))
+	b.pod(byHand, "data")
+	other.pod(byHand)
+	out, errs, code := b.command("explain", "pod", "--node=node-1", "-n="+b.ns, "--as="+user)
+	assert.Equal(t, 1, code, "%s", errs)
+	assert.Contains(t, out, "waiting for PersistentVolumeClaim "+b.ns+"/data")
+
+	err = ana.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{})
+	assert.True(t, apierrors.IsForbidden(err), "%v", err)
+	assert.ErrorContains(t, err, user+": the ClusterRole prebind-explain permits only dry runs of Bindings")
+	claim, err := w.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.NotContains(t, claim.Annotations, volume.AnnSelectedNode, "Prebind prepares nothing for a rejected Binding")
+
+	_, errs, code = b.command("explain", "pod", "--node=node-1", "-n="+other.ns, "--as="+user)
+	assert.Equal(t, 3, code, "a tenant cannot read the pods of another")
+	assert.Contains(t, errs, "cannot get resource \"pods\"")
+
+	require.NoError(t, other.bindByHand(other.binding("node-1")), "administrators can bind")
+	scheduled := newBench(t, w, nil)
+	scheduled.pod(cluster.DefaultScheduler)
+	scheduled.untilBound()
+}
