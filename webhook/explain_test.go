@@ -29,8 +29,7 @@ func explanation() binder.Explanation {
 	}
 }
 
-// What goes through a warning comes out as it was, and fits into what the API
-// server passes on.
+// An encoded explanation fits into a warning and is decoded without loss.
 func TestExplanation(t *testing.T) {
 	text, err := encodeExplanation(explanation())
 	require.NoError(t, err)
@@ -41,14 +40,14 @@ func TestExplanation(t *testing.T) {
 
 	got, err = DecodeExplanation("prebind: dry run: something")
 	require.NoError(t, err)
-	assert.Nil(t, got, "another warning is none")
+	assert.Nil(t, got, "other warnings are not explanations")
 	for _, broken := range []string{"", "***", "AAAA", text[len(explanationPrefix) : len(text)-9]} {
 		_, err = DecodeExplanation(explanationPrefix + broken)
 		require.Error(t, err, "%q", broken)
 	}
 }
 
-// noise cannot be compressed.
+// noise is text that cannot be compressed.
 func noise(seed, n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -70,13 +69,13 @@ func TestLargeExplanation(t *testing.T) {
 		annotations map[string]string
 		check       func(t *testing.T, x *binder.Explanation)
 	}{
-		"Shortened": {reason: "a long value is shown in part", annotations: values(3, 20000), check: func(t *testing.T, x *binder.Explanation) {
+		"Shortened": {reason: "long values are shortened", annotations: values(3, 20000), check: func(t *testing.T, x *binder.Explanation) {
 			t.Helper()
 			assert.Len(t, x.Annotations, 3)
 			assert.True(t, strings.HasSuffix(x.Annotations["key-1"], "…"))
 			assert.False(t, x.Incomplete)
 		}},
-		"LeftOut": {reason: "the verdict matters most", annotations: values(1000, 50), check: func(t *testing.T, x *binder.Explanation) {
+		"LeftOut": {reason: "the verdict is kept", annotations: values(1000, 50), check: func(t *testing.T, x *binder.Explanation) {
 			t.Helper()
 			assert.Empty(t, x.Annotations)
 			assert.True(t, x.Incomplete)
@@ -98,7 +97,7 @@ func TestLargeExplanation(t *testing.T) {
 	}
 }
 
-// Only a dry run that asks for it is answered with the explanation, alone.
+// Only a Binding with the annotation gets the explanation, without other warnings.
 func TestExplanationInAnswer(t *testing.T) {
 	x := explanation()
 	cases := map[string]struct {
@@ -108,11 +107,11 @@ func TestExplanationInAnswer(t *testing.T) {
 		err         *framework.Error
 		explained   bool
 	}{
-		"Asked":    {reason: "it is wanted", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x, explained: true},
-		"Denied":   {reason: "a denial as well", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x, err: framework.Refuse(framework.Object{}, "no"), explained: true},
-		"NotAsked": {reason: "others get plain warnings", explanation: &x},
-		"Earnest":  {reason: "there is none", annotations: map[string]string{"binder.prebind.dev/explain": ""}},
-		"Domain":   {reason: "that is another program's", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x},
+		"Asked":    {reason: "the Binding requests it", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x, explained: true},
+		"Denied":   {reason: "denials are explained too", annotations: map[string]string{"binder.prebind.dev/explain": ""}, explanation: &x, err: framework.Refuse(framework.Object{}, "no"), explained: true},
+		"NotAsked": {reason: "the Binding does not request it", explanation: &x},
+		"Earnest":  {reason: "the decision has no explanation", annotations: map[string]string{"binder.prebind.dev/explain": ""}},
+		"Domain":   {reason: "the annotation of another domain is ignored", annotations: map[string]string{"binder.example.com/explain": ""}, explanation: &x},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -127,8 +126,7 @@ func TestExplanationInAnswer(t *testing.T) {
 	}
 }
 
-// FuzzDecodeExplanation: whatever a warning says, it is an explanation, an error, or
-// no business of ours, and never takes more memory than one may have.
+// FuzzDecodeExplanation checks that decoding any warning does not panic and does not use more memory than allowed.
 func FuzzDecodeExplanation(f *testing.F) {
 	encoded, err := encodeExplanation(explanation())
 	require.NoError(f, err)

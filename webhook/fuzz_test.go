@@ -28,7 +28,7 @@ import (
 	"github.com/prebind/prebind/test/jsonpatch"
 )
 
-// goldenRequests are the bodies under testdata.
+// goldenRequests returns the requests in testdata.
 func goldenRequests(t testing.TB) [][]byte {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join("testdata", "*.request.json"))
@@ -43,8 +43,7 @@ func goldenRequests(t testing.TB) [][]byte {
 	return bodies
 }
 
-// FuzzHandler: whatever is posted, the answer is one JSON object that the API
-// server understands, and nothing panics.
+// FuzzHandler checks that the answer to any body is an AdmissionReview or a Status.
 func FuzzHandler(f *testing.F) {
 	for _, body := range goldenRequests(f) {
 		f.Add(body)
@@ -56,7 +55,7 @@ func FuzzHandler(f *testing.F) {
 	f.Add([]byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1","operation":"CREATE",` +
 		`"resource":{"version":"v1","resource":"bindings"},"kind":{"version":"v1","kind":"Binding"},"object":null}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		// As the real engine, it looks into the Binding and panics for none.
+		// The engine requires a Binding.
 		h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
 			if r.Binding.Target.Name == "" {
 				return binder.Decision{PassThrough: true}
@@ -73,7 +72,7 @@ func FuzzHandler(f *testing.F) {
 			return
 		}
 		var asked, told admissionv1.AdmissionReview
-		require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
+		require.NoError(t, apijson.Unmarshal(body, &asked), "only a review is answered with a review")
 		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
 		assert.Equal(t, reviewKind, told.GroupVersionKind())
 		require.NotNil(t, told.Response)
@@ -82,16 +81,15 @@ func FuzzHandler(f *testing.F) {
 		if told.Response.Allowed {
 			return
 		}
-		assert.Nil(t, told.Response.Patch, "a denial patches nothing")
-		require.NotNil(t, told.Response.Result, "a denial says why")
+		assert.Nil(t, told.Response.Patch, "a denial has no patch")
+		require.NotNil(t, told.Response.Result, "a denial has a status")
 		assert.GreaterOrEqual(t, told.Response.Result.Code, int32(http.StatusBadRequest))
 		assert.NotEmpty(t, told.Response.Result.Message)
-		assert.NotEqual(t, metav1.StatusReasonInternalError, told.Response.Result.Reason, "no request makes it panic")
+		assert.NotEqual(t, metav1.StatusReasonInternalError, told.Response.Result.Reason, "no request causes a panic")
 	})
 }
 
-// FuzzPatch applies the patch as the API server does: the decision's keys are
-// set, and nothing else has changed.
+// FuzzPatch applies the patch like the API server. It sets the keys of the decision and changes nothing else.
 func FuzzPatch(f *testing.F) {
 	for _, body := range goldenRequests(f) {
 		var review admissionv1.AdmissionReview
@@ -107,14 +105,14 @@ func FuzzPatch(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, key, value, second, uid string) {
 		var object map[string]any
 		if json.Unmarshal(raw, &object) != nil || object == nil {
-			return // The API server sends objects only.
+			return // The API server sends only objects.
 		}
 		for _, s := range []string{key, value, second, uid} {
 			if !utf8.ValidString(s) {
-				return // The engine has validated what it adds.
+				return // The engine validates additions.
 			}
 		}
-		// The API server has encoded what it sends: without duplicate keys.
+		// The API server sends no duplicate keys.
 		raw, err := json.Marshal(object)
 		require.NoError(t, err)
 		b, reason, bad := parse(&admissionv1.AdmissionRequest{
@@ -125,7 +123,7 @@ func FuzzPatch(f *testing.F) {
 		})
 		require.Empty(t, reason)
 		if bad != nil {
-			return // No Binding.
+			return // Not a Binding.
 		}
 		d := binder.Decision{Annotations: map[string]string{key: value, second: value + "!"}, Labels: map[string]string{second: value}, UID: types.UID(uid)}
 
@@ -149,7 +147,7 @@ func FuzzPatch(f *testing.F) {
 		}
 		got := &corev1.Binding{}
 		require.NoError(t, apijson.Unmarshal(patched, got), "%s", patched)
-		got.ManagedFields, got.OwnerReferences, got.Finalizers = nil, nil, nil // Nobody reads them.
+		got.ManagedFields, got.OwnerReferences, got.Finalizers = nil, nil, nil // parse drops them.
 		assert.Equal(t, want, got)
 
 		var after map[string]any
@@ -157,12 +155,12 @@ func FuzzPatch(f *testing.F) {
 		for _, o := range []map[string]any{object, after} {
 			delete(o, "metadata")
 		}
-		assert.Equal(t, object, after, "nothing but metadata changed")
+		assert.Equal(t, object, after, "only metadata changes")
 
 		again := &bind{request: binder.Request{Binding: got}}
 		again.has, err = presenceIn(patched, got)
 		require.NoError(t, err)
 		d.UID = ""
-		assert.Nil(t, patchFor(again, d), "what is patched already is not patched again")
+		assert.Nil(t, patchFor(again, d), "a second patch is empty")
 	})
 }

@@ -28,9 +28,9 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-var update = flag.Bool("update", false, "write the golden responses anew")
+var update = flag.Bool("update", false, "update the golden responses")
 
-// engineFunc is a scripted Engine.
+// engineFunc implements Engine.
 type engineFunc func(ctx context.Context, r binder.Request) binder.Decision
 
 func (f engineFunc) Bind(ctx context.Context, r binder.Request) binder.Decision { return f(ctx, r) }
@@ -64,9 +64,8 @@ func read(t testing.TB, name string) []byte {
 	return content
 }
 
-// TestGolden answers each testdata/NAME.request.json, by an engine that decides
-// as scripted here, with NAME.response.json. In the latter the patch is not in
-// base64, so that people can read it.
+// TestGolden compares the answer to each testdata/NAME.request.json with NAME.response.json. In the responses the patch is
+// decoded from base64.
 func TestGolden(t *testing.T) {
 	claim := framework.Object{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data"}
 	pod := types.NamespacedName{Namespace: "shop", Name: "web"}
@@ -78,57 +77,57 @@ func TestGolden(t *testing.T) {
 	cases := map[string]struct {
 		reason   string
 		decision binder.Decision
-		// passes says that the engine is not asked.
+		// passes is set if the engine is not called.
 		passes bool
 		panics bool
 	}{
-		"allowed":                  {reason: "annotations are added to those that are there", decision: binder.Decision{Annotations: topology}},
-		"allowed-nothing-to-add":   {reason: "no patch without anything to patch", decision: binder.Decision{Annotations: map[string]string{}}},
-		"allowed-no-annotations":   {reason: "the map is made", decision: binder.Decision{Annotations: topology}},
-		"allowed-null-annotations": {reason: "null is no map", decision: binder.Decision{Annotations: topology}},
-		"allowed-no-metadata":      {reason: "whatever is missing is made", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
+		"allowed":                  {reason: "annotations are added to existing ones", decision: binder.Decision{Annotations: topology}},
+		"allowed-nothing-to-add":   {reason: "without additions there is no patch", decision: binder.Decision{Annotations: map[string]string{}}},
+		"allowed-no-annotations":   {reason: "the patch creates the map", decision: binder.Decision{Annotations: topology}},
+		"allowed-null-annotations": {reason: "the patch replaces null by a map", decision: binder.Decision{Annotations: topology}},
+		"allowed-no-metadata":      {reason: "the patch creates the metadata", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"allowed-escaped-keys": {reason: "JSON pointers escape / and ~", decision: binder.Decision{
 			Annotations: map[string]string{"example.com/a~b": "new", "topology.prebind.dev/zone": "new", "example.com/c~1d": "new"},
 		}},
-		"allowed-equal-value": {reason: "what is there already is not patched", decision: binder.Decision{Annotations: topology}},
-		"allowed-uid-pinned":  {reason: "a Binding without UID is pinned", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
+		"allowed-equal-value": {reason: "an equal value is not patched", decision: binder.Decision{Annotations: topology}},
+		"allowed-uid-pinned":  {reason: "the patch adds the UID to a Binding without one", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"allowed-uid-pinned-only": {
-			reason: "also when nothing is added", decision: binder.Decision{UID: "0a1b2c3d"},
+			reason: "the UID is added without annotations", decision: binder.Decision{UID: "0a1b2c3d"},
 		},
-		"allowed-labels": {reason: "labels travel as annotations do", decision: binder.Decision{Annotations: topology, Labels: topology}},
+		"allowed-labels": {reason: "labels are added like annotations", decision: binder.Decision{Annotations: topology, Labels: topology}},
 		"allowed-more-labels": {
-			reason: "labels are added to those that are there", decision: binder.Decision{Labels: topology},
+			reason: "labels are added to existing ones", decision: binder.Decision{Labels: topology},
 		},
-		"legacy-bindings": {reason: "the pod's name stands in the object only", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
-		"dry-run":         {reason: "it tells what it would have done", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
-		"passed-through":  {reason: "the API server gives its own answer", decision: binder.Decision{PassThrough: true}},
-		"waiting": {reason: "client-go repeats it by itself", decision: binder.Decision{
+		"legacy-bindings": {reason: "only the object has the name of the pod", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
+		"dry-run":         {reason: "a dry run returns warnings", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
+		"passed-through":  {reason: "the API server answers", decision: binder.Decision{PassThrough: true}},
+		"waiting": {reason: "client-go repeats the request", decision: binder.Decision{
 			Err:        by(framework.Wait(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
 			RetryAfter: 4 * time.Second, Annotations: topology, UID: "0a1b2c3d", Warnings: []string{"topology: something is replaced"},
 		}},
-		"refused": {reason: "the scheduler tries elsewhere", decision: binder.Decision{
+		"refused": {reason: "the scheduler chooses another node", decision: binder.Decision{
 			Err: by(framework.Refuse(claim, "the claim does not exist").Advise("create it, or correct the pod"), "volumebinding"),
 		}},
-		"stale": {reason: "the scheduler drops it", decision: binder.Decision{
+		"stale": {reason: "the scheduler drops the pod", decision: binder.Decision{
 			Err: by(framework.Stale(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web"}, "the pod is being deleted").Advise("forget this bind"), "binder"),
 		}},
-		"invalid": {reason: "the scheduler's author sees which keys", decision: binder.Decision{Err: &framework.Error{
+		"invalid": {reason: "the answer lists the invalid fields", decision: binder.Decision{Err: &framework.Error{
 			Kind: framework.KindInvalid, Plugin: "binder", Object: framework.Object{Kind: "Pod", Namespace: "shop", Name: "web"},
 			Message: "not valid", Advice: "correct the Binding",
 			Fields: []framework.Field{{Path: "metadata.annotations", Message: `Invalid value: "no good"`}, {Path: "metadata.labels", Message: "bad"}},
 		}}},
-		"internal": {reason: "Prebind's own failure, not to be repeated blindly", decision: binder.Decision{
+		"internal": {reason: "client-go does not repeat the request", decision: binder.Decision{
 			Err: by(framework.Internal(claim, errors.New("boom")), "volumebinding"),
 		}},
-		"unknown-kind": {reason: "a kind that nobody knows is a failure, and never an admission", decision: binder.Decision{
+		"unknown-kind": {reason: "an unknown kind of error is an internal error", decision: binder.Decision{
 			Err: &framework.Error{Kind: "new", Plugin: "volumebinding", Message: "boom"},
 		}},
-		"engine-panics":     {reason: "a mistake costs one bind and not the process", panics: true},
-		"invalid-object":    {reason: "a Binding that cannot be read is not admitted", passes: true},
-		"invalid-no-object": {reason: "nor one that is not there", passes: true},
-		"other-resource":    {reason: "wrong rules must not stop what they match", passes: true},
-		"other-version":     {reason: "a version that it does not read passes", passes: true},
-		"other-operation":   {reason: "only the creation is a bind", passes: true},
+		"engine-panics":     {reason: "a panic fails one bind, not the process", panics: true},
+		"invalid-object":    {reason: "an invalid Binding is denied", passes: true},
+		"invalid-no-object": {reason: "a missing Binding is denied", passes: true},
+		"other-resource":    {reason: "wrong rules must not block other resources", passes: true},
+		"other-version":     {reason: "wrong rules must not block other versions", passes: true},
+		"other-operation":   {reason: "only CREATE is a bind", passes: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -149,8 +148,8 @@ func TestGolden(t *testing.T) {
 			})
 			w := serve(t, h, read(t, name+".request.json"))
 
-			assert.Equal(t, !tc.passes, asked == 1, "the engine is asked once, or not at all")
-			assert.Equal(t, http.StatusOK, w.Code, "an AdmissionReview is answered with one")
+			assert.Equal(t, !tc.passes, asked == 1, "number of calls of the engine")
+			assert.Equal(t, http.StatusOK, w.Code, "the answer is an AdmissionReview")
 			assert.Equal(t, "application/json", w.Header().Get("Content-Type"))
 			got := readable(t, w.Body.Bytes())
 			golden := name + ".response.json"
@@ -164,18 +163,18 @@ func TestGolden(t *testing.T) {
 	require.NoError(t, err)
 	for _, path := range requests {
 		name := strings.TrimSuffix(filepath.Base(path), ".request.json")
-		assert.Contains(t, cases, name, "every file belongs to a case")
+		assert.Contains(t, cases, name, "every request has a test case")
 	}
 }
 
-// readable indents a review and decodes its patch.
+// readable indents a review and decodes the patch.
 func readable(t testing.TB, body []byte) []byte {
 	t.Helper()
 	var review map[string]any
 	require.NoError(t, json.Unmarshal(body, &review))
 	response, ok := review["response"].(map[string]any)
 	if ok && response["allowed"] == true {
-		// The library adds this to an answer that allows, and the API server does not read it.
+		// The library adds a status, which the API server ignores.
 		assert.Equal(t, map[string]any{"code": 200.0, "metadata": map[string]any{}}, response["status"])
 		delete(response, "status")
 	}
@@ -199,18 +198,18 @@ func readable(t testing.TB, body []byte) []byte {
 func TestNewHandler(t *testing.T) {
 	engine := engineFunc(func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
 	_, err := NewHandler(Options{Ready: ready, Clock: clock.RealClock{}})
-	require.Error(t, err, "an engine is required")
+	require.Error(t, err, "Engine is required")
 	_, err = NewHandler(Options{Engine: engine, Clock: clock.RealClock{}})
-	require.Error(t, err, "so is readiness")
+	require.Error(t, err, "Ready is required")
 	_, err = NewHandler(Options{Engine: engine, Ready: ready})
-	require.Error(t, err, "and a clock")
+	require.Error(t, err, "Clock is required")
 }
 
-// TestNotReady: the API server itself is asked to call again, on a new
-// connection, before anything is read.
+// TestNotReady checks that a replica that is not ready answers 503 before it reads the body, so that the API server repeats
+// the call over a new connection.
 func TestNotReady(t *testing.T) {
 	h, err := NewHandler(Options{
-		Engine: engineFunc(func(context.Context, binder.Request) binder.Decision { panic("not while it is not ready") }),
+		Engine: engineFunc(func(context.Context, binder.Request) binder.Decision { panic("called while not ready") }),
 		Ready:  func() error { return errors.New("this replica is shutting down") },
 		Log:    logr.Discard(),
 		Clock:  clock.RealClock{},
@@ -227,8 +226,7 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
-// TestDeadline: the engine has the API server's timeout, less what the way back
-// takes.
+// TestDeadline checks that the context of the engine ends before the API server's timeout.
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var left time.Duration

@@ -31,10 +31,10 @@ func limitsOf(t testing.TB) *Limits {
 	return l
 }
 
-// pass lets the time of a bubble pass.
+// pass advances the time of a synctest bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// from is a connection from an address of the test's choice.
+// from is a connection with a given remote address.
 type from struct {
 	net.Conn
 	address net.TCPAddr
@@ -42,14 +42,14 @@ type from struct {
 
 func (f from) RemoteAddr() net.Addr { return &f.address }
 
-// limited is a server in memory, with a handler that answers reviews.
+// limited is a server on in-memory connections.
 type limited struct {
 	*pipe
 	limits  *Limits
 	mu      sync.Mutex
 	port    int
 	refused []string
-	// hold ends the calls of the pods that are named so.
+	// hold ends all held calls when it is closed.
 	hold chan struct{}
 }
 
@@ -83,22 +83,22 @@ func (s *limited) count(reason string) {
 	s.refused = append(s.refused, reason)
 }
 
-// used returns the bytes of all bodies and the number of the connections.
+// used returns the bytes of all bodies and the number of connections.
 func (s *limited) used() (bytes int64, connections int) {
 	s.limits.mu.Lock()
 	defer s.limits.mu.Unlock()
 	return s.limits.bytes, len(s.limits.connections)
 }
 
-// told returns the reasons of the refusals.
+// told returns the reasons of all refusals.
 func (s *limited) told() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.refused)
 }
 
-// call opens a connection from the address and sends a review of this length, but for
-// the bytes that are left out. The channel gets the answer, or the error of the connection.
+// call opens a connection from the address and sends a review of this length without the last leftOut bytes. The channel
+// receives the answer, or the error of the connection.
 func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan string {
 	t.Helper()
 	s.port++
@@ -126,8 +126,7 @@ func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan
 	return answer
 }
 
-// idle opens a connection from one address and sends nothing. The channel gets the error
-// that ends it.
+// idle opens a connection and sends nothing. The channel receives the error that ends the connection.
 func (s *limited) idle(t *testing.T) <-chan error {
 	t.Helper()
 	s.port++
@@ -143,8 +142,7 @@ func (s *limited) idle(t *testing.T) <-chan error {
 	return ended
 }
 
-// TestLimits_SlowBodies: one address that fills the bytes of all bodies loses its own
-// oldest one to another address.
+// TestLimits_SlowBodies checks that an address that uses all bytes of bodies loses its oldest body.
 func TestLimits_SlowBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
@@ -158,12 +156,12 @@ func TestLimits_SlowBodies(t *testing.T) {
 		close(s.hold)
 		honest := s.call(t, "10.0.0.1", 4<<10, 0)
 		bytes, _ := s.used()
-		assert.Equal(t, int64(2*(maxBody-1)), bytes, "the bytes of the oldest are free again")
+		assert.Equal(t, int64(2*(maxBody-1)), bytes, "the bytes of the oldest body are free")
 		first := <-stalled[0]
 		assert.True(t, strings.HasPrefix(first, "HTTP/1.1 503"), "%.60q", first)
 		assert.Contains(t, first, "Retry-After: 1\r\n")
 		assert.Contains(t, first, "Connection: close\r\n")
-		assert.Zero(t, time.Since(begin), "at once")
+		assert.Zero(t, time.Since(begin), "no delay")
 		for _, other := range stalled[1:] {
 			answer := <-other
 			assert.True(t, strings.HasPrefix(answer, "HTTP/1.1 503"), "%.60q", answer)
@@ -181,8 +179,8 @@ func TestLimits_SlowBodies(t *testing.T) {
 	})
 }
 
-// TestLimits_Connections: one address that fills all connections loses its oldest one
-// to another address, and keeps those whose calls Prebind works on.
+// TestLimits_Connections checks that an address that uses all connections loses its oldest one, but not connections whose
+// requests Prebind processes.
 func TestLimits_Connections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
@@ -195,11 +193,11 @@ func TestLimits_Connections(t *testing.T) {
 		pass(time.Millisecond)
 		s.call(t, "10.0.0.1", 4<<10, 0)
 		answer := <-slow
-		assert.NotContains(t, answer, "HTTP/1.1 2", "it is closed")
+		assert.NotContains(t, answer, "HTTP/1.1 2", "the connection is closed")
 		for _, other := range []<-chan string{held, slower} {
 			select {
 			case answer := <-other:
-				t.Errorf("it should stay open: %.60q", answer)
+				t.Errorf("the connection should stay open: %.60q", answer)
 			default:
 			}
 		}
@@ -209,8 +207,7 @@ func TestLimits_Connections(t *testing.T) {
 	})
 }
 
-// TestLimits_OwnConnections: the address that uses most loses its own new connections,
-// which costs no handshake, until its old ones are stuck.
+// TestLimits_OwnConnections checks that the address that uses most loses its new connections until the old ones are stuck.
 func TestLimits_OwnConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
@@ -232,8 +229,7 @@ func TestLimits_OwnConnections(t *testing.T) {
 	})
 }
 
-// TestLimits_BodyTooLarge: a body that is announced as too large, or is, is refused
-// before it is read to its end.
+// TestLimits_BodyTooLarge checks that a body that is too large is not read to its end.
 func TestLimits_BodyTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
@@ -244,8 +240,7 @@ func TestLimits_BodyTooLarge(t *testing.T) {
 	})
 }
 
-// TestLimits_UnreadAnswer: a peer that does not read its answer does not keep the
-// connection.
+// TestLimits_UnreadAnswer checks that a peer that does not read the answer loses its connection.
 func TestLimits_UnreadAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)

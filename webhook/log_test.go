@@ -23,7 +23,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// logged returns the lines that a handler writes for one Binding at a verbosity.
+// logged returns the log lines of a handler for one Binding.
 func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 	t.Helper()
 	var lines []map[string]any
@@ -46,8 +46,7 @@ func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 	return lines
 }
 
-// TestDecisionLine: what an operator looks for is in one line for each decision, by
-// keys that never change.
+// TestDecisionLine checks that each decision is one log line with stable keys.
 func TestDecisionLine(t *testing.T) {
 	refused := framework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no")
 	refused.Plugin = "node-state"
@@ -62,22 +61,22 @@ func TestDecisionLine(t *testing.T) {
 	cases := map[string]struct {
 		reason   string
 		decision binder.Decision
-		// at is the verbosity from which on the line is there.
+		// at is the minimum verbosity of the line.
 		at   int
 		want map[string]any
 	}{
-		"Allowed": {reason: "nobody had to wait", at: 2, want: with(map[string]any{"decision": "allowed", "took": "3s"})},
+		"Allowed": {reason: "the bind did not wait", at: 2, want: with(map[string]any{"decision": "allowed", "took": "3s"})},
 		"AfterAWait": {
-			reason: "the attempt leads to the other lines of this bind", at: 2,
+			reason: "the line has the attempt of the bind", at: 2,
 			decision: binder.Decision{Attempt: "a-1", Calls: 3, Waited: 90 * time.Second},
 			want:     with(map[string]any{"decision": "allowed", "took": "3s", "attempt": "a-1", "calls": 3.0, "waited": "1m30s"}),
 		},
 		"Refused": {
-			reason: "who refused, and why", at: 2, decision: binder.Decision{Err: refused},
+			reason: "the line has the plugin and the reason", at: 2, decision: binder.Decision{Err: refused},
 			want: with(map[string]any{"decision": "refused", "took": "3s", "plugin": "node-state", "reason": "node-state: Node node-a: no"}),
 		},
 		"Failed": {
-			reason: "our own failure is an error at any verbosity", decision: binder.Decision{Err: failed, Attempt: "a-1", Calls: 1},
+			reason: "an internal error is logged at every verbosity", decision: binder.Decision{Err: failed, Attempt: "a-1", Calls: 1},
 			want: with(map[string]any{"plugin": "device", "attempt": "a-1", "error": "device: boom"}),
 		},
 	}
@@ -85,10 +84,10 @@ func TestDecisionLine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				if tc.at > 0 {
-					assert.Empty(t, logged(t, tc.at-1, tc.decision), "not for every bind by default")
+					assert.Empty(t, logged(t, tc.at-1, tc.decision), "binds are not logged by default")
 				}
 				lines := logged(t, tc.at, tc.decision)
-				require.Len(t, lines, 1, "%s: one line a decision", tc.reason)
+				require.Len(t, lines, 1, "%s: one line per decision", tc.reason)
 				for _, own := range []string{"logger", "level", "msg"} {
 					delete(lines[0], own)
 				}

@@ -23,7 +23,7 @@ import (
 	"github.com/prebind/prebind/binder"
 )
 
-// checkStatus checks that the body is a Status that the API server can show.
+// checkStatus checks that the body is a Status with this code and a message that contains says.
 func checkStatus(t *testing.T, w *httptest.ResponseRecorder, code int32, says string) {
 	t.Helper()
 	var status metav1.Status
@@ -33,18 +33,18 @@ func checkStatus(t *testing.T, w *httptest.ResponseRecorder, code int32, says st
 	assert.Equal(t, metav1.StatusFailure, status.Status)
 	assert.Equal(t, code, status.Code)
 	assert.NotEmpty(t, status.Reason)
-	assert.Contains(t, status.Message, "prebind: ", "it says who speaks")
+	assert.Contains(t, status.Message, "prebind: ", "the message names Prebind")
 	assert.Contains(t, status.Message, says)
 }
 
-// TestBadInput: a request that is not an AdmissionReview gets an HTTP error, and does not reach the engine.
+// TestBadInput checks that a request that is not an AdmissionReview gets an HTTP error and does not reach the engine.
 func TestBadInput(t *testing.T) {
 	good := read(t, "allowed.request.json")
 	replace := func(old, with string) []byte {
 		require.Contains(t, string(good), old)
 		return bytes.Replace(good, []byte(old), []byte(with), 1)
 	}
-	// compact begins as the API server writes it, so that only the library decodes it.
+	// compact has the prefix of the API server, so that only the library decodes it.
 	compact := func(request string) []byte {
 		return []byte(reviewPrefix + request + "}}")
 	}
@@ -58,41 +58,41 @@ func TestBadInput(t *testing.T) {
 		code   int
 		says   string
 	}{
-		"LongUID":        {reason: "the answer would repeat it", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), code: http.StatusBadRequest, says: "longer than 128 bytes"},
-		"LongKind":       {reason: "the answer does not repeat it", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), code: http.StatusBadRequest, says: "…"},
-		"Malformed":      {reason: "no JSON", body: []byte("hello"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Truncated":      {reason: "half a JSON", body: good[:len(good)/2], code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Trailing":       {reason: "more than one JSON", body: append(bytes.Clone(good), good...), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Empty":          {reason: "nothing", body: nil, code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Array":          {reason: "JSON, but no object", body: []byte("[]"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Null":           {reason: "JSON, but no object", body: []byte("null"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
-		"EmptyObject":    {reason: "an object of no kind", body: []byte("{}"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
-		"WrongType":      {reason: "a field of another type", body: replace(`"dryRun": false`, `"dryRun": "no"`), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"NoRequest":      {reason: "nothing to answer", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), code: http.StatusBadRequest, says: "no request"},
-		"OnlyResponse":   {reason: "an answer is no question", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","response":{"uid":"1","allowed":true}}`), code: http.StatusBadRequest, says: "no request"},
-		"NoUID":          {reason: "an answer without UID is none", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), code: http.StatusBadRequest, says: "no uid"},
-		"WrongKind":      {reason: "another kind", body: replace("AdmissionReview", "ConversionReview"), code: http.StatusBadRequest, says: "ConversionReview"},
-		"WrongVersion":   {reason: "only v1 is registered", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), code: http.StatusBadRequest, says: "v1beta1"},
-		"OtherCase":      {reason: "names are compared exactly, as the API server does", body: replace(`"request"`, `"Request"`), code: http.StatusBadRequest, says: "no request"},
-		"TooLarge":       {reason: "a body is bounded", body: []byte(`"` + strings.Repeat("x", maxBody) + `"`), code: http.StatusRequestEntityTooLarge, says: "larger"},
-		"TooDeep":        {reason: "nor is a stack without end", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
-		"DeepInObject":   {reason: "nor in the object, which is read later", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
-		"OpenForEver":    {reason: "nor one that is never closed", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
-		"CompactNoUID":   {reason: "also where the kind is not looked at", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
-		"CompactLongUID": {reason: "the answer would repeat it", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
-		"CompactBroken":  {reason: "the library finds it", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
-		"CompactType":    {reason: "the library finds it", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
-		"SecondKind":     {reason: "the library repeats the last one", change: secondKind, code: http.StatusBadRequest, says: "…"},
-		"Get":            {reason: "a review is posted", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
-		"NoContentType":  {reason: "the API server always sends one", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
-		"OtherType":      {reason: "only JSON is read", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
-		"BadContentType": {reason: "a type that cannot be read", body: good, change: header("///"), code: http.StatusUnsupportedMediaType, says: "///"},
-		"BrokenBody":     {reason: "the connection broke", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, code: http.StatusBadRequest, says: "reading the body: broken"},
+		"LongUID":        {reason: "the answer repeats the UID", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), code: http.StatusBadRequest, says: "longer than 128 bytes"},
+		"LongKind":       {reason: "a message repeats only a part of the kind", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), code: http.StatusBadRequest, says: "…"},
+		"Malformed":      {reason: "the body is not JSON", body: []byte("hello"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Truncated":      {reason: "the JSON is incomplete", body: good[:len(good)/2], code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Trailing":       {reason: "the body has two JSON values", body: append(bytes.Clone(good), good...), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Empty":          {reason: "the body is empty", body: nil, code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Array":          {reason: "an array is not an object", body: []byte("[]"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"Null":           {reason: "null is not an object", body: []byte("null"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
+		"EmptyObject":    {reason: "the object has no kind", body: []byte("{}"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
+		"WrongType":      {reason: "a field has the wrong type", body: replace(`"dryRun": false`, `"dryRun": "no"`), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
+		"NoRequest":      {reason: "the review has no request", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), code: http.StatusBadRequest, says: "no request"},
+		"OnlyResponse":   {reason: "the review has only a response", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","response":{"uid":"1","allowed":true}}`), code: http.StatusBadRequest, says: "no request"},
+		"NoUID":          {reason: "the API server needs the UID in the answer", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), code: http.StatusBadRequest, says: "no uid"},
+		"WrongKind":      {reason: "the kind is wrong", body: replace("AdmissionReview", "ConversionReview"), code: http.StatusBadRequest, says: "ConversionReview"},
+		"WrongVersion":   {reason: "the webhook configuration lists only v1", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), code: http.StatusBadRequest, says: "v1beta1"},
+		"OtherCase":      {reason: "field names are case-sensitive, as in the API server", body: replace(`"request"`, `"Request"`), code: http.StatusBadRequest, says: "no request"},
+		"TooLarge":       {reason: "the size of a body is limited", body: []byte(`"` + strings.Repeat("x", maxBody) + `"`), code: http.StatusRequestEntityTooLarge, says: "larger"},
+		"TooDeep":        {reason: "the depth of JSON is limited", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
+		"DeepInObject":   {reason: "the depth of the object is limited", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
+		"OpenForEver":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
+		"CompactNoUID":   {reason: "a review that is not scanned also needs a UID", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
+		"CompactLongUID": {reason: "the answer repeats the UID", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
+		"CompactBroken":  {reason: "the library returns the error", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
+		"CompactType":    {reason: "the library returns the error", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
+		"SecondKind":     {reason: "the library uses the last kind", change: secondKind, code: http.StatusBadRequest, says: "…"},
+		"Get":            {reason: "only POST is allowed", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
+		"NoContentType":  {reason: "the content type is required", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
+		"OtherType":      {reason: "only JSON is supported", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
+		"BadContentType": {reason: "the content type is not valid", body: good, change: header("///"), code: http.StatusUnsupportedMediaType, says: "///"},
+		"BrokenBody":     {reason: "reading the body fails", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, code: http.StatusBadRequest, says: "reading the body: broken"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			h := handlerOf(t, func(context.Context, binder.Request) binder.Decision {
-				assert.Fail(t, "the engine is not asked")
+				assert.Fail(t, "the engine is called")
 				return binder.Decision{}
 			})
 			change := tc.change
@@ -107,13 +107,13 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// secondKind gives a large review a second kind that is even larger.
+// secondKind replaces the body by a review with a second, large kind.
 func secondKind(r *http.Request) {
 	body := reviewPrefix + `"uid":"1"},"kind":"` + strings.Repeat("<", 1<<20) + `"}`
 	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
 }
 
-// nested is an array in an array, and so on.
+// nested returns nested arrays.
 func nested(depth int) []byte {
 	return append(bytes.Repeat([]byte("["), depth), bytes.Repeat([]byte("]"), depth)...)
 }
@@ -137,20 +137,20 @@ func TestBudget(t *testing.T) {
 		want   time.Duration
 	}{
 		"Default":   {reason: "the shipped timeout", query: "timeout=10s", want: 9 * time.Second},
-		"Longest":   {reason: "the longest that a webhook can have", query: "timeout=30s", want: 29 * time.Second},
-		"TwoSecond": {reason: "the margin is half of it", query: "timeout=2s", want: time.Second},
-		"OneSecond": {reason: "a margin of a second would leave nothing", query: "timeout=1s", want: 500 * time.Millisecond},
-		"Fraction":  {reason: "whatever is left is halved", query: "timeout=100ms", want: 50 * time.Millisecond},
+		"Longest":   {reason: "the maximum timeout of a webhook", query: "timeout=30s", want: 29 * time.Second},
+		"TwoSecond": {reason: "the margin is at most half of the timeout", query: "timeout=2s", want: time.Second},
+		"OneSecond": {reason: "a margin of a second would leave no time", query: "timeout=1s", want: 500 * time.Millisecond},
+		"Fraction":  {reason: "the margin is at most half of the timeout", query: "timeout=100ms", want: 50 * time.Millisecond},
 		"None":      {reason: "the API server's default", want: 9 * time.Second},
 		"Empty":     {reason: "the API server's default", query: "timeout=", want: 9 * time.Second},
 		"Garbage":   {reason: "the API server's default", query: "timeout=soon", want: 9 * time.Second},
 		"NoUnit":    {reason: "a duration has a unit", query: "timeout=3", want: 9 * time.Second},
-		"Zero":      {reason: "no time at all is no time", query: "timeout=0s", want: 9 * time.Second},
-		"Negative":  {reason: "nor is less", query: "timeout=-5s", want: 9 * time.Second},
-		"Among":     {reason: "it need not be alone", query: "a=b&timeout=4s", want: 3 * time.Second},
-		"First":     {reason: "nor the last", query: "timeout=4s&a=b", want: 3 * time.Second},
+		"Zero":      {reason: "zero is not a valid timeout", query: "timeout=0s", want: 9 * time.Second},
+		"Negative":  {reason: "a negative timeout is not valid", query: "timeout=-5s", want: 9 * time.Second},
+		"Among":     {reason: "the query can have other parameters before it", query: "a=b&timeout=4s", want: 3 * time.Second},
+		"First":     {reason: "the query can have other parameters after it", query: "timeout=4s&a=b", want: 3 * time.Second},
 		"Escaped":   {reason: "a query may be escaped", query: "timeout=%34s", want: 3 * time.Second},
-		"BadQuery":  {reason: "what cannot be read is not there", query: "timeout=%zz", want: 9 * time.Second},
+		"BadQuery":  {reason: "an invalid query is ignored", query: "timeout=%zz", want: 9 * time.Second},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -169,12 +169,12 @@ func TestReadAll(t *testing.T) {
 		length int64
 		broken bool
 	}{
-		"Known":   {reason: "an ordinary review", body: "{}", length: 2},
-		"Empty":   {reason: "nothing is no review, but that is not said here"},
+		"Known":   {reason: "most reviews have a known length", body: "{}", length: 2},
+		"Empty":   {reason: "an empty body is not an error here"},
 		"Unknown": {reason: "chunked bodies have no length", body: "{}", length: -1},
-		"Long":    {reason: "no room is made because of a promise", body: long, length: int64(len(long))},
-		"Short":   {reason: "a body that breaks off is not taken for one that ends", body: "{", length: 2, broken: true},
-		"Broken":  {reason: "nor is a long one", body: long, length: int64(len(long)), broken: true},
+		"Long":    {reason: "a large announced length is not allocated in advance", body: long, length: int64(len(long))},
+		"Short":   {reason: "an incomplete body is an error", body: "{", length: 2, broken: true},
+		"Broken":  {reason: "an incomplete large body is an error", body: long, length: int64(len(long)), broken: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -200,12 +200,12 @@ func TestWarnings(t *testing.T) {
 		all    []string
 		want   int
 	}{
-		"None":       {reason: "nothing to tell"},
-		"Some":       {reason: "all are told", all: []string{"a", "b"}, want: 2},
+		"None":       {reason: "there are no warnings"},
+		"Some":       {reason: "all warnings fit", all: []string{"a", "b"}, want: 2},
 		"JustFits":   {reason: "the limit counts runes, not bytes", all: []string{long(maxWarningRunes)}, want: 1},
-		"TooLong":    {reason: "half a warning is none", all: []string{long(maxWarningRunes + 1)}},
-		"OneTooMany": {reason: "as many whole ones as fit", all: []string{long(2000), long(2000), long(97)}, want: 2},
-		"LastFits":   {reason: "as many whole ones as fit", all: []string{long(2000), long(2000), long(96)}, want: 3},
+		"TooLong":    {reason: "a warning is not truncated", all: []string{long(maxWarningRunes + 1)}},
+		"OneTooMany": {reason: "the last warning does not fit", all: []string{long(2000), long(2000), long(97)}, want: 2},
+		"LastFits":   {reason: "the last warning just fits", all: []string{long(2000), long(2000), long(96)}, want: 3},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

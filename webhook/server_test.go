@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pipe is a listener in memory, whose connections keep to the time of a bubble.
+// pipe is an in-memory listener for a synctest bubble.
 type pipe struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -49,7 +49,7 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 
 func noCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, nil }
 
-// plainServer is the HTTP server of a Server, to be used without TLS.
+// plainServer returns the HTTP server of a Server without TLS.
 func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
 	t.Helper()
 	server, err := NewServer(ServerOptions{Listener: &pipe{}, Limits: l, TLSOpts: []func(*tls.Config){
@@ -60,8 +60,7 @@ func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
 	return server.serving.Server
 }
 
-// TestServerHolds: an answer may take longer than reading the request, and the
-// caller has not gone meanwhile.
+// TestServerHolds checks that timeouts for reading do not end a held call.
 func TestServerHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const hold = 25 * time.Second
@@ -80,7 +79,7 @@ func TestServerHolds(t *testing.T) {
 		transport := &http.Transport{DialContext: listener.dial}
 		client := &http.Client{Transport: transport}
 
-		for range 2 { // The second call comes over the same connection.
+		for range 2 { // The second call uses the same connection.
 			begin := time.Now()
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://prebind"+Path, strings.NewReader("{}"))
 			require.NoError(t, err)
@@ -100,7 +99,7 @@ func TestServer(t *testing.T) {
 	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), limitsOf(t))
 	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
 	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
-	assert.Equal(t, http.StatusNotFound, other.Code, "one path, and nothing else")
+	assert.Equal(t, http.StatusNotFound, other.Code, "only one path is served")
 }
 
 func TestNewServer(t *testing.T) {
@@ -112,10 +111,10 @@ func TestNewServer(t *testing.T) {
 		o      ServerOptions
 		says   string
 	}{
-		"Complete":      {reason: "these are all that it needs", o: ServerOptions{Listener: listener, Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}},
-		"NoListener":    {reason: "the port is open before anything else starts", o: ServerOptions{Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}, says: "Listener"},
-		"NoLimits":      {reason: "everybody who reaches the port may use memory", o: ServerOptions{Listener: listener, TLSOpts: []func(*tls.Config){certificate}}, says: "Limits"},
-		"NoCertificate": {reason: "the library would look for files", o: ServerOptions{Listener: listener, Limits: limitsOf(t)}, says: "GetCertificate"},
+		"Complete":      {reason: "all required options are set", o: ServerOptions{Listener: listener, Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}},
+		"NoListener":    {reason: "Listener is required", o: ServerOptions{Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}, says: "Listener"},
+		"NoLimits":      {reason: "Limits are required", o: ServerOptions{Listener: listener, TLSOpts: []func(*tls.Config){certificate}}, says: "Limits"},
+		"NoCertificate": {reason: "a certificate is required", o: ServerOptions{Listener: listener, Limits: limitsOf(t)}, says: "GetCertificate"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -126,32 +125,31 @@ func TestNewServer(t *testing.T) {
 			}
 			require.NoError(t, err, tc.reason)
 			assert.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
-			assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "limits on connections bound the calls")
+			assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "with HTTP/1.1 the limit of connections limits calls")
 			require.NoError(t, server.StartedChecker()(nil))
-			assert.False(t, server.NeedLeaderElection(), "every replica answers")
+			assert.False(t, server.NeedLeaderElection(), "every replica serves")
 		})
 	}
 }
 
-// TestServerLimits: a caller that sends too much, or too slowly, costs a connection
-// and no more.
+// TestServerLimits checks the limits of size and time for a request.
 func TestServerLimits(t *testing.T) {
 	const head = "POST " + Path + " HTTP/1.1\r\nHost: prebind\r\n"
 	cases := map[string]struct {
 		reason string
-		// sent is what is sent at once; then nothing more comes.
+		// sent is the data that the client sends.
 		sent string
-		// answer is how the answer begins; empty is none at all.
+		// answer is the prefix of the answer. It is empty for no answer.
 		answer string
-		// after is when the connection is over.
+		// after is the time after which the connection ends.
 		after time.Duration
 	}{
-		"LargeHeader": {reason: "headers are bounded", sent: head + "A: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n", answer: "HTTP/1.1 431"},
-		"ManyHeaders": {reason: "all of them together", sent: head + strings.Repeat("A: aaaaaaaaaaaaaaaa\r\n", maxHeader/16) + "\r\n", answer: "HTTP/1.1 431"},
-		"SlowHeader":  {reason: "a header that never ends", sent: head, after: readHeaderTimeout},
-		"SlowBody":    {reason: "a body that never ends", sent: head + "Content-Length: 100\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
-		"Idle":        {reason: "nothing at all", after: readHeaderTimeout},
-		"SaidLarge":   {reason: "what is announced is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
+		"LargeHeader": {reason: "a header is too large", sent: head + "A: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n", answer: "HTTP/1.1 431"},
+		"ManyHeaders": {reason: "all headers together are too large", sent: head + strings.Repeat("A: aaaaaaaaaaaaaaaa\r\n", maxHeader/16) + "\r\n", answer: "HTTP/1.1 431"},
+		"SlowHeader":  {reason: "the headers are incomplete", sent: head, after: readHeaderTimeout},
+		"SlowBody":    {reason: "the body is incomplete", sent: head + "Content-Length: 100\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
+		"Idle":        {reason: "the client sends nothing", after: readHeaderTimeout},
+		"SaidLarge":   {reason: "the announced length is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -169,7 +167,7 @@ func TestServerLimits(t *testing.T) {
 				conn, err := listener.dial(t.Context(), "", "")
 				require.NoError(t, err)
 				begin := time.Now()
-				// The server reads no more than it has to.
+				// The server may not read everything.
 				go func() { _, _ = conn.Write([]byte(tc.sent)) }()
 				answer, err := io.ReadAll(conn)
 				require.NoError(t, err)

@@ -24,9 +24,9 @@ func TestVictim(t *testing.T) {
 		all    []usage
 		want   int
 	}{
-		"Only": {reason: "nobody else can make room", all: []usage{at("a", 1, 1)}, want: 0},
+		"Only": {reason: "there is only one usage", all: []usage{at("a", 1, 1)}, want: 0},
 		"HeaviestSource": {
-			reason: "a source that uses little does not lose to one that uses much",
+			reason: "a source that uses little does not lose to one that uses more",
 			all:    []usage{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},
 			want:   1,
 		},
@@ -36,22 +36,22 @@ func TestVictim(t *testing.T) {
 			want:   2,
 		},
 		"Newest": {
-			reason: "a newcomer of the heaviest source gets through, and the oldest of that source loses",
+			reason: "the oldest usage of the source that uses most loses",
 			all:    []usage{at("a", 9, 1), at("a", 9, 2), at("a", 1, 3)},
 			want:   0,
 		},
 		"Newcomer": {
-			reason: "a newcomer loses when its source uses most and Prebind works on all the rest of it",
+			reason: "a new usage loses if Prebind processes all others of its source",
 			all:    []usage{working(at("a", 1, 1)), working(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
 			want:   2,
 		},
 		"Working": {
-			reason: "a usage that Prebind works on loses only when its source has no other",
+			reason: "a usage that Prebind processes loses only if its source has no other",
 			all:    []usage{at("api", 1, 0), working(at("a", 1, 2)), working(at("a", 1, 1))},
 			want:   2,
 		},
 		"Equal": {
-			reason: "of sources that use the same, the oldest usage loses",
+			reason: "among equal sources, the oldest usage loses",
 			all:    []usage{at("a", 1, 2), at("b", 1, 1), at("c", 1, 3)},
 			want:   1,
 		},
@@ -63,11 +63,11 @@ func TestVictim(t *testing.T) {
 
 func TestSourceOf(t *testing.T) {
 	cases := map[string]struct{ reason, remote, want string }{
-		"IPv4":      {reason: "ports of one address are one source", remote: "10.1.2.3:4567", want: "10.1.2.3"},
-		"Mapped":    {reason: "an IPv4 address is the same in both forms", remote: "[::ffff:10.1.2.3]:4567", want: "10.1.2.3"},
+		"IPv4":      {reason: "the port does not matter", remote: "10.1.2.3:4567", want: "10.1.2.3"},
+		"Mapped":    {reason: "a mapped IPv4 address is the same source", remote: "[::ffff:10.1.2.3]:4567", want: "10.1.2.3"},
 		"IPv6":      {reason: "a peer can choose the last 64 bits", remote: "[2001:db8:1:2:3:4:5:6]:4567", want: "2001:db8:1:2::/64"},
 		"LinkLocal": {reason: "the interface does not matter", remote: "[fe80::1%eth0]:4567", want: "fe80::/64"},
-		"Other":     {reason: "an address that cannot be parsed is a source of its own", remote: "pipe", want: "pipe"},
+		"Other":     {reason: "an address that cannot be parsed is its own source", remote: "pipe", want: "pipe"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, sourceOf(tc.remote), tc.reason) })

@@ -32,7 +32,7 @@ func TestExtensions(t *testing.T) {
 	require.Error(t, err, "another name is another value")
 
 	_, err = number.Get(&BindContext{})
-	require.Error(t, err, "another bind has values of its own")
+	require.Error(t, err, "extensions of another bind are not shared")
 }
 
 func TestExtensionOfInterface(t *testing.T) {

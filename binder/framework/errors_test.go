@@ -77,14 +77,14 @@ func TestFromAPI(t *testing.T) {
 		"Unavailable":   {reason: "it is restarting", err: apierrors.NewServiceUnavailable("restarting"), want: KindWait},
 		"Wrapped":       {reason: "wrapping changes nothing", err: fmt.Errorf("x: %w", apierrors.NewServiceUnavailable("restarting")), want: KindWait},
 		"Forbidden":     {reason: "a permission does not come by waiting", err: apierrors.NewForbidden(resource, "a", errRaw), want: KindInternal},
-		"NotFound":      {reason: "whoever cares has looked for it before", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
+		"NotFound":      {reason: "callers handle a missing object before", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
 		"Internal":      {reason: "the API server's own mistake", err: apierrors.NewInternalError(errRaw), want: KindInternal},
 		"Unknown":       {reason: "no answer of the API server at all", err: errRaw, want: KindInternal},
 		"Deadline":      {reason: "it was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
 		"Refused":       {reason: "it is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
 		"Reset":         {reason: "it is restarting", err: &net.OpError{Op: "read", Err: syscall.ECONNRESET}, want: KindWait},
 		"EOF":           {reason: "it went away in the middle of an answer", err: io.ErrUnexpectedEOF, want: KindWait},
-		"Context":       {reason: "the caller has gone, which is nobody's failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
+		"Context":       {reason: "the caller ended the request, which is not a failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

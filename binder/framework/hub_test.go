@@ -23,7 +23,7 @@ var (
 	podA  = RefTo(&corev1.Pod{}, "default", "a")
 )
 
-// woken says whether the subscription has been woken, and takes the wake-up.
+// woken returns whether the subscription has been woken, and resets it.
 func woken(s *Subscription) bool {
 	select {
 	case <-s.C():
@@ -162,14 +162,14 @@ func TestAttachedHandler(t *testing.T) {
 		event  func(h cache.ResourceEventHandler)
 		want   bool
 	}{
-		"InitialList": {reason: "what is listed at the start counts as added", event: func(h cache.ResourceEventHandler) { h.OnAdd(pod, true) }, want: true},
+		"InitialList": {reason: "the initial list counts as additions", event: func(h cache.ResourceEventHandler) { h.OnAdd(pod, true) }, want: true},
 		"Updated":     {reason: "any update", event: func(h cache.ResourceEventHandler) { h.OnUpdate(pod, pod) }, want: true},
 		"Deleted":     {reason: "a deletion that was seen", event: func(h cache.ResourceEventHandler) { h.OnDelete(pod) }, want: true},
 		"MissedDelete": {reason: "a deletion that was missed and found later", event: func(h cache.ResourceEventHandler) {
 			h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/a", Obj: pod})
 		}, want: true},
 		"OtherPod": {reason: "another object", event: func(h cache.ResourceEventHandler) { h.OnUpdate(gen.Pod("b"), gen.Pod("b")) }},
-		"NoObject": {reason: "what is no object wakes nobody and does not panic", event: func(h cache.ResourceEventHandler) { h.OnAdd("a", false) }},
+		"NoObject": {reason: "an invalid object wakes no subscription and does not panic", event: func(h cache.ResourceEventHandler) { h.OnAdd("a", false) }},
 		"Unknown":  {reason: "nor does a deletion of nothing", event: func(h cache.ResourceEventHandler) { h.OnDelete(cache.DeletedFinalStateUnknown{}) }},
 	}
 	for name, tc := range cases {

@@ -28,7 +28,7 @@ func TestMutate(t *testing.T) {
 		want      map[string]string
 	}{
 		"All": {
-			reason: "what is known", user: "system:kube-scheduler", scheduler: "default-scheduler",
+			reason: "all values are present", user: "system:kube-scheduler", scheduler: "default-scheduler",
 			bind: mutators.Bind{Attempt: "x7k2", Calls: 3, Waited: 12*time.Second + 345*time.Millisecond, At: noon},
 			want: map[string]string{"user": "system:kube-scheduler", "scheduler": "default-scheduler", "time": "2026-01-31T12:00:00Z", "calls": "3", "waited": "12.345s", "attempt": "x7k2"},
 		},
@@ -73,7 +73,7 @@ func TestSeconds(t *testing.T) {
 	}{
 		"None":     {reason: "always with milliseconds", want: "0.000s"},
 		"Short":    {reason: "and with zeros before them", waited: 7 * time.Millisecond, want: "0.007s"},
-		"Cut":      {reason: "what is less is left off", waited: 1999*time.Millisecond + 999*time.Microsecond, want: "1.999s"},
+		"Cut":      {reason: "smaller units are truncated", waited: 1999*time.Millisecond + 999*time.Microsecond, want: "1.999s"},
 		"Whole":    {reason: "with zeros behind", waited: 2 * time.Second, want: "2.000s"},
 		"Long":     {reason: "never minutes", waited: time.Hour + time.Millisecond, want: "3600.001s"},
 		"Backward": {reason: "the clock was set back", waited: -time.Second, want: "0.000s"},
@@ -99,7 +99,7 @@ func TestClean(t *testing.T) {
 		"Long":     {reason: "one more is cut, with the ellipsis as the last", s: strings.Repeat("a", 257), want: strings.Repeat("a", 255) + "…"},
 		"LongRune": {reason: "it counts runes and splits none", s: strings.Repeat("ü", 1000), want: strings.Repeat("ü", 255) + "…"},
 		"Runes":    {reason: "256 of them, whatever their bytes", s: strings.Repeat("𝄞", 256), want: strings.Repeat("𝄞", 256)},
-		"Invalid":  {reason: "what is no UTF-8 is told apart", s: "a\xffb\xc3", want: "a\uFFFDb\uFFFD"},
+		"Invalid":  {reason: "invalid UTF-8 is replaced", s: "a\xffb\xc3", want: "a\uFFFDb\uFFFD"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, clean(tc.s), tc.reason) })

@@ -27,7 +27,7 @@ func TestNew(t *testing.T) {
 		"None":      {reason: "the facts are there without any"},
 		"Some":      {reason: "with and without a key", annotations: []string{"example.com/rack-unit", "example.com/serial=serial-number"}},
 		"Duplicate": {reason: "two annotations cannot become one key", annotations: []string{"a/unit", "b/unit"}, says: `node annotations "a/unit" and "b/unit" have the same key "unit"`},
-		"Bad":       {reason: "no node can have it", annotations: []string{"no good"}, says: "invalid annotation key"},
+		"Bad":       {reason: "no node can have the label", annotations: []string{"no good"}, says: "invalid annotation key"},
 		"Star":      {reason: "annotations are no topology: each is named", annotations: []string{"example.com/*"}, says: "invalid annotation key"},
 		"BadKey":    {reason: "the prefix is the chain's", annotations: []string{"unit=a/b"}, says: "without a prefix"},
 		"Taken":     {reason: "the key has its meaning", annotations: []string{"example.com/os-image"}, says: `node annotation "example.com/os-image" has the key "os-image", which node-info uses itself: set another key, such as example.com/os-image=other-key`},
@@ -103,7 +103,7 @@ func TestMutate(t *testing.T) {
 			want: with("unit", "7 a/b", "serial-number", "X1", "empty", ""),
 		},
 		"Missing": {
-			reason: "what the node lacks is told of", annotations: []string{"example.com/unit", "example.com/serial"},
+			reason: "missing annotations are reported", annotations: []string{"example.com/unit", "example.com/serial"},
 			node: node(gen.Annotation("example.com/serial", "X1"), gen.Label("example.com/unit", "a label")), want: with("serial", "X1"),
 			missing: []string{"the node has no annotation example.com/unit"},
 		},
@@ -146,7 +146,7 @@ func TestCapacityType(t *testing.T) {
 		"Lifecycle":        {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal"}, want: "on-demand"},
 		"LifecycleOld":     {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "Ec2Spot"}, want: "spot"},
 		"LifecycleOldToo":  {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "OnDemand"}, want: "on-demand"},
-		"Order":            {reason: "whoever provisioned the node knows best", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal", "kubernetes.azure.com/scalesetpriority": "regular", "karpenter.sh/capacity-type": "spot"}, want: "spot"},
+		"Order":            {reason: "the label of the provisioner has priority", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal", "kubernetes.azure.com/scalesetpriority": "regular", "karpenter.sh/capacity-type": "spot"}, want: "spot"},
 		"EmptySkipped":     {reason: "an empty label says nothing", labels: map[string]string{"karpenter.sh/capacity-type": "", "eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
 	}
 	for name, tc := range cases {

@@ -16,14 +16,12 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// batch is how many claims are under way at a time: as many as keep two
-// processors from being what is measured.
+// batch is the number of claims that are provisioned at the same time. It is small enough not to keep two processors busy.
 const batch = 10
 
-// BenchmarkClaimBoundToPodBound measures the time from a claim bound to its pod
-// bound, for claims whose volumes take one to two seconds to make. Both moments
-// are those at which a client's watch shows them. It runs batches of ten claims;
-// say how many by -benchtime, such as 5x.
+// BenchmarkClaimBoundToPodBound measures the delay from a claim bound to its pod bound, for claims that are provisioned in one
+// to two seconds. Both times are those of a client's watch. Set the number of batches of ten claims with -benchtime, such
+// as 5x.
 func BenchmarkClaimBoundToPodBound(b *testing.B) {
 	w := newWorld(b, cluster.Options{})
 	took := make([][]time.Duration, len(ways))
@@ -36,7 +34,7 @@ func BenchmarkClaimBoundToPodBound(b *testing.B) {
 				}
 				took[i] = append(took[i], batch...)
 			}
-			b.ReportMetric(0, "ns/op") // Mostly the volumes in the making.
+			b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 			b.ReportMetric(milliseconds(quantile(took[i], 0.5)), "ms/median")
 			b.ReportMetric(milliseconds(quantile(took[i], 0.9)), "ms/p90")
 			if i > 0 && len(took[0]) > 0 {
@@ -54,8 +52,7 @@ func BenchmarkClaimBoundToPodBound(b *testing.B) {
 	require.NoError(b, out.save())
 }
 
-// TestMeasure runs the benchmark once with a few claims, so that it works when it
-// is needed. What it takes is not judged.
+// TestMeasure runs the benchmark once with a few claims. It does not check times.
 func TestMeasure(t *testing.T) {
 	w := newWorld(t, cluster.Options{})
 	for _, way := range ways {
@@ -73,12 +70,12 @@ func TestQuantile(t *testing.T) {
 		q      float64
 		want   time.Duration
 	}{
-		"none":           {reason: "a benchmark that was left out has no results", q: 0.5},
-		"one":            {reason: "it is every quantile", values: []time.Duration{7}, q: 0.9, want: 7},
-		"median, odd":    {reason: "the one in the middle, in whatever order they came", values: []time.Duration{9, 1, 5}, q: 0.5, want: 5},
-		"median, even":   {reason: "between the two in the middle", values: []time.Duration{1, 3, 5, 9}, q: 0.5, want: 4},
-		"nine of ten":    {reason: "between its neighbours, as spreadsheets have it", values: []time.Duration{0, 100}, q: 0.9, want: 90},
-		"the very worst": {reason: "there is nothing beyond", values: []time.Duration{1, 2, 3}, q: 1, want: 3},
+		"none":           {reason: "without values, the quantile is 0", q: 0.5},
+		"one":            {reason: "a single value is every quantile", values: []time.Duration{7}, q: 0.9, want: 7},
+		"median, odd":    {reason: "the middle value, in any order", values: []time.Duration{9, 1, 5}, q: 0.5, want: 5},
+		"median, even":   {reason: "the mean of the two middle values", values: []time.Duration{1, 3, 5, 9}, q: 0.5, want: 4},
+		"nine of ten":    {reason: "the value is interpolated", values: []time.Duration{0, 100}, q: 0.9, want: 90},
+		"the very worst": {reason: "the maximum", values: []time.Duration{1, 2, 3}, q: 1, want: 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +84,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// quantile interpolates between the neighbours; it is 0 for no values.
+// quantile interpolates linearly. Without values it returns 0.
 func quantile(values []time.Duration, q float64) time.Duration {
 	if len(values) == 0 {
 		return 0
@@ -101,15 +98,15 @@ func quantile(values []time.Duration, q float64) time.Duration {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// ratio is how many times faster the second is, by the medians.
+// ratio returns the ratio of the medians.
 func ratio(first, second []time.Duration) float64 {
 	return float64(quantile(first, 0.5)) / float64(max(quantile(second, 0.5), 1))
 }
 
-// table is the results in Markdown.
+// table returns the results in Markdown.
 func table(results [][]time.Duration) string {
 	var out strings.Builder
-	fmt.Fprintln(&out, "| who waits for the volumes | claims | median | 90 % | slowest |")
+	fmt.Fprintln(&out, "| Waits for the volumes | Claims | Median | p90 | Worst |")
 	fmt.Fprintln(&out, "|---|---:|---:|---:|---:|")
 	for i, took := range results {
 		fmt.Fprintf(&out, "| %s | %d | %.1f ms | %.1f ms | %.1f ms |\n", ways[i].who, len(took),

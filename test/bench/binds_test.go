@@ -25,11 +25,11 @@ const (
 	cpuOfAPIServer = "apiserver-cpu-us/bind"
 )
 
-// size is how many binds a round has of each variant.
+// size is the number of binds of each variant in a round.
 type size struct {
-	// warmUp are not measured: connections, caches and heaps come to what they are.
+	// warmUp binds are not measured.
 	warmUp int
-	// alone are bound one at a time, together by clients at once.
+	// alone is bound one at a time, together by a number of clients.
 	alone, together, clients int
 }
 
@@ -75,8 +75,7 @@ func benchmarkBinds(b *testing.B, name string, s size, variants ...string) *resu
 	return out
 }
 
-// TestBinds runs a short round, so that the benchmark works when it is needed. What it
-// takes is not judged.
+// TestBinds runs a short round. It does not check times.
 func TestBinds(t *testing.T) {
 	variants := []string{none, constant, following, prebind}
 	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 3), variants...)
@@ -91,7 +90,7 @@ func TestBinds(t *testing.T) {
 	}
 	pods, err := r.client.CoreV1().Pods(prebind).List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
-	assert.Empty(t, pods.Items, "the next round begins as this one did")
+	assert.Empty(t, pods.Items, "the next round starts without pods")
 }
 
 // round measures one variant once.
@@ -133,7 +132,7 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 	})
 }
 
-// spend adds to spent what the processes use of the processors while it binds.
+// spend adds the CPU time that the processes use during bind.
 func (r *rivals) spend(spent *used, variant string, bind func() ([]time.Duration, error)) ([]time.Duration, error) {
 	before, err := r.used(variant)
 	if err != nil {
@@ -149,8 +148,7 @@ func (r *rivals) spend(spent *used, variant string, bind func() ([]time.Duration
 	return took, err
 }
 
-// bindAll binds the pods, as many at a time as there are clients, and returns what
-// each bind took.
+// bindAll binds the pods with a number of clients, and returns the duration of each bind.
 func (r *rivals) bindAll(ctx context.Context, clients int, pods []*corev1.Pod) ([]time.Duration, error) {
 	took := make([]time.Duration, len(pods))
 	err := inParallel(ctx, clients, len(pods), func(ctx context.Context, i int) error {
@@ -162,7 +160,7 @@ func (r *rivals) bindAll(ctx context.Context, clients int, pods []*corev1.Pod) (
 	return took, err
 }
 
-// bindingOf is what kube-scheduler posts.
+// bindingOf returns the Binding that kube-scheduler would post.
 func bindingOf(pod *corev1.Pod, i int) *corev1.Binding {
 	return gen.Binding(pod, fmt.Sprintf("node-%d", i%3+1), gen.UID(pod.UID))
 }

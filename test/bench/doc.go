@@ -1,11 +1,11 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench measures what Prebind costs and saves on a real control plane, beside
-// what others do in the same run, in turns:
+// Package bench measures the cost of Prebind on a real control plane, and compares it with other webhooks and with
+// kube-scheduler in the same run:
 //
 //	make bench
 //	make scale
 //
-// docs/performance tells of the results.
+// docs/performance shows the results.
 package bench

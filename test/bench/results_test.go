@@ -22,8 +22,8 @@ import (
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// resultsDir gets a file NAME.csv with the samples of each benchmark that has run.
-var resultsDir = flag.String("results", "", "folder for the samples, as CSV")
+// resultsDir is the directory for files NAME.csv with the samples of each benchmark.
+var resultsDir = flag.String("results", "", "directory for the samples, as CSV")
 
 // results are the samples of one benchmark.
 type results struct {
@@ -35,7 +35,7 @@ func (r *results) add(variant string, round int, metric string, value float64) {
 	r.samples = append(r.samples, stat.Sample{Variant: variant, Round: round, Metric: metric, Value: value})
 }
 
-// save writes the file, if there is a folder for it.
+// save writes the file if a directory is set.
 func (r *results) save() error {
 	if *resultsDir == "" {
 		return nil
@@ -88,7 +88,7 @@ func memory(pid int, key string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = file.Close() }() // It is only read.
+	defer func() { _ = file.Close() }() // Read-only.
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		if value, ok := strings.CutPrefix(lines.Text(), key+":"); ok {
@@ -99,13 +99,12 @@ func memory(pid int, key string) (float64, error) {
 	return 0, fmt.Errorf("the state of process %d has no %s", pid, key)
 }
 
-// calm returns when the processes have next to nothing to do: what was begun before
-// is not to be measured. It gives up after a while, for some never have.
+// calm waits until the processes are nearly idle, for at most ten seconds.
 func calm(ctx context.Context, pids ...int) error {
 	return calmWithin(ctx, 10*time.Second, 100*time.Millisecond, pids...)
 }
 
-// calmWithin is calm with another patience, and another time without much to do.
+// calmWithin is calm with another timeout and interval.
 func calmWithin(ctx context.Context, patience, look time.Duration, pids ...int) error {
 	const idle = 0.02
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -29,46 +29,43 @@ import (
 // The variants that take turns.
 const (
 	none      = "none"      // no webhook
-	nothing   = "nothing"   // controller-runtime's, which does nothing
-	constant  = "constant"  // controller-runtime's, which adds one annotation
-	following = "following" // the same, with a cache of the pods that are to be bound
-	prebind   = "prebind"   // Prebind, as it is shipped
+	nothing   = "nothing"   // controller-runtime's server with a handler that does nothing
+	constant  = "constant"  // controller-runtime's server with a handler that adds one annotation
+	following = "following" // constant with a cache of pending pods
+	prebind   = "prebind"   // Prebind as shipped
 )
 
-// webhookLabel is that of a namespace for the one webhook that sees its Bindings.
+// webhookLabel of a namespace selects the webhook of its Bindings.
 const webhookLabel = "bench.prebind.dev/webhook"
 
-// constantAnnotation is what the constant webhook adds.
+// constantAnnotation is the annotation of the constant webhook.
 const constantAnnotation = "bench.prebind.dev/constant"
 
-// rivals is a control plane on which Bindings are seen by no webhook, by Prebind, or
-// by a webhook that is registered and reached in the same way: it depends on the
-// pod's namespace, of which there is one for each variant. Only the process of the
-// variant whose turn it is runs.
+// rivals is a control plane with one namespace per variant. The namespace of a pod selects the webhook of its Binding. All
+// webhooks are registered and reached in the same way. Only the process of the variant whose turn it is runs.
 type rivals struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
-	// processes are those of the webhooks, by variant. There is none of the variant none.
+	// processes contains the processes of the webhooks by variant, except none.
 	processes map[string]*cluster.Process
 }
 
-// newRivals starts the control plane with as many nodes, and prepares the variants.
-// None of them runs.
+// newRivals starts the control plane with the nodes, and prepares the variants without starting them.
 func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants ...string) *rivals {
 	tb.Helper()
 	return newRivalsWith(tb, o, nodes, shipped{}, variants...)
 }
 
-// shipped says how Prebind differs from the shipped installation.
+// shipped describes differences from the shipped installation.
 type shipped struct {
-	// components are those of config/webhook to add.
+	// components of config/webhook to add.
 	components []string
-	// args returns more arguments of the replica; nil is none.
+	// args returns additional arguments of the replica. It may be nil.
 	args func(c *cluster.Cluster) ([]string, error)
 }
 
-// newRivalsWith is newRivals with a Prebind that is not quite as shipped.
+// newRivalsWith is newRivals with another installation of Prebind.
 func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shipped, variants ...string) *rivals {
 	tb.Helper()
 	ctx := tb.Context()
@@ -97,7 +94,7 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, err)
 	r.processes[prebind] = replica.Process
 	require.NoError(tb, replica.Kill())
-	// As the others are reached: otherwise, each connection would ask the replica first whether it is ready.
+	// As for the other webhooks, without a readiness check per connection.
 	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
 	require.NoError(tb, r.register(ctx, variants))
 	tb.Cleanup(func() {
@@ -110,7 +107,7 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	return r
 }
 
-// register makes the namespaces, and the webhooks that see them.
+// register creates the namespaces and the webhook configurations.
 func (r *rivals) register(ctx context.Context, variants []string) error {
 	binary := filepath.Join(r.cluster.Dir(), "bin", "webhook")
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, "./webhook").CombinedOutput(); err != nil {
@@ -147,7 +144,7 @@ func (r *rivals) register(ctx context.Context, variants []string) error {
 	return nil
 }
 
-// forVariant is the shipped configuration for the namespaces of the variant.
+// forVariant returns the shipped configuration with a selector for the variant.
 func forVariant(shipped *admissionregistrationv1.MutatingWebhookConfiguration, variant string) *admissionregistrationv1.MutatingWebhookConfiguration {
 	own := shipped.DeepCopy()
 	own.ObjectMeta = metav1.ObjectMeta{Name: "bench-" + variant}
@@ -158,8 +155,7 @@ func forVariant(shipped *admissionregistrationv1.MutatingWebhookConfiguration, v
 	return own
 }
 
-// serve prepares the process of a variant, behind a port of Prebind's own Service: so
-// it has the same certificate.
+// serve prepares the process of a variant. It uses a port of Prebind's Service, and therefore the same certificate.
 func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) error {
 	address, err := r.cluster.ReserveAddress(ctx)
 	if err != nil {
@@ -198,7 +194,7 @@ func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) 
 	return nil
 }
 
-// turn runs do while the variant's process runs, and no other's.
+// turn runs do while only the process of the variant runs.
 func (r *rivals) turn(ctx context.Context, variant string, do func(ctx context.Context) error) error {
 	process := r.processes[variant]
 	if process == nil {
@@ -214,7 +210,7 @@ func (r *rivals) turn(ctx context.Context, variant string, do func(ctx context.C
 	return errors.Join(err, process.Err(), process.Kill())
 }
 
-// calm waits until the control plane and the variant have nothing to do.
+// calm waits until the control plane and the variant are idle.
 func (r *rivals) calm(ctx context.Context, variant string) error {
 	pids := []int{os.Getpid()}
 	for _, p := range []*cluster.Process{
@@ -227,7 +223,7 @@ func (r *rivals) calm(ctx context.Context, variant string) error {
 	return calm(ctx, pids...)
 }
 
-// runs says whether the process, which may be nil, runs.
+// runs reports whether the process runs. It may be nil.
 func runs(p *cluster.Process) bool {
 	if p == nil {
 		return false
@@ -240,10 +236,10 @@ func runs(p *cluster.Process) bool {
 	}
 }
 
-// used is what processes have used of the processors, in seconds.
+// used is CPU time in seconds.
 type used struct{ own, apiServer float64 }
 
-// used tells of the variant's own process, if it has one, and of kube-apiserver.
+// used returns the CPU time of the variant's process, if any, and of kube-apiserver.
 func (r *rivals) used(variant string) (used, error) {
 	var u used
 	var err error
@@ -256,7 +252,7 @@ func (r *rivals) used(variant string) (used, error) {
 	return u, err
 }
 
-// check sees that a bound pod carries what the variant adds, and nothing else.
+// check checks that a bound pod has the annotations of the variant only.
 func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	got, err := r.client.CoreV1().Pods(variant).Get(ctx, pod, metav1.GetOptions{})
 	if err != nil {
@@ -265,12 +261,12 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	_, constants := got.Annotations[constantAnnotation]
 	_, topology := got.Annotations["topology.prebind.dev/zone"]
 	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind) {
-		return fmt.Errorf("the pod %s/%s on %q was not bound by way of its webhook: it has %v", variant, pod, got.Spec.NodeName, got.Annotations)
+		return fmt.Errorf("pod %s/%s on %q does not have the annotations of its webhook: %v", variant, pod, got.Spec.NodeName, got.Annotations)
 	}
 	return nil
 }
 
-// create makes n pods in the variant's namespace that no scheduler looks at.
+// create creates n pods in the variant's namespace that no scheduler binds.
 func (r *rivals) create(ctx context.Context, variant, prefix string, n int, options ...gen.PodOption) ([]*corev1.Pod, error) {
 	pods := make([]*corev1.Pod, n)
 	err := inParallel(ctx, 16, n, func(ctx context.Context, i int) error {

@@ -24,29 +24,26 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// way is one in which a pod waits for its volumes.
+// way is a scheduler that waits for volumes, or that lets Prebind wait.
 type way struct{ name, scheduler, who string }
 
-// ways are those in which a pod waits for its volumes. The first is what the
-// others are compared with.
+// ways lists the compared ways. The first one is the baseline.
 var ways = []way{
 	{"kube-scheduler", cluster.DefaultScheduler, "kube-scheduler's VolumeBinding"},
 	{"prebind", cluster.NoPreBindScheduler, "Prebind"},
 }
 
-// patience bounds the wait for a batch.
+// patience is the timeout for a batch.
 const patience = 2 * time.Minute
 
-// delay is how long the volume of the n-th claim of a batch takes to make.
-// kube-scheduler looks once a second, and it is luck how soon it sees that a claim
-// is bound: over a batch it has all kinds of luck. With delays of whole seconds it
-// would never have any.
+// delay returns the provisioning time of the n-th claim of a batch. kube-scheduler polls once a second. The delays of a batch are
+// spread over a second, so that claims are bound at different times after a poll.
 func delay(n int) time.Duration { return time.Second + time.Duration(n)*time.Second/batch }
 
-// worldNodes are enough for the pods of a crowd.
+// worldNodes is the number of nodes, enough for 1,000 pods.
 const worldNodes = 60
 
-// world is a control plane with Prebind, as it is shipped.
+// world is a control plane with Prebind as shipped.
 type world struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
@@ -54,8 +51,7 @@ type world struct {
 	classes []string
 }
 
-// newWorld starts it, with two replicas that have these arguments in addition to the
-// shipped ones.
+// newWorld starts a control plane and two replicas with additional arguments.
 func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	tb.Helper()
 	c := clustertest.Start(tb, o)
@@ -85,8 +81,7 @@ func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	return w
 }
 
-// measure makes n pods with a claim each for the scheduler, and returns for each
-// of them the time from the claim bound to the pod bound.
+// measure creates n pods with a claim each, and returns the delays from claim bound to pod bound.
 func (w *world) measure(ctx context.Context, scheduler string, n int) ([]time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the pods of %s are not bound after %s", scheduler, patience))
 	defer cancel()
@@ -123,8 +118,8 @@ func (w *world) create(ctx context.Context, namespace, name, scheduler, class st
 	return err
 }
 
-// follow notes when each claim and the pod of its name are seen bound, and
-// returns when n of both are. It ignores names without the prefix.
+// follow returns the delays from claim bound to pod bound when n claims and n pods are bound. A pod has the name of its
+// claim. Names without the prefix are ignored.
 func follow(ctx context.Context, n int, prefix string, claims, pods <-chan watch.Event) ([]time.Duration, error) {
 	claimBound, podBound := map[string]time.Time{}, map[string]time.Time{}
 	note := func(seen map[string]time.Time, name string, bound bool) {

@@ -316,8 +316,8 @@ func TestNodeStateInvalid(t *testing.T) {
 	}{
 		"no selector":    {annotation: expects("a=b,,=c"), says: []string{"node-state.prebind.dev/expect", "must be a label selector"}},
 		"no condition":   {annotation: expectsConditions("GPUReady=yes"), says: []string{"node-state.prebind.dev/expect-conditions", "True, False, or Unknown"}},
-		"no time":        {annotation: waits("soon"), says: []string{"node-state.prebind.dev/wait", `it is "soon"`}},
-		"an unknown key": {annotation: gen.Annotation("node-state.prebind.dev/expects", "a=b"), says: []string{"node-state.prebind.dev/expects", "is not known"}},
+		"no time":        {annotation: waits("soon"), says: []string{"node-state.prebind.dev/wait", `got "soon"`}},
+		"an unknown key": {annotation: gen.Annotation("node-state.prebind.dev/expects", "a=b"), says: []string{"node-state.prebind.dev/expects", "is unknown"}},
 		"too long":       {annotation: expects("a=" + strings.Repeat("b", 5000)), says: []string{"node-state.prebind.dev/expect", "longer than 4096 bytes"}},
 	}
 	for name, tc := range tests {

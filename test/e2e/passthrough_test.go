@@ -182,7 +182,7 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 		t.Parallel()
 		b := off.bench(t)
 		b.podWith(byHand)
-		b.assertNotSwitchedOn(b.bindByHand(b.binding("node-1", requires("device"))), "device", "(none is on)")
+		b.assertNotSwitchedOn(b.bindByHand(b.binding("node-1", requires("device"))), "device", "(none is enabled)")
 		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 	})
 }

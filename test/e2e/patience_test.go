@@ -37,7 +37,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 
 	err = b.bindByHand(b.binding("node-2"))
 	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
-	for _, words := range []string{b.ns + "/data", "made for the node node-1", "bind the pod to node-1"} {
+	for _, words := range []string{b.ns + "/data", "being provisioned on node node-1", "bind the pod to node-1"} {
 		assert.ErrorContains(t, err, words)
 	}
 

@@ -106,7 +106,7 @@ func TestNotReady(t *testing.T) {
 	proxy := b.proxied()
 	proxy.Hold(func(r *http.Request) bool { return r.URL.Path == "/api/v1/persistentvolumes" })
 	l := b.loner(proxy.Kubeconfig)
-	b.untilReadyz(l, http.StatusServiceUnavailable, "has not read all of: PersistentVolume\n")
+	b.untilReadyz(l, http.StatusServiceUnavailable, "has not read all objects of these kinds: PersistentVolume\n")
 
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+l.webhook+webhook.Path, strings.NewReader("{}"))
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestNotReady(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
 	assert.Equal(t, "1", response.Header.Get("Retry-After"))
 	assert.True(t, response.Close, "the connection should be closed, so that the next one goes elsewhere")
-	assert.Contains(t, string(body), "has not read all of: PersistentVolume")
+	assert.Contains(t, string(body), "has not read all objects of these kinds: PersistentVolume")
 }
 
 // An API server that cannot be reached turns readiness off, and back on.

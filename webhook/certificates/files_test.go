@@ -34,17 +34,17 @@ func TestNewFiles(t *testing.T) {
 	cases := map[string]struct {
 		reason    string
 		cert, key []byte
-		// says are parts of the error; none for no error.
+		// says contains parts of the error. It is empty for no error.
 		says []string
 	}{
-		"Good":        {reason: "it is served", cert: good.CertPEM, key: good.KeyPEM},
-		"Chain":       {reason: "further certificates may follow", cert: append(bytes.Clone(good.CertPEM), ca.CertPEM...), key: good.KeyPEM},
-		"NoFile":      {reason: "nothing can be served", key: good.KeyPEM, says: []string{"tls.crt", "no such file"}},
-		"NoKey":       {reason: "nothing can be served", cert: good.CertPEM, says: []string{"tls.key", "no such file"}},
-		"Mismatch":    {reason: "no handshake would succeed", cert: good.CertPEM, key: other.KeyPEM, says: []string{"tls.crt", "private key does not match"}},
-		"NoPEM":       {reason: "nothing can be served", cert: []byte("x"), key: []byte("x"), says: []string{"tls.crt", "PEM"}},
-		"Expired":     {reason: "the API server would refuse it", cert: expired.CertPEM, key: expired.KeyPEM, says: []string{`"old"`, "expired at", "renew"}},
-		"NotYetValid": {reason: "the API server would refuse it", cert: early.CertPEM, key: early.KeyPEM, says: []string{`"new.svc"`, "not valid before", "clock"}},
+		"Good":        {reason: "certificate and key match", cert: good.CertPEM, key: good.KeyPEM},
+		"Chain":       {reason: "the file can contain a chain", cert: append(bytes.Clone(good.CertPEM), ca.CertPEM...), key: good.KeyPEM},
+		"NoFile":      {reason: "the certificate is missing", key: good.KeyPEM, says: []string{"tls.crt", "no such file"}},
+		"NoKey":       {reason: "the key is missing", cert: good.CertPEM, says: []string{"tls.key", "no such file"}},
+		"Mismatch":    {reason: "the key belongs to another certificate", cert: good.CertPEM, key: other.KeyPEM, says: []string{"tls.crt", "private key does not match"}},
+		"NoPEM":       {reason: "the files are not PEM", cert: []byte("x"), key: []byte("x"), says: []string{"tls.crt", "PEM"}},
+		"Expired":     {reason: "the API server rejects an expired certificate", cert: expired.CertPEM, key: expired.KeyPEM, says: []string{`"old"`, "expired at", "renew"}},
+		"NotYetValid": {reason: "the API server rejects a certificate that is not valid yet", cert: early.CertPEM, key: early.KeyPEM, says: []string{`"new.svc"`, "not valid before", "clock"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -67,9 +67,8 @@ func TestNewFiles(t *testing.T) {
 	}
 }
 
-// A renewal is taken over when it is good. When it is not, the certificate before
-// stays, and the log says so once.
-func TestFilesAreFollowed(t *testing.T) {
+// TestFiles_Reload checks that a valid renewal is loaded, and that a bad one is logged once and not used.
+func TestFiles_Reload(t *testing.T) {
 	ca := gencert.NewCA(t, "ca", gencert.Valid(-day, 1000*day))
 	first := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, day))
 	dir := t.TempDir()
@@ -105,11 +104,11 @@ func TestFilesAreFollowed(t *testing.T) {
 	second := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, day))
 	write(t, dir, second.CertPEM, nil)
 	looks(1)
-	assert.Equal(t, first.Cert.SerialNumber.String(), served(), "half of it is not taken")
+	assert.Equal(t, first.Cert.SerialNumber.String(), served(), "a certificate without its key is not used")
 	write(t, dir, nil, second.KeyPEM)
 	looks(1)
 	assert.Equal(t, second.Cert.SerialNumber.String(), served())
-	assert.NotContains(t, log.String(), "cannot be used", "the moment between two files is nothing to tell")
+	assert.NotContains(t, log.String(), "Kept the current", "no error is logged between the writes of two files")
 	assert.InDelta(t, 1, counted("done"), 0)
 
 	bad := map[string][2][]byte{
@@ -135,7 +134,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	now.Step(day)
 	looks(10)
 	assert.Equal(t, 1, strings.Count(log.String(), "has expired"), "%s", &log)
-	assert.Equal(t, second.Cert.SerialNumber.String(), served(), "an expired certificate is better than none")
+	assert.Equal(t, second.Cert.SerialNumber.String(), served(), "an expired certificate stays in use")
 
 	log.Reset()
 	third := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, 2*day))
@@ -145,7 +144,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	assert.InDelta(t, third.Cert.NotAfter.Unix(), expires(), 0)
 	now.Step(day)
 	looks(10)
-	assert.Equal(t, 1, strings.Count(log.String(), "has expired"), "the next expiry is told as well")
+	assert.Equal(t, 1, strings.Count(log.String(), "has expired"), "the next expiry is logged too")
 }
 
 func TestNewClients(t *testing.T) {
@@ -154,18 +153,18 @@ func TestNewClients(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		file   []byte
-		// trusts are the CAs that are taken.
+		// trusts contains the CAs in the pool.
 		trusts []*gencert.Pair
 		says   []string
 	}{
-		"One":         {reason: "the usual case", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
-		"Bundle":      {reason: "a CA is changed with both in the file", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
-		"OldInBundle": {reason: "a CA that is over may be left in the file", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca}},
-		"NoFile":      {reason: "nobody could call", says: []string{"no such file"}},
-		"Empty":       {reason: "nobody could call", file: []byte(" "), says: []string{"ca.crt", "no certificate"}},
-		"Key":         {reason: "the wrong file", file: ca.KeyPEM, says: []string{"no certificate"}},
-		"NoCA":        {reason: "the client's certificate in place of its CA", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not one of a CA"}},
-		"Expired":     {reason: "nobody could call", file: old.CertPEM, says: []string{`"old"`, "expired"}},
+		"One":         {reason: "the file has one CA", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
+		"Bundle":      {reason: "the file has the old and the new CA", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
+		"OldInBundle": {reason: "an expired CA in a bundle is ignored", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca}},
+		"NoFile":      {reason: "the file is missing", says: []string{"no such file"}},
+		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: []string{"ca.crt", "no certificate"}},
+		"Key":         {reason: "the file has a key", file: ca.KeyPEM, says: []string{"no certificate"}},
+		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not one of a CA"}},
+		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: []string{`"old"`, "expired"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -178,7 +177,7 @@ func TestNewClients(t *testing.T) {
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
 				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.Pool()), tc.reason)
-				assert.InDelta(t, ca.Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the first to expire")
+				assert.InDelta(t, ca.Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the metric shows the first CA to expire")
 				return
 			}
 			require.Error(t, err, tc.reason)
@@ -189,7 +188,7 @@ func TestNewClients(t *testing.T) {
 	}
 }
 
-func TestClientsAreFollowed(t *testing.T) {
+func TestClients_Reload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next")
 		file := filepath.Join(t.TempDir(), "ca.crt")
@@ -198,13 +197,13 @@ func TestClientsAreFollowed(t *testing.T) {
 		require.NoError(t, err)
 		go func() { _ = c.Start(t.Context()) }()
 		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
-		time.Sleep(Interval) //nolint:forbidigo // The time of the bubble.
+		time.Sleep(Interval) //nolint:forbidigo // In a synctest bubble.
 		synctest.Wait()
 		assert.True(t, gencert.Pool(next).Equal(c.Pool()))
 	})
 }
 
-func TestOptionsAreComplete(t *testing.T) {
+func TestShared_Required(t *testing.T) {
 	_, err := NewFiles(t.TempDir(), Shared{})
 	require.ErrorContains(t, err, "Clock")
 	_, err = NewClients("", Shared{Clock: clock.RealClock{}})
@@ -219,7 +218,7 @@ func shared(log *bytes.Buffer) Shared {
 	return o
 }
 
-// write writes the files that are given, and leaves the others as they are.
+// write writes the files that are not nil.
 func write(t *testing.T, dir string, cert, key []byte) {
 	t.Helper()
 	for name, content := range map[string][]byte{"tls.crt": cert, "tls.key": key} {

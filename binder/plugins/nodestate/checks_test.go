@@ -19,10 +19,10 @@ func TestParseChecks(t *testing.T) {
 	}{
 		"None":    {reason: "all can be switched off"},
 		"All":     {reason: "the names are those that are listed", names: CheckNames(), want: all},
-		"One":     {reason: "each by itself", names: []string{"taints"}, want: Checks{Taints: true}},
+		"One":     {reason: "checks are independent", names: []string{"taints"}, want: Checks{Taints: true}},
 		"Twice":   {reason: "on is on", names: []string{"ready", "ready"}, want: Checks{Ready: true}},
-		"Unknown": {reason: "a typing error must not switch a check off", names: []string{"ready", "taint"}, err: "ready, schedulable, taints, affinity"},
-		"Empty":   {reason: "an empty name is none", names: []string{""}, err: `""`},
+		"Unknown": {reason: "a typing error must not disable a check", names: []string{"ready", "taint"}, err: "ready, schedulable, taints, affinity"},
+		"Empty":   {reason: "an empty name is unknown", names: []string{""}, err: `""`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

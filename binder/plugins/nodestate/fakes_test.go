@@ -72,7 +72,7 @@ func (w *world) after(fakeapi.Call) error {
 	return nil
 }
 
-// put stores the node, or removes it for nil, and tells nobody.
+// put stores the node, or removes it if nil, without an event.
 func (w *world) put(node *corev1.Node) {
 	if node == nil {
 		w.server.Remove(theNode())
@@ -104,7 +104,7 @@ func pluginBetween(t testing.TB, cached, live *world) *Plugin {
 	return p
 }
 
-// The node is as it has to be for the pod.
+// The node passes all checks for the pod.
 func thePod(options ...gen.PodOption) *corev1.Pod {
 	return gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1")}, options...)...)
 }

@@ -33,21 +33,21 @@ func TestParse(t *testing.T) {
 		on      string
 		message string
 	}{
-		"Nothing": {reason: "most binds say nothing"},
+		"Nothing": {reason: "most binds have no annotations"},
 		"All": {
-			reason:  "each of the three",
+			reason:  "all annotations are set",
 			binding: annotations{"expect": "gpu.example.com/driver=550,!maintenance", "expect-conditions": "GPUReady=True", "wait": "30s"},
 			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []condition{{kind: "GPUReady", status: "True"}}, wait: 30 * time.Second,
 		},
 		"OnPod": {
-			reason: "a pod may say it, too", pod: annotations{"expect": "a=b", "wait": "5s"}, labels: "a=b", wait: 5 * time.Second,
+			reason: "the pod can have the annotations, too", pod: annotations{"expect": "a=b", "wait": "5s"}, labels: "a=b", wait: 5 * time.Second,
 		},
 		"BindingWins": {
-			reason: "the scheduler knows better, key by key",
+			reason: "the Binding's value of each key wins",
 			pod:    annotations{"expect": "a=b", "wait": "5s"}, binding: annotations{"expect": "c=d"}, labels: "c=d", wait: 5 * time.Second,
 		},
 		"BindingTakesBack": {
-			reason: "an empty selector expects nothing, as everywhere",
+			reason: "an empty value expects nothing",
 			pod:    annotations{"expect": "a=b", "expect-conditions": "Ready"}, binding: annotations{"expect": "", "expect-conditions": " "},
 		},
 		"SelectorOfSets": {
@@ -65,7 +65,7 @@ func TestParse(t *testing.T) {
 				{kind: "Old", not: true, status: "Unknown"},
 			},
 		},
-		"WaitCapped": {reason: "the operator sets the limit", binding: annotations{"wait": "2h"}, wait: maxWait},
+		"WaitCapped": {reason: "the operator limits the wait", binding: annotations{"wait": "2h"}, wait: maxWait},
 
 		"UnknownKey": {
 			reason:  "a typing error must not be ignored",
@@ -73,7 +73,7 @@ func TestParse(t *testing.T) {
 			message: "annotation node-state.prebind.dev/expects is unknown; known keys are expect, expect-conditions, and wait",
 		},
 		"UnknownKeyOnPod": {
-			reason: "nor on the pod, and the message says where",
+			reason: "the message names the pod",
 			pod:    annotations{"Wait": "5s"}, fields: []string{"Wait"}, on: "Pod default/web",
 		},
 		"BadSelector": {
@@ -82,16 +82,16 @@ func TestParse(t *testing.T) {
 			message: "annotation node-state.prebind.dev/expect must be a label selector: found '=', expected: identifier after ','",
 		},
 		"LongToken": {
-			reason:  "what the parser says of it is cut",
+			reason:  "the parser's message is shortened",
 			binding: annotations{"expect": "a " + strings.Repeat("x", 4000)}, fields: []string{"expect"}, message: "x…",
 		},
-		"BadLabelKey": {reason: "no node can have it", binding: annotations{"expect": "a b/c=d"}, fields: []string{"expect"}},
+		"BadLabelKey": {reason: "no node can have the label", binding: annotations{"expect": "a b/c=d"}, fields: []string{"expect"}},
 		"BadLabelValue": {
-			reason: "no node can have it", binding: annotations{"expect": "a=" + strings.Repeat("x", 64)}, fields: []string{"expect"},
+			reason: "no node can have the label", binding: annotations{"expect": "a=" + strings.Repeat("x", 64)}, fields: []string{"expect"},
 		},
-		"NotANumber": {reason: "it could never be compared", binding: annotations{"expect": "a>b"}, fields: []string{"expect"}},
+		"NotANumber": {reason: "the value cannot be compared", binding: annotations{"expect": "a>b"}, fields: []string{"expect"}},
 		"NUL": {
-			reason:  "the parser stops at it and would not see what comes behind",
+			reason:  "the parser ignores everything after it",
 			binding: annotations{"expect": "a=b,\x00!maintenance"}, fields: []string{"expect"},
 		},
 		"BadStatus": {
@@ -99,29 +99,29 @@ func TestParse(t *testing.T) {
 			binding: annotations{"expect-conditions": "GPUReady=true"}, fields: []string{"expect-conditions"},
 			message: `annotation node-state.prebind.dev/expect-conditions must be a list of Type=Status: status must be True, False, or Unknown in "GPUReady=true"`,
 		},
-		"NoStatus":        {reason: "half of it", binding: annotations{"expect-conditions": "GPUReady="}, fields: []string{"expect-conditions"}},
-		"NoType":          {reason: "the other half", binding: annotations{"expect-conditions": "=True"}, fields: []string{"expect-conditions"}},
-		"EmptyItem":       {reason: "something was left out", binding: annotations{"expect-conditions": "GPUReady,"}, fields: []string{"expect-conditions"}},
-		"BadType":         {reason: "it is no name", binding: annotations{"expect-conditions": "GPU Ready"}, fields: []string{"expect-conditions"}},
-		"Negated":         {reason: "that is for labels", binding: annotations{"expect-conditions": "!GPUReady"}, fields: []string{"expect-conditions"}},
-		"TwoOperators":    {reason: "it is unclear", binding: annotations{"expect-conditions": "A!==True"}, fields: []string{"expect-conditions"}},
-		"TwoStatuses":     {reason: "it is unclear", binding: annotations{"expect-conditions": "A=True=False"}, fields: []string{"expect-conditions"}},
-		"ThreeEqualSigns": {reason: "it is unclear", binding: annotations{"expect-conditions": "A===True"}, fields: []string{"expect-conditions"}},
+		"NoStatus":        {reason: "the status is missing", binding: annotations{"expect-conditions": "GPUReady="}, fields: []string{"expect-conditions"}},
+		"NoType":          {reason: "the type is missing", binding: annotations{"expect-conditions": "=True"}, fields: []string{"expect-conditions"}},
+		"EmptyItem":       {reason: "an item is empty", binding: annotations{"expect-conditions": "GPUReady,"}, fields: []string{"expect-conditions"}},
+		"BadType":         {reason: "the type is not a valid name", binding: annotations{"expect-conditions": "GPU Ready"}, fields: []string{"expect-conditions"}},
+		"Negated":         {reason: "negation is for labels only", binding: annotations{"expect-conditions": "!GPUReady"}, fields: []string{"expect-conditions"}},
+		"TwoOperators":    {reason: "the item is ambiguous", binding: annotations{"expect-conditions": "A!==True"}, fields: []string{"expect-conditions"}},
+		"TwoStatuses":     {reason: "the item is ambiguous", binding: annotations{"expect-conditions": "A=True=False"}, fields: []string{"expect-conditions"}},
+		"ThreeEqualSigns": {reason: "the item is ambiguous", binding: annotations{"expect-conditions": "A===True"}, fields: []string{"expect-conditions"}},
 		"NoTime": {
-			reason: "it is no time", binding: annotations{"wait": "soon"}, fields: []string{"wait"},
+			reason: "the duration is invalid", binding: annotations{"wait": "soon"}, fields: []string{"wait"},
 			message: `annotation node-state.prebind.dev/wait must be a positive duration such as 30s, got "soon"`,
 		},
-		"EmptyWait": {reason: "it is no time", binding: annotations{"wait": ""}, fields: []string{"wait"}},
-		"NoUnit":    {reason: "30 of what", binding: annotations{"wait": "30"}, fields: []string{"wait"}},
-		"NoWait":    {reason: "leave it out", binding: annotations{"wait": "0s"}, fields: []string{"wait"}},
-		"Negative":  {reason: "there is no such time", binding: annotations{"wait": "-5s"}, fields: []string{"wait"}},
+		"EmptyWait": {reason: "the duration is invalid", binding: annotations{"wait": ""}, fields: []string{"wait"}},
+		"NoUnit":    {reason: "the unit is missing", binding: annotations{"wait": "30"}, fields: []string{"wait"}},
+		"NoWait":    {reason: "zero means no wait", binding: annotations{"wait": "0s"}, fields: []string{"wait"}},
+		"Negative":  {reason: "the duration is negative", binding: annotations{"wait": "-5s"}, fields: []string{"wait"}},
 		"TooLong": {
-			reason:  "nobody believes this much",
+			reason:  "the value is too long",
 			binding: annotations{"expect": "a" + strings.Repeat(",a", maxValue/2)}, fields: []string{"expect"},
 			message: "annotation node-state.prebind.dev/expect is longer than 4096 bytes",
 		},
 		"Several": {
-			reason: "all is said at once, in the order of the keys",
+			reason: "the message lists all problems in the order of the keys",
 			pod:    annotations{"wait": "x"}, binding: annotations{"expect": "=", "a": "", "b": "", "c": "", "d": ""},
 			fields: []string{"a", "b", "c", "d", "expect"}, on: "Binding default/web", message: "and 1 more",
 		},
@@ -187,12 +187,12 @@ func TestClip(t *testing.T) {
 		reason, text, want string
 		most               int
 	}{
-		"Short":    {reason: "it is left as it is", text: "a ü 世", most: 10, want: "a ü 世"},
-		"Long":     {reason: "it says that there is more", text: "abcdef", most: 3, want: "abc…"},
-		"Unicode":  {reason: "no half of a character", text: "aüü", most: 4, want: "aü…"},
-		"Controls": {reason: "one line, and no tricks with the terminal", text: "a\nb\x1b[1m\u202ec", most: 50, want: "a?b?[1m?c"},
-		"NotUTF8":  {reason: "a message is text", text: "a\xffb", most: 50, want: "a\ufffdb"},
-		"Grown":    {reason: "what is shown for it counts", text: "ab\xff\xffc", most: 6, want: "ab…"},
+		"Short":    {reason: "short text does not change", text: "a ü 世", most: 10, want: "a ü 世"},
+		"Long":     {reason: "an ellipsis marks the cut", text: "abcdef", most: 3, want: "abc…"},
+		"Unicode":  {reason: "the cut is between characters", text: "aüü", most: 4, want: "aü…"},
+		"Controls": {reason: "control characters are replaced", text: "a\nb\x1b[1m\u202ec", most: 50, want: "a?b?[1m?c"},
+		"NotUTF8":  {reason: "invalid UTF-8 is replaced", text: "a\xffb", most: 50, want: "a\ufffdb"},
+		"Grown":    {reason: "the length of the replacement counts", text: "ab\xff\xffc", most: 6, want: "ab…"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

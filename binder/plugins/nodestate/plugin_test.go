@@ -47,22 +47,22 @@ func TestPreFlight(t *testing.T) {
 		waits       string
 	}{
 		"Well":         {reason: "there is nothing to do", next: framework.Skip},
-		"WellExpected": {reason: "as believed", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}, next: framework.Skip},
+		"WellExpected": {reason: "the node is as expected", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}, next: framework.Skip},
 		"WellWait":     {reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, next: framework.Skip},
 		"Cordoned": {
 			reason: "between decision and bind", node: theNode(cordoned), want: framework.KindRefuse,
 			message: "Node node-a: expected the node to be schedulable, but it is cordoned" + advice,
 		},
 		"Relabelled": {
-			reason: "the scheduler believed something else", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver}, want: framework.KindRefuse,
+			reason: "the scheduler expected another value", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver}, want: framework.KindRefuse,
 			message: `Node node-a: expected the label driver to be "550", but it is "535"` + advice,
 		},
 		"Waits": {
-			reason: "it was asked to", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait}, next: framework.Verify,
+			reason: "the Binding requests a wait", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait}, next: framework.Verify,
 			waits: `the label driver to be "550" (it is "535")`,
 		},
 		"WaitsByPod": {
-			reason: "the pod asked for it", pod: thePod(annotation("expect-conditions", "GPUReady"), wait), next: framework.Verify,
+			reason: "the pod requests a wait", pod: thePod(annotation("expect-conditions", "GPUReady"), wait), next: framework.Verify,
 			waits: "the condition GPUReady to be True (it is not set)",
 		},
 		"WaitsForBase": {
@@ -70,19 +70,19 @@ func TestPreFlight(t *testing.T) {
 			waits: "the node to be schedulable (it is cordoned)",
 		},
 		"WaitsStill": {
-			reason: "the time is not over", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 29 * time.Second, next: framework.Verify,
+			reason: "the limit has not passed", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 29 * time.Second, next: framework.Verify,
 			waits: "the node to be schedulable (it is cordoned)",
 		},
 		"WaitIsOver": {
-			reason: "it asked for 30s", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 30 * time.Second, want: framework.KindRefuse,
+			reason: "the limit has passed", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 30 * time.Second, want: framework.KindRefuse,
 			message: "Node node-a: still waiting for the node to be schedulable (it is cordoned) after 30s; choose another node",
 		},
 		"Leaving": {
-			reason: "it will not come back", node: theNode(terminating), annotations: []gen.BindingOption{wait},
+			reason: "waiting cannot help", node: theNode(terminating), annotations: []gen.BindingOption{wait},
 			want: framework.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
 		},
-		"Unreadable": {reason: "no wait mends the pod", pod: wanting(term(expression("a", gt, "x"))), annotations: []gen.BindingOption{wait}, want: framework.KindRefuse},
-		"Invalid":    {reason: "before anything is judged", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: framework.KindInvalid},
+		"Unreadable": {reason: "waiting cannot help", pod: wanting(term(expression("a", gt, "x"))), annotations: []gen.BindingOption{wait}, want: framework.KindRefuse},
+		"Invalid":    {reason: "annotations are validated first", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: framework.KindInvalid},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -145,17 +145,17 @@ func TestConfirm(t *testing.T) {
 		"Well":        {reason: "as it was", cached: well, live: theNode(cordoned), annotations: []gen.BindingOption{driver}},
 		"CacheBehind": {reason: "the cache alone refuses nothing", cached: theNode(cordoned), live: well, annotations: []gen.BindingOption{driver}, liveReads: 1},
 		"CacheLacks":  {reason: "the cache alone refuses nothing", live: well, liveReads: 1},
-		"CacheFails":  {reason: "the API server knows as well", cachedErr: errors.New("boom"), live: well, liveReads: 1},
+		"CacheFails":  {reason: "the API server has the node, too", cachedErr: errors.New("boom"), live: well, liveReads: 1},
 		"Cordoned": {
-			reason: "while volumes were made", cached: theNode(cordoned), live: theNode(cordoned), liveReads: 1, want: framework.KindRefuse,
+			reason: "the node changed during provisioning", cached: theNode(cordoned), live: theNode(cordoned), liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, but it is cordoned; choose another node, or wait for this one with the annotation node-state.prebind.dev/wait",
 		},
 		"Relabelled": {
-			reason: "what was believed counts to the end", cached: theNode(label("driver", "535")), live: theNode(label("driver", "535")),
+			reason: "expectations apply until the end", cached: theNode(label("driver", "535")), live: theNode(label("driver", "535")),
 			annotations: []gen.BindingOption{driver}, liveReads: 1, want: framework.KindRefuse,
 		},
 		"WaitsAgain": {
-			reason: "what was prepared is for this node", cached: theNode(cordoned), live: theNode(cordoned), annotations: []gen.BindingOption{wait},
+			reason: "the volumes exist for this node", cached: theNode(cordoned), live: theNode(cordoned), annotations: []gen.BindingOption{wait},
 			liveReads: 1, want: framework.KindWait,
 			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, but it is cordoned; retry the Binding",
 		},
@@ -167,11 +167,11 @@ func TestConfirm(t *testing.T) {
 			reason: "it will be gone", cached: theNode(terminating), live: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 		},
 		"Replaced": {
-			reason: "another node of the name is not the one that was prepared", cached: theNode(uid("node-2")), live: theNode(uid("node-2")),
+			reason: "a recreated node is a different node", cached: theNode(uid("node-2")), live: theNode(uid("node-2")),
 			annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: the node was deleted and recreated; schedule the pod again",
 		},
-		"LiveFails": {reason: "what cannot be read cannot be judged", liveErr: errors.New("boom"), liveReads: 1, want: framework.KindInternal},
+		"LiveFails": {reason: "an unreadable node cannot be checked", liveErr: errors.New("boom"), liveReads: 1, want: framework.KindInternal},
 		"Invalid":   {reason: "as in PreFlight", cached: well, annotations: []gen.BindingOption{annotation("x", "")}, want: framework.KindInvalid},
 	}
 	for name, tc := range cases {

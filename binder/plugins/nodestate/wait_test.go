@@ -50,7 +50,7 @@ func TestWait(t *testing.T) {
 		require.False(t, ended, "%v", err)
 		assert.Equal(t, framework.Waiting{
 			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: `the label driver to be "550" (it is "535")`, Until: w.bc.Now.Add(30 * time.Second),
-		}, w.bc.WaitingFor(), "it says what it waits for")
+		}, w.bc.WaitingFor(), "the wait is reported")
 
 		reads := w.cached.count()
 		<-time.After(29 * time.Second)
@@ -60,7 +60,7 @@ func TestWait(t *testing.T) {
 
 		w.put(theNode(cordoned, label("driver", "550")))
 		ended, _ = w.Ended()
-		require.False(t, ended, "it waits for the rest as well")
+		require.False(t, ended, "the wait also covers the checks")
 		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.WaitingFor().For, "and says so")
 		assert.Zero(t, w.live.count(), "an event is enough")
 
@@ -69,7 +69,7 @@ func TestWait(t *testing.T) {
 		ended, err = w.Ended()
 		assert.True(t, ended)
 		require.NoError(t, err)
-		assert.Zero(t, time.Since(changed), "it goes on at once")
+		assert.Zero(t, time.Since(changed), "the wait ends immediately")
 		assert.Zero(t, w.live.count(), "the cache's yes is enough")
 	})
 }
@@ -115,20 +115,20 @@ func TestWaitIsOver(t *testing.T) {
 		message string
 	}{
 		"InVain": {
-			reason: "it says what it waited for, and how long", live: theNode(label("driver", "535")), after: 30 * time.Second, want: framework.KindRefuse,
+			reason: "the message contains the wait and its duration", live: theNode(label("driver", "535")), after: 30 * time.Second, want: framework.KindRefuse,
 			message: `Node node-a: still waiting for the label driver to be "550" (it is "535") after 30s; choose another node`,
 		},
 		"Capped": {
-			reason: "not longer than the operator allows", live: theNode(), options: []gen.BindingOption{annotation("wait", "5h")}, after: maxWait, want: framework.KindRefuse,
+			reason: "the operator limits the wait", live: theNode(), options: []gen.BindingOption{annotation("wait", "5h")}, after: maxWait, want: framework.KindRefuse,
 			message: `Node node-a: still waiting for the label driver to be "550" (it is not set) after 1m0s; choose another node`,
 		},
-		"CacheBehind": {reason: "the event is still on its way", live: theNode(label("driver", "550")), after: 30 * time.Second},
+		"CacheBehind": {reason: "the event has not arrived yet", live: theNode(label("driver", "550")), after: 30 * time.Second},
 		"Gone": {
-			reason: "the event is still on its way", after: 30 * time.Second, want: framework.KindRefuse,
+			reason: "the event has not arrived yet", after: 30 * time.Second, want: framework.KindRefuse,
 			message: "Node node-a: the node does not exist; choose another node",
 		},
-		"Fails":      {reason: "what cannot be read cannot be judged", err: errors.New("boom"), after: 30 * time.Second, want: framework.KindInternal},
-		"Overloaded": {reason: "a matter of time: the repeated call waits anew", err: overloaded, after: 30 * time.Second, want: framework.KindWait},
+		"Fails":      {reason: "an unreadable node cannot be checked", err: errors.New("boom"), after: 30 * time.Second, want: framework.KindInternal},
+		"Overloaded": {reason: "the failure is temporary, and the next call waits again", err: overloaded, after: 30 * time.Second, want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -165,19 +165,19 @@ func TestWaitEnds(t *testing.T) {
 		message string
 	}{
 		"Gone": {
-			reason: "there is nothing to bind to", event: func(w *waiting) { w.put(nil) },
+			reason: "the node does not exist", event: func(w *waiting) { w.put(nil) },
 			want: framework.KindRefuse, message: "Node node-a: the node does not exist; choose another node",
 		},
 		"Leaving": {
-			reason: "there will be nothing to bind to", event: func(w *waiting) { w.put(theNode(terminating)) },
+			reason: "the node is being deleted", event: func(w *waiting) { w.put(theNode(terminating)) },
 			want: framework.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
 		},
 		"Replaced": {
-			reason: "another node of the name, be it as expected, is another", event: func(w *waiting) { w.put(theNode(uid("node-2"), label("driver", "550"))) },
+			reason: "a recreated node is a different node", event: func(w *waiting) { w.put(theNode(uid("node-2"), label("driver", "550"))) },
 			want: framework.KindRefuse, message: "Node node-a: the node was deleted and recreated; schedule the pod again",
 		},
 		"BothFail": {
-			reason: "what cannot be read cannot be judged", want: framework.KindInternal,
+			reason: "an unreadable node cannot be checked", want: framework.KindInternal,
 			event: func(w *waiting) {
 				w.cached.fail(errors.New("boom"))
 				w.live.fail(errors.New("bang"))
@@ -186,7 +186,7 @@ func TestWaitEnds(t *testing.T) {
 			message: "Node node-a: reading it: bang",
 		},
 		"Overloaded": {
-			reason: "a matter of time: the next call goes on", want: framework.KindWait,
+			reason: "the failure is temporary, and the next call continues", want: framework.KindWait,
 			event: func(w *waiting) {
 				w.live.fail(apierrors.NewServiceUnavailable("restarting"))
 				w.cached.put(nil)
@@ -221,10 +221,10 @@ func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
 		cached *corev1.Node
 		err    error
 	}{
-		"Gone":     {reason: "the cache may be behind"},
-		"Replaced": {reason: "the cache may be behind", cached: theNode(uid("node-0"))},
-		"Leaving":  {reason: "the cache may be behind", cached: theNode(terminating)},
-		"Fails":    {reason: "the API server knows as well", cached: theNode(), err: errors.New("boom")},
+		"Gone":     {reason: "the cache can be behind"},
+		"Replaced": {reason: "the cache can be behind", cached: theNode(uid("node-0"))},
+		"Leaving":  {reason: "the cache can be behind", cached: theNode(terminating)},
+		"Fails":    {reason: "the API server has the node, too", cached: theNode(), err: errors.New("boom")},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -28,15 +28,15 @@ func TestOwns(t *testing.T) {
 		claim  *resourcev1.ResourceClaim
 		text   string
 	}{
-		"Owned":      {reason: "all of it is Prebind's", claim: theClaim("c")},
-		"Listed":     {reason: "so are alternatives", claim: theClaim("c", firstOf(1, 2))},
-		"OtherClass": {reason: "a scheduler may give those devices at the same time", claim: theClaim("c", ofOtherClass), text: `"tpu", Prebind allocates only gpu`},
-		"OneOfTwo":   {reason: "all have to be", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
-		"Admin":      {reason: "admin access is no allocation", claim: theClaim("c", admin), text: "admin access"},
-		"Capacity":   {reason: "parts of a device would need to be counted", claim: theClaim("c", partOf), text: "part of the capacity of a device"},
-		"PartOfList": {reason: "also in a list", claim: theClaim("c", firstOf(1), partInList), text: "part of the capacity of a device"},
-		"Nothing":    {reason: "there is nothing to give", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = nil }), text: "no requests"},
-		"Unknown":    {reason: "a request of a later Kubernetes", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "unknown type"},
+		"Owned":      {reason: "all requests have an own class", claim: theClaim("c")},
+		"Listed":     {reason: "alternatives have an own class too", claim: theClaim("c", firstOf(1, 2))},
+		"OtherClass": {reason: "a scheduler can allocate these devices at the same time", claim: theClaim("c", ofOtherClass), text: `"tpu", Prebind allocates only gpu`},
+		"OneOfTwo":   {reason: "all alternatives must have an own class", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
+		"Admin":      {reason: "admin access is not an allocation", claim: theClaim("c", admin), text: "admin access"},
+		"Capacity":   {reason: "Prebind does not count parts of devices", claim: theClaim("c", partOf), text: "part of the capacity of a device"},
+		"PartOfList": {reason: "alternatives must request whole devices", claim: theClaim("c", firstOf(1), partInList), text: "part of the capacity of a device"},
+		"Nothing":    {reason: "there is nothing to allocate", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = nil }), text: "no requests"},
+		"Unknown":    {reason: "a later Kubernetes version can add types", claim: theClaim("c", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly = nil }), text: "unknown type"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func partInList(c *resourcev1.ResourceClaim) {
 	c.Spec.Devices.Requests[0].FirstAvailable[0].Capacity = capacity()
 }
 
-// world is a node with these devices, and claims and pods that use them.
+// world returns a node with devices, and claims and pods that use them.
 func world(t *testing.T, devices int, claims int, options ...claimOption) (*apiServer, []*corev1.Pod) {
 	t.Helper()
 	names := make([]string, 0, devices)
@@ -79,7 +79,7 @@ func world(t *testing.T, devices int, claims int, options ...claimOption) (*apiS
 	return s, pods
 }
 
-// given are the devices that claims have, with how many claims have each.
+// given returns how many claims have each allocated device.
 func given(t testing.TB, s *apiServer) map[string]int {
 	t.Helper()
 	var list resourcev1.ResourceClaimList
@@ -95,9 +95,8 @@ func given(t testing.TB, s *apiServer) map[string]int {
 	return all
 }
 
-// TestTwoReplicasAllocate is a hundred pods, two replicas with caches that follow
-// nothing, and forty devices.
-func TestTwoReplicasAllocate(t *testing.T) {
+// 100 pods compete for 40 devices, in two replicas whose caches are frozen.
+func TestAllocate_InTwoReplicas(t *testing.T) {
 	s, pods := world(t, 40, 100)
 	replicas := []*replica{newAllocating(t, s), newAllocating(t, s)}
 	for _, r := range replicas {
@@ -128,8 +127,8 @@ func TestTwoReplicasAllocate(t *testing.T) {
 	assert.Len(t, records(t, s), 40)
 }
 
-// TestAllocateShared is one claim of many pods.
-func TestAllocateShared(t *testing.T) {
+// Many pods share one claim.
+func TestAllocate_SharedClaim(t *testing.T) {
 	s, _ := world(t, 4, 1)
 	replicas := []*replica{newAllocating(t, s), newAllocating(t, s)}
 	var all sync.WaitGroup
@@ -140,7 +139,7 @@ func TestAllocateShared(t *testing.T) {
 		all.Go(func() {
 			ctx := context.WithoutCancel(t.Context())
 			for call := range 5 {
-				// As the engine does when it is told to wait.
+				// The engine repeats the call too.
 				bc := bind(pod, "node-a", fmt.Sprintf("here-%d-%d", i, call))
 				if errs[i] = replicas[i%2].PreBind(ctx, bc); !framework.IsKind(errs[i], framework.KindWait) {
 					return
@@ -154,12 +153,12 @@ func TestAllocateShared(t *testing.T) {
 		require.NoError(t, err)
 	}
 	assert.Len(t, s.claim("c0").Status.ReservedFor, 20)
-	assert.Len(t, given(t, s), 1, "it is allocated once")
+	assert.Len(t, given(t, s), 1, "the claim is allocated once")
 	assert.Len(t, records(t, s), 1)
 }
 
-// TestSomebodyElseAllocates between two steps of ours.
-func TestSomebodyElseAllocates(t *testing.T) {
+// A scheduler changes the claim between two requests.
+func TestAllocate_ClaimChanges(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		verb   string
@@ -167,13 +166,13 @@ func TestSomebodyElseAllocates(t *testing.T) {
 		then   claimOption
 		kind   framework.Kind
 	}{
-		"BeforeTheMark":    {reason: "the mark's answer tells", verb: "patch", n: 1, then: allocated("node-a", "gpu-3")},
-		"BeforeFinalizer":  {reason: "what was taken is given back", verb: "patch", n: 2, then: allocated("node-a", "gpu-3")},
-		"BeforeAllocation": {reason: "the same", verb: "patch status", n: 1, then: allocated("node-a", "gpu-3")},
-		"OtherNode":        {reason: "then it is judged as it is", verb: "patch status", n: 1, then: allocated("node-b", "gpu-3"), kind: framework.KindRefuse},
-		"Ends":             {reason: "it is being deleted", verb: "patch status", n: 1, then: meta1(gen.Terminating()), kind: framework.KindRefuse},
-		"Note":             {reason: "something else of the claim was changed", verb: "patch status", n: 1, then: meta1(gen.Label("note", "x"))},
-		"RolledBack":       {reason: "another replica thought that we were gone", verb: "patch status", n: 1, then: func(c *resourcev1.ResourceClaim) { c.Annotations = nil }, kind: framework.KindWait},
+		"BeforeTheMark":    {reason: "the response to the mark shows the allocation", verb: "patch", n: 1, then: allocated("node-a", "gpu-3")},
+		"BeforeFinalizer":  {reason: "the entry in the record is removed", verb: "patch", n: 2, then: allocated("node-a", "gpu-3")},
+		"BeforeAllocation": {reason: "the entry in the record is removed", verb: "patch status", n: 1, then: allocated("node-a", "gpu-3")},
+		"OtherNode":        {reason: "the allocation does not match the node", verb: "patch status", n: 1, then: allocated("node-b", "gpu-3"), kind: framework.KindRefuse},
+		"Ends":             {reason: "the claim is being deleted", verb: "patch status", n: 1, then: meta1(gen.Terminating()), kind: framework.KindRefuse},
+		"Note":             {reason: "the allocation is written again", verb: "patch status", n: 1, then: meta1(gen.Label("note", "x"))},
+		"RolledBack":       {reason: "another replica removed the mark", verb: "patch status", n: 1, then: func(c *resourcev1.ResourceClaim) { c.Annotations = nil }, kind: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -196,15 +195,15 @@ func TestSomebodyElseAllocates(t *testing.T) {
 			if name != "Note" {
 				assert.Empty(t, records(t, s), tc.reason)
 				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-				assert.Equal(t, []string{"gpu-3"}, devices(s.claim("c0")), "what somebody else allocated stays")
+				assert.Equal(t, []string{"gpu-3"}, devices(s.claim("c0")), "the allocation of the scheduler stays")
 			}
 		})
 	}
 }
 
-// TestAnswerOfARepeatedWrite is a proxy that repeats a write whose answer it lost:
-// it was carried out, and the answer is a conflict.
-func TestAnswerOfARepeatedWrite(t *testing.T) {
+// A proxy repeats a write after it lost the response. The write succeeds, and the response
+// is a conflict.
+func TestAllocate_RepeatedWriteConflicts(t *testing.T) {
 	s, pods := world(t, 1, 1)
 	r := newAllocating(t, s)
 	r.conn.After = nthWrite("patch status", 1, fakeapi.Conflict("ResourceClaim", "c0"))
@@ -212,7 +211,7 @@ func TestAnswerOfARepeatedWrite(t *testing.T) {
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), "the claim has the device, so the record keeps it")
 }
 
-func TestLostAnswerOfAnAllocation(t *testing.T) {
+func TestAllocate_LostResponse(t *testing.T) {
 	for name, verb := range map[string]string{"Record": "create", "Finalizer": "patch", "Allocation": "patch status"} {
 		t.Run(name, func(t *testing.T) {
 			s, pods := world(t, 1, 2)
@@ -225,15 +224,15 @@ func TestLostAnswerOfAnAllocation(t *testing.T) {
 			bc := bind(pods[0], "node-a", "here-1")
 			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-			assert.Empty(t, given(t, s), "it is given back")
-			require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "and free for others")
+			assert.Empty(t, given(t, s), "the roll-back deallocates the claim")
+			require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "the device is free")
 			assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
 		})
 	}
 }
 
-// TestLateAllocation is carried out by the API server after the roll-back.
-func TestLateAllocation(t *testing.T) {
+// The API server applies the allocation after the roll-back.
+func TestAllocate_AfterTheRollBackFails(t *testing.T) {
 	s, pods := world(t, 1, 2)
 	one, two := newAllocating(t, s), newAllocating(t, s)
 	bc := bind(pods[0], "node-a", "here-1")
@@ -255,8 +254,8 @@ func TestLateAllocation(t *testing.T) {
 	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
 }
 
-// TestTwoPools is a claim with devices of two pools, whose records are two writes.
-func TestTwoPools(t *testing.T) {
+// A claim has devices of two pools, so that an allocation writes two records.
+func TestAllocate_TwoPools(t *testing.T) {
 	setup := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica) {
 		t.Helper()
 		s, pods := world(t, 1, 1, twoDevices)
@@ -283,7 +282,7 @@ func TestTwoPools(t *testing.T) {
 			require.ErrorContains(t, r.PreBind(t.Context(), bc), "down")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			require.NoError(t, r.Tidy(t.Context()))
-			assert.Empty(t, records(t, s), "half of it is given up")
+			assert.Empty(t, records(t, s), "no record keeps an entry")
 		})
 	}
 	t.Run("OneIsTaken", func(t *testing.T) {
@@ -304,16 +303,16 @@ func TestTwoPools(t *testing.T) {
 
 func twoDevices(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly.Count = 2 }
 
-func TestUndoAllocation(t *testing.T) {
+func TestRollBack_Deallocates(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		then   func(t *testing.T, s *apiServer, two *replica)
 		gone   bool
 		users  []string
 	}{
-		"Alone": {reason: "nobody else uses it", gone: true, users: []string{}},
+		"Alone": {reason: "no other pod has reserved the claim", gone: true, users: []string{}},
 		"ReservedAgain": {
-			reason: "somebody took the reservation away, and the attempt made it again", gone: true, users: []string{},
+			reason: "the reservation was removed and made again", gone: true, users: []string{},
 			then: func(t *testing.T, s *apiServer, one *replica) {
 				t.Helper()
 				s.change("c0", "kube-scheduler", unreserve)
@@ -323,7 +322,7 @@ func TestUndoAllocation(t *testing.T) {
 			},
 		},
 		"OtherPod": {
-			reason: "another pod uses it", users: []string{"db"},
+			reason: "another pod has reserved the claim", users: []string{"db"},
 			then: func(t *testing.T, s *apiServer, two *replica) {
 				t.Helper()
 				other := thePod("db", uses("c0"))
@@ -332,7 +331,7 @@ func TestUndoAllocation(t *testing.T) {
 			},
 		},
 		"OtherAttempt": {
-			reason: "another attempt at the pod's bind relies on it", users: []string{"web-0"},
+			reason: "another attempt at the bind relies on the reservation", users: []string{"web-0"},
 			then: func(t *testing.T, s *apiServer, two *replica) {
 				t.Helper()
 				pod := &corev1.Pod{}
@@ -341,7 +340,7 @@ func TestUndoAllocation(t *testing.T) {
 			},
 		},
 		"Bound": {
-			reason: "the pod is bound after all", users: []string{"web-0"},
+			reason: "the pod is bound", users: []string{"web-0"},
 			then: func(t *testing.T, s *apiServer, _ *replica) {
 				t.Helper()
 				pod := &corev1.Pod{}
@@ -350,7 +349,7 @@ func TestUndoAllocation(t *testing.T) {
 			},
 		},
 		"NotOurs": {
-			reason: "it was allocated anew by somebody else", users: []string{},
+			reason: "a scheduler allocated the claim again", users: []string{},
 			then: func(t *testing.T, s *apiServer, _ *replica) {
 				t.Helper()
 				s.change("c0", "kube-scheduler", func(c *resourcev1.ResourceClaim) {
@@ -373,34 +372,34 @@ func TestUndoAllocation(t *testing.T) {
 			assert.Equal(t, tc.gone, s.claim("c0").Status.Allocation == nil, tc.reason)
 			assert.Equal(t, tc.users, users(s.claim("c0")), tc.reason)
 			for _, m := range unsettled(s.claim("c0")) {
-				assert.NotEqual(t, "here-1", m.Attempt, "our mark is off")
+				assert.NotEqual(t, "here-1", m.Attempt, "the roll-back removes the mark")
 			}
 		})
 	}
 }
 
-// TestAllocatedByOther is a claim that another bind is at.
-func TestAllocatedByOther(t *testing.T) {
+// Two binds allocate one claim.
+func TestAllocate_ContestedClaim(t *testing.T) {
 	s, pods := world(t, 2, 1)
 	one, two := newAllocating(t, s), newAllocating(t, s)
 	other := thePod("db", uses("c0"))
 	s.Put(other)
 	two.cache.freeze()
-	// Both have marked the claim before the first chooses.
+	// Both attempts mark the claim before the first one chooses.
 	s.change("c0", "", marked("db", "there-1"))
 	between(one, "patch status", 1, func() {
 		err := two.PreBind(t.Context(), bind(other, "node-a", "there-1"))
-		require.True(t, framework.IsKind(err, framework.KindWait), "it is not allocated twice: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindWait), "the claim must not be allocated twice: %v", err)
 	})
 	require.NoError(t, one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
 	claim := s.claim("c0")
 	claim.Status = resourcev1.ResourceClaimStatus{}
 	fresh, err := two.allocator.allocate(t.Context(), bind(other, "node-a", "there-1"), claim)
 	require.NoError(t, err)
-	assert.NotNil(t, fresh.Status.Allocation, "what it has become is taken as it is")
+	assert.NotNil(t, fresh.Status.Allocation, "allocate returns the claim as the other bind allocated it")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	two.allocator.turn <- struct{}{}
 	_, err = two.allocator.allocate(ctx, bind(other, "node-a", "there-1"), claim)
-	require.ErrorIs(t, err, context.Canceled, "it does not wait for its turn for ever")
+	require.ErrorIs(t, err, context.Canceled, "the context ends the wait for the turn")
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// waiting is a PreBind in a bubble.
+// waiting is a PreBind that runs in a bubble.
 type waiting struct {
 	*replica
 	bc     *framework.BindContext
@@ -29,7 +29,7 @@ type waiting struct {
 	began  time.Time
 }
 
-// begin runs PreBind until there is nothing to do but wait.
+// begin runs PreBind until it waits.
 func begin(ctx context.Context, t *testing.T, pod *corev1.Pod, objects ...client.Object) *waiting {
 	t.Helper()
 	s := newAPI(append(objects, gen.Node("node-a"), deviceClass(), pod)...)
@@ -40,7 +40,7 @@ func begin(ctx context.Context, t *testing.T, pod *corev1.Pod, objects ...client
 	return w
 }
 
-// ended says whether the wait is over, and how.
+// ended returns whether PreBind has returned, and its error.
 func (w *waiting) ended() (bool, error) {
 	synctest.Wait()
 	select {
@@ -51,14 +51,14 @@ func (w *waiting) ended() (bool, error) {
 	}
 }
 
-// waits sees that it is not over.
+// waits checks that PreBind still waits.
 func (w *waiting) waits(t *testing.T, reason string) {
 	t.Helper()
 	over, err := w.ended()
 	require.False(t, over, "%s: %v", reason, err)
 }
 
-// set is what the driver says of the claim's device from now on.
+// set changes the conditions that the driver reports.
 func set(conditions map[string]metav1.ConditionStatus) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		claim.Status.Devices = nil
@@ -75,36 +75,36 @@ func TestWaitForConditions(t *testing.T) {
 	}{
 		"True": {reason: "upstream bind-claim-with-binding-conditions, with a driver", then: func(w *waiting) { w.api.change("c", "driver", set(yes)) }},
 		"Failed": {
-			reason: "final, and it says why", refuse: "broken (Why) because", kind: framework.KindRefuse,
+			reason: "a failure condition is final", refuse: "broken (Why) because", kind: framework.KindRefuse,
 			then: func(w *waiting) {
 				w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"broken": "True"}))
 			},
 		},
 		"Deallocated": {
-			reason: "the scheduler took the devices away, and Prebind allocates it", refuse: "no free devices", kind: framework.KindRefuse,
+			reason: "a scheduler deallocated the claim, and Prebind cannot allocate it", refuse: "no free devices", kind: framework.KindRefuse,
 			then: func(w *waiting) {
 				w.api.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
 		},
 		"Deleted":  {reason: "the claim is gone", refuse: "does not exist", kind: framework.KindRefuse, then: func(w *waiting) { w.api.Remove(theClaim("c")) }},
 		"Ends":     {reason: "the claim is being deleted", refuse: "being deleted", kind: framework.KindRefuse, then: func(w *waiting) { w.api.change("c", "", meta1(gen.Terminating())) }},
-		"PodGone":  {reason: "nobody to bind", refuse: "gone", kind: framework.KindStale, then: func(w *waiting) { w.api.Remove(w.bc.Pod) }},
-		"PodBound": {reason: "it is bound elsewhere", refuse: "bound elsewhere", kind: framework.KindStale, then: func(w *waiting) { w.api.Put(bound(w.bc.Pod, "node-b")) }},
-		"Unreserved": {reason: "the scheduler took the reservation back: it is reserved again", then: func(w *waiting) {
+		"PodGone":  {reason: "the pod is gone", refuse: "gone", kind: framework.KindStale, then: func(w *waiting) { w.api.Remove(w.bc.Pod) }},
+		"PodBound": {reason: "the pod is bound to another node", refuse: "bound elsewhere", kind: framework.KindStale, then: func(w *waiting) { w.api.Put(bound(w.bc.Pod, "node-b")) }},
+		"Unreserved": {reason: "a scheduler removed the reservation, and PreBind reserves the claim again", then: func(w *waiting) {
 			w.api.change("c", "kube-scheduler", unreserve)
 			w.api.change("c", "driver", set(yes))
 		}},
 		"TimeOut": {
 			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "more than 10m0s ago", kind: framework.KindRefuse,
-			then: func(*waiting) { time.Sleep(timeout) }, //nolint:forbidigo // The time of the bubble.
+			then: func(*waiting) { time.Sleep(timeout) }, //nolint:forbidigo // The bubble has a fake clock.
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := begin(t.Context(), t, thePod("web", uses("c")), theClaim("c", allocated("node-a", "gpu-0"), needs(both, []string{"broken"})))
-				w.waits(t, "the driver has said nothing yet")
-				assert.Equal(t, []string{"web"}, users(w.api.claim("c")), "it is reserved first")
+				w.waits(t, "the driver has reported nothing")
+				assert.Equal(t, []string{"web"}, users(w.api.claim("c")), "PreBind first reserves the claim")
 				assert.Equal(t, "ResourceClaim default/c", w.bc.WaitingFor().Object.String())
 				assert.Contains(t, w.bc.WaitingFor().For, "condition attached of device gpu.example.com/node-a/gpu-0")
 				tc.then(w)
@@ -131,15 +131,14 @@ func bound(pod *corev1.Pod, node string) *corev1.Pod {
 	return pod
 }
 
-// TestBindingTimeout is about when it is over.
 func TestBindingTimeout(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		age    time.Duration
 		after  time.Duration
 	}{
-		"FromAllocation": {reason: "the time that has gone by since the allocation counts", age: timeout - 10*time.Second, after: 10 * time.Second},
-		"FromBind":       {reason: "a claim that does not tell has all of it", age: -1, after: timeout},
+		"FromAllocation": {reason: "the timeout starts with the allocation", age: timeout - 10*time.Second, after: 10 * time.Second},
+		"FromBind":       {reason: "without a timestamp, the timeout starts with the bind", age: -1, after: timeout},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -149,28 +148,28 @@ func TestBindingTimeout(t *testing.T) {
 					allocatedAt(time.Now().Add(-tc.age))(claim)
 				}
 				w := begin(t.Context(), t, thePod("web", uses("c")), claim)
-				time.Sleep(tc.after - time.Second) //nolint:forbidigo // The time of the bubble.
+				time.Sleep(tc.after - time.Second) //nolint:forbidigo // The bubble has a fake clock.
 				w.waits(t, tc.reason)
-				// A change that changes nothing of it does not begin the time anew.
+				// An unrelated change does not restart the timeout.
 				w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"attached": "True"}))
 				w.waits(t, tc.reason)
-				time.Sleep(time.Second) //nolint:forbidigo // The time of the bubble.
+				time.Sleep(time.Second) //nolint:forbidigo // The bubble has a fake clock.
 				over, err := w.ended()
 				require.True(t, over, tc.reason)
-				require.ErrorContains(t, err, "programmed", "it says what did not come")
+				require.ErrorContains(t, err, "programmed", "the message names the missing condition")
 			})
 		})
 	}
 }
 
-func TestWaitForTheClaim(t *testing.T) {
+func TestWaitForTheClaimOfATemplate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), t, thePod("web", template(""), uses("c")), theClaim("c", allocated("node-a", "gpu-0")))
-		w.waits(t, "upstream missing-claim: kube-controller-manager makes it")
+		w.waits(t, "upstream missing-claim: kube-controller-manager creates it")
 		assert.Contains(t, w.bc.WaitingFor().For, `create the claim "gpu" from its template`)
-		assert.Empty(t, w.api.written(), "nothing is taken for a pod that may have to wait for long")
+		assert.Empty(t, w.api.written(), "nothing is reserved for a pod that may wait long")
 		w.api.Put(theClaim("web-gpu", made("web"), allocated("node-a", "gpu-1")))
-		w.waits(t, "the pod does not name it yet")
+		w.waits(t, "the status of the pod does not name the claim yet")
 		w.api.Put(thePod("web", template("web-gpu"), uses("c")))
 		over, err := w.ended()
 		require.True(t, over)
@@ -181,9 +180,7 @@ func TestWaitForTheClaim(t *testing.T) {
 	})
 }
 
-// TestWaitFor of a claim that the pod's status names before the cache, or the API
-// server, has it.
-func TestWaitIsEnded(t *testing.T) {
+func TestWait_EndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		w := begin(ctx, t, thePod("web", uses("c")), theClaim("c", allocated("node-a", "gpu-0"), needs(both, nil)))
@@ -191,21 +188,20 @@ func TestWaitIsEnded(t *testing.T) {
 		cancel(cause)
 		over, err := w.ended()
 		require.True(t, over)
-		require.ErrorIs(t, err, cause, "the engine knows its own cause")
+		require.ErrorIs(t, err, cause, "PreBind returns the cause of the context")
 		require.NoError(t, w.PreBindRollBack(t.Context(), w.bc))
 		assert.Empty(t, users(w.api.claim("c")))
 	})
 }
 
-// TestWaitForOwned is a claim that Prebind allocates, whose device has conditions.
-func TestWaitForOwned(t *testing.T) {
+func TestWaitForConditions_OfAnOwnAllocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slice, ok := pool("node-a", "gpu-0").(*resourcev1.ResourceSlice)
 		require.True(t, ok)
 		slice.Spec.Devices[0].BindingConditions = both
 		slice.Spec.Devices[0].BindingFailureConditions = []string{"broken"}
 		w := begin(t.Context(), t, thePod("web", uses("c")), theClaim("c"), slice)
-		w.waits(t, "the driver sets it after the allocation")
+		w.waits(t, "the driver sets the condition after the allocation")
 		allocation := w.api.claim("c").Status.Allocation
 		require.NotNil(t, allocation)
 		assert.Equal(t, both, allocation.Devices.Results[0].BindingConditions, "upstream bind-claim-with-binding-conditions")
@@ -215,7 +211,7 @@ func TestWaitForOwned(t *testing.T) {
 		require.True(t, over)
 		require.ErrorContains(t, err, "broken")
 		require.NoError(t, w.PreBindRollBack(t.Context(), w.bc))
-		assert.Nil(t, w.api.claim("c").Status.Allocation, "the next attempt allocates it anew")
+		assert.Nil(t, w.api.claim("c").Status.Allocation, "the next attempt allocates the claim again")
 		assert.Empty(t, records(t, w.api))
 	})
 }

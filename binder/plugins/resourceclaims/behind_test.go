@@ -14,9 +14,9 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// A scheduler reserves the claim and binds at once: however far the cache is behind,
-// the bind has nothing to wait for.
-func TestSchedulerIsFasterThanTheCache(t *testing.T) {
+// A scheduler reserves the claim and immediately binds. The bind must not wait for the
+// cache.
+func TestBind_WithAnOutdatedCache(t *testing.T) {
 	reserve := reservedTo("web")
 	release := func(claim *resourcev1.ResourceClaim) { claim.Status.ReservedFor = nil }
 
@@ -28,10 +28,10 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		s.change("c", "kube-scheduler", reserve)
 		next, err := r.preFlight(t.Context(), bind(pod, "node-a", "here-1"))
 		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "it takes no attempt")
+		assert.Equal(t, framework.Skip, next, "the bind needs no attempt")
 	})
 
-	// Its first bind failed, and it has released and reserved the claim since.
+	// The first bind failed, and the scheduler has since released and reserved the claim.
 	t.Run("Confirm", func(t *testing.T) {
 		pod := thePod("web", uses("c"))
 		s := newAPI(gen.Node("node-a"), pod, theClaim("c", allocated("node-a", "gpu-0")))
@@ -41,6 +41,6 @@ func TestSchedulerIsFasterThanTheCache(t *testing.T) {
 		s.change("c", "kube-scheduler", release)
 		r.cache.freeze()
 		s.change("c", "kube-scheduler", reserve)
-		assert.NoError(t, r.confirm(t.Context(), bc), "the call need not be repeated")
+		assert.NoError(t, r.confirm(t.Context(), bc), "the client need not retry")
 	})
 }

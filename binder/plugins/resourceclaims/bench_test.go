@@ -21,14 +21,14 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// perNode is how many devices a node of the benchmarks has.
+// perNode is the number of devices per node.
 const perNode = 8
 
-// sizes of a cluster, by its allocated claims.
+// sizes are the sizes of clusters in allocated claims.
 var sizes = []int{400, 4_000}
 
-// stores is a replica's cache as it is in production: an indexed store of each kind,
-// whose lists copy no objects.
+// stores is a cache like in production: an indexed store for each kind, whose lists do not
+// copy objects.
 type stores struct {
 	kinds map[reflect.Type]cache.Indexer
 }
@@ -82,8 +82,8 @@ func (s *stores) List(_ context.Context, list client.ObjectList, opts ...client.
 	return nil
 }
 
-// largeCluster has so many claims, each with a device of its node; they have no marks.
-// Prebind has allocated them. One more node has a free device.
+// largeCluster returns a cluster with the number of claims. Prebind has allocated each of
+// them a device of its node. Another node has a free device.
 func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 	b.Helper()
 	s, cached := newAPI(deviceClass()), newStores()
@@ -118,7 +118,7 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 	return s, r
 }
 
-// BenchmarkAllocate is a bind whose claim Prebind allocates, and its roll-back.
+// BenchmarkAllocate measures an allocation and its roll-back.
 func BenchmarkAllocate(b *testing.B) {
 	for _, claims := range sizes {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
@@ -136,7 +136,7 @@ func BenchmarkAllocate(b *testing.B) {
 	}
 }
 
-// BenchmarkRefuse is a bind to a node whose devices are all in use.
+// BenchmarkRefuse measures a bind to a node whose devices are all in use.
 func BenchmarkRefuse(b *testing.B) {
 	for _, claims := range sizes {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
@@ -158,7 +158,7 @@ func BenchmarkRefuse(b *testing.B) {
 	}
 }
 
-// BenchmarkPostBind confirms a bind in a namespace with so many claims.
+// BenchmarkPostBind confirms a bind in a namespace with many claims.
 func BenchmarkPostBind(b *testing.B) {
 	for _, claims := range sizes {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
@@ -188,7 +188,7 @@ func BenchmarkMarks(b *testing.B) {
 	}
 }
 
-// BenchmarkUnsettled lists the marks of one claim with so many.
+// BenchmarkUnsettled lists the marks of a claim with many marks.
 func BenchmarkUnsettled(b *testing.B) {
 	for _, marks := range []int{1, 2_000} {
 		b.Run(fmt.Sprintf("marks=%d", marks), func(b *testing.B) {
@@ -204,7 +204,7 @@ func BenchmarkUnsettled(b *testing.B) {
 	}
 }
 
-// BenchmarkTidy looks through the records while every claim is in use.
+// BenchmarkTidy cleans up records whose claims are all in use.
 func BenchmarkTidy(b *testing.B) {
 	for _, claims := range sizes {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
@@ -221,8 +221,7 @@ func BenchmarkTidy(b *testing.B) {
 	}
 }
 
-// TestCost_DoesNotGrowWithTheCluster: what is off the bind's node has no part in an
-// allocation, in a refusal, or in confirming a bind.
+// The cost of allocations, rejections and confirmations does not depend on other nodes.
 func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 	type cost struct{ allocations, reads float64 }
 	measure := func(claims int, do func(r *replica, pod *corev1.Pod)) cost {
@@ -254,12 +253,12 @@ func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			small, large := measure(sizes[0], do), measure(sizes[1], do)
 			assert.LessOrEqual(t, large.allocations, 1.5*small.allocations, "allocations")
-			assert.LessOrEqual(t, large.reads, 1.5*small.reads, "reads of the API server")
+			assert.LessOrEqual(t, large.reads, 1.5*small.reads, "read requests to the API server")
 		})
 	}
 }
 
-// indexersOf are the indexes of a kind.
+// indexersOf returns the indexes of a kind.
 func indexersOf(kind reflect.Type) cache.Indexers {
 	all := cache.Indexers{}
 	for _, i := range append(claimIndexes(), sliceIndexes()...) {

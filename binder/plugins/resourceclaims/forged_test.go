@@ -20,13 +20,13 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// forged is a mark that somebody wrote.
+// forged adds a mark that a tenant wrote.
 func forged(uid types.UID, attempt, pod, node string) claimOption {
 	return meta1(gen.Annotation(markKey(uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, pod, node)))
 }
 
-// sweepAll rolls back all marks that the plugin lists, as the sweeper does when it
-// finds no pod.
+// sweepAll rolls back all marks that the plugin lists, as the sweep does for pods that do
+// not exist.
 func sweepAll(t *testing.T, r *replica) {
 	t.Helper()
 	marks, err := r.Marks(t.Context())
@@ -37,8 +37,7 @@ func sweepAll(t *testing.T, r *replica) {
 	}
 }
 
-// TestForgedMark_KeepsWhatABoundPodUses is a pod that Prebind has bound with an
-// allocation of its own, and marks that a tenant writes afterwards.
+// A tenant writes marks after Prebind has allocated a claim and bound its pod.
 func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 	cases := map[string]struct {
 		reason string
@@ -46,14 +45,14 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 	}{
 		"NoSuchPod":     {reason: "the name in the mark does not decide", forge: forged("pod-web-0", "here-1", "no-such-pod", "node-a")},
 		"Replayed":      {reason: "the attempt's own mark comes back after PostBind", forge: forged("pod-web-0", "here-1", "web-0", "node-a")},
-		"OtherNode":     {reason: "the pod is bound, to whichever node", forge: forged("pod-web-0", "here-1", "web-0", "node-b")},
-		"NoSuchReplica": {reason: "no such replica ever was", forge: forged("pod-web-0", "nosuchid-1", "no-such-pod", "x")},
-		"OtherUID":      {reason: "the claim is reserved for another pod than the mark's", forge: forged("pod-db", "here-1", "db", "node-a")},
-		"ManagedFields": {reason: "the managed fields are the client's as well", forge: func(c *resourcev1.ResourceClaim) {
+		"OtherNode":     {reason: "the pod is bound to another node", forge: forged("pod-web-0", "here-1", "web-0", "node-b")},
+		"NoSuchReplica": {reason: "the replica does not exist", forge: forged("pod-web-0", "nosuchid-1", "no-such-pod", "x")},
+		"OtherUID":      {reason: "the claim is not reserved for the pod of the mark", forge: forged("pod-db", "here-1", "db", "node-a")},
+		"ManagedFields": {reason: "clients can write managedFields", forge: func(c *resourcev1.ResourceClaim) {
 			forged("pod-web-0", "here-1", "no-such-pod", "x")(c)
 			c.ManagedFields = []metav1.ManagedFieldsEntry{managed(string(fieldOwner), "web-0")}
 		}},
-		"Junk": {reason: "what is no mark is left alone", forge: meta1(gen.Annotation(markKey("pod-web-0", "here-1"), "{"))},
+		"Junk": {reason: "an invalid mark is ignored", forge: meta1(gen.Annotation(markKey("pod-web-0", "here-1"), "{"))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +68,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			assert.Equal(t, []string{"web-0"}, users(s.claim("c0")), tc.reason)
 			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c0")), tc.reason)
 			assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), tc.reason)
-			assert.Empty(t, unsettled(s.claim("c0")), "the mark goes")
+			assert.Empty(t, unsettled(s.claim("c0")), "the sweep removes the mark")
 		})
 	}
 }
@@ -82,12 +81,12 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 		want   []string
 	}{
 		"PodGroup": {
-			reason: "a reservation of a PodGroup is a scheduler's",
+			reason: "schedulers reserve claims for PodGroups",
 			claim:  []claimOption{reservedToGroup("batch"), forged(group, "nosuchid-1", "batch", "x")},
 			want:   []string{"batch"},
 		},
 		"StaleName": {
-			reason: "the sweeper has decided about a pod of another name", want: []string{"web"},
+			reason: "the sweep has decided about another pod", want: []string{"web"},
 			claim: []claimOption{reservedTo("web"), forged("pod-web", "nosuchid-1", "no-such-pod", "x")},
 		},
 	}
@@ -107,27 +106,27 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 	}
 }
 
-// TestForgedMark_HoardsNothing is a claim that kube-controller-manager has deallocated,
-// and a mark of the attempt that had allocated it.
-func TestForgedMark_HoardsNothing(t *testing.T) {
+// kube-controller-manager has deallocated the claim, and a tenant restores the mark of the
+// attempt that had allocated it.
+func TestForgedMark_HoldsNoDevice(t *testing.T) {
 	s, pods := world(t, 1, 2)
 	r := newAllocating(t, s)
 	require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
 	s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 	s.change("c0", "kubectl", forged("pod-x", "here-1", "web-0", "node-a"))
-	require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "the device is free, whatever the claim's annotations say")
+	require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "annotations of the claim do not hold the device")
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
 }
 
-// TestForgedMark_GivesNoDeviceTwice is a tenant who takes the mark of an attempt off
-// while it writes, lets another pod get its device, and puts the mark back.
-func TestForgedMark_GivesNoDeviceTwice(t *testing.T) {
+// A tenant removes the mark of an attempt while it writes, lets another pod get the device,
+// and restores the mark.
+func TestForgedMark_AllocatesNoDeviceTwice(t *testing.T) {
 	s, pods := world(t, 1, 2)
 	one, two := newAllocating(t, s), newAllocating(t, s)
 	between(one, "patch status", 1, func() {
 		had := s.claim("c0").Annotations
 		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
-		require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "nobody works on the first claim any more")
+		require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "the removed mark ends the first allocation")
 		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = had })
 	})
 	err := one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
@@ -136,8 +135,8 @@ func TestForgedMark_GivesNoDeviceTwice(t *testing.T) {
 	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
 }
 
-// TestClaimThatKeepsChanging is a tenant who changes the claim before every write.
-func TestClaimThatKeepsChanging(t *testing.T) {
+// A tenant changes the claim before every write.
+func TestAllocate_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
 	s, pods := world(t, 1, 1)
 	r := newAllocating(t, s)
 	n := 0
@@ -153,8 +152,7 @@ func TestClaimThatKeepsChanging(t *testing.T) {
 	assert.LessOrEqual(t, n, maxChanges+1)
 }
 
-// TestRollBackOfAClaimThatKeepsChanging ends, and another one finishes it.
-func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
+func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
@@ -173,8 +171,7 @@ func TestRollBackOfAClaimThatKeepsChanging(t *testing.T) {
 	assert.Empty(t, users(s.claim("c")))
 }
 
-// TestCrowd is a claim with thousands of marks: they are listed as few, and go
-// together.
+// Thousands of marks on a claim are listed as a few, and removed together.
 func TestCrowd(t *testing.T) {
 	flood := func(uid func(i int) types.UID) claimOption {
 		return func(c *resourcev1.ResourceClaim) {
@@ -190,10 +187,10 @@ func TestCrowd(t *testing.T) {
 		assert.ErrorContains(t, err, "512 annotations")
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
-		assert.Len(t, marks, 1, "one stands for them all")
+		assert.Len(t, marks, 1, "Marks lists one mark for all of them")
 		s.Forget()
 		sweepAll(t, r)
-		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes them")
+		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes all of them")
 		assert.Empty(t, markings(s.claim("c")))
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 	})
@@ -203,7 +200,7 @@ func TestCrowd(t *testing.T) {
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, crowd)
-		assert.Equal(t, "web", marks[0].Pod.Name, "as the reservation says")
+		assert.Equal(t, "web", marks[0].Pod.Name, "the name is from the reservation")
 		s.Forget()
 		sweepAll(t, r)
 		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
@@ -232,14 +229,14 @@ func TestUnsettled(t *testing.T) {
 		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
 	}
-	assert.Equal(t, want, unsettled(few), "the reservation names the pod where there is one; a name that is none is no mark")
+	assert.Equal(t, want, unsettled(few), "the name is from the reservation if there is one; a mark with an invalid name is ignored")
 	many := theClaim("c", reservedTo("web", "db"))
 	for i := range 3 * crowd {
 		forged("pod-web", fmt.Sprintf("a-%d", i), "x", "x")(many)
 		forged("pod-db", fmt.Sprintf("a-%d", i), "x", "x")(many)
 		forged(types.UID(fmt.Sprintf("pod-%d", i)), "a", "x", "x")(many)
 	}
-	assert.Len(t, unsettled(many), 2*crowd+1, "a crowd of each pod, and one for all without a reservation")
+	assert.Len(t, unsettled(many), 2*crowd+1, "a crowd for each pod, and one mark without a reservation")
 }
 
 func TestPointless(t *testing.T) {
@@ -251,10 +248,10 @@ func TestPointless(t *testing.T) {
 		at     framework.Whereabouts
 		want   []string
 	}{
-		"Pending": {reason: "another attempt may be at work", pod: "pod-web", at: framework.Pending, want: []string{key("web", "here-1")}},
-		"Bound":   {reason: "no attempt has anything to protect", pod: "pod-web", at: framework.BoundElsewhere, want: []string{key("web", "here-1"), key("web", "there-1")}},
-		"Gone":    {reason: "the same", pod: "pod-web", at: framework.Gone, want: []string{key("web", "here-1"), key("web", "there-1")}},
-		"None":    {reason: "an attempt may be about to reserve the claim", pod: "pod-x", want: []string{key("x", "here-1")}},
+		"Pending": {reason: "another attempt can be in progress", pod: "pod-web", at: framework.Pending, want: []string{key("web", "here-1")}},
+		"Bound":   {reason: "the marks of a bound pod protect nothing", pod: "pod-web", at: framework.BoundElsewhere, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"Gone":    {reason: "the marks of a deleted pod protect nothing", pod: "pod-web", at: framework.Gone, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"None":    {reason: "another attempt can be about to reserve the claim", pod: "pod-x", want: []string{key("x", "here-1")}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -271,9 +268,9 @@ func TestRoomForAMark(t *testing.T) {
 	assert.Empty(t, s.written())
 }
 
-// TestMarkTakenOff is a tenant who removes the mark of an attempt: its reservation
-// stays until the pod is bound or gone, and nobody else is the worse for it.
-func TestMarkTakenOff(t *testing.T) {
+// A tenant removes the mark of an attempt. The reservation stays until the pod is bound or
+// gone, and affects no other pod.
+func TestMark_RemovedByATenant(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))

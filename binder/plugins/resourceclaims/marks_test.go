@@ -20,7 +20,7 @@ import (
 
 func TestMarkKey(t *testing.T) {
 	key := markKey("0e615ce3-b4cb-445b-a000-796bbbf57f7c", "abcdefgh-0123456789")
-	assert.Empty(t, validation.IsQualifiedName(key), "it has to be a key that the API server takes, with a UID and an attempt as they are")
+	assert.Empty(t, validation.IsQualifiedName(key), "the API server accepts the key")
 	uid, attempt, ok := splitKey(key)
 	assert.True(t, ok)
 	assert.Equal(t, types.UID("0e615ce3-b4cb-445b-a000-796bbbf57f7c"), uid)
@@ -33,15 +33,15 @@ func TestSplitKey(t *testing.T) {
 		uid, attempt string
 		ok           bool
 	}{
-		"Mark":         {reason: "the UID of a pod has no point, so the first one ends it", key: "resource-claims.prebind.dev/u.a", uid: "u", attempt: "a", ok: true},
-		"Points":       {reason: "the rest is the attempt's", key: "resource-claims.prebind.dev/u.a.b", uid: "u", attempt: "a.b", ok: true},
-		"OtherDomain":  {reason: "another Prebind's", key: "resource-claims.example.com/u.a"},
-		"OtherPlugin":  {reason: "another plugin's", key: "device.prebind.dev/u.a"},
-		"NoUID":        {reason: "no pod", key: "resource-claims.prebind.dev/.a"},
-		"NoAttempt":    {reason: "no attempt", key: "resource-claims.prebind.dev/u."},
-		"NoPoint":      {reason: "something that somebody wrote", key: "resource-claims.prebind.dev/note"},
-		"Prefix":       {reason: "nothing behind it", key: "resource-claims.prebind.dev/"},
-		"NoAnnotation": {reason: "nothing at all", key: ""},
+		"Mark":         {reason: "a UID contains no dot", key: "resource-claims.prebind.dev/u.a", uid: "u", attempt: "a", ok: true},
+		"Points":       {reason: "an attempt can contain dots", key: "resource-claims.prebind.dev/u.a.b", uid: "u", attempt: "a.b", ok: true},
+		"OtherDomain":  {reason: "the domain is different", key: "resource-claims.example.com/u.a"},
+		"OtherPlugin":  {reason: "the plugin is different", key: "device.prebind.dev/u.a"},
+		"NoUID":        {reason: "the UID is missing", key: "resource-claims.prebind.dev/.a"},
+		"NoAttempt":    {reason: "the attempt is missing", key: "resource-claims.prebind.dev/u."},
+		"NoPoint":      {reason: "the dot is missing", key: "resource-claims.prebind.dev/note"},
+		"Prefix":       {reason: "the UID is missing", key: "resource-claims.prebind.dev/"},
+		"NoAnnotation": {reason: "the key is empty", key: ""},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -61,16 +61,16 @@ func TestDecodeMark(t *testing.T) {
 		want          mark
 		ok            bool
 	}{
-		"Mark":      {reason: "as it is written", value: mark{Pod: "web", Node: "node-a"}.encode(), want: mark{Pod: "web", Node: "node-a"}, ok: true},
-		"Earlier":   {reason: "an earlier version of Prebind says whether it allocates; the records decide about that", value: `{"pod":"web","node":"node-a","allocated":true}`, want: mark{Pod: "web", Node: "node-a"}, ok: true},
-		"Path":      {reason: "a name that no request can be made with", value: `{"pod":"a/b","node":"node-a"}`},
-		"LongName":  {reason: "no pod has such a name", value: `{"node":"node-a","pod":"` + strings.Repeat("a", 254) + `"}`},
-		"Long":      {reason: "it is not even decoded", value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
-		"NoPod":     {reason: "nobody could be asked about it", value: `{"node":"node-a"}`},
-		"NoNode":    {reason: "nobody could tell what to look for", value: `{"pod":"web"}`},
-		"NoJSON":    {reason: "somebody else's words", value: "mine"},
-		"Empty":     {reason: "nothing", value: ""},
-		"WrongType": {reason: "a list is no mark", value: `["web"]`},
+		"Mark":      {reason: "encode writes this form", value: mark{Pod: "web", Node: "node-a"}.encode(), want: mark{Pod: "web", Node: "node-a"}, ok: true},
+		"Earlier":   {reason: "unknown fields are ignored", value: `{"pod":"web","node":"node-a","allocated":true}`, want: mark{Pod: "web", Node: "node-a"}, ok: true},
+		"Path":      {reason: "the name is invalid", value: `{"pod":"a/b","node":"node-a"}`},
+		"LongName":  {reason: "the name is too long", value: `{"node":"node-a","pod":"` + strings.Repeat("a", 254) + `"}`},
+		"Long":      {reason: "the value is too long", value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
+		"NoPod":     {reason: "the pod is missing", value: `{"node":"node-a"}`},
+		"NoNode":    {reason: "the node is missing", value: `{"pod":"web"}`},
+		"NoJSON":    {reason: "the value is not JSON", value: "mine"},
+		"Empty":     {reason: "the value is empty", value: ""},
+		"WrongType": {reason: "the value has the wrong type", value: `["web"]`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -105,13 +105,13 @@ func TestMarkedByOthers(t *testing.T) {
 		claim  *resourcev1.ResourceClaim
 		want   bool
 	}{
-		"Nobody":    {reason: "no mark", claim: theClaim("c")},
-		"Own":       {reason: "our own attempt is nobody else", claim: theClaim("c", marked("web", "here-1"))},
+		"Nobody":    {reason: "the claim has no mark", claim: theClaim("c")},
+		"Own":       {reason: "the mark is from the same attempt", claim: theClaim("c", marked("web", "here-1"))},
 		"Another":   {reason: "another attempt at this pod's bind", claim: theClaim("c", marked("web", "here-1"), marked("web", "there-1")), want: true},
-		"OtherPod":  {reason: "another pod has a reservation of its own", claim: theClaim("c", marked("db", "there-1"))},
-		"NoMark":    {reason: "what cannot be read would never be swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), "x")))},
-		"NoDomain":  {reason: "another domain is not swept", claim: theClaim("c", meta1(gen.Annotation(Name+".example.com/pod-web.there-1", mark{Pod: "web", Node: "n"}.encode())))},
-		"OtherNode": {reason: "wherever to", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), mark{Pod: "web", Node: "node-b"}.encode()))), want: true},
+		"OtherPod":  {reason: "the mark is for another pod", claim: theClaim("c", marked("db", "there-1"))},
+		"NoMark":    {reason: "an invalid mark is never swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), "x")))},
+		"NoDomain":  {reason: "the domain is different", claim: theClaim("c", meta1(gen.Annotation(Name+".example.com/pod-web.there-1", mark{Pod: "web", Node: "n"}.encode())))},
+		"OtherNode": {reason: "the node does not matter", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), mark{Pod: "web", Node: "node-b"}.encode()))), want: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestMarkedByOthers(t *testing.T) {
 	}
 }
 
-// managed is an entry of managed fields as a real API server v1.36.3 writes it.
+// managed returns an entry of managedFields as API server v1.36.3 writes it.
 func managed(manager string, pods ...string) metav1.ManagedFieldsEntry {
 	items := make([]string, 0, len(pods))
 	for _, pod := range pods {
@@ -138,14 +138,14 @@ func TestReservedByOthers(t *testing.T) {
 		entries []metav1.ManagedFieldsEntry
 		want    bool
 	}{
-		"Nothing":   {reason: "where the API server tells nothing, the mark counts"},
-		"Ours":      {reason: "the API server says so", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db"), managed(string(fieldOwner), "web")}},
+		"Nothing":   {reason: "without managedFields, the mark decides"},
+		"Ours":      {reason: "Prebind manages the reservation", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db"), managed(string(fieldOwner), "web")}},
 		"Scheduler": {reason: "kube-scheduler was faster", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "web"), managed(string(fieldOwner), "db")}, want: true},
-		"Both":      {reason: "an apply of somebody else adds an owner, ours stays", entries: []metav1.ManagedFieldsEntry{managed("kubectl", "web"), managed(string(fieldOwner), "web")}},
-		"OtherPods": {reason: "it is about this pod only", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db")}},
-		"NoFields":  {reason: "an entry without any", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler"}}},
-		"Broken":    {reason: "an entry that cannot be read", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler", FieldsV1: metav1.NewFieldsV1("{")}}},
-		"NoStatus":  {reason: "an entry about annotations", entries: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:x":{}}}}`)}}},
+		"Both":      {reason: "an apply by another client adds a manager", entries: []metav1.ManagedFieldsEntry{managed("kubectl", "web"), managed(string(fieldOwner), "web")}},
+		"OtherPods": {reason: "the reservation is for another pod", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db")}},
+		"NoFields":  {reason: "the entry has no fields", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler"}}},
+		"Broken":    {reason: "the entry is invalid", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler", FieldsV1: metav1.NewFieldsV1("{")}}},
+		"NoStatus":  {reason: "the entry is about annotations", entries: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:x":{}}}}`)}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -164,18 +164,18 @@ func FuzzMarks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, value string) {
 		uid, attempt, ok := splitKey(key)
 		if ok {
-			assert.Equal(t, key, markKey(uid, attempt), "a key is made of its parts, and of nothing else")
+			assert.Equal(t, key, markKey(uid, attempt), "markKey is the reverse of splitKey")
 		}
 		m, readable := decodeMark(value)
 		if readable {
 			again, ok := decodeMark(m.encode())
 			assert.True(t, ok)
-			assert.Equal(t, m, again, "a mark says what it said")
+			assert.Equal(t, m, again, "decodeMark is the reverse of encode")
 		}
 		claim := theClaim("c", meta1(gen.Annotation(key, value)))
-		assert.Equal(t, ok && readable, len(unsettled(claim)) == 1, "both parts make a mark")
+		assert.Equal(t, ok && readable, len(unsettled(claim)) == 1, "a mark needs a valid key and a valid value")
 		if markedByOthers(claim, uid, "here-1") {
-			assert.NotEmpty(t, unsettled(claim), "what keeps a reservation is swept")
+			assert.NotEmpty(t, unsettled(claim), "every mark that keeps a reservation is swept")
 		}
 	})
 }

@@ -32,7 +32,7 @@ func TestNew(t *testing.T) {
 	require.ErrorContains(t, err, "allocate[0]")
 }
 
-// between calls f before the nth write of the kind, as somebody else who is faster.
+// between runs f before the nth request of the kind, like a client that is faster.
 func between(r *replica, verb string, n int, f func()) {
 	r.conn.Before = func(w fakeapi.Call) error {
 		if w.Verb == verb {
@@ -45,7 +45,7 @@ func between(r *replica, verb string, n int, f func()) {
 	}
 }
 
-// setup is a claim that is allocated and not reserved, the pod, and two replicas.
+// setup returns a claim that is allocated and not reserved, its pod, and two replicas.
 func setup(t *testing.T, options ...claimOption) (s *apiServer, pod *corev1.Pod, one, two *replica) {
 	t.Helper()
 	pod = thePod("web", uses("c"))
@@ -53,24 +53,24 @@ func setup(t *testing.T, options ...claimOption) (s *apiServer, pod *corev1.Pod,
 	return s, pod, newAllocating(t, s), newAllocating(t, s)
 }
 
-func TestTheCacheRefusesNothing(t *testing.T) {
+func TestPreFlight_DoesNotRejectBasedOnTheCache(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		cached func(c *cached)
 		pod    *corev1.Pod
 	}{
-		"NoClaim":     {reason: "the claim was made a moment ago", cached: func(c *cached) { c.frozen.Remove(theClaim("c")) }},
-		"Unallocated": {reason: "the scheduler has allocated it a moment ago", cached: func(c *cached) { c.frozen.Put(theClaim("c", versioned("1"))) }},
-		"WrongNode":   {reason: "it was allocated anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-b", "gpu-1"))) }},
-		"Replaced": {reason: "it was deleted and created again", cached: func(c *cached) {
+		"NoClaim":     {reason: "the claim was just created", cached: func(c *cached) { c.frozen.Remove(theClaim("c")) }},
+		"Unallocated": {reason: "the claim was just allocated", cached: func(c *cached) { c.frozen.Put(theClaim("c", versioned("1"))) }},
+		"WrongNode":   {reason: "the claim was allocated again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-b", "gpu-1"))) }},
+		"Replaced": {reason: "the claim was deleted and created again", cached: func(c *cached) {
 			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), versioned("1"), func(c *resourcev1.ResourceClaim) { c.UID = "before" }))
 		}},
-		"Deleted": {reason: "it was deleted and made anew", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
-		"Full":    {reason: "there is room again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
-		"Failed": {reason: "the failure was another allocation's", cached: func(c *cached) {
+		"Deleted": {reason: "the claim was deleted and created again", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
+		"Full":    {reason: "another pod has released the claim", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
+		"Failed": {reason: "the failure belongs to an earlier allocation", cached: func(c *cached) {
 			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes)))
 		}},
-		"OtherClaim": {reason: "the pod's status named another claim before", cached: func(c *cached) {
+		"OtherClaim": {reason: "the status of the pod has changed", cached: func(c *cached) {
 			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gone"))}
 		}, pod: thePod("web", template("c"))},
 	}
@@ -96,7 +96,7 @@ func TestTheCacheRefusesNothing(t *testing.T) {
 		s := newAPI(gen.Node("node-a", gen.Zone("z1")), pod, theClaim("c", labelled("z1")))
 		r := newReplica(t, s)
 		_, err := r.run(t.Context(), bind(pod, "node-a", "here-1"))
-		require.NoError(t, err, "the bind's node, which is of the cache, has no label yet")
+		require.NoError(t, err, "the node in the cache has no label yet")
 		assert.Equal(t, []string{"web"}, users(s.claim("c")))
 	})
 }
@@ -105,24 +105,24 @@ func claimKey(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: "default", Name: name}
 }
 
-func TestAPIServerDoesNotAnswer(t *testing.T) {
+func TestPreBind_APIServerFails(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		fail   func(fakeapi.Call) error
 		want   framework.Kind
 	}{
-		"Mark":        {reason: "a write that may have come about", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
-		"Reservation": {reason: "the same", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
-		"Read":        {reason: "nothing was written yet", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
-		"Forbidden":   {reason: "a permission does not come by waiting", fail: nthWrite("patch status", 1, errDown), want: framework.KindInternal},
-		"Invalid": {reason: "as where the permission for resourceclaims/binding is missing: it was tried a few times", fail: func(w fakeapi.Call) error {
+		"Mark":        {reason: "the write can have succeeded", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Reservation": {reason: "the write can have succeeded", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
+		"Read":        {reason: "nothing was written", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Forbidden":   {reason: "waiting does not grant permissions", fail: nthWrite("patch status", 1, errDown), want: framework.KindInternal},
+		"Invalid": {reason: "the permission for resourceclaims/binding can be missing", fail: func(w fakeapi.Call) error {
 			if w.Verb == "patch status" {
 				return fakeapi.Invalid("resourceclaims/binding")
 			}
 			return nil
 		}, want: framework.KindInternal},
-		"Gone": {reason: "the claim was deleted", fail: nthWrite("patch status", 1, fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
-		"Anew": {reason: "the claim was deleted and made anew", fail: nthWrite("patch", 1, fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
+		"Gone":      {reason: "the claim was deleted", fail: nthWrite("patch status", 1, fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
+		"Recreated": {reason: "the claim was deleted and created again", fail: nthWrite("patch", 1, fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -140,8 +140,8 @@ func TestAPIServerDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// TestLostAnswer is a write that was carried out, and whose answer did not come.
-func TestLostAnswer(t *testing.T) {
+// The write succeeds, and its response is lost.
+func TestPreBind_LostResponse(t *testing.T) {
 	for _, verb := range []string{"patch", "patch status"} {
 		t.Run(verb, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
@@ -149,17 +149,16 @@ func TestLostAnswer(t *testing.T) {
 			bc := bind(pod, "node-a", "here-1")
 			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			again := bind(pod, "node-a", "here-1")
-			require.NoError(t, r.PreBind(t.Context(), again), "the next round goes on from there")
+			require.NoError(t, r.PreBind(t.Context(), again), "the next call continues")
 			require.NoError(t, r.PreBindRollBack(t.Context(), again))
-			assert.Empty(t, users(s.claim("c")), "it is ours, and goes")
+			assert.Empty(t, users(s.claim("c")), "the roll-back removes the reservation of this attempt")
 			assert.Empty(t, unsettled(s.claim("c")))
 		})
 	}
 }
 
-// TestLateWrite is a reservation that the API server carries out after the
-// roll-back, as when the call had been given up.
-func TestLateWrite(t *testing.T) {
+// The API server applies a reservation after the roll-back.
+func TestReserve_AfterTheRollBackFails(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	var late *resourcev1.ResourceClaim
@@ -170,13 +169,12 @@ func TestLateWrite(t *testing.T) {
 	require.NotEmpty(t, markOn(bc, late))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	_, err := r.reserve(t.Context(), bc, late, false)
-	require.Error(t, err, "without its mark it is not carried out")
+	require.Error(t, err, "the write requires the mark")
 	assert.Empty(t, users(s.claim("c")))
 }
 
-// TestSomebodyIsFaster is kube-scheduler, which reserves the claim between two
-// steps of ours. Its reservation is its own to take back.
-func TestSomebodyIsFaster(t *testing.T) {
+// kube-scheduler reserves the claim between two requests. Its reservation stays.
+func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 	for name, at := range map[string]string{"BeforeTheMark": "patch", "AfterTheMark": "patch status"} {
 		t.Run(name, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
@@ -186,7 +184,7 @@ func TestSomebodyIsFaster(t *testing.T) {
 			assert.Equal(t, []string{"web"}, users(s.claim("c")), "once")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")))
-			assert.Empty(t, unsettled(s.claim("c")), "our mark goes")
+			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
 			assert.Empty(t, bc.Undone())
 		})
 	}
@@ -195,21 +193,21 @@ func TestSomebodyIsFaster(t *testing.T) {
 		between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, "node-a", "here-1")))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "also when only the mark is left")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "a mark without a reservation of this attempt removes nothing else")
 	})
 	t.Run("SchedulerGivesUp", func(t *testing.T) {
 		s, pod, r, _ := setup(t)
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "the last look finds it")
+		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "Confirm notices the change")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next round reserves it again")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next call reserves the claim again")
 	})
 }
 
-// TestTwoAttempts are two replicas at the bind of one pod.
-func TestTwoAttempts(t *testing.T) {
+// Two replicas work on the bind of one pod.
+func TestTwoAttempts_AtOneBind(t *testing.T) {
 	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *framework.BindContext, *framework.BindContext) {
 		t.Helper()
 		s, pod, one, two := setup(t)
@@ -219,17 +217,17 @@ func TestTwoAttempts(t *testing.T) {
 		require.Equal(t, framework.Run, next)
 		next, err = two.run(t.Context(), b)
 		require.NoError(t, err)
-		require.Equal(t, framework.Run, next, "it relies on a reservation that may be taken back")
-		require.Len(t, unsettled(s.claim("c")), 2, "so it marks it, too")
+		require.Equal(t, framework.Run, next, "another attempt can remove the reservation")
+		require.Len(t, unsettled(s.claim("c")), 2, "the second attempt marks the claim too")
 		return s, pod, one, two, a, b
 	}
 	t.Run("FirstFails", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second relies on it")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt relies on the reservation")
 		require.NoError(t, two.confirm(t.Context(), b))
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
-		assert.Empty(t, users(s.claim("c")), "now nobody does")
+		assert.Empty(t, users(s.claim("c")), "no attempt relies on the reservation")
 	})
 	t.Run("SecondBinds", func(t *testing.T) {
 		s, pod, one, two, a, b := begin(t)
@@ -238,14 +236,14 @@ func TestTwoAttempts(t *testing.T) {
 		s.Put(pod)
 		two.PostBind(t.Context(), b)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound, to another node, and uses it")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound to another node and uses the claim")
 		assert.Empty(t, unsettled(s.claim("c")))
 	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		between(one, "patch", 1, func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Empty(t, users(s.claim("c")), "whoever is the last takes it back")
+		assert.Empty(t, users(s.claim("c")), "the last attempt removes the reservation")
 		assert.Empty(t, unsettled(s.claim("c")))
 	})
 	t.Run("SecondComesWhileFirstGoes", func(t *testing.T) {
@@ -254,7 +252,7 @@ func TestTwoAttempts(t *testing.T) {
 		require.NoError(t, one.PreBind(t.Context(), a))
 		between(one, "patch status", 1, func() { require.NoError(t, two.PreBind(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "it looks again before it takes the reservation")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the roll-back reads the claim again")
 	})
 	t.Run("FirstGoesWhileSecondMarks", func(t *testing.T) {
 		s, pod, one, two := setup(t)
@@ -262,7 +260,7 @@ func TestTwoAttempts(t *testing.T) {
 		require.NoError(t, one.PreBind(t.Context(), a))
 		between(two, "patch", 1, func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
 		require.NoError(t, two.PreBind(t.Context(), b))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second reserves it itself then")
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt reserves the claim itself")
 	})
 	t.Run("Rounds", func(t *testing.T) {
 		s, pod, one, _ := setup(t)
@@ -271,24 +269,23 @@ func TestTwoAttempts(t *testing.T) {
 		again := bind(pod, "node-a", "one-1")
 		next, err := one.run(t.Context(), again)
 		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "a round of the same attempt has its mark")
+		assert.Equal(t, framework.Skip, next, "a repeated call of the attempt has its mark")
 		assert.Empty(t, s.written())
 	})
 }
 
-// TestRollBackWithoutCache is a roll-back whose cache knows nothing of the mark.
-func TestRollBackWithoutCache(t *testing.T) {
+func TestRollBack_WithoutTheMarkInTheCache(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	r.cache.freeze()
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	again := bind(pod, "node-a", "here-1")
-	require.NoError(t, r.PreBindRollBack(t.Context(), again), "of another round's context")
+	require.NoError(t, r.PreBindRollBack(t.Context(), again), "the context of a repeated call does not know the writes")
 	assert.Empty(t, users(s.claim("c")))
 	assert.Equal(t, []string{"removed its reservation of ResourceClaim default/c"}, again.Undone())
 }
 
-func TestPodIsGone(t *testing.T) {
+func TestPreBind_PodIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
@@ -308,17 +305,17 @@ func TestPodIsGone(t *testing.T) {
 	}
 }
 
-func TestClaimIsGone(t *testing.T) {
+func TestConfirm_ClaimIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.Remove(theClaim("c"))
-	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "what we wrote does not make it be there")
+	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "an own write does not hide that the claim is gone")
 	r.PostBind(t.Context(), bc)
-	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "nothing is left to take back")
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "there is nothing to roll back")
 	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	assert.Equal(t, []string{"web"}, users(s.claim("c")), "one of the same name is another")
+	assert.Equal(t, []string{"web"}, users(s.claim("c")), "a claim with another UID keeps its reservations")
 }
 
 func TestMarks(t *testing.T) {
@@ -334,12 +331,12 @@ func TestMarks(t *testing.T) {
 	two.PostBind(t.Context(), recovered(pod, "node-a", "here-1"))
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
-	assert.Empty(t, marks, "what is confirmed is no mark any more")
+	assert.Empty(t, marks, "PostBind removes the mark")
 	assert.Equal(t, []string{"web"}, users(s.claim("c")))
 }
 
-// TestCrash ends the process after each of its writes, and rolls back what is left.
-func TestCrash(t *testing.T) {
+// The replica crashes after each of its writes, and another one rolls back.
+func TestCrash_AfterEachWrite(t *testing.T) {
 	for _, start := range []string{"allocated", "unallocated"} {
 		for n := 1; n <= 5; n++ {
 			t.Run(fmt.Sprintf("%s/%d", start, n), func(t *testing.T) {
@@ -361,13 +358,13 @@ func TestCrash(t *testing.T) {
 				_ = r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 				marks, err := two.Marks(t.Context())
 				require.NoError(t, err)
-				require.Len(t, marks, 1, "a mark comes before everything else")
+				require.Len(t, marks, 1, "the first write is the mark")
 				for _, m := range marks {
 					require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
 				}
 				require.NoError(t, two.Tidy(t.Context()))
 				assert.Empty(t, users(s.claim("c")))
-				assert.Equal(t, start == "allocated", s.claim("c").Status.Allocation != nil, "only what we allocated goes")
+				assert.Equal(t, start == "allocated", s.claim("c").Status.Allocation != nil, "the roll-back keeps allocations of others")
 				assert.Empty(t, records(t, s))
 				assert.Empty(t, unsettled(s.claim("c")))
 			})
@@ -375,8 +372,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestManyPods share one claim.
-func TestManyPods(t *testing.T) {
+func TestReserve_ManyPods(t *testing.T) {
 	s, _, r, two := setup(t)
 	var all sync.WaitGroup
 	errs := make([]error, 60)
@@ -398,8 +394,8 @@ func TestManyPods(t *testing.T) {
 	assert.Equal(t, framework.KindRefuse, framework.AsError(Name, err).Kind)
 }
 
-// TestLastPlace: two pods, and room for one.
-func TestLastPlace(t *testing.T) {
+// Two pods reserve a claim that has room for one.
+func TestReserve_LastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
 	between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("db")) })
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
@@ -407,8 +403,7 @@ func TestLastPlace(t *testing.T) {
 	assert.Len(t, s.claim("c").Status.ReservedFor, 256)
 }
 
-// BenchmarkPreFlight is the good case: the scheduler has reserved the claim, and
-// the plugin adds no more than a look into the cache.
+// BenchmarkPreFlight measures a bind whose claim the scheduler has already reserved.
 func BenchmarkPreFlight(b *testing.B) {
 	pod := thePod("web", uses("c"))
 	claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, nil), says("gpu-0", yes))
@@ -424,7 +419,7 @@ func BenchmarkPreFlight(b *testing.B) {
 	}
 }
 
-// oneClaim is a cache that costs nothing.
+// oneClaim is a cache without cost.
 type oneClaim struct {
 	client.Reader
 	claim *resourcev1.ResourceClaim

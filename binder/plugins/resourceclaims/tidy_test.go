@@ -38,13 +38,13 @@ func TestTidy(t *testing.T) {
 	t.Run("PodEnded", func(t *testing.T) {
 		s, _, r, bc := allocatedBy(t)
 		r.PostBind(t.Context(), bc)
-		// As kube-controller-manager does.
+		// kube-controller-manager deallocates the claim of a finished pod.
 		s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Empty(t, records(t, s))
 		var left corev1.ConfigMapList
 		require.NoError(t, s.Cache().List(t.Context(), &left))
-		assert.Empty(t, left.Items, "no empty record stays")
+		assert.Empty(t, left.Items, "Tidy deletes the empty record")
 	})
 	t.Run("ClaimGone", func(t *testing.T) {
 		s, _, r, _ := allocatedBy(t)
@@ -52,28 +52,29 @@ func TestTidy(t *testing.T) {
 		require.NoError(t, r.Tidy(t.Context()))
 		assert.Empty(t, records(t, s))
 	})
-	t.Run("ClaimAnew", func(t *testing.T) {
+	t.Run("ClaimRecreated", func(t *testing.T) {
 		s, _, r, _ := allocatedBy(t)
 		s.Put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("db"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 		require.NoError(t, r.Tidy(t.Context()))
-		assert.Empty(t, records(t, s), "one of the same name is another")
+		assert.Empty(t, records(t, s), "the entry belongs to another UID")
 		assert.NotNil(t, s.claim("c0").Status.Allocation)
 	})
 	t.Run("LeftBehind", func(t *testing.T) {
 		s, pod, r, a := allocatedBy(t)
-		// Another attempt relies on it when the first fails, and fails then.
+		// Another attempt relies on the allocation when the first one fails, and then fails
+		// too.
 		b := bind(pod, "node-a", "there-1")
 		require.NoError(t, r.PreBind(t.Context(), b))
 		require.NoError(t, r.PreBindRollBack(t.Context(), a))
 		require.NoError(t, r.Tidy(t.Context()))
-		assert.NotNil(t, s.claim("c0").Status.Allocation, "an attempt works on it")
+		assert.NotNil(t, s.claim("c0").Status.Allocation, "an attempt is in progress")
 		require.NoError(t, r.PreBindRollBack(t.Context(), b))
-		assert.NotNil(t, s.claim("c0").Status.Allocation, "it is not what the second has allocated")
+		assert.NotNil(t, s.claim("c0").Status.Allocation, "the second attempt has not allocated the claim")
 		require.NoError(t, r.Tidy(t.Context()))
-		assert.Nil(t, s.claim("c0").Status.Allocation, "nobody uses it")
+		assert.Nil(t, s.claim("c0").Status.Allocation, "the claim has no reservation")
 		assert.Empty(t, records(t, s))
 	})
-	t.Run("SomebodyComes", func(t *testing.T) {
+	t.Run("ReservedMeanwhile", func(t *testing.T) {
 		s, pod, r, bc := allocatedBy(t)
 		s.change("c0", "", func(c *resourcev1.ResourceClaim) { c.Annotations, c.Status.ReservedFor = nil, nil })
 		other := newAllocating(t, s)
@@ -90,7 +91,7 @@ func TestTidy(t *testing.T) {
 			allocated("node-a", "gpu-1")(c)
 		})
 		require.NoError(t, r.Tidy(t.Context()))
-		assert.Equal(t, []string{"gpu-1"}, devices(s.claim("c0")), "what Prebind has not allocated stays")
+		assert.Equal(t, []string{"gpu-1"}, devices(s.claim("c0")), "Tidy keeps the allocation of a scheduler")
 		assert.Empty(t, records(t, s))
 	})
 	t.Run("Off", func(t *testing.T) { require.NoError(t, newReplica(t, newAPI()).Tidy(t.Context())) })
@@ -98,7 +99,7 @@ func TestTidy(t *testing.T) {
 		s, _, r, _ := allocatedBy(t)
 		s.change("c0", "kube-controller-manager", unreserve)
 		r.conn.Before = nthWrite("get", 1, errDown)
-		require.Error(t, r.Tidy(t.Context()), "it does not guess")
+		require.Error(t, r.Tidy(t.Context()), "Tidy fails if it cannot read a claim")
 		r.conn.Before = nthWrite("list", 1, errDown)
 		require.Error(t, r.Tidy(t.Context()))
 	})
@@ -109,14 +110,14 @@ func TestTidy(t *testing.T) {
 		s.Put(broken)
 		r := newAllocating(t, s)
 		bc := bind(pods[0], "node-a", "here-1")
-		require.ErrorContains(t, r.PreBind(t.Context(), bc), "the keys driver and pool are required", "nothing is allocated while a record cannot be read")
-		require.NoError(t, r.PreBindRollBack(t.Context(), bc), "but what was reserved is given back")
-		require.ErrorContains(t, r.Tidy(t.Context()), "the keys driver and pool are required", "and somebody is told")
+		require.ErrorContains(t, r.PreBind(t.Context(), bc), "the keys driver and pool are required", "a record that cannot be decoded stops allocation")
+		require.NoError(t, r.PreBindRollBack(t.Context(), bc), "the roll-back does not need the record")
+		require.ErrorContains(t, r.Tidy(t.Context()), "the keys driver and pool are required", "Tidy reports the record")
 	})
 }
 
-// TestPruneWhenNothingFits: what is in the way may be gone.
-func TestPruneWhenNothingFits(t *testing.T) {
+// A device that seems to be in use can be free.
+func TestAllocate_ChecksSuspects(t *testing.T) {
 	t.Run("Record", func(t *testing.T) {
 		s, pods := world(t, 1, 2)
 		r := newAllocating(t, s)
@@ -133,9 +134,9 @@ func TestPruneWhenNothingFits(t *testing.T) {
 		s.Put(theClaim("c0", allocated("node-a", "gpu-0"), reservedTo("web-0")))
 		r.cache.freeze()
 		err := r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2"))
-		require.True(t, framework.IsKind(err, framework.KindRefuse), "it is in use: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindRefuse), "the device is in use: %v", err)
 		s.Put(theClaim("c0"))
-		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "nothing is refused by the cache alone")
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "the cache alone does not reject a bind")
 	})
 	t.Run("CacheOfAClaimThatIsGone", func(t *testing.T) {
 		s, pods := world(t, 1, 2)
@@ -149,7 +150,7 @@ func TestPruneWhenNothingFits(t *testing.T) {
 		s, pods := world(t, 1, 1)
 		r := newAllocating(t, s)
 		r.allocator.h.Cached = noClasses{Reader: r.cache}
-		require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")), "the class was made a moment ago")
+		require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")), "the class was just created")
 	})
 }
 
@@ -162,8 +163,8 @@ func (c noClasses) Get(ctx context.Context, key client.ObjectKey, into client.Ob
 	return c.Reader.Get(ctx, key, into, opts...)
 }
 
-// TestRecordsChange is another replica that writes a record at the same time.
-func TestRecordsChange(t *testing.T) {
+// Another replica writes the record at the same time.
+func TestAllocate_RecordChanges(t *testing.T) {
 	t.Run("First", func(t *testing.T) {
 		s, pods := world(t, 2, 2)
 		one, two := newAllocating(t, s), newAllocating(t, s)
@@ -183,9 +184,8 @@ func TestRecordsChange(t *testing.T) {
 	})
 }
 
-// TestPruneMeetsAnother: what this replica wanted to drop is still in the record when
-// another one has written it in between, and is dropped then.
-func TestPruneMeetsAnother(t *testing.T) {
+// Another client writes the record at the same time.
+func TestAllocate_ReplacesAStaleEntryAfterAConflict(t *testing.T) {
 	s, pods := world(t, 2, 3)
 	r := newAllocating(t, s)
 	for i, attempt := range []string{"here-1", "here-2"} {

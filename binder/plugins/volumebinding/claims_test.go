@@ -89,7 +89,7 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
 		"ClassMissing": {
-			reason: "nobody will bind the claim until there is one", want: framework.KindRefuse,
+			reason: "without a class, no controller binds the claim", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "StorageClass local does not exist",
 		},
@@ -104,7 +104,7 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
 		},
 		"PreBoundClaim": {
-			reason: "a claim that names its volume waits for nobody's node", want: framework.KindRefuse,
+			reason: "a claim that names its volume does not wait for a node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.NamesVolume("pv")), local, volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "requests PersistentVolume pv",
 		},

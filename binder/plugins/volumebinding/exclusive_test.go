@@ -43,7 +43,7 @@ func TestExclusive(t *testing.T) {
 		free bool
 	}{
 		"NotExclusive": {reason: "a claim of another mode costs nothing", claim: theClaim(gen.BoundToVolume("pv")), others: []client.Object{another("a")}, free: true},
-		"Unused":       {reason: "nobody else has it", claim: forOnePod()},
+		"Unused":       {reason: "no other pod uses the claim", claim: forOnePod()},
 		"Used": {
 			reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{another("a")},
 			want: framework.KindRefuse, says: "pod a on node node-b",
@@ -179,7 +179,7 @@ func TestExclusiveRace(t *testing.T) {
 	_, err = preBind("second")
 	assert.True(t, framework.IsKind(err, framework.KindWait), "an earlier bind of the pod is not this one: %v", err)
 
-	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "the pod's later bind takes over")
+	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "the later bind of the same pod takes over")
 	require.NoError(t, p.PreBindRollBack(t.Context(), first))
 	_, err = preBind("second")
 	assert.True(t, framework.IsKind(err, framework.KindWait), "what the later bind has is not the earlier bind's to release: %v", err)

@@ -20,7 +20,7 @@ import (
 )
 
 // among is what FindMatchingVolume finds for the claim among all volumes, by name.
-// This is how the volume is defined; the index only has to find the same.
+// It defines the expected volume, which the index must find.
 func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) string {
 	t.Helper()
 	var here []*corev1.PersistentVolume

@@ -223,7 +223,7 @@ func TestSlowSurvey(t *testing.T) {
 	})
 }
 
-// TestAnsweredBindAsksAnew: a survey that was made for a bind says nothing about a
+// TestAnsweredBindAsksAnew: a survey for a bind does not answer a
 // later bind of the same pod to the same node.
 func TestAnsweredBindAsksAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestSurveyFails(t *testing.T) {
 	}
 }
 
-// TestCapacityIsSurveyed: that there is no capacity is not known from the cache alone.
+// TestCapacityIsSurveyed: the cache alone cannot prove that there is no capacity.
 func TestCapacityIsSurveyed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t, gen.CSIDriver("csi.example.com", true), local)

@@ -33,12 +33,12 @@ func TestPackClaim(t *testing.T) {
 		want   any
 	}{
 		"Bound":       {reason: "most claims are", claim: bound(), want: &boundClaim{}},
-		"Annotations": {reason: "nobody reads the others", claim: bound(gen.Annotation("example.com/note", long)), want: &boundClaim{}},
+		"Annotations": {reason: "the plugin does not read other annotations", claim: bound(gen.Annotation("example.com/note", long)), want: &boundClaim{}},
 		"Lost":        {reason: "the phase decides", claim: bound(gen.ClaimPhase(corev1.ClaimLost)), want: &corev1.PersistentVolumeClaim{}},
 		"Deleting":    {reason: "the time decides", claim: deleting, want: &corev1.PersistentVolumeClaim{}},
 		"Unbound":     {reason: "it is matched by its spec", claim: theClaim(), want: &corev1.PersistentVolumeClaim{}},
 		"PreBound":    {reason: "it is not bound yet", claim: theClaim(gen.NamesVolume("v")), want: &corev1.PersistentVolumeClaim{}},
-		"Labels":      {reason: "nobody reads them", claim: theClaim(gen.Label("example.com/note", long)), want: &corev1.PersistentVolumeClaim{}},
+		"Labels":      {reason: "the plugin does not read them", claim: theClaim(gen.Label("example.com/note", long)), want: &corev1.PersistentVolumeClaim{}},
 		"LongNode":    {reason: "a tenant can write selected-node", claim: bound(gen.SelectedNode(long)), want: &compact.Hidden{}},
 		"LongVolume":  {reason: "a tenant can write volumeName", claim: bound(gen.BoundToVolume(long)), want: &compact.Hidden{}},
 		"LongClass":   {reason: "a tenant can write the annotation", claim: theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, long)), want: &compact.Hidden{}},

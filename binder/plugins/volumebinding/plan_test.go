@@ -60,7 +60,7 @@ var (
 	eager  = gen.StorageClass("eager", "csi.example.com", gen.Immediate())
 )
 
-// decideCase is a snapshot, and what is to be decided on it.
+// decideCase is a snapshot and the expected decision.
 type decideCase struct {
 	reason  string
 	objects []client.Object
@@ -141,7 +141,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=pv1"},
 		},
 		"StaticVolumeMode": {
-			reason:  "a file system is no block device",
+			reason:  "the volume modes differ",
 			objects: []client.Object{theClaim(gen.BlockMode()), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeBlockMode())},
 			static:  []string{"data=pv2"},
 		},
@@ -207,7 +207,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=large"},
 		},
 		"DynamicInsteadOfPending": {
-			reason:  "nobody waits for a volume where another can be made",
+			reason:  "a new volume can be provisioned instead",
 			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase(corev1.VolumePending))},
 			dynamic: []string{"data"},
 		},

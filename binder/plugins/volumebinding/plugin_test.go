@@ -57,7 +57,7 @@ func TestPreFlight(t *testing.T) {
 			cached: []client.Object{theNode()}, live: []client.Object{theNode()}, want: framework.KindRefuse,
 		},
 		"NodeGone": {
-			reason: "a node that is gone is judged by what is known of it",
+			reason: "a deleted node is checked in its last known state",
 			cached: []client.Object{theClaim(gen.SelectedNode("node-b")), local},
 			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: framework.KindRefuse,
 		},
@@ -93,17 +93,17 @@ func TestPreFlight(t *testing.T) {
 			live:   []client.Object{theNode(), theClaim(gen.OfClass("static")), static},
 		},
 		"NoProvisioner": {
-			reason: "there is no driver without a name", want: framework.KindRefuse,
+			reason: "a driver without a name cannot exist", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
 			live:   []client.Object{theNode(), theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
 		},
 		"ImpossibleClass": {
-			reason: "nobody checks the class of the old annotation", want: framework.KindRefuse,
+			reason: "the API server does not validate the class of the beta annotation", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
 			live:   []client.Object{theNode(), theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
 		},
 		"CapacityEnough": {
-			reason: "nothing is refused, so nobody is asked", noLiveReads: true,
+			reason: "a bind that is not rejected needs no live read", noLiveReads: true,
 			cached:  []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
 			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
 		},

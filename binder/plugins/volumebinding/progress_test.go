@@ -15,7 +15,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// stepCase is a state of a claim on its way, and what is to be made of it.
+// stepCase is a state of a claim and the expected progress.
 type stepCase struct {
 	reason string
 	claim  *corev1.PersistentVolumeClaim
@@ -138,7 +138,7 @@ func TestDynamicProgress(t *testing.T) {
 	here := gen.SelectedNode("node-a")
 	cases := map[string]stepCase{
 		"ClaimGone": {
-			reason: "final: nobody will make its volume", want: framework.KindRefuse,
+			reason: "final: its volume will not be provisioned", want: framework.KindRefuse,
 			about: "PersistentVolumeClaim default/data", says: "deleted",
 		},
 		"NotYet": {
@@ -146,7 +146,7 @@ func TestDynamicProgress(t *testing.T) {
 			claim:  at("111", here, gen.Annotation(volume.AnnStorageProvisioner, "csi.example.com")), says: "csi.example.com",
 		},
 		"NotYetUnknownProvisioner": {
-			reason: "the message does without what is not known",
+			reason: "the message omits an unknown provisioner",
 			claim:  at("110", here), says: "node-a",
 		},
 		"OlderClaim": {

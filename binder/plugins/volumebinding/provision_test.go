@@ -27,9 +27,9 @@ func TestCheckCapacity(t *testing.T) {
 		says    string
 	}{
 		"NotADriver":    {reason: "the provisioner publishes nothing", objects: []client.Object{theClaim()}},
-		"OtherDriver":   {reason: "another driver's wish does not count", objects: []client.Object{theClaim(), gen.CSIDriver("other", true)}},
-		"NotPublishing": {reason: "the driver does not want it", objects: []client.Object{theClaim(), gen.CSIDriver("csi.example.com", false)}},
-		"NotSaid":       {reason: "the driver does not want it", objects: []client.Object{theClaim(), &storagev1.CSIDriver{ObjectMeta: driver.ObjectMeta}}},
+		"OtherDriver":   {reason: "another driver's setting does not apply", objects: []client.Object{theClaim(), gen.CSIDriver("other", true)}},
+		"NotPublishing": {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), gen.CSIDriver("csi.example.com", false)}},
+		"NotSaid":       {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), &storagev1.CSIDriver{ObjectMeta: driver.ObjectMeta}}},
 		"NoRequest": {reason: "nothing is asked for", objects: []client.Object{driver, func() client.Object {
 			claim := theClaim()
 			claim.Spec.Resources.Requests = nil
@@ -75,11 +75,11 @@ func TestCheckCapacity(t *testing.T) {
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here)},
 		},
 		"Begun": {
-			reason:  "the volume in the making may be what took the capacity",
+			reason:  "the volume being provisioned may have used the capacity",
 			objects: []client.Object{theClaim(gen.SelectedNode("node-a")), driver},
 		},
 		"Static": {
-			reason:  "a volume that exists takes no capacity",
+			reason:  "an existing volume needs no capacity",
 			objects: []client.Object{theClaim(), driver, volumeNamed("pv")},
 		},
 	}
@@ -117,8 +117,8 @@ func TestAdmitsTopology(t *testing.T) {
 		"NoLabel":       {reason: "the node lacks the label", terms: []corev1.TopologySelectorTerm{term(one("row", "1"))}},
 		"NoLabelEmpty":  {reason: "a missing label is not an empty one", terms: []corev1.TopologySelectorTerm{term(one("row", ""))}},
 		"EmptyLabel":    {reason: "an empty label matches an empty value", terms: []corev1.TopologySelectorTerm{term(one("empty", ""))}, want: true},
-		"AllKeys":       {reason: "every key of a term has to match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r1"))}, want: true},
-		"NotAllKeys":    {reason: "every key of a term has to match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r2"))}},
+		"AllKeys":       {reason: "every key of a term must match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r1"))}, want: true},
+		"NotAllKeys":    {reason: "every key of a term must match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r2"))}},
 		"SecondTerm":    {reason: "one term is enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r1"))}, want: true},
 		"EmptyThenGood": {reason: "an empty term does not spoil the others", terms: []corev1.TopologySelectorTerm{term(), term(one("zone", "z1"))}, want: true},
 		"NoTermMatches": {reason: "none is not enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r2"))}},

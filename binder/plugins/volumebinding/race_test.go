@@ -32,7 +32,7 @@ func prepared(t *testing.T, p *Plugin, pod *corev1.Pod) bind {
 	return b
 }
 
-// TestTwoPodsOneVolume: exactly one gets it, the other decides anew with its next
+// TestTwoPodsOneVolume: exactly one pod gets it, and the other pod decides again with its next
 // call. The two may be in two replicas: nothing but the API server is shared.
 func TestTwoPodsOneVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestClaimIsReadBeforeItsVolumeIsWritten(t *testing.T) {
 	}
 }
 
-// TestConflictWithAnother: only a write of the very same counts as ours.
+// TestConflictWithAnother: only an identical write by another client counts.
 func TestConflictWithAnother(t *testing.T) {
 	newer := gen.Version("30")
 	static := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}

@@ -53,8 +53,8 @@ func TestWaitAsksBeforeItEnds(t *testing.T) {
 		"Node":         {reason: "it has got the label since", stale: theNode(gen.Zone(""))},
 		"Volume":       {reason: "it was made usable here since", stale: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
 		"SelectedNode": {reason: "another pod has chosen the node again since", stale: theClaim(gen.Version("20"))},
-		"Claim":        {reason: "it was made anew", stale: theClaim(gen.UID("claim-0"))},
-		"Pod":          {reason: "it was made anew", stale: thePod(gen.UID("pod-0"))},
+		"Claim":        {reason: "the object was recreated", stale: theClaim(gen.UID("claim-0"))},
+		"Pod":          {reason: "the object was recreated", stale: thePod(gen.UID("pod-0"))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -103,7 +103,7 @@ func TestDecideMigrated(t *testing.T) {
 	pl, err = findPodVolumes(snap(theClaim(), local, node, migrated, disk))
 	require.NoError(t, err)
 	require.Len(t, pl.static, 1)
-	assert.Same(t, disk, pl.static[0].volume, "what is written to is the volume, not its translation")
+	assert.Same(t, disk, pl.static[0].volume, "PreBind writes the volume, not its translation")
 }
 
 // TestCSINodeIsReadWhereItCounts: few clusters have in-tree volumes left.

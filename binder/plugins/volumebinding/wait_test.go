@@ -54,7 +54,7 @@ func writtenDynamic() plan {
 func TestWaitStatic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), newWorld(), writtenStatic())
-		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.WaitingFor().Object.String(), "it says what it waits for")
+		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.WaitingFor().Object.String(), "the wait is reported")
 		assert.Contains(t, w.bc.WaitingFor().For, "pv")
 
 		reads := w.count()
@@ -73,7 +73,7 @@ func TestWaitStatic(t *testing.T) {
 		ended, err := w.Ended()
 		assert.True(t, ended)
 		require.NoError(t, err)
-		assert.Zero(t, time.Since(changed), "it goes on at once")
+		assert.Zero(t, time.Since(changed), "the wait ends immediately")
 	})
 }
 
@@ -85,7 +85,7 @@ func TestWaitDynamic(t *testing.T) {
 		require.False(t, ended, "the volume's own event is still on its way")
 		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
 		ended, err := w.Ended()
-		assert.True(t, ended, "the volume that the claim came to name wakes it as well")
+		assert.True(t, ended, "a change of the volume that the claim names wakes the wait")
 		require.NoError(t, err)
 	})
 }
@@ -123,7 +123,7 @@ func TestWaitEnds(t *testing.T) {
 		about  string
 	}{
 		"PodDeleted": {
-			reason: "there is nobody to bind for", plan: writtenStatic,
+			reason: "the pod no longer exists", plan: writtenStatic,
 			event: func(w *waiting) { w.remove(thePod()) },
 			want:  framework.KindStale, about: "Pod default/web",
 		},
@@ -133,7 +133,7 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"PodTerminating": {
-			reason: "there will be nobody to bind for", plan: writtenStatic,
+			reason: "the pod is being deleted", plan: writtenStatic,
 			event: func(w *waiting) { w.put(thePod(gen.Terminating())) },
 			want:  framework.KindStale, about: "Pod default/web",
 		},
@@ -143,7 +143,7 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"NodeDeleted": {
-			reason: "there is nothing to bind to", plan: writtenDynamic,
+			reason: "the node does not exist", plan: writtenDynamic,
 			event: func(w *waiting) { w.remove(theNode()) },
 			want:  framework.KindRefuse, about: "Node node-a",
 		},
@@ -186,7 +186,7 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindRefuse, about: "PersistentVolume pv",
 		},
 		"SecondClaimIsFinal": {
-			reason: "what is final for one claim ends the wait, although another still waits",
+			reason: "a final state of one claim ends the wait, although another claim still waits",
 			plan: func() plan {
 				pl := writtenStatic()
 				pl.dynamic = []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))}
@@ -196,7 +196,7 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindRefuse, about: "PersistentVolumeClaim default/logs",
 		},
 		"APIServerFails": {
-			reason: "what cannot be read cannot be judged", plan: writtenStatic,
+			reason: "an unreadable node cannot be checked", plan: writtenStatic,
 			event: func(w *waiting) {
 				w.err = errors.New("boom")
 				w.put(theClaim())
@@ -204,7 +204,7 @@ func TestWaitEnds(t *testing.T) {
 			want: framework.KindInternal, about: "Pod default/web",
 		},
 		"APIServerOverloaded": {
-			reason: "a matter of time: the next call goes on", plan: writtenStatic,
+			reason: "the failure is temporary, and the next call continues", plan: writtenStatic,
 			event: func(w *waiting) {
 				w.err = apierrors.NewServiceUnavailable("restarting")
 				w.put(theClaim())

@@ -63,7 +63,7 @@ func TestWritePatches(t *testing.T) {
 				"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-a"}, "resourceVersion": "10"}}`}},
 		},
 		"AllRight": {
-			reason: "what is right already is not written again",
+			reason: "correct values are not written again",
 			plan: plan{
 				static:  []match{{claim: theClaim(), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}},
 				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))},
@@ -125,7 +125,7 @@ func TestWriteFails(t *testing.T) {
 		err    error
 		want   framework.Kind
 	}{
-		"Conflict":   {reason: "another was faster: the next call decides anew", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
+		"Conflict":   {reason: "another client wrote first, and the next call decides again", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
 		"NotFound":   {reason: "there is nothing to write to", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindRefuse},
 		"Overloaded": {reason: "a matter of time", err: apierrors.NewTooManyRequestsError("slow down"), want: framework.KindWait},
 		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: framework.KindInternal},

@@ -28,7 +28,7 @@ func TestParse(t *testing.T) {
 		"InOrder":        {reason: "the order is the operator's", entries: []string{"b", "a"}, want: []Copy{{"b", "b"}, {"a", "a"}}},
 		"SameTwice":      {reason: "one name under two keys is fine", entries: []string{"example.com/rack", "example.com/rack=row"}, want: []Copy{{"example.com/rack", "rack"}, {"example.com/rack", "row"}}},
 		"LongestKey":     {reason: "63 characters are fine", entries: []string{"rack=" + strings.Repeat("a", 63)}, want: []Copy{{"rack", strings.Repeat("a", 63)}}},
-		"Annotation":     {reason: "the API server takes a prefix of any case for an annotation", source: Annotation, entries: []string{"Example.COM/Rack"}, want: []Copy{{"Example.COM/Rack", "Rack"}}},
+		"Annotation":     {reason: "the API server accepts upper case in the prefix of an annotation", source: Annotation, entries: []string{"Example.COM/Rack"}, want: []Copy{{"Example.COM/Rack", "Rack"}}},
 		"LabelCase":      {reason: "but not for a label", source: Label, entries: []string{"Example.COM/Rack"}, says: "invalid label key"},
 		"Duplicate":      {reason: "two names cannot become one key", source: Label, entries: []string{"a.example/rack", "b.example/rack"}, says: `node labels "a.example/rack" and "b.example/rack" have the same key "rack": set another key, such as b.example/rack=other-key`},
 		"DuplicateNamed": {reason: "nor by name", source: Annotation, entries: []string{"rack", "row=rack"}, says: `node annotations "rack" and "row"`},
@@ -41,11 +41,11 @@ func TestParse(t *testing.T) {
 		"KeyPrefix":      {reason: "the prefix is the chain's", entries: []string{"rack=example.com/rack"}, says: "without a prefix"},
 		"KeyStar":        {reason: "a star means nothing here", entries: []string{"rack=a*"}, says: "a*"},
 		"Star":           {reason: "nor here", source: Annotation, entries: []string{"example.com/*"}, says: "invalid annotation key"},
-		"Bad":            {reason: "no node can have it", source: Label, entries: []string{"no good"}, says: "invalid label key"},
-		"Unicode":        {reason: "no node can have it", source: Label, entries: []string{"schrank=straße"}, says: "straße"},
-		"Space":          {reason: "a space behind the comma is no part of a name", source: Label, entries: []string{" rack"}, says: "invalid label key"},
+		"Bad":            {reason: "no node can have the label", source: Label, entries: []string{"no good"}, says: "invalid label key"},
+		"Unicode":        {reason: "no node can have the label", source: Label, entries: []string{"schrank=straße"}, says: "straße"},
+		"Space":          {reason: "a space is invalid in a name", source: Label, entries: []string{" rack"}, says: "invalid label key"},
 		"LongKey":        {reason: "63 characters at most", entries: []string{"rack=" + strings.Repeat("a", 64)}, says: "63"},
-		"BadAmongFew":    {reason: "one is enough", entries: []string{"rack", "a/b/c"}, says: "a/b/c"},
+		"BadAmongFew":    {reason: "duplicates are an error", entries: []string{"rack", "a/b/c"}, says: "a/b/c"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestValidAllocatesNothing(t *testing.T) {
 	assert.False(t, valid)
 }
 
-// FuzzParse holds that what is taken is fit to be looked up and written.
+// FuzzParse checks that parsed entries are valid keys.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "rack", "example.com/rack=row", "a=a,b=b", "a,a", "=", "a/b/c", " a", "a=ä", "A.example/b", "a*", strings.Repeat("a", 400)} {
 		f.Add(seed, true)

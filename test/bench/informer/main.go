@@ -1,8 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command informer keeps all pods of a cluster in memory, as programs do that use an
-// ordinary informer. Prebind's memory is measured beside it.
+// Command informer keeps all pods of a cluster in an ordinary informer. It is the baseline for Prebind's memory.
 package main
 
 import (
@@ -34,8 +33,8 @@ func run(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fs := flag.NewFlagSet("informer", flag.ContinueOnError)
-	kubeconfig := fs.String("kubeconfig", "", "The way to the API server.")
-	address := fs.String("health-probe-bind-address", "127.0.0.1:8081", "Where /readyz is served.")
+	kubeconfig := fs.String("kubeconfig", "", "Path to a kubeconfig file.")
+	address := fs.String("health-probe-bind-address", "127.0.0.1:8081", "Address and port of /readyz.")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}

@@ -1,10 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stat keeps what was measured in rounds, in which several variants took
-// turns, and makes ratios of it: what one variant took over what another one took in
-// the same round. Machines differ, and so does one machine from minute to minute; the
-// ratios differ far less.
+// Package stat stores samples of rounds, in which several variants take turns, and computes ratios of two variants in the same
+// round. Ratios depend far less on the machine than absolute values.
 package stat
 
 import (
@@ -36,7 +34,7 @@ func Write(w io.Writer, samples []Sample) error {
 	return out.WriteAll(records)
 }
 
-// Read reads what Write wrote.
+// Read reads the format of Write.
 func Read(r io.Reader) ([]Sample, error) {
 	in := csv.NewReader(r)
 	in.FieldsPerRecord = len(header())
@@ -45,7 +43,7 @@ func Read(r io.Reader) ([]Sample, error) {
 		return nil, err
 	}
 	if len(records) == 0 || !slices.Equal(records[0], header()) {
-		return nil, fmt.Errorf("the first line is not %v", header())
+		return nil, fmt.Errorf("invalid header: must be %v", header())
 	}
 	var samples []Sample
 	for _, record := range records[1:] {
@@ -61,7 +59,7 @@ func Read(r io.Reader) ([]Sample, error) {
 	return samples, nil
 }
 
-// Values are those of the variant, by round.
+// Values returns the values of the variant in the order of rounds.
 func Values(samples []Sample, metric, variant string) []float64 {
 	byRound := rounds(samples, metric, variant)
 	values := make([]float64, 0, len(byRound))
@@ -71,8 +69,8 @@ func Values(samples []Sample, metric, variant string) []float64 {
 	return values
 }
 
-// Ratios are, by round, those of the variant's value to that of the one which it is
-// compared with. Rounds that lack one of them, or where that is 0, are left out.
+// Ratios returns the ratios of two variants in the order of rounds. It omits rounds without both values, and rounds in which
+// the value of against is 0.
 func Ratios(samples []Sample, metric, variant, against string) []float64 {
 	those, these := rounds(samples, metric, against), rounds(samples, metric, variant)
 	var ratios []float64
@@ -94,7 +92,7 @@ func rounds(samples []Sample, metric, variant string) map[int]float64 {
 	return values
 }
 
-// Quantile interpolates between the neighbours; it is 0 for no values.
+// Quantile interpolates linearly. Without values it returns 0.
 func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -106,10 +104,10 @@ func Quantile(values []float64, q float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[high]-sorted[low])
 }
 
-// Median is the quantile in the middle.
+// Median returns the 0.5 quantile.
 func Median(values []float64) float64 { return Quantile(values, 0.5) }
 
-// Mean returns the arithmetic mean; 0 of no values.
+// Mean returns the arithmetic mean, or 0 without values.
 func Mean(values []float64) float64 {
 	total := 0.0
 	for _, v := range values {

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is read is what was written.
+// Read returns the samples of Write.
 func TestReadWrite(t *testing.T) {
 	samples := []Sample{{Variant: "prebind", Round: 0, Metric: "binds/s", Value: 812.5}, {Variant: "none", Round: 1, Metric: `p99, "ms"`, Value: 1e-6}}
 	var out bytes.Buffer
@@ -49,16 +49,16 @@ func TestRatios(t *testing.T) {
 		metric, variant, against string
 		want                     []float64
 	}{
-		"ByRound": {reason: "a value is compared with that of its own round; a round without one, or with 0, says nothing", metric: "p50", variant: "prebind", against: "none", want: []float64{1, 2}},
-		"Metric":  {reason: "of another metric there is nothing", metric: "p99", variant: "prebind", against: "none"},
-		"Variant": {reason: "nor of another variant", metric: "p50", variant: "prebind", against: "constant"},
+		"ByRound": {reason: "ratios compare values of the same round; rounds without a value, or with 0, are omitted", metric: "p50", variant: "prebind", against: "none", want: []float64{1, 2}},
+		"Metric":  {reason: "the variant has no values of this metric", metric: "p99", variant: "prebind", against: "none"},
+		"Variant": {reason: "the other variant has no values", metric: "p50", variant: "prebind", against: "constant"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, tc.want, Ratios(samples, tc.metric, tc.variant, tc.against), tc.reason)
 		})
 	}
-	assert.Equal(t, []float64{4, 6, 5, 5}, Values(samples, "p50", "prebind"), "in the order of the rounds")
+	assert.Equal(t, []float64{4, 6, 5, 5}, Values(samples, "p50", "prebind"), "values are in the order of rounds")
 }
 
 func TestQuantile(t *testing.T) {
@@ -68,12 +68,12 @@ func TestQuantile(t *testing.T) {
 		q      float64
 		want   float64
 	}{
-		"None":      {reason: "a benchmark that was left out has no results", q: 0.5},
-		"One":       {reason: "it is every quantile", values: []float64{7}, q: 0.9, want: 7},
-		"Odd":       {reason: "the one in the middle, in whatever order they came", values: []float64{9, 1, 5}, q: 0.5, want: 5},
-		"Even":      {reason: "between the two in the middle", values: []float64{1, 3, 5, 9}, q: 0.5, want: 4},
-		"NineOfTen": {reason: "between its neighbours", values: []float64{0, 100}, q: 0.9, want: 90},
-		"Last":      {reason: "there is nothing beyond", values: []float64{1, 2, 3}, q: 1, want: 3},
+		"None":      {reason: "without values, the quantile is 0", q: 0.5},
+		"One":       {reason: "a single value is every quantile", values: []float64{7}, q: 0.9, want: 7},
+		"Odd":       {reason: "the middle value, in any order", values: []float64{9, 1, 5}, q: 0.5, want: 5},
+		"Even":      {reason: "the mean of the two middle values", values: []float64{1, 3, 5, 9}, q: 0.5, want: 4},
+		"NineOfTen": {reason: "the value is interpolated", values: []float64{0, 100}, q: 0.9, want: 90},
+		"Last":      {reason: "the maximum", values: []float64{1, 2, 3}, q: 1, want: 3},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

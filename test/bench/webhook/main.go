@@ -1,10 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command webhook is what Prebind's webhook is measured beside: controller-runtime's
-// server, with a handler that does nothing, or that adds one constant annotation; and
-// on request with a cache of the pods that are to be bound, which any webhook needs
-// that is to know the pod without asking for it.
+// Command webhook is the baseline for measurements of Prebind: controller-runtime's webhook server with a handler that does
+// nothing or adds a constant annotation. It can also cache pending pods, as a webhook does that needs the pod without
+// reading it from the API server.
 package main
 
 import (
@@ -45,10 +44,10 @@ func run(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fs := flag.NewFlagSet("webhook", flag.ContinueOnError)
-	address := fs.String("bind-address", "127.0.0.1:9443", "Where to listen.")
-	certDir := fs.String("cert-dir", "", "Folder with tls.crt and tls.key.")
-	annotation := fs.String("annotation", "", "Annotation that every Binding gets; none if it is empty.")
-	kubeconfig := fs.String("kubeconfig", "", "The way to the API server, to follow the pods that are to be bound; without it there is no cache of them.")
+	address := fs.String("bind-address", "127.0.0.1:9443", "Address and port to listen on.")
+	certDir := fs.String("cert-dir", "", "Directory with tls.crt and tls.key.")
+	annotation := fs.String("annotation", "", "Annotation to add to every Binding. Empty adds none.")
+	kubeconfig := fs.String("kubeconfig", "", "Path to a kubeconfig file. If it is set, pending pods are cached.")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -63,7 +62,7 @@ func run(args []string) error {
 	ctrl.SetLogger(logr.Discard())
 	server := webhook.NewServer(webhook.Options{
 		Host: host, Port: port, CertDir: *certDir,
-		// As Prebind's, and as projects made by Kubebuilder have it.
+		// As Prebind and projects of Kubebuilder.
 		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} }},
 	})
 	server.Register(prebindwebhook.Path, &webhook.Admission{Handler: handler(*annotation)})
@@ -75,14 +74,14 @@ func run(args []string) error {
 		}
 		group.Go(func() error { return followed.Start(ctx) })
 		if !followed.WaitForCacheSync(ctx) {
-			return errors.New("the cache of pods was not filled")
+			return errors.New("cache of pods not synced")
 		}
 	}
 	group.Go(func() error { return server.Start(ctx) })
 	return group.Wait()
 }
 
-// follow returns a cache of the pods that are to be bound, as Prebind has one.
+// follow returns a cache of pending pods, as in Prebind.
 func follow(ctx context.Context, kubeconfig string) (cache.Cache, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

@@ -19,20 +19,19 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// model runs replicas while anything happens to them and to the Secret. What any
-// replica serves must be trusted by every API server, though these may be behind by
-// most of the overlap.
+// model runs replicas and disturbs them and the Secret. Every API server must trust the certificate of every replica, although
+// an API server may be behind by most of the overlap.
 type model struct {
 	*world
 	random   *rand.Rand
 	lives    lives
 	replicas []*replica
-	// stalled are certificates of replicas that hear of nothing, and serve on.
+	// stalled contains the certificates of replicas without a connection, which still serve.
 	stalled []*leaf
-	// bundles are those of the last overlap, the oldest first.
+	// bundles contains the bundles of the last overlap, the oldest first.
 	bundles []bundleAt
 	cas     map[string]bool
-	// verified are leaf and bundle, for it takes long to find out.
+	// verified caches the results for a leaf and a bundle, because verification is slow.
 	verified map[string]bool
 }
 
@@ -67,14 +66,14 @@ func TestModel_NeverServesWhatIsNotTrusted(t *testing.T) {
 	}
 }
 
-// disturb does something to the replicas or the Secret, now and then.
+// disturb changes the replicas or the Secret at random.
 func (m *model) disturb() {
 	i := m.random.IntN(len(m.replicas))
 	switch m.random.IntN(200) {
-	case 0: // Replaced, as a rollout does.
+	case 0: // Replace a replica like a rollout.
 		m.replicas[i].stop()
 		m.replicas[i] = m.start(m.lives)
-	case 1: // It hears of nothing any more, and goes on serving.
+	case 1: // Cut off a replica, which still serves.
 		m.replicas[i].stop()
 		m.stall(m.replicas[i])
 		m.replicas[i] = m.start(m.lives)
@@ -84,7 +83,7 @@ func (m *model) disturb() {
 		m.setSecret(func(s *corev1.Secret) { s.Data["tls.key"] = []byte("x") })
 	case 4:
 		m.setSecret(func(s *corev1.Secret) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, RotateAnnotation, "now") })
-	case 5: // All at once, and the CA's key is lost.
+	case 5: // Stop all replicas and lose the key of the CA.
 		for _, r := range m.replicas {
 			r.stop()
 			m.stall(r)
@@ -99,7 +98,7 @@ func (m *model) disturb() {
 	synctest.Wait()
 }
 
-// stall has a replica that was stopped serve on what it had.
+// stall keeps the certificate of a stopped replica in use.
 func (m *model) stall(r *replica) {
 	if l := r.served.Load(); l != nil {
 		m.stalled = append(m.stalled, l)
@@ -132,7 +131,7 @@ func (m *model) check() {
 		}
 		for _, b := range m.bundles {
 			pair := string(l.tls.Leaf.Raw) + string(b.bundle)
-			require.True(m.t, now.Before(l.tls.Leaf.NotAfter), "at %s, it serves what ended at %s", now, l.tls.Leaf.NotAfter)
+			require.True(m.t, now.Before(l.tls.Leaf.NotAfter), "at %s, a replica serves a certificate that expired at %s", now, l.tls.Leaf.NotAfter)
 			if !m.verified[pair] {
 				require.NoError(m.t, verify(l, b.bundle, now), "at %s, with the bundle of %s", now, b.when)
 				m.verified[pair] = true
@@ -143,5 +142,5 @@ func (m *model) check() {
 		}
 	}
 	m.stalled = left
-	require.LessOrEqual(m.t, len(m.record().bundle), 30, "what is not needed any more goes")
+	require.LessOrEqual(m.t, len(m.record().bundle), 30, "CAs that are not needed are removed")
 }

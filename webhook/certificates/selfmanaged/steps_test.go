@@ -13,10 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// times are such that a CA's whole life is 24 hours, the last third begins at 16.
+// times has a CA validity of 24 hours. The last third begins after 16 hours.
 var times = lives{ca: 24 * time.Hour, cert: time.Hour, overlap: time.Minute}
 
-// begin is when the first CA of these tests is made.
+// begin is the time at which the first CA is created.
 var begin = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(after time.Duration) time.Time { return begin.Add(after) }
@@ -28,7 +28,7 @@ func ca(t *testing.T, made time.Duration) *authority {
 	return a
 }
 
-// TestMadeByAClockThatIsAhead: what such a replica makes is valid for everybody else.
+// TestMadeByAClockThatIsAhead checks that other machines accept certificates of a replica whose clock is ahead.
 func TestMadeByAClockThatIsAhead(t *testing.T) {
 	made := ca(t, 12*time.Hour)
 	l, err := made.issue(at(12*time.Hour), times.cert, []string{"prebind.svc"})
@@ -60,28 +60,28 @@ func TestNext(t *testing.T) {
 		trusted     trust
 		want        step
 	}{
-		"Nothing":           {reason: "the very first replica", want: stepCreate},
-		"Deleted":           {reason: "what replicas know is not lost", now: time.Hour, known: fresh, want: stepRestore},
-		"DeletedMidway":     {reason: "a change of the CA goes on where it was", now: 16 * time.Hour, known: adding, want: stepRestore},
-		"DeletedTooLate":    {reason: "a CA that is over is of no use", now: 24 * time.Hour, known: fresh, want: stepCreate},
-		"Young":             {reason: "there is nothing to do", now: 15 * time.Hour, held: fresh, want: stepNone},
-		"TwoThirds":         {reason: "time enough is left to make the next one known", now: 16 * time.Hour, held: fresh, want: stepAdd},
-		"Asked":             {reason: "an operator asked for another CA", now: time.Hour, held: asked, want: stepAdd},
-		"Expired":           {reason: "the cluster was switched off for long: nothing is left to keep", now: 24 * time.Hour, held: fresh, want: stepCreate},
-		"NextUnknown":       {reason: "no API server trusts it", now: 17 * time.Hour, held: adding, want: stepNone},
-		"NextJustKnown":     {reason: "an API server may not have heard of it", now: 17 * time.Hour, held: adding, trusted: since(b, 17*time.Hour-59*time.Second), want: stepNone},
-		"NextKnown":         {reason: "every API server has heard of it", now: 17 * time.Hour, held: adding, trusted: since(b, 17*time.Hour-time.Minute), want: stepPromote},
-		"OtherKnown":        {reason: "that the current one is known does not help", now: 17 * time.Hour, held: adding, trusted: since(a, 0), want: stepNone},
-		"NextAtLast":        {reason: "the configuration was away until the CA was over", now: 24 * time.Hour, held: adding, want: stepPromote},
-		"BothExpired":       {reason: "two CAs that are over", now: 40 * time.Hour, held: adding, want: stepCreate},
-		"AskedMidway":       {reason: "one change after the other", now: 17 * time.Hour, held: &record{current: a, next: b, bundle: certs(a, b), rotate: true}, want: stepNone},
-		"JustPromoted":      {reason: "the old CA's certificates may be in service", now: 17 * time.Hour, held: promoted, want: stepNone},
-		"OldAlmostOver":     {reason: "a replica that is cut off serves until its certificate ends", now: 18*time.Hour + 59*time.Second, held: promoted, want: stepNone},
-		"OldOver":           {reason: "nobody can serve the old one's any more", now: 18*time.Hour + time.Minute, held: promoted, want: stepDrop},
-		"PromotedWhen":      {reason: "somebody removed the annotation: the time begins anew", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b)}, want: stepDate},
-		"PromotedInFuture":  {reason: "somebody's clock was wrong: the time begins anew", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(1000 * time.Hour)}, want: stepDate},
-		"OldWhileNext":      {reason: "the next change has begun before the old CA is gone", now: 18*time.Hour + time.Minute, held: &record{current: a, next: b, bundle: certs(old, a, b), promoted: at(0)}, want: stepDrop},
-		"PromotedAndOneDue": {reason: "an operator asks again", now: 18 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(17 * time.Hour), rotate: true}, want: stepAdd},
+		"Nothing":           {reason: "the first replica creates the CA", want: stepCreate},
+		"Deleted":           {reason: "replicas restore a deleted Secret", now: time.Hour, known: fresh, want: stepRestore},
+		"DeletedMidway":     {reason: "a restored rotation continues", now: 16 * time.Hour, known: adding, want: stepRestore},
+		"DeletedTooLate":    {reason: "an expired CA is not restored", now: 24 * time.Hour, known: fresh, want: stepCreate},
+		"Young":             {reason: "the CA is not due for renewal", now: 15 * time.Hour, held: fresh, want: stepNone},
+		"TwoThirds":         {reason: "two thirds of the validity have passed", now: 16 * time.Hour, held: fresh, want: stepAdd},
+		"Asked":             {reason: "an operator requested a rotation", now: time.Hour, held: asked, want: stepAdd},
+		"Expired":           {reason: "the CA expired while the cluster was off", now: 24 * time.Hour, held: fresh, want: stepCreate},
+		"NextUnknown":       {reason: "no API server trusts the next CA", now: 17 * time.Hour, held: adding, want: stepNone},
+		"NextJustKnown":     {reason: "an API server may not have the next CA yet", now: 17 * time.Hour, held: adding, trusted: since(b, 17*time.Hour-59*time.Second), want: stepNone},
+		"NextKnown":         {reason: "every API server has the next CA", now: 17 * time.Hour, held: adding, trusted: since(b, 17*time.Hour-time.Minute), want: stepPromote},
+		"OtherKnown":        {reason: "only the next CA counts", now: 17 * time.Hour, held: adding, trusted: since(a, 0), want: stepNone},
+		"NextAtLast":        {reason: "the configuration was missing until the CA expired", now: 24 * time.Hour, held: adding, want: stepPromote},
+		"BothExpired":       {reason: "both CAs have expired", now: 40 * time.Hour, held: adding, want: stepCreate},
+		"AskedMidway":       {reason: "a rotation is already in progress", now: 17 * time.Hour, held: &record{current: a, next: b, bundle: certs(a, b), rotate: true}, want: stepNone},
+		"JustPromoted":      {reason: "certificates of the old CA may be in use", now: 17 * time.Hour, held: promoted, want: stepNone},
+		"OldAlmostOver":     {reason: "a replica without a connection serves until its certificate expires", now: 18*time.Hour + 59*time.Second, held: promoted, want: stepNone},
+		"OldOver":           {reason: "all certificates of the old CA have expired", now: 18*time.Hour + time.Minute, held: promoted, want: stepDrop},
+		"PromotedWhen":      {reason: "the annotation is missing, so the time is recorded again", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b)}, want: stepDate},
+		"PromotedInFuture":  {reason: "the annotation is in the future, so the time is recorded again", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(1000 * time.Hour)}, want: stepDate},
+		"OldWhileNext":      {reason: "the next rotation started before the old CA is dropped", now: 18*time.Hour + time.Minute, held: &record{current: a, next: b, bundle: certs(old, a, b), promoted: at(0)}, want: stepDrop},
+		"PromotedAndOneDue": {reason: "an operator requests another rotation", now: 18 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(17 * time.Hour), rotate: true}, want: stepAdd},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -93,17 +93,17 @@ func TestNext(t *testing.T) {
 				assert.Error(t, err)
 				return
 			}
-			// Every step leads to a record that can be written and read, and is done.
+			// The record after each step can be written and read.
 			r, err := times.take(got, v)
 			require.NoError(t, err)
 			var secret corev1.Secret
 			require.NoError(t, r.write(&secret))
 			back, err := parseRecord(&secret)
 			require.NoError(t, err)
-			assert.NotEqual(t, got, times.next(view{now: v.now, held: back, known: v.known, trusted: v.trusted}), "the same step would be taken again")
+			assert.NotEqual(t, got, times.next(view{now: v.now, held: back, known: v.known, trusted: v.trusted}), "the step is not repeated")
 			for _, x := range tc.trusted {
 				if got != stepDrop && v.now.Before(x.ca.NotAfter) {
-					assert.True(t, holds(back.bundle, x.ca), "nothing loses trust before its time")
+					assert.True(t, holds(back.bundle, x.ca), "no CA is dropped too early")
 				}
 			}
 		})
@@ -116,21 +116,21 @@ func TestTake(t *testing.T) {
 
 	r, err := times.take(stepCreate, view{now: now, trusted: trust{{ca: foreign.cert}, {ca: over.cert}}})
 	require.NoError(t, err)
-	assert.Equal(t, []*x509.Certificate{r.current.cert, foreign.cert}, r.bundle, "what replicas may be serving stays trusted")
-	assert.Equal(t, now, r.promoted, "and not for ever")
+	assert.Equal(t, []*x509.Certificate{r.current.cert, foreign.cert}, r.bundle, "CAs of certificates in use stay trusted")
+	assert.Equal(t, now, r.promoted, "for a limited time")
 
 	r, err = times.take(stepAdd, view{now: now, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, rotate: true}})
 	require.NoError(t, err)
-	assert.Equal(t, a, r.current, "nothing is signed by the next one yet")
+	assert.Equal(t, a, r.current, "the next CA does not sign yet")
 	assert.Equal(t, []*x509.Certificate{a.cert, r.next.cert}, r.bundle)
-	assert.False(t, r.rotate, "one request is one change")
+	assert.False(t, r.rotate, "a request causes one rotation")
 
 	r, err = times.take(stepPromote, view{now: now, held: &record{current: a, next: b, bundle: []*x509.Certificate{a.cert, b.cert}}})
 	require.NoError(t, err)
 	assert.Equal(t, b, r.current)
 	assert.Nil(t, r.next)
 	assert.Equal(t, now, r.promoted)
-	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, r.bundle, "the old one stays trusted")
+	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, r.bundle, "the old CA stays trusted")
 
 	r, err = times.take(stepDrop, view{now: now, held: r})
 	require.NoError(t, err)
@@ -159,23 +159,23 @@ func TestRenews(t *testing.T) {
 		want    bool
 	}{
 		"First":           {reason: "the API server trusts its CA", held: only, trusted: aTrusted, want: true},
-		"Untrusted":       {reason: "no API server would trust it", held: only},
-		"NoSecret":        {reason: "there is nothing to sign with", trusted: aTrusted},
-		"FirstOfMany":     {reason: "the CA came to others that are in service: not every API server has heard of it", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - 59*time.Second)}, trusted: aTrusted},
-		"FirstOfManyNow":  {reason: "by now every API server has", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - time.Minute)}, trusted: aTrusted, want: true},
-		"FirstOfManyWhen": {reason: "somebody removed the annotation: it is not known how long API servers had", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}}, trusted: aTrusted},
-		"FirstAfterAll":   {reason: "the earlier CAs are gone: the date does not matter", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, promoted: at(17 * time.Hour)}, trusted: aTrusted, want: true},
-		"FirstInFuture":   {reason: "another machine's clock is no reason to wait", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(18 * time.Hour)}, trusted: aTrusted, want: true},
-		"Young":           {reason: "it is good for long", now: 39 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0)},
-		"TwoThirds":       {reason: "time enough is left", now: 40 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0), want: true},
-		"Expired":         {reason: "nobody trusts it any more", now: 2 * time.Hour, held: only, trusted: aTrusted, served: issue(a, 0), want: true},
-		"ExpiredNoTrust":  {reason: "another one would be trusted as little", now: 2 * time.Hour, held: only, served: issue(a, 0)},
-		"EndOfCA":         {reason: "another one would not live longer", now: 23*time.Hour + 50*time.Minute, held: only, trusted: aTrusted, served: issue(a, 23*time.Hour+45*time.Minute)},
-		"CAOver":          {reason: "nobody trusts what it signs", now: 24 * time.Hour, held: only, trusted: aTrusted},
-		"Promoted":        {reason: "the new CA is known everywhere", now: 17 * time.Hour, held: promoted, trusted: bothTrusted(16 * time.Hour), served: issue(a, 16*time.Hour+50*time.Minute), want: true},
-		"PromotedEarly":   {reason: "an API server may not have heard of the new CA", now: 17 * time.Hour, held: promoted, trusted: bothTrusted(17*time.Hour - time.Second), served: issue(a, 16*time.Hour+50*time.Minute)},
+		"Untrusted":       {reason: "the CA is not in the configuration", held: only},
+		"NoSecret":        {reason: "there is no CA", trusted: aTrusted},
+		"FirstOfMany":     {reason: "other CAs are in use, and an API server may not have this one yet", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - 59*time.Second)}, trusted: aTrusted},
+		"FirstOfManyNow":  {reason: "every API server has the CA", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(17*time.Hour - time.Minute)}, trusted: aTrusted, want: true},
+		"FirstOfManyWhen": {reason: "the promotion time is unknown", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}}, trusted: aTrusted},
+		"FirstAfterAll":   {reason: "without earlier CAs the promotion time does not matter", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, promoted: at(17 * time.Hour)}, trusted: aTrusted, want: true},
+		"FirstInFuture":   {reason: "a promotion time in the future is ignored", now: 17 * time.Hour, held: &record{current: a, bundle: []*x509.Certificate{b.cert, a.cert}, promoted: at(18 * time.Hour)}, trusted: aTrusted, want: true},
+		"Young":           {reason: "the certificate is not due for renewal", now: 39 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0)},
+		"TwoThirds":       {reason: "two thirds of the validity have passed", now: 40 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0), want: true},
+		"Expired":         {reason: "the certificate has expired", now: 2 * time.Hour, held: only, trusted: aTrusted, served: issue(a, 0), want: true},
+		"ExpiredNoTrust":  {reason: "a new certificate would not be trusted either", now: 2 * time.Hour, held: only, served: issue(a, 0)},
+		"EndOfCA":         {reason: "a new certificate would not be valid longer", now: 23*time.Hour + 50*time.Minute, held: only, trusted: aTrusted, served: issue(a, 23*time.Hour+45*time.Minute)},
+		"CAOver":          {reason: "the CA has expired", now: 24 * time.Hour, held: only, trusted: aTrusted},
+		"Promoted":        {reason: "every API server has the new CA", now: 17 * time.Hour, held: promoted, trusted: bothTrusted(16 * time.Hour), served: issue(a, 16*time.Hour+50*time.Minute), want: true},
+		"PromotedEarly":   {reason: "an API server may not have the new CA yet", now: 17 * time.Hour, held: promoted, trusted: bothTrusted(17*time.Hour - time.Second), served: issue(a, 16*time.Hour+50*time.Minute)},
 		"PromotedUnknown": {reason: "the new CA is not in the configuration", now: 17 * time.Hour, held: promoted, trusted: aTrusted, served: issue(a, 16*time.Hour+50*time.Minute)},
-		"OldGone":         {reason: "what is served is not trusted any more", now: 17 * time.Hour, held: promoted, trusted: trust{{ca: b.cert, since: at(17 * time.Hour)}}, served: issue(a, 16*time.Hour+50*time.Minute), want: true},
+		"OldGone":         {reason: "the CA of the certificate was dropped", now: 17 * time.Hour, held: promoted, trusted: trust{{ca: b.cert, since: at(17 * time.Hour)}}, served: issue(a, 16*time.Hour+50*time.Minute), want: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -189,12 +189,12 @@ func TestSeen(t *testing.T) {
 	a, b := ca(t, 0), ca(t, 1)
 	first := trust(nil).seen(at(0), []*x509.Certificate{a.cert})
 	second := first.seen(at(time.Minute), []*x509.Certificate{a.cert, b.cert})
-	assert.True(t, second.has(a.cert, at(time.Minute), time.Minute), "the time goes on")
+	assert.True(t, second.has(a.cert, at(time.Minute), time.Minute), "the time continues")
 	assert.False(t, second.has(b.cert, at(time.Minute), time.Second))
 	gone := second.seen(at(2*time.Minute), []*x509.Certificate{b.cert})
 	assert.False(t, gone.has(a.cert, at(2*time.Minute), 0))
 	back := gone.seen(at(3*time.Minute), []*x509.Certificate{a.cert})
-	assert.False(t, back.has(a.cert, at(3*time.Minute), time.Second), "what was taken away begins anew")
+	assert.False(t, back.has(a.cert, at(3*time.Minute), time.Second), "the time restarts after a removal")
 }
 
 func TestParseRecord(t *testing.T) {
@@ -239,12 +239,12 @@ func TestLivesValidate(t *testing.T) {
 		lives  lives
 		says   string
 	}{
-		"Default":      {reason: "what the product takes", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity, overlap: DefaultOverlap}},
-		"NoOverlap":    {reason: "an API server would be too late", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity}, says: "overlap"},
-		"ShortCert":    {reason: "it would end before the next CA is known", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "certificates"},
-		"ShortCA":      {reason: "it would be changed all the time", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "CAs"},
-		"JustEnough":   {reason: "the least that is allowed", lives: lives{ca: 16 * time.Second, cert: 4 * time.Second, overlap: time.Second}},
-		"NegativeCert": {reason: "nonsense", lives: lives{ca: time.Hour, cert: -time.Hour, overlap: time.Second}, says: "certificates"},
+		"Default":      {reason: "the defaults are valid", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity, overlap: DefaultOverlap}},
+		"NoOverlap":    {reason: "API servers need time to receive a CA", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity}, says: "overlap"},
+		"ShortCert":    {reason: "certificates would expire before the next CA signs", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "certificates"},
+		"ShortCA":      {reason: "the CA would rotate too often", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "CAs"},
+		"JustEnough":   {reason: "the minimum is allowed", lives: lives{ca: 16 * time.Second, cert: 4 * time.Second, overlap: time.Second}},
+		"NegativeCert": {reason: "a negative validity is not valid", lives: lives{ca: time.Hour, cert: -time.Hour, overlap: time.Second}, says: "certificates"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -258,8 +258,7 @@ func TestLivesValidate(t *testing.T) {
 	}
 }
 
-// FuzzParseRecord: whatever is in the Secret is a record that can be written and
-// read again, or an error.
+// FuzzParseRecord checks that parsing a Secret returns an error or a record that can be written and parsed again.
 func FuzzParseRecord(f *testing.F) {
 	a, err := newAuthority(begin, times.ca)
 	require.NoError(f, err)

@@ -32,7 +32,7 @@ const (
 	config    = "prebind"
 )
 
-// world is an API server with what these tests look at.
+// world is a fake API server.
 type world struct {
 	t      *testing.T
 	client *fakeapi.Clientset
@@ -98,7 +98,7 @@ func (r *recorded) Expires(certificate string, at time.Time) {
 
 func (*recorded) Changed(string, error) {}
 
-// replica is a Manager that runs.
+// replica is a running Manager.
 type replica struct {
 	*Manager
 	began time.Time
@@ -128,13 +128,13 @@ func (w *world) start(l lives) *replica {
 	}}
 }
 
-// pass lets the time of the bubble pass.
+// pass advances the time of the synctest bubble.
 func pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // The time of the bubble.
+	time.Sleep(d) //nolint:forbidigo // In a synctest bubble.
 	synctest.Wait()
 }
 
-// webhooks is a configuration with a webhook for each bundle.
+// webhooks returns a configuration with one webhook per bundle.
 func webhooks(bundles ...[]byte) *admissionregistrationv1.MutatingWebhookConfiguration {
 	c := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: config}}
 	for i, b := range bundles {
