@@ -105,7 +105,7 @@ func embed(config map[string]any, configuration []byte) error {
 	return nil
 }
 
-// schemaOf is the schema of a value by its default.
+// schemaOf returns the schema of a value with this default.
 func schemaOf(path string, value *yaml.Node) (map[string]any, error) {
 	switch {
 	case value.Kind == yaml.SequenceNode:
@@ -123,7 +123,7 @@ func schemaOf(path string, value *yaml.Node) (map[string]any, error) {
 	}
 }
 
-// objectSchema allows for the keys that are there, and for no others.
+// objectSchema returns the schema of an object with the keys of value only.
 func objectSchema(path string, value *yaml.Node) (map[string]any, error) {
 	properties := map[string]any{}
 	for i := 0; i+1 < len(value.Content); i += 2 {
@@ -141,14 +141,14 @@ func objectSchema(path string, value *yaml.Node) (map[string]any, error) {
 	return map[string]any{"type": "object", "additionalProperties": false, "properties": properties}, nil
 }
 
-// documented is the schema of a key with what its comment says.
+// documented returns the schema of a key with the description and constraints of its comment.
 func documented(path string, key, value *yaml.Node) (schema map[string]any, described bool, err error) {
 	description, extra, err := comment(key.HeadComment)
 	if err != nil {
 		return nil, false, fmt.Errorf("line %d: %s: %w", key.Line, path, err)
 	}
 	if _, open := extra["additionalProperties"]; open {
-		// The default is an example there, not the list of keys.
+		// The default is an example, not the list of keys.
 		schema = map[string]any{"type": "object"}
 	} else if schema, err = schemaOf(path, value); err != nil {
 		return nil, false, err
@@ -160,17 +160,17 @@ func documented(path string, key, value *yaml.Node) (schema map[string]any, desc
 	return schema, description != "", nil
 }
 
-// comment takes a comment apart.
+// comment returns the description and the constraints in a comment.
 func comment(text string) (description string, extra map[string]any, err error) {
 	for line := range strings.SplitSeq(text, "\n") {
 		switch {
 		case strings.HasPrefix(line, schemaMark):
 			if err := sigsyaml.UnmarshalStrict([]byte(strings.TrimPrefix(line, schemaMark)), &extra); err != nil {
-				return "", nil, fmt.Errorf("reading what is behind %q: %w", schemaMark, err)
+				return "", nil, fmt.Errorf("parsing the text after %q: %w", schemaMark, err)
 			}
 		case strings.HasPrefix(line, descriptionMark):
 			if description = strings.TrimPrefix(line, descriptionMark); strings.Contains(description, " --") {
-				return "", nil, errors.New("the description has two dashes, by which helm-docs would take it apart")
+				return "", nil, errors.New("the description has two dashes, where helm-docs would cut it")
 			}
 		case description != "":
 			description += " " + strings.TrimSpace(strings.TrimPrefix(line, "#"))

@@ -18,18 +18,18 @@ func TestGenerate(t *testing.T) {
 		fails  string
 	}{
 		"Types": {
-			reason: "the default says what a value is",
+			reason: "the default sets the type",
 			values: "# -- S.\ns: a\n# -- I.\ni: 1\n# -- B.\nb: true\n# -- L.\nl: []\n",
 			want: `{"s":{"type":"string","description":"S."},"i":{"type":"integer","description":"I."},
 				"b":{"type":"boolean","description":"B."},"l":{"type":"array","items":{"type":"string"},"description":"L."}}`,
 		},
 		"Nested": {
-			reason: "an unknown key is a mistake, on every level",
+			reason: "an unknown key is an error at every level",
 			values: "a:\n  # -- B.\n  b: x\n",
 			want:   `{"a":{"type":"object","additionalProperties":false,"properties":{"b":{"type":"string","description":"B."}}}}`,
 		},
 		"Rules": {
-			reason: "what the default does not show",
+			reason: "constraints that the default does not show",
 			values: "# @schema {enum: [x, w]}\n# -- A\n# goes on.\na: x\n",
 			want:   `{"a":{"type":"string","enum":["x","w"],"description":"A goes on."}}`,
 		},
@@ -44,12 +44,12 @@ func TestGenerate(t *testing.T) {
 			want: `{"config":{"type":"object","description":"C.","additionalProperties":false,
 				"properties":{"mode":{"type":"string"},"arguments":{"additionalProperties":true}}}}`,
 		},
-		"NoDescription": {reason: "a value without a description", values: "a:\n  b: x\n", fails: "line 2: a.b has no description"},
-		"EmptyObject":   {reason: "neither keys nor a description", values: "a: {}\n", fails: "a has no description"},
-		"NoType":        {reason: "null can be anything", values: "# -- A.\na:\n", fails: "line 2: a: "},
-		"BadRule":       {reason: "a rule that cannot be read is none", values: "# @schema {\n# -- A.\na: x\n", fails: "@schema"},
+		"NoDescription": {reason: "each value needs a description", values: "a:\n  b: x\n", fails: "line 2: a.b has no description"},
+		"EmptyObject":   {reason: "an empty object needs a description", values: "a: {}\n", fails: "a has no description"},
+		"NoType":        {reason: "null has no type", values: "# -- A.\na:\n", fails: "line 2: a: "},
+		"BadRule":       {reason: "the constraint is not valid YAML", values: "# @schema {\n# -- A.\na: x\n", fails: "@schema"},
 		"TwoDashes":     {reason: "helm-docs would not see the description", values: "# -- A, by --flag.\na: x\n", fails: "two dashes"},
-		"NoMapping":     {reason: "a list is not a map of values", values: "[]", fails: "must be a map"},
+		"NoMapping":     {reason: "values are a map", values: "[]", fails: "must be a map"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

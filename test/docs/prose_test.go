@@ -109,7 +109,7 @@ func TestIndex(t *testing.T) {
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
 	admission-control-config-file annotations build-arg clusterrole controllers create-namespace election-timeout field-selector
-	for force help image list max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw reuse-values set
+	for force help image list max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw replicas reuse-values set
 	show-labels sort-by tail timeout type`)
 
 // A flag that the documentation names is there.
@@ -165,6 +165,35 @@ func TestPermissions(t *testing.T) {
 		require.NoError(t, err)
 		for _, rule := range slices.Concat(cluster, own) {
 			assert.True(t, told(rule), "docs/security.md should contain the permission of %s: %v", folder, rule)
+		}
+	}
+}
+
+// Each message in the table of log messages is the beginning of a message in the code.
+func TestLogMessages(t *testing.T) {
+	t.Parallel()
+	var source strings.Builder
+	checkout := os.DirFS(root)
+	require.NoError(t, fs.WalkDir(checkout, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "bin", "test"}, name):
+			return fs.SkipDir
+		case entry.IsDir() || path.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		content, err := fs.ReadFile(checkout, name)
+		source.Write(content)
+		return err
+	}))
+	_, section, _ := strings.Cut(pagesOfProse(t)["docs/operations.md"], "## Log messages\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	rows := regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(section, -1)
+	require.NotEmpty(t, rows)
+	for _, row := range rows {
+		for _, message := range code.FindAllString(row[1], -1) {
+			assert.Contains(t, source.String(), `"`+strings.Trim(message, "`"))
 		}
 	}
 }
