@@ -67,7 +67,7 @@ func TestWaiter_ConfirmsLive(t *testing.T) {
 		pod, node := gen.Pod("a"), gen.Node("node-a")
 		s := newScene(pod, node)
 		s.bc = &BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, "node-a")}
-		w := NewWaiter("gate", s.h, func(_ context.Context, reader Reader, bc *BindContext) (Waiting, error) {
+		w := NewWaiter("gate", s.h, func(_ context.Context, _ Reader, bc *BindContext) (Waiting, error) {
 			s.looks++
 			if bc.Pod.Labels["go"] == "" {
 				return Waiting{For: "the label"}, nil
