@@ -73,7 +73,7 @@ func (m *Manager) inject(ctx context.Context) error {
 	}
 	r, err := parseRecord(secret)
 	if err != nil {
-		return fmt.Errorf("Secret %s: %w", SecretName, err)
+		return fmt.Errorf("decoding Secret %s: %w", SecretName, err)
 	}
 	patch, err := bundlePatch(config, r.bundle)
 	if err != nil || patch == nil {

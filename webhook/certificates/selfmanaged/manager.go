@@ -113,7 +113,7 @@ func New(o Options) (*Manager, error) {
 	// The API server uses the first name.
 	name := o.Service + "." + o.Namespace + ".svc"
 	m.names = []string{name, name + ".cluster.local"}
-	m.wait(fmt.Errorf("Secret %s and MutatingWebhookConfiguration %s: not read yet", SecretName, o.Configuration))
+	m.wait(fmt.Errorf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, o.Configuration))
 	return m, nil
 }
 
