@@ -27,8 +27,8 @@ type Readiness struct {
 	once   []func() error
 	// always are called at each probe.
 	always []func() error
-	// unready is set while one of always fails.
-	unready bool
+	// unready is set while one of always fails, and wasReady once Probe has succeeded.
+	unready, wasReady bool
 }
 
 type cacheState struct {
@@ -101,17 +101,21 @@ func (r *Readiness) Probe() error {
 	defer r.mu.Unlock()
 	for _, ready := range r.always {
 		if err := ready(); err != nil {
-			if !r.unready {
+			switch {
+			case r.unready:
+			case !r.wasReady:
+				klog.InfoS("Not ready yet", "reason", err)
+			default:
 				klog.ErrorS(err, "Not ready: calls should go to another replica")
 			}
 			r.unready = true
 			return err
 		}
 	}
-	if r.unready {
+	if r.unready && r.wasReady {
 		klog.InfoS("Ready again")
 	}
-	r.unready = false
+	r.unready, r.wasReady = false, true
 	return nil
 }
 

@@ -143,8 +143,12 @@ func (r *Replicas) Term() (term int64, held bool) {
 
 // Held returns an error if this replica does not hold a term.
 func (r *Replicas) Held() error {
-	if _, held := r.Term(); held {
+	term, held := r.Term()
+	switch {
+	case held:
 		return nil
+	case term == 0:
+		return fmt.Errorf("this replica has not written its lease %s/%s yet: if this persists, its log contains the reason", r.o.Namespace, r.name())
 	}
 	return fmt.Errorf("this replica could not renew its lease %s/%s for more than %s: see its log for the reason", r.o.Namespace, r.name(), trusted)
 }

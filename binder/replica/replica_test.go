@@ -227,3 +227,15 @@ func TestReportOf_APIServerTime(t *testing.T) {
 	l.Spec.RenewTime = nil
 	assert.Equal(t, Report{ID: "a", Status: "fine"}, reportOf(l), "it has not been renewed")
 }
+
+// TestHeld_NamesTheState: before the first renewal, no renewal has failed.
+func TestHeld_NamesTheState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplicas(t, fakeapi.NewClientset(), "new")
+		require.ErrorContains(t, r.Held(), "has not written its lease prebind-system/prebind-replica-new yet")
+		require.NoError(t, r.renew(t.Context()))
+		require.NoError(t, r.Held())
+		<-time.After(trusted + time.Second)
+		assert.ErrorContains(t, r.Held(), "could not renew its lease prebind-system/prebind-replica-new for more than")
+	})
+}
