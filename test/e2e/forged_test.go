@@ -75,7 +75,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	}{
 		"no certificate": {says: "certificate required"},
 		"another CA's":   {client: &stranger, says: "unknown certificate authority"},
-		"a kubelet's":    {client: b.certificateOf("system:node:node-1"), says: `403 Forbidden: prebind: the client certificate of "system:node:node-1" may not call`},
+		"a kubelet's":    {client: b.certificateOf("system:node:node-1"), says: `403 Forbidden: prebind: client certificate "system:node:node-1" is not allowed to call`},
 	}
 	for name, tc := range refused {
 		_, err := b.post(tc.client, review)

@@ -198,7 +198,7 @@ func TestBadRequests(t *testing.T) {
 		"without a request":         {body: `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`, code: http.StatusBadRequest, says: "no request"},
 		"another kind":              {body: strings.Replace(review, "AdmissionReview", "Pod", 1), code: http.StatusBadRequest, says: "not an AdmissionReview"},
 		"another version":           {body: strings.Replace(review, "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), code: http.StatusBadRequest, says: "not an AdmissionReview"},
-		"another resource":          {body: strings.Replace(review, `"subResource":"binding"`, `"subResource":"status"`, 1), code: http.StatusOK, says: "its rules must be"},
+		"another resource":          {body: strings.Replace(review, `"subResource":"binding"`, `"subResource":"status"`, 1), code: http.StatusOK, says: "must match only CREATE of pods/binding"},
 		"a Binding that is none":    {body: strings.Replace(review, `"target":{`, `"target":7,"x":{`, 1), code: http.StatusOK, says: `"code":422`},
 		"larger than any Binding":   {body: strings.Repeat(" ", 9<<20), code: http.StatusRequestEntityTooLarge, says: "larger than"},
 	}
