@@ -294,7 +294,7 @@ func TestPreBind_PodIsGone(t *testing.T) {
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 	for name, change := range map[string]podChange{
-		"Anew": func(p *corev1.Pod) { p.UID = "another" }, "Bound": func(p *corev1.Pod) { p.Spec.NodeName = "node-b" },
+		"Replaced": func(p *corev1.Pod) { p.UID = "another" }, "Bound": func(p *corev1.Pod) { p.Spec.NodeName = "node-b" },
 		"Deleted": func(p *corev1.Pod) { gen.Terminating()(&p.ObjectMeta) },
 	} {
 		other := pod.DeepCopy()
