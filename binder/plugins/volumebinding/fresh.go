@@ -26,14 +26,14 @@ import (
 // server held when the call arrived: it lists the metadata of all objects of the kind and
 // compares them with the cache. All calls share surveys, and the rate of surveys is limited.
 const (
-	// surveyPage is how many objects a survey lists at a time.
+	// surveyPage is the page size of a survey.
 	surveyPage = 500
 	// surveyTakes is the maximum duration of a survey.
 	surveyTakes = 30 * time.Second
-	// catchUp is how long a survey waits for the cache.
+	// catchUp is the maximum time that a survey waits for the cache.
 	catchUp = 2 * time.Second
-	// surveyPatience is how long a call waits for a survey before the client has to call
-	// again.
+	// surveyPatience is the maximum time that a call waits for a survey. After that, the client
+	// has to call again.
 	surveyPatience = 5 * time.Second
 	// surveyEvery is the minimum time between the starts of two surveys of a kind.
 	// After a long one the pause is surveyRest times its duration, so that surveys
@@ -43,8 +43,8 @@ const (
 	// surveyReads limits how many objects that are missing from the cache a survey reads one by
 	// one, in case they were deleted in the meantime.
 	surveyReads = 100
-	// askedFor is how long a survey remembers a bind whose client has to call again. askedMost
-	// limits their number.
+	// askedFor is the time that a survey remembers a bind whose client has to call again.
+	// askedMost limits the number of these binds.
 	askedFor  = 2 * time.Minute
 	askedMost = 10_000
 )

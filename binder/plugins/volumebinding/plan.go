@@ -27,7 +27,7 @@ type snapshot struct {
 	volumes map[string]*corev1.PersistentVolume
 	// inUse is a ReadWriteOncePod claim that another pod uses.
 	inUse *claimUse
-	// provisionedSince is when this replica saw that the claim's volume is being provisioned on the
+	// provisionedSince contains the time since when this replica has observed provisioning on the
 	// node, by the claim's name. It is zero if unknown.
 	provisionedSince map[string]time.Time
 	// classes by name: those of the unbound claims.

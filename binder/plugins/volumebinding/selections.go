@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Selections records when this replica first saw that an unbound claim has a selected node.
+// Selections records when this replica first observed the selected node of an unbound claim.
 // Provisioning begins at that time, whichever replica wrote the annotation, so all replicas
 // know how long a bind has been waiting. Times are those of this process's clock.
 //
