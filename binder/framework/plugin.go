@@ -44,7 +44,7 @@ type BindContextExtender interface {
 	//
 	// The engine calls it just before PreFlight, first with the cached reader. When it
 	// fails, when PreFlight rejects, and when PreFlight returns Verify, the engine calls
-	// it once more with the live reader. So no bind is rejected based on the cache alone.
+	// it again with the live reader. So no bind is rejected based on the cache alone.
 	SetupBindContextExtension(ctx context.Context, reader Reader, bc *BindContext) error
 }
 
@@ -89,7 +89,7 @@ type RollBacker interface {
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }
 
-// Confirmer is a PreBinder that checks once more before the bind is allowed.
+// Confirmer is a PreBinder that checks again before the bind is allowed.
 type Confirmer interface {
 	// Confirm is called after the PreBind of all plugins, even if its own was skipped,
 	// because another plugin's PreBind can have taken minutes. It only reads, through the
