@@ -14,7 +14,7 @@
 // Only PreBind is required. Confirm, PostBind, Marks and Tidy are optional, one method
 // each; so is RequestedBy, which limits the plugin to binds that request it.
 //
-// # Who reads what
+// # Cached and live reads
 //
 // The engine calls SetupBindContextExtension and PreFlight with the cached reader. That
 // costs no request to the API server. The cache can be behind what a scheduler saw, so

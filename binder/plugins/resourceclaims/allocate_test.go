@@ -312,7 +312,7 @@ func TestRollBack_Deallocates(t *testing.T) {
 	}{
 		"Alone": {reason: "no other pod has reserved the claim", gone: true, users: []string{}},
 		"ReservedAgain": {
-			reason: "the reservation was removed and made again", gone: true, users: []string{},
+			reason: "the reservation was removed and added again", gone: true, users: []string{},
 			then: func(t *testing.T, s *apiServer, one *replica) {
 				t.Helper()
 				s.change("c0", "kube-scheduler", unreserve)

@@ -68,20 +68,20 @@ func TestAssess(t *testing.T) {
 	}{
 		"Unallocated":  {reason: "upstream no-resources: the claim is not allocated", want: unallocated},
 		"Unreserved":   {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, want: unreserved},
-		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
+		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
 		"ByOthers":     {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
 		"SameName":     {reason: "the reservation is for an earlier pod with the same name", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, want: unreserved},
-		"Deleted":      {reason: "upstream deleted-claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
-		"WrongNode":    {reason: "upstream wrong-topology", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
+		"Deleted":      {reason: "upstream deleted-claim: the claim is being deleted", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
+		"WrongNode":    {reason: "upstream wrong-topology: the devices are on another node", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
 		"WrongNodeToo": {reason: "a reservation does not make the devices available", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "not available"},
 		"Zone":         {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, want: unreserved},
-		"OtherZone":    {reason: "upstream wrong-topology, by labels", claim: []claimOption{labelled("z2")}, refuse: "not available"},
+		"OtherZone":    {reason: "upstream wrong-topology: the node is in another zone", claim: []claimOption{labelled("z2")}, refuse: "not available"},
 		"Anywhere":     {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, want: unreserved},
 		"BadSelector":  {reason: "Prebind cannot evaluate the node selector", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
 		"Full":         {reason: "upstream reserved-for max: the claim has the maximum number of reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
 		"FullWithUs":   {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}, want: ready},
-		"Own":          {reason: "upstream claim-template", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
-		"WrongOwner":   {reason: "upstream wrong-claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
+		"Own":          {reason: "upstream claim-template: the pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
+		"WrongOwner":   {reason: "upstream wrong-claim: another pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
 		"NoOwner":      {reason: "the claim has no owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
 		"Group": {
 			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped), ref: reference{generated: true},
@@ -136,8 +136,8 @@ func TestConditions(t *testing.T) {
 		waits  string
 		refuse string
 	}{
-		"None":      {reason: "upstream bound-claim-without-binding-conditions", claim: []claimOption{allocated("node-a", "gpu-0")}, want: ready},
-		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}, want: ready},
+		"None":      {reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for", claim: []claimOption{allocated("node-a", "gpu-0")}, want: ready},
+		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}, want: ready},
 		"SucceededLate": {
 			reason: "true conditions count even after the timeout", want: ready,
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-time.Hour)), needs(both, nil), says("gpu-0", yes)},
@@ -148,7 +148,7 @@ func TestConditions(t *testing.T) {
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "Unknown"})},
 		},
 		"Failed": {
-			reason: "upstream bound-claim-with-failed-binding", refuse: "failed: broken (Why) because",
+			reason: "upstream bound-claim-with-failed-binding: a failure condition is true", refuse: "failed: broken (Why) because",
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "broken": "True"})},
 		},
 		"FailedAndTrue": {

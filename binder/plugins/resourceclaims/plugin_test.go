@@ -181,7 +181,7 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 			between(r, at, 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
-			assert.Equal(t, []string{"web"}, users(s.claim("c")), "once")
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), "the claim has one reservation for the pod")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")))
 			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")

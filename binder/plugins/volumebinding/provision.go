@@ -63,7 +63,7 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 
 // unserved completes the rejection of a claim without a matching volume that cannot be
 // provisioned. It is a wait if a matching volume is not yet available. Otherwise its cause
-// lists the kinds of which another object could serve the claim. Claims with selected-node are
+// lists the kinds whose objects could serve the claim. Claims with selected-node are
 // not matched.
 func (s snapshot) unserved(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, refusal *framework.Error) error {
 	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {

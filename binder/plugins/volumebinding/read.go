@@ -19,7 +19,7 @@ import (
 // reading reads a snapshot.
 type reading struct {
 	snapshot
-	// from is the cache, or with live the API server.
+	// from is the cache, or the API server if live is set.
 	from framework.Reader
 	live bool
 	// cached and free list the volumes and capacities that a claim can use, even if the reading

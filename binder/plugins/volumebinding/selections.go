@@ -76,7 +76,7 @@ func (s *Selections) OnDelete(object any) {
 	delete(s.of, name)
 }
 
-// since returns when the node was selected for the claim, or the zero time if unknown.
+// since returns the time at which the node was selected for the claim, or zero if unknown.
 func (s *Selections) since(claim *corev1.PersistentVolumeClaim, node string) time.Time {
 	if s == nil {
 		return time.Time{}
