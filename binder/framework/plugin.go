@@ -79,12 +79,12 @@ const (
 
 // RollBacker is a PreBinder whose PreBind writes something that can be undone.
 type RollBacker interface {
-	// PreBindRollBack undoes what PreBind wrote for this bind, and nothing else.
+	// PreBindRollBack undoes the writes of PreBind for this bind, and nothing else.
 	//
 	// The engine calls it for every plugin whose PreBind was started, the failing one
 	// included, in reverse order, on a context of its own, and repeats it when it fails.
 	// PreBind can have stopped at any point, even before its first write. PreBindRollBack must
-	// be idempotent, and must not change what another attempt has written since. The engine has
+	// be idempotent, and must not change later writes of another attempt. The engine has
 	// checked that the live pod is not bound to the node. Report with BindContext.Undid.
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }

@@ -163,7 +163,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// requireInvalid checks what holds for every error of the parser.
+// requireInvalid checks the properties of every error of the parser.
 func requireInvalid(t *testing.T, err error) *framework.Error {
 	t.Helper()
 	require.Error(t, err)

@@ -330,7 +330,7 @@ func (r readiness) waits() []framework.Waiting {
 	return all
 }
 
-// intents lists what PreBind would do, for dry runs.
+// intents lists the actions of PreBind, for dry runs.
 func (r readiness) intents() []string {
 	var all []string
 	for _, ref := range r.unmade {

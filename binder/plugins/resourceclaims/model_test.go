@@ -323,7 +323,7 @@ func (m *model) sweep(ctx context.Context, r *replica) {
 			if m.calm || !m.chance(10) {
 				continue
 			}
-			// The process was paused for so long that its lease expired.
+			// The process was paused for so long that the other replicas consider it dead.
 			m.note("%s counts as dead", mark.Attempt)
 			*calls = false
 		}

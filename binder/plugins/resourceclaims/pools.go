@@ -81,7 +81,7 @@ func keysOf(pools []poolID) []string {
 	return keys
 }
 
-// poolRecord contains what Prebind has allocated of one pool.
+// poolRecord contains the devices of one pool that Prebind has allocated.
 type poolRecord struct {
 	id poolID
 	// entries by device.

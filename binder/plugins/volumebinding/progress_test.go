@@ -108,7 +108,7 @@ func TestStaticProgress(t *testing.T) {
 			volume: volumeNamed("pv", ours),
 		},
 		"ClaimRefWithoutUID": {
-			reason: "final: the controller removed the UID from the claimRef", want: framework.KindRefuse,
+			reason: "final: another client removed the UID from the claimRef", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("")))), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"AffinityChangedBeforeTheClaimNamesIt": {

@@ -16,7 +16,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// checkProvision checks that a volume can be provisioned for the claim on the node. It follows checkVolumeProvisions of kube-scheduler's VolumeBinding.
+// checkProvision checks that a volume can be provisioned for the claim on the node. It follows
+// checkVolumeProvisions of kube-scheduler's VolumeBinding.
 func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *framework.Error {
 	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
 	switch {

@@ -168,10 +168,10 @@ func TestWrite_Conflicts(t *testing.T) {
 			}
 			require.NoError(t, err)
 			for _, m := range pl.static {
-				assert.Equal(t, "30", m.volume.ResourceVersion, "the plan contains the response, so that wait can recognize older states")
+				assert.Equal(t, "30", m.volume.ResourceVersion, "the plan contains the current version, so that wait can recognize older states")
 			}
 			for _, claim := range pl.dynamic {
-				assert.Equal(t, "30", claim.ResourceVersion, "the plan contains the response, so that wait can recognize older states")
+				assert.Equal(t, "30", claim.ResourceVersion, "the plan contains the current version, so that wait can recognize older states")
 			}
 		})
 	}
