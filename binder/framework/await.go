@@ -52,7 +52,7 @@ func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ..
 	}
 }
 
-// sleep returns at the next change, or with due at the time, if there is one.
+// sleep returns at the next change, or at the given time, if any. due reports the latter.
 func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time) (due bool, err error) {
 	var over <-chan time.Time
 	if !until.IsZero() {

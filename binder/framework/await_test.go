@@ -22,7 +22,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// scene is a cache and an API server, and a wait for a pod's label.
+// scene contains a cache, an API server, and a wait for a label of a pod.
 type scene struct {
 	cached, live client.Client
 	h            Handle
@@ -44,7 +44,7 @@ func newScene(objects ...client.Object) *scene {
 	return s
 }
 
-// wait waits for the label go of the pod a, up to a minute; the label no is final.
+// wait waits up to a minute for the label go of the pod a. The label no is final.
 func (s *scene) wait(ctx context.Context) {
 	until := s.h.Clock.Now().Add(time.Minute)
 	go func() {
@@ -93,14 +93,14 @@ func TestAwait(t *testing.T) {
 		s.wait(t.Context())
 		ended, err := s.ended()
 		require.False(t, ended, "%v", err)
-		assert.Equal(t, "the label", s.bc.ReportedWait().For, "it reports what it waits for")
+		assert.Equal(t, "the label", s.bc.ReportedWait().For, "Await reports the wait")
 		s.h.Changes.Changed(RefTo(&corev1.Pod{}, "default", "b"))
 		synctest.Wait()
-		assert.Equal(t, 1, s.looks, "it looks only when an object changes that it read")
+		assert.Equal(t, 1, s.looks, "Await looks again only if an object changes that the look has read")
 		set(t, s.cached)
 		s.changed()
 		ended, err = s.ended()
-		assert.True(t, ended, "it looks at once")
+		assert.True(t, ended, "Await looks immediately")
 		require.NoError(t, err)
 		assert.Empty(t, s.h.Changes.subs, "the subscription ends")
 	})
@@ -109,13 +109,13 @@ func TestAwait(t *testing.T) {
 		require.NoError(t, s.cached.Delete(t.Context(), pod()))
 		s.wait(t.Context())
 		ended, err := s.ended()
-		require.False(t, ended, "the cache alone ends nothing: %v", err)
+		require.False(t, ended, "the cache alone does not end the wait: %v", err)
 		assert.Equal(t, 2, s.looks)
 		require.NoError(t, s.live.Delete(t.Context(), pod()))
 		s.changed()
 		ended, err = s.ended()
 		assert.True(t, ended)
-		assert.True(t, IsKind(err, KindRefuse), "the API server confirms it: %v", err)
+		assert.True(t, IsKind(err, KindRefuse), "the API server confirms the error: %v", err)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(pod())
@@ -123,8 +123,8 @@ func TestAwait(t *testing.T) {
 		set(t, s.live)
 		<-time.After(time.Minute)
 		ended, err := s.ended()
-		assert.True(t, ended, "it looks again at the time that it gave")
-		require.NoError(t, err, "by the API server: the event can be late")
+		assert.True(t, ended, "Await looks again at Waiting.Until")
+		require.NoError(t, err, "the live look counts, because the event can be late")
 	})
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(pod())
@@ -134,12 +134,12 @@ func TestAwait(t *testing.T) {
 		cancel(over)
 		ended, err := s.ended()
 		assert.True(t, ended)
-		require.ErrorIs(t, err, over, "the cause says why")
+		require.ErrorIs(t, err, over, "Await returns the cause of the context")
 	})
 }
 
-// A look that lists is woken by every object of the kind in the namespace.
-func TestAwaitOfList(t *testing.T) {
+// Every object of the kind in the namespace wakes a look that lists.
+func TestAwait_List(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
 		go func() {
@@ -156,7 +156,7 @@ func TestAwaitOfList(t *testing.T) {
 		synctest.Wait()
 		s.h.Changes.Changed(RefTo(&batchv1.Job{}, "other", "x"))
 		synctest.Wait()
-		assert.Equal(t, 1, s.looks, "another namespace")
+		assert.Equal(t, 1, s.looks, "an object in another namespace does not wake the look")
 		job := &batchv1.Job{}
 		job.Namespace, job.Name = "shop", "x"
 		require.NoError(t, s.cached.Create(t.Context(), job))
@@ -183,16 +183,16 @@ func TestWhereaboutsOf(t *testing.T) {
 		pod    *corev1.Pod
 		want   Whereabouts
 	}{
-		"Pending":   {reason: "it can be bound", pod: pod(), want: Pending},
-		"Here":      {reason: "it is bound to the node", pod: bound("node-a"), want: BoundHere},
-		"Elsewhere": {reason: "it is bound to another node", pod: bound("node-b"), want: BoundElsewhere},
-		"Gone":      {reason: "there is no pod", want: Gone},
-		"Leaving":   {reason: "it can no longer be bound", pod: unbound, want: Gone},
-		"Running":   {reason: "it runs until it has ended", pod: leaving, want: BoundHere},
-		"Replaced":  {reason: "another pod has its name", pod: gen.Pod("a", gen.UID("2")), want: Replaced},
+		"Pending":   {reason: "the pod can still be bound", pod: pod(), want: Pending},
+		"Here":      {reason: "the pod is bound to the node", pod: bound("node-a"), want: BoundHere},
+		"Elsewhere": {reason: "the pod is bound to another node", pod: bound("node-b"), want: BoundElsewhere},
+		"Gone":      {reason: "the pod does not exist", want: Gone},
+		"Leaving":   {reason: "the pod can no longer be bound", pod: unbound, want: Gone},
+		"Running":   {reason: "a terminating pod still runs", pod: leaving, want: BoundHere},
+		"Replaced":  {reason: "another pod has the same name", pod: gen.Pod("a", gen.UID("2")), want: Replaced},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, WhereaboutsOf(tc.pod, "1", "node-a"), tc.reason) })
 	}
-	assert.Equal(t, Pending, WhereaboutsOf(pod(), "1", ""), "a mark without a node is not bound to it")
+	assert.Equal(t, Pending, WhereaboutsOf(pod(), "1", ""), "a pending pod is not bound to a mark without a node")
 }

@@ -25,7 +25,7 @@ type BindContext struct {
 	// Node is the target of the Binding, without images and managed fields. It is shared with
 	// the cache: do not change it.
 	Node *corev1.Node
-	// Binding is what the scheduler posted, without the output of mutators.
+	// Binding is the object that the scheduler posted, without the output of mutators.
 	Binding *corev1.Binding
 	// User posted the Binding.
 	User authenticationv1.UserInfo
@@ -115,25 +115,25 @@ type Waiting struct {
 	Object Object
 	// For completes the sentence "waiting for …".
 	For string
-	// Until is when Await looks again through the live reader, even if nothing has changed:
-	// set it for a state that ends with time. It must be in the future; zero for never.
+	// Until is the time at which Await looks again through the live reader, even if nothing has
+	// changed. Set it for a state that ends with time. It must be in the future. Zero means never.
 	Until time.Time
-	// Since is when the wait began, where the plugin has observed that itself, by the clock of
-	// this process; zero where it has not. It must not be a time that a tenant can write.
+	// Since is the start of the wait by the clock of this process. It is zero if the plugin has
+	// not observed the start itself. It must not be a time that a tenant can write.
 	// Calls for one bind reach several replicas, so the first call that this replica receives
-	// may come long after the wait began. It counts only in ExpectWait.
+	// can arrive long after the start of the wait. Only ExpectWait uses it.
 	Since time.Time
 }
 
-// ReportWait records what the plugin waits for from now on, for events, the answer to the
-// client, and 'prebind status'. Await calls it.
+// ReportWait records the current wait of the plugin, for events, the response to the client, and
+// 'prebind status'. Await calls it.
 func (bc *BindContext) ReportWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.waiting = w
 }
 
-// ReportedWait returns what was last given to ReportWait, or the zero Waiting.
+// ReportedWait returns the wait that ReportWait recorded last, or the zero Waiting.
 func (bc *BindContext) ReportedWait() Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -155,31 +155,30 @@ func (bc *BindContext) Intents() []string {
 	return append([]string(nil), bc.intents...)
 }
 
-// ExpectWait records, in PreFlight, what PreBind will wait for as far as PreFlight can
-// see. Dry runs and 'prebind explain' show it.
+// ExpectWait records, in PreFlight, a wait that PreBind will probably need. Dry runs and
+// 'prebind explain' show it.
 func (bc *BindContext) ExpectWait(w Waiting) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.expected = append(bc.expected, w)
 }
 
-// ExpectedWaits returns what was given to ExpectWait, in order; the caller owns the
-// slice.
+// ExpectedWaits returns the waits that ExpectWait recorded, in order. The caller owns the slice.
 func (bc *BindContext) ExpectedWaits() []Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return append([]Waiting(nil), bc.expected...)
 }
 
-// Undid records, in PreBindRollBack, what was undone, such as "released the lock". The pod's
-// event shows it.
+// Undid records, in PreBindRollBack, an action that undid a write, such as "released the lock". The
+// pod's event shows it.
 func (bc *BindContext) Undid(format string, args ...any) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.undone = append(bc.undone, fmt.Sprintf(format, args...))
 }
 
-// Undone returns what Undid recorded, in order. The caller owns the slice.
+// Undone returns the actions that Undid recorded, in order. The caller owns the slice.
 func (bc *BindContext) Undone() []string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()

@@ -16,26 +16,26 @@ func TestExtensions(t *testing.T) {
 	bc := &BindContext{}
 	number := NewExtensionKey[int]("p/number")
 	_, err := number.Get(bc)
-	require.ErrorContains(t, err, `"p/number"`, "what was never set is an error that names it")
+	require.ErrorContains(t, err, `"p/number"`, "the error names an extension that was not set")
 
 	number.Set(bc, 1)
 	number.Set(bc, 2)
 	got, err := number.Get(bc)
 	require.NoError(t, err)
-	assert.Equal(t, 2, got, "the last one counts")
+	assert.Equal(t, 2, got, "the last value counts")
 
 	text := NewExtensionKey[string]("p/number")
 	_, err = text.Get(bc)
-	require.ErrorContains(t, err, "int", "a value of another type is an error, not a panic")
+	require.ErrorContains(t, err, "int", "Get returns an error for a value of another type")
 
 	_, err = NewExtensionKey[int]("q/number").Get(bc)
-	require.Error(t, err, "another name is another value")
+	require.Error(t, err, "keys with different names do not share a value")
 
 	_, err = number.Get(&BindContext{})
-	require.Error(t, err, "extensions of another bind are not shared")
+	require.Error(t, err, "binds do not share extensions")
 }
 
-func TestExtensionOfInterface(t *testing.T) {
+func TestExtensions_InterfaceType(t *testing.T) {
 	bc := &BindContext{}
 	key := NewExtensionKey[error]("p/err")
 	key.Set(bc, errRaw)
@@ -57,13 +57,13 @@ func TestWaitingAndIntents(t *testing.T) {
 	bc.Intend("write %s", "a")
 	bc.Intend("write b")
 	intents := bc.Intents()
-	assert.Equal(t, []string{"write a", "write b"}, intents, "in order")
+	assert.Equal(t, []string{"write a", "write b"}, intents, "Intents returns the intents in order")
 	intents[0] = "changed"
-	assert.Equal(t, "write a", bc.Intents()[0], "the caller owns what it gets")
+	assert.Equal(t, "write a", bc.Intents()[0], "the caller owns the slice")
 }
 
-// TestBindContextIsConcurrent is for the race detector.
-func TestBindContextIsConcurrent(t *testing.T) {
+// The race detector checks this test.
+func TestBindContext_IsSafeForConcurrentUse(t *testing.T) {
 	bc := &BindContext{}
 	var group sync.WaitGroup
 	for i := range 8 {

@@ -14,10 +14,10 @@
 // Only PreBind is required. Confirm, PostBind, Marks and Tidy are optional, one method
 // each; so is RequestedBy, which limits the plugin to binds that request it.
 //
-// # Who reads what
+// # Cached and live reads
 //
 // The engine calls SetupBindContextExtension and PreFlight with the cached reader. That
-// costs no request to the API server. The cache can be behind what a scheduler saw, so
+// costs no request to the API server. The cache can be behind the state that a scheduler saw, so
 // the engine never rejects a bind based on the cache alone: when Setup fails or PreFlight
 // rejects, it reads the pod and the node from the API server, repeats Setup with the live
 // reader and then PreFlight, and only that result counts. A rejection costs one live read of

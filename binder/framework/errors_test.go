@@ -24,21 +24,21 @@ var (
 	errRaw = errors.New("raw")
 )
 
-func TestErrorText(t *testing.T) {
+func TestError_Text(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		err    *Error
 		want   string
 	}{
 		"All": {
-			reason: "plugin, object, message and advice, in one line",
+			reason: "the text contains plugin, object, message and advice",
 			err:    &Error{Kind: KindRefuse, Plugin: "volumebinding", Object: claim, Message: "it is gone", Advice: "make it"},
 			want:   "volumebinding: PersistentVolumeClaim shop/data: it is gone; make it",
 		},
-		"ClusterScoped": {reason: "no namespace, no slash", err: Refuse(node, "it is gone"), want: "Node node-a: it is gone"},
-		"NoObject":      {reason: "the zero Object names none", err: Wait(Object{}, "%d of %d", 1, 2), want: "1 of 2"},
-		"Advise":        {reason: "advice is formatted", err: Stale(node, "no").Advise("take %s", "another"), want: "Node node-a: no; take another"},
-		"NoAdvice":      {reason: "advice may be missing", err: &Error{Kind: KindInternal, Plugin: "p", Message: "m"}, want: "p: m"},
+		"ClusterScoped": {reason: "a cluster-scoped object has no namespace", err: Refuse(node, "it is gone"), want: "Node node-a: it is gone"},
+		"NoObject":      {reason: "the zero Object is omitted", err: Wait(Object{}, "%d of %d", 1, 2), want: "1 of 2"},
+		"Advise":        {reason: "Advise formats the advice", err: Stale(node, "no").Advise("take %s", "another"), want: "Node node-a: no; take another"},
+		"NoAdvice":      {reason: "the advice is optional", err: &Error{Kind: KindInternal, Plugin: "p", Message: "m"}, want: "p: m"},
 		"Internal":      {reason: "the cause is the message", err: Internal(claim, errRaw), want: "PersistentVolumeClaim shop/data: raw"},
 	}
 	for name, tc := range cases {
@@ -57,10 +57,10 @@ func TestKinds(t *testing.T) {
 			assert.Equal(t, kind == other, IsKind(fmt.Errorf("wrapped: %w", err), other))
 		}
 	}
-	assert.False(t, IsKind(nil, KindRefuse), "no error is of no kind")
-	assert.False(t, IsKind(errRaw, KindInternal), "only AsError makes a foreign error internal")
+	assert.False(t, IsKind(nil, KindRefuse), "a nil error has no kind")
+	assert.False(t, IsKind(errRaw, KindInternal), "only AsError converts an error of another type")
 	assert.ErrorIs(t, Refuse(node, "a").Because(errRaw), errRaw, "the cause is kept")
-	assert.NoError(t, errors.Unwrap(Refuse(node, "a")), "or there is none")
+	assert.NoError(t, errors.Unwrap(Refuse(node, "a")), "the cause is optional")
 }
 
 func TestFromAPI(t *testing.T) {
@@ -70,20 +70,20 @@ func TestFromAPI(t *testing.T) {
 		err    error
 		want   Kind
 	}{
-		"Conflict":      {reason: "another was faster", err: apierrors.NewConflict(resource, "a", errRaw), want: KindWait},
-		"Overloaded":    {reason: "it asks for patience", err: apierrors.NewTooManyRequestsError("slow"), want: KindWait},
-		"ServerTimeout": {reason: "it asks for another try", err: apierrors.NewServerTimeout(resource, "get", 1), want: KindWait},
-		"Timeout":       {reason: "it was too slow this time", err: apierrors.NewTimeoutError("slow", 1), want: KindWait},
-		"Unavailable":   {reason: "it is restarting", err: apierrors.NewServiceUnavailable("restarting"), want: KindWait},
-		"Wrapped":       {reason: "wrapping changes nothing", err: fmt.Errorf("x: %w", apierrors.NewServiceUnavailable("restarting")), want: KindWait},
-		"Forbidden":     {reason: "a permission does not come by waiting", err: apierrors.NewForbidden(resource, "a", errRaw), want: KindInternal},
-		"NotFound":      {reason: "callers handle a missing object before", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
-		"Internal":      {reason: "the API server's own mistake", err: apierrors.NewInternalError(errRaw), want: KindInternal},
-		"Unknown":       {reason: "no answer of the API server at all", err: errRaw, want: KindInternal},
-		"Deadline":      {reason: "it was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
-		"Refused":       {reason: "it is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
-		"Reset":         {reason: "it is restarting", err: &net.OpError{Op: "read", Err: syscall.ECONNRESET}, want: KindWait},
-		"EOF":           {reason: "it went away in the middle of an answer", err: io.ErrUnexpectedEOF, want: KindWait},
+		"Conflict":      {reason: "another client wrote first", err: apierrors.NewConflict(resource, "a", errRaw), want: KindWait},
+		"Overloaded":    {reason: "the API server is overloaded", err: apierrors.NewTooManyRequestsError("slow"), want: KindWait},
+		"ServerTimeout": {reason: "the API server asks for a retry", err: apierrors.NewServerTimeout(resource, "get", 1), want: KindWait},
+		"Timeout":       {reason: "the API server was too slow", err: apierrors.NewTimeoutError("slow", 1), want: KindWait},
+		"Unavailable":   {reason: "the API server is restarting", err: apierrors.NewServiceUnavailable("restarting"), want: KindWait},
+		"Wrapped":       {reason: "wrapping does not change the kind", err: fmt.Errorf("x: %w", apierrors.NewServiceUnavailable("restarting")), want: KindWait},
+		"Forbidden":     {reason: "waiting does not grant permissions", err: apierrors.NewForbidden(resource, "a", errRaw), want: KindInternal},
+		"NotFound":      {reason: "callers handle missing objects themselves", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
+		"Internal":      {reason: "the API server failed", err: apierrors.NewInternalError(errRaw), want: KindInternal},
+		"Unknown":       {reason: "the error is not from the API server", err: errRaw, want: KindInternal},
+		"Deadline":      {reason: "the API server was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
+		"Refused":       {reason: "the API server is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
+		"Reset":         {reason: "the API server is restarting", err: &net.OpError{Op: "read", Err: syscall.ECONNRESET}, want: KindWait},
+		"EOF":           {reason: "the connection was closed within a response", err: io.ErrUnexpectedEOF, want: KindWait},
 		"Context":       {reason: "the caller ended the request, which is not a failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
 	}
 	for name, tc := range cases {
@@ -98,7 +98,7 @@ func TestFromAPI(t *testing.T) {
 }
 
 func TestAsError(t *testing.T) {
-	assert.Nil(t, AsError("p", nil), "no error stays none")
+	assert.Nil(t, AsError("p", nil), "AsError returns nil for nil")
 
 	foreign := AsError("p", errRaw)
 	assert.Equal(t, KindInternal, foreign.Kind, "an error of any other type is the plugin's failure")
@@ -108,10 +108,10 @@ func TestAsError(t *testing.T) {
 	refusal := Refuse(claim, "no").Advise("yes").Because(errRaw)
 	named := AsError("p", fmt.Errorf("wrapped: %w", refusal))
 	assert.Equal(t, "p", named.Plugin)
-	assert.Empty(t, refusal.Plugin, "the plugin's own value, which may be shared, is not changed")
+	assert.Empty(t, refusal.Plugin, "AsError does not change the plugin's value, which can be shared")
 	named.Plugin = ""
-	assert.Equal(t, refusal, named, "everything else is kept")
+	assert.Equal(t, refusal, named, "AsError keeps all other fields")
 
 	own := AsError("p", &Error{Kind: KindStale, Plugin: "q"})
-	assert.Equal(t, "q", own.Plugin, "a name that is there stays")
+	assert.Equal(t, "q", own.Plugin, "AsError keeps an existing name")
 }

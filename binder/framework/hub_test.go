@@ -40,25 +40,25 @@ func TestSubscription(t *testing.T) {
 	assert.False(t, woken(s), "nothing has changed yet")
 
 	h.Changed(nodeB)
-	assert.False(t, woken(s), "another key")
+	assert.False(t, woken(s), "a change of another key does not wake the subscription")
 	assert.True(t, woken(other))
 
 	h.Changed(nodeA)
 	h.Changed(nodeA)
 	h.Changed(nodeA)
 	assert.True(t, woken(s))
-	assert.False(t, woken(s), "many changes are one wake-up")
-	assert.True(t, woken(other), "every subscription is woken")
+	assert.False(t, woken(s), "many changes cause one wake-up")
+	assert.True(t, woken(other), "a change wakes every subscription to the object")
 
 	h.Changed(nodeA)
-	assert.True(t, woken(s), "and again by the next change")
+	assert.True(t, woken(s), "the next change wakes the subscription again")
 
 	h.Changed(Ref{kind: "Node", namespace: "default", name: "node-a"})
 	h.Changed(RefTo(&corev1.Pod{}, "", "node-a"))
-	assert.False(t, woken(s), "kind, namespace and name all count")
+	assert.False(t, woken(s), "kind, namespace and name must match")
 }
 
-func TestAdd(t *testing.T) {
+func TestSubscription_Add(t *testing.T) {
 	h := NewHub()
 	s := h.Subscribe()
 	h.Changed(nodeA)
@@ -68,26 +68,25 @@ func TestAdd(t *testing.T) {
 	h.Changed(nodeA)
 	h.Changed(podA)
 	assert.True(t, woken(s))
-	assert.False(t, woken(s), "a key that is added twice is there once")
+	assert.False(t, woken(s), "a key that is added twice has no second effect")
 }
 
-func TestClose(t *testing.T) {
+func TestSubscription_Close(t *testing.T) {
 	h := NewHub()
 	s, stays := h.Subscribe(nodeA, podA), h.Subscribe(nodeA)
 	s.Add(nodeB)
 	s.Close()
 	h.Changed(nodeA)
-	assert.False(t, woken(s), "a closed subscription is not woken")
-	assert.True(t, woken(stays), "the others are")
+	assert.False(t, woken(s), "a change does not wake a closed subscription")
+	assert.True(t, woken(stays), "a change wakes the other subscriptions")
 	assert.Len(t, h.subs, 1)
 	s.Close()
 	stays.Close()
-	assert.Empty(t, h.subs, "nothing stays in the hub")
+	assert.Empty(t, h.subs, "the hub keeps no closed subscription")
 }
 
-// TestHubIsConcurrent is for the race detector; and whoever subscribes first and
-// looks then misses nothing.
-func TestHubIsConcurrent(t *testing.T) {
+// The race detector checks this test. A client that subscribes before it looks misses no change.
+func TestHub_IsSafeForConcurrentUse(t *testing.T) {
 	h := NewHub()
 	var group sync.WaitGroup
 	for range 4 {
@@ -105,8 +104,8 @@ func TestHubIsConcurrent(t *testing.T) {
 	assert.Empty(t, h.subs)
 }
 
-// TestAttach runs a real informer: additions, updates and deletions wake, and
-// the store holds the change by then.
+// TestAttach runs a real informer. Additions, updates and deletions wake the subscription, and the
+// store already contains the change.
 func TestAttach(t *testing.T) {
 	source := fcache.NewFakeControllerSource()
 	informer := cache.NewSharedIndexInformer(source, &corev1.Pod{}, 0, nil)
@@ -155,22 +154,22 @@ func (h *handlers) AddEventHandler(handler cache.ResourceEventHandler) (cache.Re
 	return nil, h.err
 }
 
-func TestAttachedHandler(t *testing.T) {
+func TestAttach_Handler(t *testing.T) {
 	pod := gen.Pod("a")
 	cases := map[string]struct {
 		reason string
 		event  func(h cache.ResourceEventHandler)
 		want   bool
 	}{
-		"InitialList": {reason: "the initial list counts as additions", event: func(h cache.ResourceEventHandler) { h.OnAdd(pod, true) }, want: true},
-		"Updated":     {reason: "any update", event: func(h cache.ResourceEventHandler) { h.OnUpdate(pod, pod) }, want: true},
-		"Deleted":     {reason: "a deletion that was seen", event: func(h cache.ResourceEventHandler) { h.OnDelete(pod) }, want: true},
-		"MissedDelete": {reason: "a deletion that was missed and found later", event: func(h cache.ResourceEventHandler) {
+		"InitialList": {reason: "objects of the initial list count as additions", event: func(h cache.ResourceEventHandler) { h.OnAdd(pod, true) }, want: true},
+		"Updated":     {reason: "every update wakes the subscription", event: func(h cache.ResourceEventHandler) { h.OnUpdate(pod, pod) }, want: true},
+		"Deleted":     {reason: "a deletion wakes the subscription", event: func(h cache.ResourceEventHandler) { h.OnDelete(pod) }, want: true},
+		"MissedDelete": {reason: "a deletion that the informer detects later wakes the subscription", event: func(h cache.ResourceEventHandler) {
 			h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/a", Obj: pod})
 		}, want: true},
-		"OtherPod": {reason: "another object", event: func(h cache.ResourceEventHandler) { h.OnUpdate(gen.Pod("b"), gen.Pod("b")) }},
+		"OtherPod": {reason: "the change is of another object", event: func(h cache.ResourceEventHandler) { h.OnUpdate(gen.Pod("b"), gen.Pod("b")) }},
 		"NoObject": {reason: "an invalid object wakes no subscription and does not panic", event: func(h cache.ResourceEventHandler) { h.OnAdd("a", false) }},
-		"Unknown":  {reason: "nor does a deletion of nothing", event: func(h cache.ResourceEventHandler) { h.OnDelete(cache.DeletedFinalStateUnknown{}) }},
+		"Unknown":  {reason: "a deletion without an object wakes no subscription", event: func(h cache.ResourceEventHandler) { h.OnDelete(cache.DeletedFinalStateUnknown{}) }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +182,7 @@ func TestAttachedHandler(t *testing.T) {
 	}
 }
 
-func TestAttachFails(t *testing.T) {
+func TestAttach_Fails(t *testing.T) {
 	stopped := errors.New("stopped")
 	assert.ErrorIs(t, NewHub().Attach(&corev1.Pod{}, &handlers{err: stopped}), stopped)
 }

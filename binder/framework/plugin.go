@@ -44,7 +44,7 @@ type BindContextExtender interface {
 	//
 	// The engine calls it just before PreFlight, first with the cached reader. When it
 	// fails, when PreFlight rejects, and when PreFlight returns Verify, the engine calls
-	// it once more with the live reader. So no bind is rejected based on the cache alone.
+	// it again with the live reader. So no bind is rejected based on the cache alone.
 	SetupBindContextExtension(ctx context.Context, reader Reader, bc *BindContext) error
 }
 
@@ -79,17 +79,17 @@ const (
 
 // RollBacker is a PreBinder whose PreBind writes something that can be undone.
 type RollBacker interface {
-	// PreBindRollBack undoes what PreBind wrote for this bind, and nothing else.
+	// PreBindRollBack undoes the writes of PreBind for this bind, and nothing else.
 	//
 	// The engine calls it for every plugin whose PreBind was started, the failing one
 	// included, in reverse order, on a context of its own, and repeats it when it fails.
 	// PreBind can have stopped at any point, even before its first write. PreBindRollBack must
-	// be idempotent, and must not change what another attempt has written since. The engine has
+	// be idempotent, and must not change later writes of another attempt. The engine has
 	// checked that the live pod is not bound to the node. Report with BindContext.Undid.
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }
 
-// Confirmer is a PreBinder that checks once more before the bind is allowed.
+// Confirmer is a PreBinder that checks again before the bind is allowed.
 type Confirmer interface {
 	// Confirm is called after the PreBind of all plugins, even if its own was skipped,
 	// because another plugin's PreBind can have taken minutes. It only reads, through the

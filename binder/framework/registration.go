@@ -44,7 +44,7 @@ type Registration struct {
 	// Requires lists required kinds. If the API server does not serve one of them, Prebind
 	// omits the plugin and logs it.
 	Requires []schema.GroupVersionKind
-	// Caches restricts what the cache holds of watched kinds, to save memory: by selectors,
+	// Caches restricts the contents of the cache for watched kinds, to save memory: by selectors,
 	// and by transforms that remove fields. It affects only this plugin: another plugin that
 	// watches the kind gets all objects, from a second cache. namespace is Prebind's own. At
 	// most one plugin can restrict a kind, and none can restrict pods or nodes.
@@ -68,13 +68,13 @@ type Registration struct {
 	New func(h Handle, a Arguments) (PreBinder, error)
 }
 
-// Arguments are those of one plugin; see registration.Arguments.
+// Arguments are the arguments of one plugin; see registration.Arguments.
 type Arguments = registration.Arguments
 
 // Problem is an invalid field of the arguments.
 type Problem = registration.Problem
 
-// Permissions are what Prebind needs while a plugin is on.
+// Permissions are the permissions that Prebind needs while a plugin is on.
 type Permissions = registration.Permissions
 
 // ArgumentsAs returns the arguments as their own type.

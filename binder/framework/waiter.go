@@ -83,8 +83,8 @@ func (w *Waiter) PreBind(ctx context.Context, bc *BindContext) error {
 }
 
 // WaitAtMost returns the wait, limited to the duration since BindContext.Since. After that
-// it returns a KindRefuse. An earlier Until of the wait is kept. The pod and its annotations are the tenant's, so a plugin bounds
-// a limit that it reads there.
+// it returns a KindRefuse. An earlier Until of the wait is kept. Tenants write the pod and its
+// annotations, so a plugin must bound a limit that it reads there.
 func (bc *BindContext) WaitAtMost(limit time.Duration, w Waiting) (Waiting, error) {
 	if bc.Now.Sub(bc.Since) >= limit {
 		return Waiting{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")

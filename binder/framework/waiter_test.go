@@ -60,8 +60,8 @@ func TestWaiter_OnAnnotation(t *testing.T) {
 	assert.Equal(t, ByBinding, on.RequestedBy())
 }
 
-// TestWaiter_ConfirmsLive: the cache of a Waiter is ahead of the API server, for example
-// because the object has changed back.
+// The cache of a Waiter differs from the API server, for example because the object has changed
+// back.
 func TestWaiter_ConfirmsLive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod, node := gen.Pod("a"), gen.Node("node-a")
@@ -88,7 +88,7 @@ func TestWaiter_ConfirmsLive(t *testing.T) {
 		s.changed()
 		ended, err = s.ended()
 		require.False(t, ended, "the API server does not agree with the cache: %v", err)
-		assert.Equal(t, 3, s.looks, "one look at the start, one in the cache, one live")
+		assert.Equal(t, 3, s.looks, "the Waiter looks once at the start, once in the cache, and once live")
 
 		label(s.live)
 		s.changed()
@@ -118,7 +118,7 @@ func TestWaitAtMost_KeepsTheEarlierTime(t *testing.T) {
 		reason      string
 		until, want time.Duration
 	}{
-		"Earlier": {reason: "the plugin asked for a look before the limit", until: 10 * time.Second, want: 10 * time.Second},
+		"Earlier": {reason: "the plugin requested a look before the limit", until: 10 * time.Second, want: 10 * time.Second},
 		"Later":   {reason: "the limit comes first", until: time.Hour, want: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {

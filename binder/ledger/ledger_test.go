@@ -252,7 +252,7 @@ func TestUnreadable_AffectsNoOtherRecord(t *testing.T) {
 	}
 	versions, err := s.List(t.Context(), server)
 	require.ErrorIs(t, err, ErrUnreadable)
-	assert.Len(t, versions, 2, "z and d")
+	assert.Len(t, versions, 2, "List returns the records z and d")
 	var visited []string
 	err = s.Visit(t.Context(), 10, func(_ context.Context, v *Version[*count]) error {
 		visited = append(visited, v.Record.key)
@@ -301,7 +301,7 @@ func TestUnmarshal(t *testing.T) {
 		reason, text, want string
 	}{
 		"Complete":   {reason: "Unmarshal is the reverse of Marshal", text: `{"name":"a","inner":[{"values":{"x":"<&>","X":""}}]}`},
-		"Behind":     {reason: "something after the value would be lost", text: `{"name":"a"}{}`, want: "after the value"},
+		"Behind":     {reason: "text after the value would be lost", text: `{"name":"a"}{}`, want: "after the value"},
 		"Unknown":    {reason: "a later version wrote it", text: `{"name":"a","since":1}`, want: `unknown field "since"`},
 		"Twice":      {reason: "one of them would be lost", text: `{"name":"a","name":"b"}`, want: "duplicate key"},
 		"TwiceUpper": {reason: "the decoder ignores case", text: `{"name":"a","Name":"b"}`, want: "duplicate key"},

@@ -22,7 +22,7 @@ import (
 var ErrUnreadable = errors.New("the record cannot be decoded")
 
 // Unreadable returns an error for Kind.Decode that names the key of the ConfigMap. advice
-// tells an operator how to fix it.
+// describes the fix for an operator.
 func Unreadable(key string, err error, advice string) error {
 	return &unreadable{key: key, err: err, advice: advice}
 }
@@ -131,7 +131,7 @@ func Unmarshal(text string, into any) error {
 // ignores the case of keys.
 const structDepth = 2
 
-// noneTwice reads the next value. It returns an error if an object has a duplicate key.
+// noneTwice reads the next value, and returns an error if an object has a duplicate key.
 func noneTwice(decoder *json.Decoder, depth int) error {
 	token, err := decoder.Token()
 	if err != nil {

@@ -21,36 +21,36 @@ func TestParseShare(t *testing.T) {
 		reason, text string
 		want         share
 	}{
-		"Whole":          {reason: "a whole device", text: "1", want: whole},
-		"WholeWithZeros": {reason: "zeros behind the point change nothing", text: "1.000000", want: whole},
-		"Half":           {reason: "a half", text: "0.5", want: whole / 2},
-		"HalfWithZeros":  {reason: "the same half", text: "0.500000", want: whole / 2},
-		"Smallest":       {reason: "there is nothing smaller", text: "0.000001", want: millionth},
-		"Third":          {reason: "six digits are enough", text: "0.333333", want: 333333},
-		"TooFine":        {reason: "rounding would make shares that do not add up", text: "0.3333333"},
-		"Nothing":        {reason: "a share of nothing holds nothing", text: "0"},
-		"NothingFine":    {reason: "neither does this", text: "0.000000"},
-		"OverOne":        {reason: "there is one of each device", text: "1.000001"},
-		"Two":            {reason: "there is one of each device", text: "2"},
-		"NoInteger":      {reason: "one way to write a number", text: ".5"},
-		"NoFraction":     {reason: "one way to write a number", text: "1."},
-		"Exponent":       {reason: "one way to write a number", text: "5e-1"},
+		"Whole":          {reason: "1 is a whole device", text: "1", want: whole},
+		"WholeWithZeros": {reason: "zeros at the end have no effect", text: "1.000000", want: whole},
+		"Half":           {reason: "0.5 is half of a device", text: "0.5", want: whole / 2},
+		"HalfWithZeros":  {reason: "zeros at the end have no effect", text: "0.500000", want: whole / 2},
+		"Smallest":       {reason: "one millionth is the smallest share", text: "0.000001", want: millionth},
+		"Third":          {reason: "a share can have six digits", text: "0.333333", want: 333333},
+		"TooFine":        {reason: "rounded shares would not add up", text: "0.3333333"},
+		"Nothing":        {reason: "a share of 0 holds nothing", text: "0"},
+		"NothingFine":    {reason: "a share of 0 holds nothing", text: "0.000000"},
+		"OverOne":        {reason: "a share cannot exceed the device", text: "1.000001"},
+		"Two":            {reason: "a share cannot exceed the device", text: "2"},
+		"NoInteger":      {reason: "the number has another form", text: ".5"},
+		"NoFraction":     {reason: "the number has another form", text: "1."},
+		"Exponent":       {reason: "the number has another form", text: "5e-1"},
 		"Comma":          {reason: "a comma separates devices", text: "0,5"},
-		"Sign":           {reason: "no signs", text: "+1"},
-		"Negative":       {reason: "no signs", text: "-0.5"},
-		"SignInFraction": {reason: "no signs", text: "0.-5"},
-		"LeadingZero":    {reason: "the end of a PCI address is no number", text: "00.0"},
-		"Hexadecimal":    {reason: "digits only", text: "0x1"},
-		"Underscore":     {reason: "digits only", text: "0.0_1"},
-		"Fraction":       {reason: "digits only", text: "1/2"},
-		"Percent":        {reason: "digits only", text: "50%"},
-		"Space":          {reason: "digits only", text: "0.5 "},
+		"Sign":           {reason: "a share has no sign", text: "+1"},
+		"Negative":       {reason: "a share has no sign", text: "-0.5"},
+		"SignInFraction": {reason: "a share has no sign", text: "0.-5"},
+		"LeadingZero":    {reason: "the end of a PCI address is not a share", text: "00.0"},
+		"Hexadecimal":    {reason: "a share contains only digits and a point", text: "0x1"},
+		"Underscore":     {reason: "a share contains only digits and a point", text: "0.0_1"},
+		"Fraction":       {reason: "a share contains only digits and a point", text: "1/2"},
+		"Percent":        {reason: "a share contains only digits and a point", text: "50%"},
+		"Space":          {reason: "a share contains only digits and a point", text: "0.5 "},
 		"OtherDigits":    {reason: "digits of other scripts look alike", text: "0.٥"},
-		"Infinity":       {reason: "no number", text: "Inf"},
-		"Empty":          {reason: "no number", text: ""},
-		"Point":          {reason: "no number", text: "."},
-		"TwoPoints":      {reason: "no number", text: "0.5.5"},
-		"Long":           {reason: "no number", text: "0." + strings.Repeat("0", 1<<20)},
+		"Infinity":       {reason: "the value is not a number", text: "Inf"},
+		"Empty":          {reason: "the value is not a number", text: ""},
+		"Point":          {reason: "the value is not a number", text: "."},
+		"TwoPoints":      {reason: "the value is not a number", text: "0.5.5"},
+		"Long":           {reason: "the value is not a number", text: "0." + strings.Repeat("0", 1<<20)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestParseShare(t *testing.T) {
 func TestShare_RoundTrips(t *testing.T) {
 	for s := share(1); s <= whole; s++ {
 		if got, ok := parseShare(s.String()); !ok || got != s {
-			t.Fatalf("%d is written %s and read %d", s, s, got)
+			t.Fatalf("%d is encoded as %s and decoded as %d", s, s, got)
 		}
 	}
 }
@@ -90,8 +90,8 @@ func TestParseIDs(t *testing.T) {
 		"NUL":            {reason: "terminals print IDs", value: "GPU\x00", wrong: "printable ASCII"},
 		"NotUTF8":        {reason: "a record is JSON", value: "GPU-\xff", wrong: "printable ASCII"},
 		"SpaceInside":    {reason: "the comma between two IDs is missing", value: "GPU-1 GPU-2", wrong: "without spaces"},
-		"Longest":        {reason: "the limit", value: long, want: map[string]share{long: whole}},
-		"TooLong":        {reason: "over the limit", value: long + "x", wrong: "1 to 253"},
+		"Longest":        {reason: "the ID has the maximum length", value: long, want: map[string]share{long: whole}},
+		"TooLong":        {reason: "the ID exceeds the maximum length", value: long + "x", wrong: "1 to 253"},
 		"Twice":          {reason: "the share would be ambiguous", value: "GPU-1:0.5,GPU-1:0.5", wrong: "listed twice"},
 		"TwiceMixed":     {reason: "the share would be ambiguous", value: "GPU-1,GPU-1:0.5", wrong: "listed twice"},
 		"Empty":          {reason: "the list is empty", value: "", wrong: "invalid device ID"},
@@ -155,8 +155,8 @@ func TestParse(t *testing.T) {
 		},
 		"NoKey":   {reason: "a record requires a resource name", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "needs a resource name"},
 		"TwoBad":  {reason: "the message lists all invalid annotations", values: map[string]string{"a": "", "b": "GPU-1", "c": "x:y"}, wrong: []string{"a", "c"}},
-		"Many":    {reason: "the limit", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
-		"TooMany": {reason: "over the limit", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
+		"Many":    {reason: "the bind has the maximum number of devices", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
+		"TooMany": {reason: "the bind exceeds the maximum number of devices", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
 		"TooManyTogether": {
 			reason: "the limit counts all keys except node-lock", values: map[string]string{"a": "x", "n": strings.Join(many, ","), lockKey: "true", "z": "y"},
 			wrong: []string{"n", "z"}, says: "more than 256 devices",

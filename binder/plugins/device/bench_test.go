@@ -168,7 +168,7 @@ func (c *crowd) Get(_ context.Context, key client.ObjectKey, o client.Object, _ 
 		}
 		return err
 	default:
-		return fmt.Errorf("nobody reads a %T", o)
+		return fmt.Errorf("unexpected read of a %T", o)
 	}
 }
 
@@ -183,7 +183,7 @@ func (c *crowd) List(_ context.Context, o client.ObjectList, options ...client.L
 		if c.onList != nil {
 			c.onList()
 		}
-		// The API server has an index for this.
+		// The API server has an index by node name.
 		n := 0
 		if _, err := fmt.Sscanf(node, "node-%d", &n); err != nil {
 			return err
@@ -210,7 +210,7 @@ func (c *crowd) List(_ context.Context, o client.ObjectList, options ...client.L
 		}
 		return nil
 	default:
-		return fmt.Errorf("nobody lists a %T", o)
+		return fmt.Errorf("unexpected list of %T", o)
 	}
 }
 

@@ -58,7 +58,7 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 func (c *lockCase) waits() {
 	c.Helper()
 	synctest.Wait()
-	require.Empty(c, c.result, "two waits")
+	require.Empty(c, c.result, "pod two waits")
 	assert.Equal(c, "one", string(c.s.record("node-a").Lock.UID))
 	assert.NotContains(c, held(c.s), "two", "a waiting pod holds no devices")
 }
@@ -146,7 +146,7 @@ func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 				go func() { result <- two.PreBind(t.Context(), b) }()
 				pass(timeout - time.Second)
 				synctest.Wait()
-				require.Empty(t, result, "two waits")
+				require.Empty(t, result, "pod two waits")
 				assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
 				pass(3 * time.Second)
 				synctest.Wait()
@@ -217,7 +217,7 @@ func TestLock_OfAPodWhoseBindHasEnded(t *testing.T) {
 					bc := bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, device))
 					began := time.Now()
 					err := prepare(c.Context(), c.one, bc)
-					assert.Zero(c, time.Since(began), "nobody waits")
+					assert.Zero(c, time.Since(began), "the bind does not wait")
 					if name == "Bound" && device == "GPU-1" {
 						assert.True(c, framework.IsKind(err, framework.KindRefuse), "the devices still belong to the pod: %v", err)
 					} else {
@@ -306,7 +306,7 @@ func TestLock_ManyBindsInTurn(t *testing.T) {
 					return
 				}
 				if rec := s.record("node-a"); rec.Lock == nil || rec.Lock.UID != pod.UID {
-					results <- errors.New("another has the lock")
+					results <- errors.New("another bind has the lock")
 					return
 				}
 				pass(time.Second)

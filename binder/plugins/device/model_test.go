@@ -171,7 +171,7 @@ func (m *model) cut(r *replica, verb string, o any, after bool) error {
 	if m.calm {
 		return nil
 	}
-	m.meanwhile()
+	m.interleave()
 	record, write := o.(*corev1.ConfigMap)
 	write = write && (verb == "create" || verb == "update")
 	switch {
@@ -184,7 +184,7 @@ func (m *model) cut(r *replica, verb string, o any, after bool) error {
 		m.logf("%s fails, after=%t %s", r.id, after, verb)
 		return errTimeout
 	case write && !after && m.chance(4):
-		m.logf("%s: %s lands later", r.id, verb)
+		m.logf("%s: %s is delayed", r.id, verb)
 		copied := record.DeepCopy()
 		m.late = append(m.late, func() {
 			if verb == "create" {
@@ -198,8 +198,8 @@ func (m *model) cut(r *replica, verb string, o any, after bool) error {
 	return nil
 }
 
-// meanwhile runs steps of other replicas.
-func (m *model) meanwhile() {
+// interleave runs steps of other replicas.
+func (m *model) interleave() {
 	for len(m.busy) < 3 && m.chance(20) {
 		m.step()
 	}
@@ -232,7 +232,7 @@ func (m *model) step() {
 		})
 	case n < 96 && len(m.late) > 0:
 		i := m.rng.IntN(len(m.late))
-		m.logf("a late write lands")
+		m.logf("a delayed write takes effect")
 		m.late[i]()
 		m.late = slices.Delete(m.late, i, i+1)
 	case n < 97 && m.chance(50):
@@ -314,7 +314,7 @@ func (m *model) call(r *replica) {
 	last := min(len(m.pods), m.last)
 	pod, node := m.pods[len(m.pods)-1-m.rng.IntN(last)], nodes[m.rng.IntN(2)]
 	if now := m.live(pod); (now == nil || now.UID != pod.UID || now.Spec.NodeName != "") && m.chance(70) {
-		return // A replica is rarely that far behind.
+		return // Replicas are rarely that far behind.
 	}
 	var a *attempt
 	for _, other := range r.attempts {
@@ -359,14 +359,14 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	if err == nil && next == framework.Run {
 		a.ran, a.bc = true, bc
 		if err = r.plugin.PreBind(ctx, bc); err == nil {
-			m.meanwhile() // Other plugins run.
+			m.interleave() // Other plugins run.
 			err = confirm(ctx, r.plugin, bc)
 		}
 	}
 	if err != nil {
 		m.logf("%s: %s: %v", r.id, a.id, err)
 		if framework.IsKind(err, framework.KindInvalid) || framework.IsKind(err, framework.KindInternal) {
-			m.failf("this was not to be expected: %v", err)
+			m.failf("unexpected error: %v", err)
 		}
 		if !a.told {
 			m.undo(r, a)
@@ -423,7 +423,7 @@ func (m *model) outcome(r *replica) {
 	switch {
 	case pod != nil && pod.UID == a.pod.UID && pod.Spec.NodeName == a.node:
 		if a.ran {
-			m.logf("%s: %s sees that it is bound", r.id, a.id)
+			m.logf("%s: %s observes that the pod is bound", r.id, a.id)
 			r.plugin.PostBind(m.t.Context(), a.bc)
 		}
 		r.attempts = slices.DeleteFunc(r.attempts, func(other *attempt) bool { return other == a })

@@ -53,10 +53,10 @@ func (m *model) check() {
 			for key, ids := range held {
 				for id, s := range ids {
 					if sum[id] += s; sum[id] > whole {
-						m.failf("%s is given twice on %s: %v", id, node, u.devices)
+						m.failf("%s is granted twice on %s: %v", id, node, u.devices)
 					}
 					if e := rec.Entries[uid]; e == nil || e.held(key, id) < s {
-						m.failf("the record of %s does not say that %s holds %s", node, uid, id)
+						m.failf("the record of %s does not show that %s holds %s", node, uid, id)
 					}
 				}
 			}
@@ -88,7 +88,7 @@ func (m *model) allPods() []corev1.Pod {
 	return pods.Items
 }
 
-// settle lets all binds end, and checks the remaining records.
+// settle completes all binds and checks the remaining records.
 func (m *model) settle() {
 	m.calm = true
 	for _, r := range m.replicas {
@@ -134,7 +134,7 @@ func (m *model) settle() {
 	m.clean()
 	for _, node := range nodes {
 		if object := m.s.object(node); object != nil {
-			m.failf("there is still something in the record of %s", node)
+			m.failf("the record of %s is not empty", node)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func (m *model) newcomers() {
 		bc := bindOf(pod, m.name("x-"), gen.Annotation(gpu, "G1,G2,G3"))
 		bc.Node = gen.Node(node)
 		if err := prepare(m.t.Context(), m.replicas[1].plugin, bc); err != nil {
-			m.failf("nobody is there any more, and still: %v", err)
+			m.failf("a new pod must get the devices of deleted pods: %v", err)
 		}
 		m.s.delete(pod)
 	}
@@ -169,10 +169,10 @@ func (m *model) clean() {
 func (m *model) entryIsRight(node string, uid types.UID, e *entry) {
 	pod := m.live(gen.Pod(e.Pod.Name))
 	if whereaboutsOf(pod, uid, node) != framework.BoundHere || !e.Bound {
-		m.failf("%s holds devices of %s and is not there", uid, node)
+		m.failf("%s holds devices of %s but does not run there", uid, node)
 	}
 	says := grantOf(pod)
 	if len(e.Grants) != 1 || !e.Grants[0].Devices.equal(says.Devices) {
-		m.failf("%s uses %s and holds %v", uid, says.Devices, e.Grants)
+		m.failf("%s uses %s but holds %v", uid, says.Devices, e.Grants)
 	}
 }

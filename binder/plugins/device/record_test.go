@@ -23,14 +23,14 @@ import (
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// one and two are what attempts ask for in these tests.
+// one, two and half are the requests of attempts in these tests.
 var (
 	one  = devices{"gpu": {"GPU-1": whole}}
 	two  = devices{"gpu": {"GPU-2": whole}}
 	half = devices{"gpu": {"GPU-1": whole / 2}}
 )
 
-// of makes a record with these entries.
+// of returns a record with these entries.
 func of(entries map[types.UID]*entry) *record {
 	for uid, e := range entries {
 		e.Pod = ledger.ObjectName{Namespace: "default", Name: string(uid)}
@@ -42,7 +42,7 @@ func grants(all ...grant) *entry { return &entry{Grants: all} }
 
 func boundBy(all ...grant) *entry { return &entry{Grants: all, Bound: true} }
 
-// clone is a record of its own, by way of a ConfigMap.
+// clone encodes the record and decodes it again.
 func clone(t *testing.T, r *record) *record {
 	t.Helper()
 	data, err := r.Encode()
@@ -60,34 +60,34 @@ func TestConflicts(t *testing.T) {
 		asked   devices
 		want    string
 	}{
-		"Free":        {reason: "nobody has anything", asked: one},
-		"Own":         {reason: "what the pod has it may have again", entries: map[types.UID]*entry{"me": boundBy(grant{"a", one})}, asked: one},
-		"OtherDevice": {reason: "another device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", two})}, asked: one},
-		"OtherKey":    {reason: "another resource", entries: map[types.UID]*entry{"p": boundBy(grant{"a", devices{"fpga": {"GPU-1": whole}}})}, asked: one},
+		"Free":        {reason: "the record is empty", asked: one},
+		"Own":         {reason: "the pod itself holds the device", entries: map[types.UID]*entry{"me": boundBy(grant{"a", one})}, asked: one},
+		"OtherDevice": {reason: "the pod holds another device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", two})}, asked: one},
+		"OtherKey":    {reason: "the device belongs to another resource", entries: map[types.UID]*entry{"p": boundBy(grant{"a", devices{"fpga": {"GPU-1": whole}}})}, asked: one},
 		"Bound": {
-			reason: "it is a running pod's", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one})}, asked: one,
+			reason: "a bound pod holds the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one})}, asked: one,
 			want: "device GPU-1 (gpu) is held by pod default/p",
 		},
 		"UnderWay": {
-			reason: "it is an attempt's", entries: map[types.UID]*entry{"p": grants(grant{"a", one})}, asked: one,
+			reason: "an attempt holds the device", entries: map[types.UID]*entry{"p": grants(grant{"a", one})}, asked: one,
 			want: "device GPU-1 (gpu) is held by pod default/p (bind in progress)",
 		},
-		"Halves":     {reason: "two halves are one", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: half},
-		"Thirds":     {reason: "three thirds of six digits are less than one", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third})}, asked: third},
-		"FourThirds": {reason: "the fourth is too much", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): requested 0.333333, free 0.000001"},
+		"Halves":     {reason: "two halves fit on one device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: half},
+		"Thirds":     {reason: "three shares of 0.333333 fit on one device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third})}, asked: third},
+		"FourThirds": {reason: "a fourth share exceeds the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): requested 0.333333, free 0.000001"},
 		"WholeOfHalf": {
-			reason: "half of it is left", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: one,
+			reason: "half of the device is free", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: one,
 			want: "device GPU-1 (gpu) is held by pod default/p (0.5): requested 1, free 0.5",
 		},
 		"Attempts": {
-			reason: "two attempts for one pod are not added up", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", half})}, asked: half,
+			reason: "the grants of two attempts for one pod are not added up", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", half})}, asked: half,
 		},
 		"MostOfAttempts": {
-			reason: "but the most of them counts", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", one})}, asked: half,
+			reason: "the largest grant of the pod counts", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", one})}, asked: half,
 			want: "device GPU-1 (gpu) is held by pod default/p (bind in progress): requested 0.5, free 0",
 		},
 		"Overcommitted": {
-			reason: "as from pods that were bound without Prebind", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one}), "q": boundBy(grant{"b", one})}, asked: half,
+			reason: "pods that were bound without Prebind can hold more than the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one}), "q": boundBy(grant{"b", one})}, asked: half,
 			want: "device GPU-1 (gpu) is held by pod default/p and pod default/q: requested 0.5, free 0",
 		},
 	}
@@ -98,8 +98,7 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestDescribeIsShort: however much is held by however many.
-func TestDescribeIsShort(t *testing.T) {
+func TestDescribe_BoundsTheMessage(t *testing.T) {
 	entries, asked := map[types.UID]*entry{}, devices{"gpu": {}}
 	for i := range 200 {
 		id := strings.Repeat("x", 200) + fmt.Sprintf("%03d", i)
@@ -109,9 +108,9 @@ func TestDescribeIsShort(t *testing.T) {
 	r := of(entries)
 	text := describe(r.conflicts("me", asked))
 	assert.Less(t, len(text), 6000)
-	assert.Contains(t, text, "and 196 more", "pods")
+	assert.Contains(t, text, "and 196 more", "the message limits the number of pods")
 	assert.Contains(t, text, "196 more devices are held")
-	assert.Len(t, holdersOf(r.conflicts("me", asked)), 200, "each once")
+	assert.Len(t, holdersOf(r.conflicts("me", asked)), 200, "holdersOf lists each pod once")
 }
 
 func TestGrantAndRelease(t *testing.T) {
@@ -123,28 +122,28 @@ func TestGrantAndRelease(t *testing.T) {
 		want   *entry
 		did    bool
 	}{
-		"First":        {reason: "the first grant makes the entry", do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
-		"Again":        {reason: "the same changes nothing", entry: grants(grant{"a", one}), do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
-		"OtherDevices": {reason: "an attempt may be told others", entry: grants(grant{"a", one}), do: granting(pod, "a", two), want: grants(grant{"a", one}, grant{"a", two}), did: true},
-		"OtherAttempt": {reason: "each attempt has its own", entry: grants(grant{"a", one}), do: granting(pod, "b", one), want: grants(grant{"a", one}, grant{"b", one}), did: true},
-		"NoDevices":    {reason: "as with the lock alone", do: granting(pod, "a", devices{}), did: true},
+		"First":        {reason: "the first grant creates the entry", do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
+		"Again":        {reason: "a repeated grant has no effect", entry: grants(grant{"a", one}), do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
+		"OtherDevices": {reason: "a later Binding can request other devices", entry: grants(grant{"a", one}), do: granting(pod, "a", two), want: grants(grant{"a", one}, grant{"a", two}), did: true},
+		"OtherAttempt": {reason: "each attempt has its own grant", entry: grants(grant{"a", one}), do: granting(pod, "b", one), want: grants(grant{"a", one}, grant{"b", one}), did: true},
+		"NoDevices":    {reason: "a bind that requests only the lock has no grant", do: granting(pod, "a", devices{}), did: true},
 
-		"Release":           {reason: "the last takes the entry with it", entry: grants(grant{"a", one}, grant{"a", two}), do: releasing, did: true},
-		"ReleaseOneOfTwo":   {reason: "another attempt keeps its own", entry: grants(grant{"a", one}, grant{"b", one}), do: releasing, want: grants(grant{"b", one}), did: true},
-		"ReleaseOther":      {reason: "nothing is this attempt's", entry: grants(grant{"b", one}), do: releasing, want: grants(grant{"b", one})},
-		"ReleaseBound":      {reason: "it is the pod's", entry: boundBy(grant{"a", one}), do: releasing, want: boundBy(grant{"a", one})},
-		"ReleaseNothing":    {reason: "there is nothing", do: releasing},
-		"Drop":              {reason: "all of it", entry: boundBy(grant{"a", one}, grant{"b", one}), do: func(r *record) bool { return r.drop("p") }, did: true},
-		"DropNothing":       {reason: "there is nothing", do: func(r *record) bool { return r.drop("p") }},
-		"Bind":              {reason: "the grant by which it was bound", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "b", two), want: boundBy(grant{"b", two}), did: true},
-		"BindSecondRound":   {reason: "the devices that it names", entry: grants(grant{"a", one}, grant{"a", two}), do: binding(pod, "a", two), want: boundBy(grant{"a", two}), did: true},
-		"BindSameDevices":   {reason: "the same devices by another attempt", entry: grants(grant{"a", one}, grant{"b", one}), do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
-		"BindUnknown":       {reason: "when in doubt all is kept", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", half), want: boundBy(grant{"a", one}, grant{"b", two}), did: true},
-		"BindUnknownOfTwo":  {reason: "of the attempt, all is kept", entry: grants(grant{"a", one}, grant{"a", two}, grant{"b", one}), do: binding(pod, "a", half), want: boundBy(grant{"a", one}, grant{"a", two}), did: true},
-		"BindOtherAttempt":  {reason: "an attempt without a grant, the devices of another", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", two), want: boundBy(grant{"b", two}), did: true},
-		"BindAgain":         {reason: "it is so already", entry: boundBy(grant{"a", one}), do: binding(pod, "b", two), want: boundBy(grant{"a", one})},
-		"BindLost":          {reason: "the record was lost meanwhile", do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
-		"BindLostNoDevices": {reason: "the pod names none", do: binding(pod, "a", nil)},
+		"Release":           {reason: "the release of the last grant removes the entry", entry: grants(grant{"a", one}, grant{"a", two}), do: releasing, did: true},
+		"ReleaseOneOfTwo":   {reason: "another attempt keeps its grant", entry: grants(grant{"a", one}, grant{"b", one}), do: releasing, want: grants(grant{"b", one}), did: true},
+		"ReleaseOther":      {reason: "the attempt has no grant", entry: grants(grant{"b", one}), do: releasing, want: grants(grant{"b", one})},
+		"ReleaseBound":      {reason: "the grant belongs to the bound pod", entry: boundBy(grant{"a", one}), do: releasing, want: boundBy(grant{"a", one})},
+		"ReleaseNothing":    {reason: "the pod has no entry", do: releasing},
+		"Drop":              {reason: "drop removes all grants of the pod", entry: boundBy(grant{"a", one}, grant{"b", one}), do: func(r *record) bool { return r.drop("p") }, did: true},
+		"DropNothing":       {reason: "the pod has no entry", do: func(r *record) bool { return r.drop("p") }},
+		"Bind":              {reason: "the pod keeps the grant that it was bound with", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "b", two), want: boundBy(grant{"b", two}), did: true},
+		"BindSecondRound":   {reason: "the pod keeps the devices in its annotations", entry: grants(grant{"a", one}, grant{"a", two}), do: binding(pod, "a", two), want: boundBy(grant{"a", two}), did: true},
+		"BindSameDevices":   {reason: "another attempt has a grant of the same devices", entry: grants(grant{"a", one}, grant{"b", one}), do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
+		"BindUnknown":       {reason: "the pod keeps all grants if its annotations match none", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", half), want: boundBy(grant{"a", one}, grant{"b", two}), did: true},
+		"BindUnknownOfTwo":  {reason: "the pod keeps all grants of the attempt if the devices match none", entry: grants(grant{"a", one}, grant{"a", two}, grant{"b", one}), do: binding(pod, "a", half), want: boundBy(grant{"a", one}, grant{"a", two}), did: true},
+		"BindOtherAttempt":  {reason: "the attempt has no grant, and the devices match another one", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", two), want: boundBy(grant{"b", two}), did: true},
+		"BindAgain":         {reason: "the pod already has its grant", entry: boundBy(grant{"a", one}), do: binding(pod, "b", two), want: boundBy(grant{"a", one})},
+		"BindLost":          {reason: "the record was lost, and bind restores the entry", do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
+		"BindLostNoDevices": {reason: "the annotations of the pod list no devices", do: binding(pod, "a", nil)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +158,7 @@ func TestGrantAndRelease(t *testing.T) {
 			}
 			assert.Equal(t, tc.did, tc.do(r), tc.reason)
 			assert.Equal(t, tc.want, r.Entries["p"], tc.reason)
-			assert.Equal(t, boundBy(grant{"a", two}).Grants, r.Entries["other"].Grants, "another pod is left alone")
+			assert.Equal(t, boundBy(grant{"a", two}).Grants, r.Entries["other"].Grants, "the entries of other pods do not change")
 		})
 	}
 }
@@ -177,42 +176,42 @@ func binding(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
 func TestLock(t *testing.T) {
 	p, q := podNamed("p"), podNamed("q")
 	r := of(map[types.UID]*entry{})
-	assert.False(t, r.unlock("p", "a"), "there is none")
+	assert.False(t, r.unlock("p", "a"), "the record has no lock")
 	r.take(p, "a", noon.Add(time.Millisecond))
-	assert.Equal(t, noon.Add(time.Second), r.Lock.Expires, "full seconds, never less than asked for")
+	assert.Equal(t, noon.Add(time.Second), r.Lock.Expires, "the expiry is rounded up to full seconds")
 	r.take(p, "b", noon.Add(time.Minute))
 	r.take(p, "a", noon.Add(time.Hour))
-	assert.Equal(t, &lock{Pod: nameOf(p), UID: "p", Attempts: []string{"a", "b"}, Expires: noon.Add(time.Hour)}, r.Lock, "each attempt once, the last time counts")
+	assert.Equal(t, &lock{Pod: nameOf(p), UID: "p", Attempts: []string{"a", "b"}, Expires: noon.Add(time.Hour)}, r.Lock, "the lock lists each attempt once, and the latest expiry counts")
 
 	asks := ask{lock: true}
 	assert.True(t, r.prepared("p", "a", asks, noon.Add(time.Hour)))
-	assert.False(t, r.prepared("p", "a", asks, noon.Add(time.Hour+1)), "it does not last as long")
-	assert.False(t, r.prepared("p", "c", asks, noon), "another attempt")
-	assert.False(t, r.prepared("q", "a", asks, noon), "another pod")
+	assert.False(t, r.prepared("p", "a", asks, noon.Add(time.Hour+1)), "the lock expires earlier")
+	assert.False(t, r.prepared("p", "c", asks, noon), "another attempt holds the lock")
+	assert.False(t, r.prepared("q", "a", asks, noon), "another pod holds the lock")
 
-	assert.False(t, r.unlock("q", "a"), "it is not q's")
-	assert.False(t, r.unlock("p", "c"), "it is not this attempt's")
+	assert.False(t, r.unlock("q", "a"), "another pod holds the lock")
+	assert.False(t, r.unlock("p", "c"), "other attempts hold the lock")
 	assert.True(t, r.unlock("p", "a"))
-	assert.Equal(t, []string{"b"}, r.Lock.Attempts, "the other attempt holds it on")
+	assert.Equal(t, []string{"b"}, r.Lock.Attempts, "the other attempt still holds the lock")
 	r.take(q, "x", noon)
-	assert.Equal(t, []string{"x"}, r.Lock.Attempts, "as after it has expired: nothing of p is left")
-	assert.False(t, r.unlock("p", "b"), "who lost it cannot release it")
-	assert.True(t, r.unlock("q", ""), "all attempts of the pod")
+	assert.Equal(t, []string{"x"}, r.Lock.Attempts, "the new holder replaces the attempts of the expired lock")
+	assert.False(t, r.unlock("p", "b"), "the previous holder cannot release the lock")
+	assert.True(t, r.unlock("q", ""), "unlock releases all attempts of the pod")
 	assert.True(t, r.empty())
 
 	r.take(p, "a", noon)
-	assert.True(t, r.drop("p"), "a pod that is gone has no lock")
+	assert.True(t, r.drop("p"), "drop also removes the lock of the pod")
 	assert.Nil(t, r.Lock)
 }
 
 func TestPrepared(t *testing.T) {
 	r := of(map[types.UID]*entry{"p": grants(grant{"a", one}, grant{"b", devices{"gpu": {"GPU-1": whole, "GPU-2": whole}}})})
 	assert.True(t, r.prepared("p", "a", ask{devices: one}, noon))
-	assert.False(t, r.prepared("p", "a", ask{devices: half}, noon), "another share")
-	assert.False(t, r.prepared("p", "b", ask{devices: one}, noon), "it has more than that")
-	assert.False(t, r.prepared("q", "a", ask{devices: one}, noon), "another pod")
-	assert.False(t, r.prepared("p", "a", ask{devices: one, lock: true}, noon), "it has no lock")
-	assert.True(t, r.prepared("q", "x", ask{}, noon), "nothing is there always")
+	assert.False(t, r.prepared("p", "a", ask{devices: half}, noon), "the grant has another share")
+	assert.False(t, r.prepared("p", "b", ask{devices: one}, noon), "the grant has more devices")
+	assert.False(t, r.prepared("q", "a", ask{devices: one}, noon), "the grant belongs to another pod")
+	assert.False(t, r.prepared("p", "a", ask{devices: one, lock: true}, noon), "the pod does not hold the lock")
+	assert.True(t, r.prepared("q", "x", ask{}, noon), "a bind without requests is always prepared")
 }
 
 func TestMarks(t *testing.T) {
@@ -226,7 +225,7 @@ func TestMarks(t *testing.T) {
 	mark := func(pod, attempt string) framework.Mark {
 		return framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: pod}, PodUID: types.UID(pod), Node: "node-a", Attempt: attempt}
 	}
-	assert.Equal(t, []framework.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "each once, in order, and none for what is the pod's own")
+	assert.Equal(t, []framework.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "marks lists each attempt once, in order, without grants of bound pods")
 }
 
 func TestWhereaboutsOf(t *testing.T) {
@@ -235,18 +234,18 @@ func TestWhereaboutsOf(t *testing.T) {
 		pod    *corev1.Pod
 		want   framework.Whereabouts
 	}{
-		"None":         {reason: "it was deleted", want: framework.Gone},
-		"Another":      {reason: "another pod has its name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: framework.Replaced},
-		"Pending":      {reason: "it may be bound", pod: podNamed("p"), want: framework.Pending},
-		"Terminating":  {reason: "the API server does not bind it any more", pod: podNamed("p", gen.Terminating()), want: framework.Gone},
-		"Bound":        {reason: "it is there", pod: podNamed("p", gen.BoundTo("node-a")), want: framework.BoundHere},
-		"Ending":       {reason: "its containers may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: framework.BoundHere},
-		"Elsewhere":    {reason: "a pod never moves", pod: podNamed("p", gen.BoundTo("node-b")), want: framework.BoundElsewhere},
-		"Running":      {reason: "it runs", pod: phased(corev1.PodRunning), want: framework.BoundHere},
-		"Unknown":      {reason: "nobody knows", pod: phased(corev1.PodUnknown), want: framework.BoundHere},
-		"Succeeded":    {reason: "it never runs again", pod: phased(corev1.PodSucceeded), want: framework.Gone},
-		"Failed":       {reason: "it never runs again", pod: phased(corev1.PodFailed), want: framework.Gone},
-		"NeverStarted": {reason: "it failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: framework.Gone},
+		"None":         {reason: "the pod was deleted", want: framework.Gone},
+		"Another":      {reason: "another pod has the same name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: framework.Replaced},
+		"Pending":      {reason: "the pod can still be bound", pod: podNamed("p"), want: framework.Pending},
+		"Terminating":  {reason: "the API server no longer binds the pod", pod: podNamed("p", gen.Terminating()), want: framework.Gone},
+		"Bound":        {reason: "the pod is bound to the node", pod: podNamed("p", gen.BoundTo("node-a")), want: framework.BoundHere},
+		"Ending":       {reason: "the containers of the pod may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: framework.BoundHere},
+		"Elsewhere":    {reason: "the pod is bound to another node", pod: podNamed("p", gen.BoundTo("node-b")), want: framework.BoundElsewhere},
+		"Running":      {reason: "the pod is running", pod: phased(corev1.PodRunning), want: framework.BoundHere},
+		"Unknown":      {reason: "the pod may still run", pod: phased(corev1.PodUnknown), want: framework.BoundHere},
+		"Succeeded":    {reason: "a finished pod never runs again", pod: phased(corev1.PodSucceeded), want: framework.Gone},
+		"Failed":       {reason: "a finished pod never runs again", pod: phased(corev1.PodFailed), want: framework.Gone},
+		"NeverStarted": {reason: "the pod failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: framework.Gone},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, whereaboutsOf(tc.pod, "p", "node-a"), tc.reason) })
@@ -264,7 +263,7 @@ func TestRecordName(t *testing.T) {
 	long := strings.Join([]string{label, label, label, label}, ".")
 	names := []string{
 		"node-a", "a", long, long + "y", strings.Repeat("x", 253), strings.Repeat("x", 252) + "y",
-		// Cut at a point, or at a hyphen.
+		// These names are truncated at a dot or a hyphen.
 		strings.Repeat("x", 219) + "." + strings.Repeat("y", 33), strings.Repeat("x", 219) + "-" + strings.Repeat("y", 33),
 		strings.Repeat("x", 218) + "--" + strings.Repeat("y", 33), strings.Repeat("a.", 126) + "a",
 	}
@@ -272,8 +271,8 @@ func TestRecordName(t *testing.T) {
 	for _, node := range names {
 		require.Empty(t, validation.IsDNS1123Subdomain(node))
 		name := recordName(node)
-		assert.Empty(t, validation.IsDNS1123Subdomain(name), "%s makes %s", node, name)
-		assert.False(t, seen[name], "two nodes have one record: %s", name)
+		assert.Empty(t, validation.IsDNS1123Subdomain(name), "the record of %s is named %s", node, name)
+		assert.False(t, seen[name], "two nodes have the same record: %s", name)
 		seen[name] = true
 	}
 	assert.Equal(t, "prebind-devices-node-a", recordName("node-a"))
@@ -323,7 +322,7 @@ func TestDecode(t *testing.T) {
 		"LockNoEnd":        {reason: "a lock without an end expires immediately", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"]}`, want: "required"},
 		"LockBadEnd":       {reason: "the end is unknown", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"tomorrow"}`, want: "parsing time"},
 		"NoNode":           {reason: "the node is unknown", key: nodeField, text: "", want: "must be in ConfigMap"},
-		"OtherNode":        {reason: "a copy of another node's record", key: nodeField, text: "node-b", want: "must be in ConfigMap"},
+		"OtherNode":        {reason: "the ConfigMap is a copy of another node's record", key: nodeField, text: "node-b", want: "must be in ConfigMap"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -344,10 +343,10 @@ func TestDecode(t *testing.T) {
 		})
 	}
 	_, err := decodeObject("node-a", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}, BinaryData: map[string][]byte{"p": nil}})
-	assert.ErrorContains(t, err, "binaryData", "as from a client that takes text for bytes")
+	assert.ErrorContains(t, err, "binaryData", "a client can write text as binary data")
 }
 
-func TestRoundTrip(t *testing.T) {
+func TestRecord_RoundTrips(t *testing.T) {
 	r := of(map[types.UID]*entry{
 		"p": grants(grant{"r1-a", devices{"gpu": {"GPU-1": 333333, "0000:3b:00.0": whole}, "fpga.example.com": {"<&>": 1}}}, grant{"r2-b", one}),
 		"q": boundBy(grant{"", two}),

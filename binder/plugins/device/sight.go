@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// sights records since when this process has seen the lock of each node unchanged. Locks
-// expire by this duration and not by the time in the lock, because that is from the clock of
-// another machine. A fast clock would take every lock from its holder.
+// sights records how long the lock of each node has been unchanged in the view of this process.
+// Locks expire by this duration and not by the time in the lock, because that is from the clock
+// of another machine. A fast clock would take every lock from its holder.
 type sights struct {
 	mu sync.Mutex
 	// of contains the sights by node, for locks that a bind in this process waits for.

@@ -94,7 +94,7 @@ func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
 }
 
 // A slow API server delays the later records, but does not exclude them.
-func TestTidy_GoesOnAfterATimeout(t *testing.T) {
+func TestTidy_ContinuesAfterATimeout(t *testing.T) {
 	c := newCrowd(t, 30, 0)
 	for range 3 {
 		ctx, cancel := context.WithCancel(t.Context())

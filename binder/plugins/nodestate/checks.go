@@ -31,7 +31,7 @@ type check struct {
 	set  func(c *Checks)
 }
 
-// checks are in the order in which the plugin makes them.
+// checks contains all checks in the order in which the plugin runs them.
 var checks = []check{
 	{name: "ready", set: func(c *Checks) { c.Ready = true }},
 	{name: "schedulable", set: func(c *Checks) { c.Schedulable = true }},

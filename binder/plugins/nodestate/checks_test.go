@@ -17,10 +17,10 @@ func TestParseChecks(t *testing.T) {
 		want   Checks
 		err    string
 	}{
-		"None":    {reason: "all can be switched off"},
-		"All":     {reason: "the names are those that are listed", names: CheckNames(), want: all},
+		"None":    {reason: "all checks can be disabled"},
+		"All":     {reason: "CheckNames lists valid names", names: CheckNames(), want: all},
 		"One":     {reason: "checks are independent", names: []string{"taints"}, want: Checks{Taints: true}},
-		"Twice":   {reason: "on is on", names: []string{"ready", "ready"}, want: Checks{Ready: true}},
+		"Twice":   {reason: "a repeated name has no effect", names: []string{"ready", "ready"}, want: Checks{Ready: true}},
 		"Unknown": {reason: "a typing error must not disable a check", names: []string{"ready", "taint"}, err: "ready, schedulable, taints, affinity"},
 		"Empty":   {reason: "an empty name is unknown", names: []string{""}, err: `""`},
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// expecting parses what a scheduler believed.
+// expecting parses the expectations of a scheduler.
 func expecting(t testing.TB, labels, conditions string) expectations {
 	t.Helper()
 	e, err := parse(map[string]framework.Parameter{
@@ -55,7 +55,7 @@ func TestJudge(t *testing.T) {
 		corev1.Toleration{Key: notSchedule, Operator: whateverItIs, Effect: noSchedule},
 	)
 	wait := int64(300)
-	// What the admission plugin DefaultTolerationSeconds adds to every pod.
+	// The tolerations that the admission plugin DefaultTolerationSeconds adds to every pod.
 	ordinary := tolerating(
 		corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noExecute, TolerationSeconds: &wait},
 		corev1.Toleration{Key: unreachable, Operator: whateverItIs, Effect: noExecute, TolerationSeconds: &wait},
@@ -69,8 +69,8 @@ func TestJudge(t *testing.T) {
 		want               []string
 		final              bool
 	}{
-		"Well":     {reason: "all holds", checks: all},
-		"Leaving":  {reason: "checked with every check off", node: theNode(terminating), want: []string{"the node is being deleted"}, final: true},
+		"Well":     {reason: "the node passes all checks", checks: all},
+		"Leaving":  {reason: "the plugin always checks that the node is not being deleted", node: theNode(terminating), want: []string{"the node is being deleted"}, final: true},
 		"AllOff":   {reason: "only enabled checks run", node: theNode(reportsNothing, cordoned, taint("a", "b", noSchedule)), pod: wanting()},
 		"NotReady": {reason: "the node is not ready", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "KubeletNotReady")), want: []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"}},
 		"Unknown":  {reason: "the state of the node is unknown", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
@@ -80,13 +80,13 @@ func TestJudge(t *testing.T) {
 		},
 		"OtherStatus":           {reason: "only the status True is ready", checks: Checks{Ready: true}, node: theNode(reports("Ready", "true", "")), want: []string{"expected the condition Ready to be True, but it is true"}},
 		"NotReadyTolerated":     {reason: "the pod is meant for such nodes", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: both(notReady)},
-		"NotReadyAllTolerated":  {reason: "as network plugins do", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: everything},
-		"UnknownTolerated":      {reason: "by its own taint", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), pod: both(unreachable)},
-		"NeverReadyTolerated":   {reason: "as Unknown", checks: Checks{Ready: true}, node: theNode(reportsNothing), pod: both(unreachable)},
+		"NotReadyAllTolerated":  {reason: "the pod tolerates all taints, like network plugins", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: everything},
+		"UnknownTolerated":      {reason: "the pod tolerates the taint unreachable", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), pod: both(unreachable)},
+		"NeverReadyTolerated":   {reason: "a missing condition counts as Unknown", checks: Checks{Ready: true}, node: theNode(reportsNothing), pod: both(unreachable)},
 		"UnknownIsNotNotReady":  {reason: "another taint applies", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), pod: both(notReady), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
 		"NotReadyIsNotUnknown":  {reason: "another taint applies", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: both(unreachable), want: []string{"expected the condition Ready to be True, but it is False"}},
 		"NotReadyOrdinaryPod":   {reason: "the tolerations are for NoExecute only", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: ordinary, want: []string{"expected the condition Ready to be True, but it is False"}},
-		"NotReadyDaemon":        {reason: "the tolerations are for NoExecute only, as in kube-scheduler", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: daemon, want: []string{"expected the condition Ready to be True, but it is False"}},
+		"NotReadyDaemon":        {reason: "like in kube-scheduler, tolerations for NoExecute are not enough", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: daemon, want: []string{"expected the condition Ready to be True, but it is False"}},
 		"NotReadyOneEffect":     {reason: "both effects must be tolerated", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: tolerating(corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noSchedule}), want: []string{"expected the condition Ready to be True, but it is False"}},
 		"Cordoned":              {reason: "the node is cordoned", checks: Checks{Schedulable: true}, node: theNode(cordoned), want: []string{"expected the node to be schedulable, but it is cordoned"}},
 		"CordonedForDaemon":     {reason: "the pod tolerates the taint", checks: Checks{Schedulable: true}, node: theNode(cordoned), pod: daemon},
@@ -100,7 +100,7 @@ func TestJudge(t *testing.T) {
 		"AffinityByName":        {reason: "a term with a name has no labels", checks: Checks{Affinity: true}, pod: wanting(named("node-b")), want: []string{"expected the pod's required node affinity to admit the node, but none of its 1 terms matches"}},
 		"AffinityOfNothing":     {reason: "an affinity without terms matches no node", checks: Checks{Affinity: true}, pod: wanting(), want: []string{"expected the pod's required node affinity to admit the node, but none of its 0 terms matches"}},
 		"AffinityUnreadable":    {reason: "waiting cannot help", checks: Checks{Affinity: true}, pod: wanting(term(expression("a", gt, "x"))), want: []string{"the pod's required node affinity is invalid: "}, final: true},
-		"AffinityPartlyMatches": {reason: "a term that cannot be read does not matter where another matches", checks: Checks{Affinity: true}, node: theNode(label("b", "")), pod: wanting(term(expression("a", gt, "x")), term(expression("b", exists)))},
+		"AffinityPartlyMatches": {reason: "an invalid term does not matter if another term matches", checks: Checks{Affinity: true}, node: theNode(label("b", "")), pod: wanting(term(expression("a", gt, "x")), term(expression("b", exists)))},
 
 		"Label":            {reason: "the node is as expected", labels: "driver=550,zone in (z1,z2),!maintenance,gen>5", node: theNode(label("driver", "550"), label("zone", "z2"), label("gen", "6"))},
 		"LabelOther":       {reason: "the scheduler's view is out of date", labels: "gpu.example.com/driver=550", node: theNode(label("gpu.example.com/driver", "535")), want: []string{`expected the label gpu.example.com/driver to be "550", but it is "535"`}},
@@ -110,7 +110,7 @@ func TestJudge(t *testing.T) {
 		"LabelNot":         {reason: "the scheduler's view is out of date", labels: "zone!=z1", node: theNode(label("zone", "z1")), want: []string{`expected the label zone not to be "z1", but it is "z1"`}},
 		"LabelNotIn":       {reason: "the scheduler's view is out of date", labels: "zone notin (z1,z2)", node: theNode(label("zone", "z1")), want: []string{`expected the label zone to be none of "z1", "z2", but it is "z1"`}},
 		"LabelBelow":       {reason: "the scheduler's view is out of date", labels: "gen<5", node: theNode(label("gen", "x")), want: []string{`expected the label gen to be a number below "5", but it is "x"`}},
-		"LabelNotReached":  {reason: "checked with every check off", labels: "a", want: []string{"expected the label a to be set, but it is not set"}},
+		"LabelNotReached":  {reason: "the plugin always checks the expectations", labels: "a", want: []string{"expected the label a to be set, but it is not set"}},
 		"Condition":        {reason: "the node is as expected", conditions: "GPUReady,DiskPressure!=True,Net=Unknown", node: theNode(reports("GPUReady", "True", ""), reports("Net", "Unknown", ""))},
 		"ConditionOther":   {reason: "the scheduler's view is out of date", conditions: "GPUReady=True", node: theNode(reports("GPUReady", "False", "DriverCrashed")), want: []string{"expected the condition GPUReady to be True, but it is False (DriverCrashed)"}},
 		"ConditionMissing": {reason: "a condition that is missing has no status", conditions: "GPUReady=Unknown", want: []string{"expected the condition GPUReady to be Unknown, but it is not set"}},
@@ -133,9 +133,9 @@ func TestJudge(t *testing.T) {
 			for _, want := range tc.want {
 				assert.Contains(t, text, want, tc.reason)
 			}
-			assert.Len(t, strings.Split(text, "; "), max(len(tc.want), 1), "no more than these: %s", text)
+			assert.Len(t, strings.Split(text, "; "), max(len(tc.want), 1), "the message has no other findings: %s", text)
 			assert.Equal(t, tc.final, got.final() != nil, tc.reason)
-			assert.Equal(t, before, node, "the node is the cache's")
+			assert.Equal(t, before, node, "judge does not change the node, because it belongs to the cache")
 		})
 	}
 }
@@ -148,11 +148,11 @@ func withSelector(pod *corev1.Pod, key, value string) *corev1.Pod {
 func TestAwaited(t *testing.T) {
 	f := judge(thePod(), theNode(cordoned, label("a", "c")), expecting(t, "a=b", "GPUReady"), all)
 	assert.Equal(t, `the node to be schedulable (it is cordoned), the label a to be "b" (it is "c"), `+
-		`the condition GPUReady to be True (it is not set)`, f.awaited(), "it goes behind waiting for")
+		`the condition GPUReady to be True (it is not set)`, f.awaited(), "the text completes \"waiting for\"")
 }
 
-// TestMessagesAreBounded has others write as much as they can.
-func TestMessagesAreBounded(t *testing.T) {
+// Users write names and values of the maximum length.
+func TestJudge_BoundsTheMessages(t *testing.T) {
 	long := strings.Repeat("世", 5000)
 	values := make([]string, 0, 1000)
 	for i := range 1000 {

@@ -25,11 +25,11 @@ const (
 	maxWait = time.Minute
 )
 
-// all are all the checks.
+// all enables all checks.
 var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
 
-// world is an API server, or a cache, that has thePod and one node at most. It counts the
-// reads of the node.
+// world is an API server or a cache with thePod and at most one node. It counts the reads of the
+// node.
 type world struct {
 	*fakeapi.Connection
 	server *fakeapi.Server
@@ -37,9 +37,9 @@ type world struct {
 
 	mu    sync.Mutex
 	reads int
-	// err, when it is set, is the answer to every read of the node.
+	// err, if set, is the error of every read of the node.
 	err error
-	// afterRead, when it is set, is called after every read.
+	// afterRead, if set, is called after every read.
 	afterRead func()
 }
 
@@ -148,14 +148,14 @@ func reports(kind corev1.NodeConditionType, status corev1.ConditionStatus, reaso
 
 func reportsNothing(node *corev1.Node) { node.Status.Conditions = nil }
 
-// tolerating is a pod with these tolerations.
+// tolerating returns a pod with these tolerations.
 func tolerating(tolerations ...corev1.Toleration) *corev1.Pod {
 	pod := thePod()
 	pod.Spec.Tolerations = tolerations
 	return pod
 }
 
-// wanting is a pod with a required node affinity.
+// wanting returns a pod with a required node affinity.
 func wanting(terms ...corev1.NodeSelectorTerm) *corev1.Pod {
 	pod := thePod()
 	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -164,7 +164,7 @@ func wanting(terms ...corev1.NodeSelectorTerm) *corev1.Pod {
 	return pod
 }
 
-// term is a term of expressions.
+// term returns a term with these expressions.
 func term(expressions ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
 	return corev1.NodeSelectorTerm{MatchExpressions: expressions}
 }
@@ -173,7 +173,7 @@ func expression(key string, operator corev1.NodeSelectorOperator, values ...stri
 	return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
 }
 
-// named is a term that only the nodes of all these names match.
+// named returns a term with a requirement for each name of a node.
 func named(names ...string) corev1.NodeSelectorTerm {
 	var t corev1.NodeSelectorTerm
 	for _, name := range names {
@@ -182,7 +182,7 @@ func named(names ...string) corev1.NodeSelectorTerm {
 	return t
 }
 
-// annotation is one of the plugin's own.
+// annotation sets an annotation of the plugin.
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
 func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {

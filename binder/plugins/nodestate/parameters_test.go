@@ -28,12 +28,12 @@ func TestParse(t *testing.T) {
 		labels       string
 		conditions   []condition
 		wait         time.Duration
-		// fields are those of the error; on is what it is about.
+		// fields are the fields of the error, and on is its object.
 		fields  []string
 		on      string
 		message string
 	}{
-		"Nothing": {reason: "most binds have no annotations"},
+		"Nothing": {reason: "annotations are optional"},
 		"All": {
 			reason:  "all annotations are set",
 			binding: annotations{"expect": "gpu.example.com/driver=550,!maintenance", "expect-conditions": "GPUReady=True", "wait": "30s"},
@@ -51,11 +51,11 @@ func TestParse(t *testing.T) {
 			pod:    annotations{"expect": "a=b", "expect-conditions": "Ready"}, binding: annotations{"expect": "", "expect-conditions": " "},
 		},
 		"SelectorOfSets": {
-			reason:  "the whole syntax of label selectors",
+			reason:  "expect supports the full syntax of label selectors",
 			binding: annotations{"expect": "a in (x,y), b notin (z), c, d>3"}, labels: "a in (x,y),b notin (z),c,d>3",
 		},
 		"Conditions": {
-			reason:  "the equality-based syntax, and a type alone",
+			reason:  "expect-conditions supports the equality-based syntax, and a type without a status",
 			binding: annotations{"expect-conditions": "GPUReady, DiskPressure!=True,Net == Unknown ,gpu.example.com/ok = False, Old != Unknown"},
 			conditions: []condition{
 				{kind: "GPUReady", status: "True"},
@@ -77,7 +77,7 @@ func TestParse(t *testing.T) {
 			pod:    annotations{"Wait": "5s"}, fields: []string{"Wait"}, on: "Pod default/web",
 		},
 		"BadSelector": {
-			reason:  "the parser says why",
+			reason:  "the message contains the error of the parser",
 			binding: annotations{"expect": "a=b,=c"}, fields: []string{"expect"}, on: "Binding default/web",
 			message: "annotation node-state.prebind.dev/expect must be a label selector: found '=', expected: identifier after ','",
 		},
@@ -163,7 +163,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// requireInvalid checks what holds for every error of the parser.
+// requireInvalid checks the properties of every error of the parser.
 func requireInvalid(t *testing.T, err error) *framework.Error {
 	t.Helper()
 	require.Error(t, err)
@@ -231,7 +231,7 @@ func FuzzParameters(f *testing.F) {
 			require.NotEmpty(t, c.kind)
 			require.Contains(t, []corev1.ConditionStatus{"True", "False", "Unknown"}, c.status)
 		}
-		// What can be parsed can be judged and told.
+		// judge accepts every parsed value, and its messages are bounded.
 		found := judge(thePod(), theNode(), e, all)
 		require.LessOrEqual(t, len(found.String()), 4096)
 		require.LessOrEqual(t, len(found.awaited()), 4096)
@@ -239,8 +239,8 @@ func FuzzParameters(f *testing.F) {
 	})
 }
 
-// TestParseIsCheap parses the largest annotations that the API server takes.
-func TestParseIsCheap(t *testing.T) {
+// The annotations have the maximum size that the API server accepts.
+func TestParse_RejectsLongValuesFirst(t *testing.T) {
 	for _, unit := range []string{"a,", "(", "!", "A=True,", "x"} {
 		value := strings.Repeat(unit, 256<<10/len(unit))
 		for _, key := range []string{keyExpect, keyConditions, keyWait} {
@@ -248,12 +248,12 @@ func TestParseIsCheap(t *testing.T) {
 			var err error
 			allocs := testing.AllocsPerRun(10, func() { _, err = parse(parameters, maxWait) })
 			_ = requireInvalid(t, err)
-			assert.Less(t, allocs, 50.0, "%s of %q…: the length is looked at first", key, unit)
+			assert.Less(t, allocs, 50.0, "%s of %q…: parse checks the length first", key, unit)
 		}
 	}
 }
 
-func TestInvalidIsAnError(t *testing.T) {
+func TestInvalid_CanBeWrapped(t *testing.T) {
 	err := fmt.Errorf("wrapped: %w", invalid([]problem{{err: errors.New("is wrong")}}))
 	assert.True(t, framework.IsKind(err, framework.KindInvalid))
 }

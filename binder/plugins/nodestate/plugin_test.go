@@ -20,7 +20,7 @@ func TestNew(t *testing.T) {
 	for name, args := range map[string]*Arguments{"MaxWait": {}, "Checks": {Checks: []string{"unknown"}, MaxWait: maxWait}} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(framework.Handle{}, args)
-			assert.Error(t, err, "it is invalid")
+			assert.Error(t, err, "the arguments are invalid")
 		})
 	}
 	r := Registration()
@@ -28,7 +28,7 @@ func TestNew(t *testing.T) {
 	require.NoError(t, err, "the defaults are valid")
 	assert.Equal(t, r.Name, p.Name())
 	_, onAnnotation := p.(framework.OnRequest)
-	assert.False(t, onAnnotation, "it takes part in every bind")
+	assert.False(t, onAnnotation, "the plugin takes part in every bind")
 }
 
 func TestPreFlight(t *testing.T) {
@@ -46,11 +46,11 @@ func TestPreFlight(t *testing.T) {
 		message     string
 		waits       string
 	}{
-		"Well":         {reason: "there is nothing to do", next: framework.Skip},
+		"Well":         {reason: "the node passes all checks", next: framework.Skip},
 		"WellExpected": {reason: "the node is as expected", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}, next: framework.Skip},
-		"WellWait":     {reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, next: framework.Skip},
+		"WellWait":     {reason: "a node that passes all checks needs no wait", annotations: []gen.BindingOption{wait}, next: framework.Skip},
 		"Cordoned": {
-			reason: "between decision and bind", node: theNode(cordoned), want: framework.KindRefuse,
+			reason: "the node was cordoned after the decision", node: theNode(cordoned), want: framework.KindRefuse,
 			message: "Node node-a: expected the node to be schedulable, but it is cordoned" + advice,
 		},
 		"Relabelled": {
@@ -66,7 +66,7 @@ func TestPreFlight(t *testing.T) {
 			waits: "the condition GPUReady to be True (it is not set)",
 		},
 		"WaitsForBase": {
-			reason: "a node may be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, next: framework.Verify,
+			reason: "the node can be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, next: framework.Verify,
 			waits: "the node to be schedulable (it is cordoned)",
 		},
 		"WaitsStill": {
@@ -118,12 +118,12 @@ func TestPreFlight(t *testing.T) {
 	}
 }
 
-func TestPreFlightKeepsTheCause(t *testing.T) {
+func TestPreFlight_KeepsTheCause(t *testing.T) {
 	pod := wanting(term(expression("a", gt, "x")))
 	world := newWorld(theNode())
 	_, err := pluginBetween(t, world, world).PreFlight(contextFor(pod, theNode()))
 	refused := framework.AsError(Name, err)
-	assert.Error(t, errors.Unwrap(refused), "why the affinity cannot be read")
+	assert.Error(t, errors.Unwrap(refused), "the cause is the error of the affinity")
 	assert.Equal(t, "correct the pod", refused.Advice)
 }
 
@@ -133,7 +133,7 @@ func TestConfirm(t *testing.T) {
 	well := theNode(label("driver", "550"))
 	cases := map[string]struct {
 		reason string
-		// cached and live are the node as it is after the PreBind of others.
+		// cached and live are the node after the PreBind of other plugins.
 		cached, live *corev1.Node
 		cachedErr    error
 		liveErr      error
@@ -142,10 +142,10 @@ func TestConfirm(t *testing.T) {
 		want         framework.Kind
 		message      string
 	}{
-		"Well":        {reason: "as it was", cached: well, live: theNode(cordoned), annotations: []gen.BindingOption{driver}},
-		"CacheBehind": {reason: "the cache alone refuses nothing", cached: theNode(cordoned), live: well, annotations: []gen.BindingOption{driver}, liveReads: 1},
-		"CacheLacks":  {reason: "the cache alone refuses nothing", live: well, liveReads: 1},
-		"CacheFails":  {reason: "the API server has the node, too", cachedErr: errors.New("boom"), live: well, liveReads: 1},
+		"Well":        {reason: "the node has not changed", cached: well, live: theNode(cordoned), annotations: []gen.BindingOption{driver}},
+		"CacheBehind": {reason: "the cache alone does not reject a bind", cached: theNode(cordoned), live: well, annotations: []gen.BindingOption{driver}, liveReads: 1},
+		"CacheLacks":  {reason: "the cache alone does not reject a bind", live: well, liveReads: 1},
+		"CacheFails":  {reason: "the API server still returns the node", cachedErr: errors.New("boom"), live: well, liveReads: 1},
 		"Cordoned": {
 			reason: "the node changed during provisioning", cached: theNode(cordoned), live: theNode(cordoned), liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, but it is cordoned; choose another node, or wait for this one with the annotation node-state.prebind.dev/wait",
@@ -160,11 +160,11 @@ func TestConfirm(t *testing.T) {
 			message: "Node node-a: after the bind was prepared: expected the node to be schedulable, but it is cordoned; retry the Binding",
 		},
 		"Gone": {
-			reason: "there is nothing to wait for", annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
+			reason: "waiting cannot help", annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 			message: "Node node-a: after the bind was prepared: the node does not exist; choose another node",
 		},
 		"Leaving": {
-			reason: "it will be gone", cached: theNode(terminating), live: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
+			reason: "the node is being deleted", cached: theNode(terminating), live: theNode(terminating), annotations: []gen.BindingOption{wait}, liveReads: 1, want: framework.KindRefuse,
 		},
 		"Replaced": {
 			reason: "a recreated node is a different node", cached: theNode(uid("node-2")), live: theNode(uid("node-2")),
@@ -172,7 +172,7 @@ func TestConfirm(t *testing.T) {
 			message: "Node node-a: after the bind was prepared: the node was deleted and recreated; schedule the pod again",
 		},
 		"LiveFails": {reason: "an unreadable node cannot be checked", liveErr: errors.New("boom"), liveReads: 1, want: framework.KindInternal},
-		"Invalid":   {reason: "as in PreFlight", cached: well, annotations: []gen.BindingOption{annotation("x", "")}, want: framework.KindInvalid},
+		"Invalid":   {reason: "the annotation is unknown", cached: well, annotations: []gen.BindingOption{annotation("x", "")}, want: framework.KindInvalid},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -198,8 +198,8 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-// TestGoodCaseIsFree guards the cost of what happens with nearly every bind.
-func TestGoodCaseIsFree(t *testing.T) {
+// Nearly every bind takes this path.
+func TestPreFlight_IsCheapForAGoodNode(t *testing.T) {
 	world := newWorld(theNode())
 	p := pluginBetween(t, world, world)
 	bc := contextFor(typicalPod(), typicalNode())
@@ -209,11 +209,11 @@ func TestGoodCaseIsFree(t *testing.T) {
 			t.Errorf("got %v, %v", next, err)
 		}
 	})
-	assert.LessOrEqual(t, allocs, 2.0, "only the map of parameters")
-	assert.Zero(t, world.count(), "nothing is read")
+	assert.LessOrEqual(t, allocs, 2.0, "PreFlight allocates only the map of parameters")
+	assert.Zero(t, world.count(), "PreFlight reads nothing")
 }
 
-// typicalPod tolerates what every pod does, and has annotations of others.
+// typicalPod has the default tolerations and annotations of other tools.
 func typicalPod() *corev1.Pod {
 	return thePod(
 		gen.Tolerates(notReady), gen.Tolerates(unreachable),

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestLikeKubeScheduler has the facts that upstream's tables of TaintToleration,
-// NodeUnschedulable and NodeAffinity state, so that a node which kube-scheduler
-// chose is not refused for another understanding of the same rule.
+// TestLikeKubeScheduler contains the cases of the upstream tables of TaintToleration,
+// NodeUnschedulable and NodeAffinity. The plugin must not reject a node that passes these filters
+// of kube-scheduler.
 func TestLikeKubeScheduler(t *testing.T) {
 	dedicated := theNode(taint("dedicated", "user1", noSchedule))
 	foo := theNode(taint("foo", "bar", noSchedule))
@@ -41,29 +41,29 @@ func TestLikeKubeScheduler(t *testing.T) {
 		node   *corev1.Node
 		fits   bool
 	}{
-		"TaintToleration/no tolerations, a taint":          {checks: taints, pod: thePod(), node: dedicated},
-		"TaintToleration/no operator is Equal":             {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Value: "user1", Effect: noSchedule}), node: dedicated, fits: true},
-		"TaintToleration/another value":                    {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "user2", Effect: noSchedule}), node: dedicated},
-		"TaintToleration/Exists takes every value":         {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: whateverItIs, Effect: noSchedule}), node: foo, fits: true},
-		"TaintToleration/an empty key takes every key":     {checks: taints, pod: tolerating(corev1.Toleration{Operator: whateverItIs}), node: theNode(taint("x", "y", noExecute)), fits: true},
-		"TaintToleration/several of both, all tolerated":   {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "user2", Effect: noSchedule}, corev1.Toleration{Key: "foo", Operator: whateverItIs, Effect: noSchedule}), node: theNode(taint("dedicated", "user2", noSchedule), taint("foo", "bar", noSchedule)), fits: true},
-		"TaintToleration/several of both, one is not":      {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: whateverItIs, Effect: noSchedule}), node: theNode(taint("foo", "bar", noSchedule), taint("dedicated", "user2", noSchedule))},
-		"TaintToleration/another effect":                   {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: corev1.TolerationOpEqual, Value: "bar", Effect: preferNot}), node: foo},
-		"TaintToleration/no effect is every effect":        {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: corev1.TolerationOpEqual, Value: "bar"}), node: foo, fits: true},
-		"TaintToleration/PreferNoSchedule, another value":  {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Value: "user2", Effect: noSchedule}), node: theNode(taint("dedicated", "user1", preferNot)), fits: true},
-		"TaintToleration/PreferNoSchedule, no tolerations": {checks: taints, pod: thePod(), node: theNode(taint("dedicated", "user1", preferNot)), fits: true},
-		"TaintToleration/Gt, below":                        {checks: taints, pod: compares(corev1.TolerationOpGt, "950"), node: level("800")},
-		"TaintToleration/Gt, above":                        {checks: taints, pod: compares(corev1.TolerationOpGt, "750"), node: level("950"), fits: true},
-		"TaintToleration/Lt, above":                        {checks: taints, pod: compares(corev1.TolerationOpLt, "800"), node: level("950")},
-		"TaintToleration/Lt, below":                        {checks: taints, pod: compares(corev1.TolerationOpLt, "950"), node: level("800"), fits: true},
-		"TaintToleration/Gt, the taint is no number":       {checks: taints, pod: compares(corev1.TolerationOpGt, "950"), node: level("high")},
-		"TaintToleration/Gt, the toleration is no number":  {checks: taints, pod: compares(corev1.TolerationOpGt, "high"), node: level("950")},
+		"TaintToleration/no tolerations, a taint":            {checks: taints, pod: thePod(), node: dedicated},
+		"TaintToleration/no operator is Equal":               {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Value: "user1", Effect: noSchedule}), node: dedicated, fits: true},
+		"TaintToleration/another value":                      {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "user2", Effect: noSchedule}), node: dedicated},
+		"TaintToleration/Exists tolerates every value":       {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: whateverItIs, Effect: noSchedule}), node: foo, fits: true},
+		"TaintToleration/an empty key tolerates every key":   {checks: taints, pod: tolerating(corev1.Toleration{Operator: whateverItIs}), node: theNode(taint("x", "y", noExecute)), fits: true},
+		"TaintToleration/several of both, all tolerated":     {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "user2", Effect: noSchedule}, corev1.Toleration{Key: "foo", Operator: whateverItIs, Effect: noSchedule}), node: theNode(taint("dedicated", "user2", noSchedule), taint("foo", "bar", noSchedule)), fits: true},
+		"TaintToleration/several of both, one is not":        {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: whateverItIs, Effect: noSchedule}), node: theNode(taint("foo", "bar", noSchedule), taint("dedicated", "user2", noSchedule))},
+		"TaintToleration/another effect":                     {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: corev1.TolerationOpEqual, Value: "bar", Effect: preferNot}), node: foo},
+		"TaintToleration/no effect is every effect":          {checks: taints, pod: tolerating(corev1.Toleration{Key: "foo", Operator: corev1.TolerationOpEqual, Value: "bar"}), node: foo, fits: true},
+		"TaintToleration/PreferNoSchedule, another value":    {checks: taints, pod: tolerating(corev1.Toleration{Key: "dedicated", Value: "user2", Effect: noSchedule}), node: theNode(taint("dedicated", "user1", preferNot)), fits: true},
+		"TaintToleration/PreferNoSchedule, no tolerations":   {checks: taints, pod: thePod(), node: theNode(taint("dedicated", "user1", preferNot)), fits: true},
+		"TaintToleration/Gt, below":                          {checks: taints, pod: compares(corev1.TolerationOpGt, "950"), node: level("800")},
+		"TaintToleration/Gt, above":                          {checks: taints, pod: compares(corev1.TolerationOpGt, "750"), node: level("950"), fits: true},
+		"TaintToleration/Lt, above":                          {checks: taints, pod: compares(corev1.TolerationOpLt, "800"), node: level("950")},
+		"TaintToleration/Lt, below":                          {checks: taints, pod: compares(corev1.TolerationOpLt, "950"), node: level("800"), fits: true},
+		"TaintToleration/Gt, the taint is not a number":      {checks: taints, pod: compares(corev1.TolerationOpGt, "950"), node: level("high")},
+		"TaintToleration/Gt, the toleration is not a number": {checks: taints, pod: compares(corev1.TolerationOpGt, "high"), node: level("950")},
 
-		"NodeUnschedulable/unschedulable":                        {checks: schedulable, pod: thePod(), node: theNode(cordoned)},
-		"NodeUnschedulable/schedulable":                          {checks: schedulable, pod: thePod(), node: theNode(), fits: true},
-		"NodeUnschedulable/unschedulable, tolerated":             {checks: schedulable, pod: tolerating(corev1.Toleration{Key: notSchedule, Effect: noSchedule}), node: theNode(cordoned), fits: true},
-		"NodeUnschedulable/unschedulable, another is tolerated":  {checks: schedulable, pod: tolerating(corev1.Toleration{Key: notReady, Effect: noSchedule}), node: theNode(cordoned)},
-		"NodeUnschedulable/unschedulable, NoExecute is no match": {checks: schedulable, pod: tolerating(corev1.Toleration{Key: notSchedule, Operator: whateverItIs, Effect: noExecute}), node: theNode(cordoned)},
+		"NodeUnschedulable/unschedulable":                           {checks: schedulable, pod: thePod(), node: theNode(cordoned)},
+		"NodeUnschedulable/schedulable":                             {checks: schedulable, pod: thePod(), node: theNode(), fits: true},
+		"NodeUnschedulable/unschedulable, tolerated":                {checks: schedulable, pod: tolerating(corev1.Toleration{Key: notSchedule, Effect: noSchedule}), node: theNode(cordoned), fits: true},
+		"NodeUnschedulable/unschedulable, another is tolerated":     {checks: schedulable, pod: tolerating(corev1.Toleration{Key: notReady, Effect: noSchedule}), node: theNode(cordoned)},
+		"NodeUnschedulable/unschedulable, NoExecute does not match": {checks: schedulable, pod: tolerating(corev1.Toleration{Key: notSchedule, Operator: whateverItIs, Effect: noExecute}), node: theNode(cordoned)},
 
 		"NodeAffinity/selector, no labels":                      {checks: affinity, pod: selects(thePod(), map[string]string{"foo": "bar"}), node: labelled(nil)},
 		"NodeAffinity/selector, the same labels":                {checks: affinity, pod: selects(thePod(), map[string]string{"foo": "bar"}), node: bar, fits: true},
@@ -95,8 +95,8 @@ func TestLikeKubeScheduler(t *testing.T) {
 		"NodeAffinity/the name, and a label":                    {checks: affinity, pod: wanting(both(named("node-a"), expression("foo", in, "bar"))), node: bar, fits: true},
 		"NodeAffinity/the name, and another label":              {checks: affinity, pod: wanting(both(named("node-a"), expression("foo", in, "x"))), node: bar},
 		"NodeAffinity/neither the one term nor the other":       {checks: affinity, pod: wanting(named("node-b"), term(expression("foo", in, "x"))), node: bar},
-		"NodeAffinity/an unknown operator is no match":          {checks: affinity, pod: wanting(term(expression("foo", "Like", "b"))), node: bar},
-		"NodeAffinity/a term that cannot be read, and a match":  {checks: affinity, pod: wanting(term(expression("foo", "Like", "b")), term(expression("foo", exists))), node: bar, fits: true},
+		"NodeAffinity/an unknown operator does not match":       {checks: affinity, pod: wanting(term(expression("foo", "Like", "b"))), node: bar},
+		"NodeAffinity/an invalid term and a matching term":      {checks: affinity, pod: wanting(term(expression("foo", "Like", "b")), term(expression("foo", exists))), node: bar, fits: true},
 		"NodeAffinity/a field other than the name has no match": {checks: affinity, pod: wanting(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{expression("metadata.uid", in, "1")}}), node: bar},
 	}
 	for name, tc := range cases {

@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/test/plugintest"
 )
 
-// waiting is a PreBind of a pod that waits up to 30s for the label driver to be 550.
+// waiting is the PreBind of a pod that waits up to 30s for the value 550 of the label driver.
 type waiting struct {
 	*plugintest.Running
 	cached, live *world
@@ -56,13 +56,13 @@ func TestWait(t *testing.T) {
 		<-time.After(29 * time.Second)
 		ended, _ = w.Ended()
 		require.False(t, ended)
-		assert.Equal(t, reads, w.cached.count(), "it does not look while nothing changes")
+		assert.Equal(t, reads, w.cached.count(), "the wait reads nothing until the node changes")
 
 		w.put(theNode(cordoned, label("driver", "550")))
 		ended, _ = w.Ended()
 		require.False(t, ended, "the wait also covers the checks")
-		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.ReportedWait().For, "and says so")
-		assert.Zero(t, w.live.count(), "an event is enough")
+		assert.Equal(t, "the node to be schedulable (it is cordoned)", w.bc.ReportedWait().For, "the reported wait shows the check")
+		assert.Zero(t, w.live.count(), "an event causes no live read")
 
 		changed := time.Now()
 		w.put(theNode(label("driver", "550")))
@@ -70,21 +70,20 @@ func TestWait(t *testing.T) {
 		assert.True(t, ended)
 		require.NoError(t, err)
 		assert.Zero(t, time.Since(changed), "the wait ends immediately")
-		assert.Zero(t, w.live.count(), "the cache's yes is enough")
+		assert.Zero(t, w.live.count(), "a successful check of the cache needs no live read")
 	})
 }
 
-func TestWaitFindsAllDone(t *testing.T) {
+func TestWait_NodePassesAllChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended, err := begin(t.Context(), t, theNode(label("driver", "550")), nil).Ended()
-		assert.True(t, ended, "it looks once before it waits")
+		assert.True(t, ended, "the first check ends the wait")
 		require.NoError(t, err)
 	})
 }
 
-// TestWaitSeesAChangeWhileItBegins changes the node between the look and the
-// wait.
-func TestWaitSeesAChangeWhileItBegins(t *testing.T) {
+// The node changes between the first check and the wait.
+func TestWait_MissesNoChangeAtItsStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cached := newWorld(theNode())
 		first := true
@@ -99,11 +98,11 @@ func TestWaitSeesAChangeWhileItBegins(t *testing.T) {
 		bc := contextFor(thePod(), theNode(), annotation("expect", "driver=550"), annotation("wait", "30s"))
 		began := time.Now()
 		require.NoError(t, p.PreBind(t.Context(), bc))
-		assert.Zero(t, time.Since(began), "it subscribes first and looks then")
+		assert.Zero(t, time.Since(began), "the plugin subscribes before it reads the node")
 	})
 }
 
-func TestWaitIsOver(t *testing.T) {
+func TestWait_TimesOut(t *testing.T) {
 	overloaded := apierrors.NewServiceUnavailable("restarting")
 	cases := map[string]struct {
 		reason  string
@@ -137,12 +136,12 @@ func TestWaitIsOver(t *testing.T) {
 				w.live.fail(tc.err)
 				<-time.After(tc.after - time.Nanosecond)
 				ended, err := w.Ended()
-				require.False(t, ended, "not before its time: %v", err)
+				require.False(t, ended, "the wait has not timed out yet: %v", err)
 				assert.Zero(t, w.live.count())
 				<-time.After(time.Nanosecond)
 				ended, err = w.Ended()
 				require.True(t, ended, tc.reason)
-				assert.Equal(t, 1, w.live.count(), "one last look")
+				assert.Equal(t, 1, w.live.count(), "the wait ends with one live read")
 				if tc.want == "" {
 					require.NoError(t, err, tc.reason)
 					return
@@ -157,7 +156,7 @@ func TestWaitIsOver(t *testing.T) {
 	}
 }
 
-func TestWaitEnds(t *testing.T) {
+func TestWait_Ends(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		event   func(w *waiting)
@@ -199,12 +198,12 @@ func TestWaitEnds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := begin(t.Context(), t, theNode(), theNode())
 				ended, err := w.Ended()
-				require.False(t, ended, "it waits at first: %v", err)
+				require.False(t, ended, "PreBind waits before the event: %v", err)
 				began := time.Now()
 				tc.event(w)
 				ended, err = w.Ended()
 				require.True(t, ended, tc.reason)
-				assert.Zero(t, time.Since(began), "at once")
+				assert.Zero(t, time.Since(began), "the wait ends immediately")
 				require.Error(t, err, tc.reason)
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				if tc.message != "" {
@@ -215,7 +214,7 @@ func TestWaitEnds(t *testing.T) {
 	}
 }
 
-func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
+func TestWait_DoesNotEndBasedOnTheCacheAlone(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		cached *corev1.Node
@@ -224,7 +223,7 @@ func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
 		"Gone":     {reason: "the cache can be behind"},
 		"Replaced": {reason: "the cache can be behind", cached: theNode(uid("node-0"))},
 		"Leaving":  {reason: "the cache can be behind", cached: theNode(terminating)},
-		"Fails":    {reason: "the API server has the node, too", cached: theNode(), err: errors.New("boom")},
+		"Fails":    {reason: "the API server still returns the node", cached: theNode(), err: errors.New("boom")},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +234,7 @@ func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
 				w.cached.tell()
 				ended, err := w.Ended()
 				require.False(t, ended, "%s: %v", tc.reason, err)
-				assert.Equal(t, 1, w.live.count(), "the API server was asked")
+				assert.Equal(t, 1, w.live.count(), "the plugin reads the node from the API server")
 				w.cached.fail(nil)
 				w.put(theNode(label("driver", "550")))
 				ended, err = w.Ended()
@@ -246,7 +245,7 @@ func TestWaitDoesNotEndByTheCacheAlone(t *testing.T) {
 	}
 }
 
-func TestWaitEndsWithContext(t *testing.T) {
+func TestWait_EndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := errors.New("over")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -254,18 +253,18 @@ func TestWaitEndsWithContext(t *testing.T) {
 		cancel(over)
 		ended, err := w.Ended()
 		assert.True(t, ended)
-		require.ErrorIs(t, err, over, "the cause says why")
+		require.ErrorIs(t, err, over, "the wait returns the cause of the context")
 	})
 }
 
-func TestPreBindOfInvalidParameters(t *testing.T) {
+func TestPreBind_InvalidParameters(t *testing.T) {
 	world := newWorld(theNode())
 	err := pluginBetween(t, world, world).PreBind(t.Context(), contextFor(thePod(), theNode(), annotation("wait", "x")))
 	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
 }
 
-// TestPreFlightThenPreBind goes the whole way, twice, as after a crash.
-func TestPreFlightThenPreBind(t *testing.T) {
+// The test runs PreFlight and PreBind twice, as after a crash.
+func TestPreBind_AfterPreFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		world := newWorld(theNode())
 		p := pluginBetween(t, world, world)
@@ -288,6 +287,6 @@ func TestPreFlightThenPreBind(t *testing.T) {
 		require.NoError(t, p.Confirm(t.Context(), world, bc))
 		next, err := p.PreFlight(bc)
 		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "the repeated call finds nothing to do")
+		assert.Equal(t, framework.Skip, next, "the repeated call has nothing to do")
 	})
 }

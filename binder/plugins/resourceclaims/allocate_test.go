@@ -28,10 +28,10 @@ func TestOwns(t *testing.T) {
 		claim  *resourcev1.ResourceClaim
 		text   string
 	}{
-		"Owned":      {reason: "all requests have an own class", claim: theClaim("c")},
-		"Listed":     {reason: "alternatives have an own class too", claim: theClaim("c", firstOf(1, 2))},
+		"Owned":      {reason: "Prebind allocates the classes of all requests", claim: theClaim("c")},
+		"Listed":     {reason: "Prebind allocates the classes of all alternatives", claim: theClaim("c", firstOf(1, 2))},
 		"OtherClass": {reason: "a scheduler can allocate these devices at the same time", claim: theClaim("c", ofOtherClass), text: `"tpu", Prebind allocates only gpu`},
-		"OneOfTwo":   {reason: "all alternatives must have an own class", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
+		"OneOfTwo":   {reason: "Prebind must allocate the classes of all alternatives", claim: theClaim("c", firstOf(1, 1), secondOf("tpu")), text: `"r/s1"`},
 		"Admin":      {reason: "admin access is not an allocation", claim: theClaim("c", admin), text: "admin access"},
 		"Capacity":   {reason: "Prebind does not count parts of devices", claim: theClaim("c", partOf), text: "part of the capacity of a device"},
 		"PartOfList": {reason: "alternatives must request whole devices", claim: theClaim("c", firstOf(1), partInList), text: "part of the capacity of a device"},
@@ -122,7 +122,7 @@ func TestAllocate_InTwoReplicas(t *testing.T) {
 	devices := given(t, s)
 	assert.Len(t, devices, 40)
 	for device, times := range devices {
-		assert.Equal(t, 1, times, "%s was given twice", device)
+		assert.Equal(t, 1, times, "%s was allocated twice", device)
 	}
 	assert.Len(t, records(t, s), 40)
 }
@@ -312,7 +312,7 @@ func TestRollBack_Deallocates(t *testing.T) {
 	}{
 		"Alone": {reason: "no other pod has reserved the claim", gone: true, users: []string{}},
 		"ReservedAgain": {
-			reason: "the reservation was removed and made again", gone: true, users: []string{},
+			reason: "the reservation was removed and added again", gone: true, users: []string{},
 			then: func(t *testing.T, s *apiServer, one *replica) {
 				t.Helper()
 				s.change("c0", "kube-scheduler", unreserve)

@@ -16,14 +16,14 @@ import (
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
-// apiServer is the API server of these tests: it has the plugin's indexes, tells a hub of
-// changes, and notes what the plugin must never do.
+// apiServer is the API server of these tests. It has the plugin's indexes, sends changes to a
+// hub, and records faults of the plugin.
 type apiServer struct {
 	*fakeapi.Server
 	hub *framework.Hub
 
 	mu sync.Mutex
-	// faults are what the model has seen; see noteTheft.
+	// faults are the faults that noteTheft has recorded.
 	faults []string
 }
 
@@ -37,7 +37,7 @@ func newAPI(objects ...client.Object) *apiServer {
 	return s
 }
 
-// withIndexes is a server, or a cache, that has all indexes of the plugin.
+// withIndexes returns a server or a cache that has all indexes of the plugin.
 func withIndexes() *fakeapi.Server {
 	s := fakeapi.New()
 	_ = addIndexes(context.Background(), s, append(claimIndexes(), sliceIndexes()...))
@@ -48,7 +48,7 @@ func claimNamed(name string) *resourcev1.ResourceClaim {
 	return &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 }
 
-// get reads an object, without being counted.
+// get reads an object. The read is not counted.
 func (s *apiServer) get(key client.ObjectKey, into client.Object) error {
 	into.SetNamespace(key.Namespace)
 	into.SetName(key.Name)
@@ -63,7 +63,7 @@ func (s *apiServer) claim(name string) *resourcev1.ResourceClaim {
 	return nil
 }
 
-// change changes the status, or anything else, of a claim, as somebody else does.
+// change changes the status or another part of a claim, as another client.
 func (s *apiServer) change(name, manager string, f func(*resourcev1.ResourceClaim)) {
 	fakeapi.Change(s.Server, claimNamed(name), manager, f)
 }
@@ -77,22 +77,22 @@ func (s *apiServer) written() []string {
 	return all
 }
 
-// cached is a replica's cache: of claims as they were when they were last let
-// through, of pods that are not bound, and of everything else.
+// cached is the cache of a replica. It contains claims in the state that follow copied last,
+// pods without a node, and all other objects.
 type cached struct {
 	client.Reader
 	api *apiServer
-	// frozen, when it is set, has the claims of the cache.
+	// frozen contains the claims of the cache. Nil means that the cache is up to date.
 	frozen *fakeapi.Server
-	// pods and nodes, when they are set, are what it has of those.
+	// pods and nodes, if set, replace the pods and nodes of the API server.
 	pods  map[client.ObjectKey]*corev1.Pod
 	nodes map[string]*corev1.Node
 }
 
-// cache returns one. Reads of it are not counted as reads of the API server.
+// cache returns a cache. Its reads do not count as reads from the API server.
 func (s *apiServer) cache() *cached { return &cached{Reader: s.Cache(), api: s} }
 
-// freeze keeps the claims as they are.
+// freeze stops updates of the claims.
 func (c *cached) freeze() {
 	c.frozen = withIndexes()
 	for _, claim := range fakeapi.All(c.api.Server, &resourcev1.ResourceClaim{}) {
@@ -100,7 +100,7 @@ func (c *cached) freeze() {
 	}
 }
 
-// follow lets one claim through.
+// follow updates one claim.
 func (c *cached) follow(key client.ObjectKey) {
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
 	if live, ok := fakeapi.Get(c.api.Server, claim); ok {

@@ -73,7 +73,7 @@ func TestWaitForConditions(t *testing.T) {
 		refuse string
 		kind   framework.Kind
 	}{
-		"True": {reason: "upstream bind-claim-with-binding-conditions, with a driver", then: func(w *waiting) { w.api.change("c", "driver", set(yes)) }},
+		"True": {reason: "upstream bind-claim-with-binding-conditions: the driver sets the conditions", then: func(w *waiting) { w.api.change("c", "driver", set(yes)) }},
 		"Failed": {
 			reason: "a failure condition is final", refuse: "broken (Why) because", kind: framework.KindRefuse,
 			then: func(w *waiting) {
@@ -95,7 +95,7 @@ func TestWaitForConditions(t *testing.T) {
 			w.api.change("c", "driver", set(yes))
 		}},
 		"TimeOut": {
-			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions", refuse: "more than 10m0s ago", kind: framework.KindRefuse,
+			reason: "upstream prebind-fail-with-binding-timeout, bind-claim-with-binding-conditions: the timeout passes", refuse: "more than 10m0s ago", kind: framework.KindRefuse,
 			then: func(*waiting) { time.Sleep(timeout) }, //nolint:forbidigo // The bubble has a fake clock.
 		},
 	}

@@ -82,8 +82,8 @@ func (s *stores) List(_ context.Context, list client.ObjectList, opts ...client.
 	return nil
 }
 
-// largeCluster returns a cluster with the number of claims. Prebind has allocated each of
-// them a device of its node. Another node has a free device.
+// largeCluster returns a cluster with the number of claims. Prebind has allocated a device to
+// each claim. Another node has a free device.
 func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 	b.Helper()
 	s, cached := newAPI(deviceClass()), newStores()

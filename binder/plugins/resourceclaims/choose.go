@@ -26,8 +26,7 @@ var features = structured.Features{
 
 type deviceID = structured.DeviceID
 
-// fit runs the allocator of kube-scheduler. It returns nil if no devices match that are not
-// taken.
+// fit runs the allocator of kube-scheduler. It returns nil if no free devices match.
 func (a *allocator) fit(ctx context.Context, node *corev1.Node, claim *resourcev1.ResourceClaim, published []*resourcev1.ResourceSlice, taken sets.Set[deviceID]) (*resourcev1.AllocationResult, error) {
 	about := claimObject(claim.Namespace, claim.Name)
 	state := structured.AllocatedState{
@@ -67,7 +66,7 @@ func devicesOf(allocation *resourcev1.AllocationResult) sets.Set[deviceID] {
 // classLister reads DeviceClasses from the cache. It reads a class that the cache does not
 // contain from the API server.
 type classLister struct {
-	ctx          context.Context //nolint:containedctx // It lives as long as one allocation, and the interface has no context.
+	ctx          context.Context //nolint:containedctx // The lister serves one allocation, and its interface has no context.
 	cached, live client.Reader
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// state is what a claim needs before the pod can be bound.
+// state is the progress of a claim towards the bind of the pod.
 type state string
 
 const (
@@ -33,7 +33,7 @@ const (
 	borrowed state = "borrowed"
 	// unready: the claim is reserved, and a binding condition is not true yet.
 	unready state = "unready"
-	// ready: the claim needs nothing.
+	// ready: the claim is ready for the bind.
 	ready state = "ready"
 )
 
@@ -330,7 +330,7 @@ func (r readiness) waits() []framework.Waiting {
 	return all
 }
 
-// intents lists what PreBind would do, for dry runs.
+// intents lists the actions of PreBind, for dry runs.
 func (r readiness) intents() []string {
 	var all []string
 	for _, ref := range r.unmade {

@@ -26,7 +26,7 @@ var (
 	yes  = map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True"}
 )
 
-// labelled is an allocation for the nodes of a zone.
+// labelled allocates the claim for the nodes of a zone.
 func labelled(zone string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		allocated("pool", "gpu-0")(claim)
@@ -38,7 +38,7 @@ func labelled(zone string) claimOption {
 
 func anywhere(claim *resourcev1.ResourceClaim) { claim.Status.Allocation.NodeSelector = nil }
 
-// share makes the device of the claim one of its shares.
+// share replaces the device of the claim with a share of it.
 func share(of, said string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		if of != "" {
@@ -66,33 +66,33 @@ func TestAssess(t *testing.T) {
 		want   state
 		refuse string
 	}{
-		"Unallocated":  {reason: "upstream no-resources: nobody has given it devices", want: unallocated},
-		"Unreserved":   {reason: "upstream claim-reference, good-topology", claim: []claimOption{allocated("node-a", "gpu-0")}, want: unreserved},
-		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
-		"ByOthers":     {reason: "a claim is shared", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
-		"SameName":     {reason: "an earlier pod of the name is another one", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, want: unreserved},
-		"Deleted":      {reason: "upstream deleted-claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
-		"WrongNode":    {reason: "upstream wrong-topology", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
-		"WrongNodeToo": {reason: "also when it is reserved", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "not available"},
+		"Unallocated":  {reason: "upstream no-resources: the claim is not allocated", want: unallocated},
+		"Unreserved":   {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, want: unreserved},
+		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
+		"ByOthers":     {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
+		"SameName":     {reason: "the reservation is for an earlier pod with the same name", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, want: unreserved},
+		"Deleted":      {reason: "upstream deleted-claim: the claim is being deleted", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
+		"WrongNode":    {reason: "upstream wrong-topology: the devices are on another node", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
+		"WrongNodeToo": {reason: "a reservation does not make the devices available", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "not available"},
 		"Zone":         {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, want: unreserved},
-		"OtherZone":    {reason: "upstream wrong-topology, by labels", claim: []claimOption{labelled("z2")}, refuse: "not available"},
-		"Anywhere":     {reason: "without a selector the devices are for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, want: unreserved},
-		"BadSelector":  {reason: "what cannot be read is not guessed", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
-		"Full":         {reason: "reserved-for max", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
-		"FullWithUs":   {reason: "the pod is one of them", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}, want: ready},
-		"Own":          {reason: "upstream claim-template", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
-		"WrongOwner":   {reason: "upstream wrong-claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
-		"NoOwner":      {reason: "missing owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
+		"OtherZone":    {reason: "upstream wrong-topology: the node is in another zone", claim: []claimOption{labelled("z2")}, refuse: "not available"},
+		"Anywhere":     {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, want: unreserved},
+		"BadSelector":  {reason: "Prebind cannot evaluate the node selector", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
+		"Full":         {reason: "upstream reserved-for max: the claim has the maximum number of reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
+		"FullWithUs":   {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}, want: ready},
+		"Own":          {reason: "upstream claim-template: the pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
+		"WrongOwner":   {reason: "upstream wrong-claim: another pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
+		"NoOwner":      {reason: "the claim has no owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
 		"Group": {
-			reason: "the scheduler has reserved it for the PodGroup, upstream reserved-okay-podgroup", pod: thePod("web", grouped), ref: reference{generated: true},
+			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")}, want: ready,
 		},
 		"GroupUnreserved": {
-			reason: "nobody has, and it is not ours to do", pod: thePod("web", grouped), ref: reference{generated: true},
+			reason: "only a scheduler reserves claims for PodGroups", pod: thePod("web", grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup",
 		},
-		"Extended":           {reason: "kube-scheduler has made and reserved it", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
-		"ExtendedUnreserved": {reason: "only it does", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},
+		"Extended":           {reason: "kube-scheduler has created and reserved the claim", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
+		"ExtendedUnreserved": {reason: "only kube-scheduler reserves claims for extended resources", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -130,66 +130,66 @@ func TestConditions(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		claim  []claimOption
-		// began is how long ago the bind began to wait.
+		// began is the time since the start of the wait.
 		began  time.Duration
 		want   state
 		waits  string
 		refuse string
 	}{
-		"None":      {reason: "upstream bound-claim-without-binding-conditions", claim: []claimOption{allocated("node-a", "gpu-0")}, want: ready},
-		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}, want: ready},
+		"None":      {reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for", claim: []claimOption{allocated("node-a", "gpu-0")}, want: ready},
+		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}, want: ready},
 		"SucceededLate": {
-			reason: "what is true in the end is true, also after the time", want: ready,
+			reason: "true conditions count even after the timeout", want: ready,
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-time.Hour)), needs(both, nil), says("gpu-0", yes)},
 		},
-		"Silent": {reason: "upstream bind-claim-with-binding-conditions: the driver says nothing yet", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
+		"Silent": {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
 		"Half": {
-			reason: "all of them have to be true", want: unready, waits: "programmed",
+			reason: "all binding conditions must be true", want: unready, waits: "programmed",
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "Unknown"})},
 		},
 		"Failed": {
-			reason: "upstream bound-claim-with-failed-binding", refuse: "failed: broken (Why) because",
+			reason: "upstream bound-claim-with-failed-binding: a failure condition is true", refuse: "failed: broken (Why) because",
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "broken": "True"})},
 		},
 		"FailedAndTrue": {
-			reason: "a failure counts more", refuse: "failed",
+			reason: "a failure takes precedence over true binding conditions", refuse: "failed",
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "True"})},
 		},
 		"NotFailed": {
-			reason: "a failure condition that is false is none", want: ready,
+			reason: "a failure condition that is false is not a failure", want: ready,
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "False"})},
 		},
 		"NoFailureWithoutCondition": {
-			reason: "upstream looks at no failure of a device that has no binding condition", want: ready,
+			reason: "like upstream, failures of a device without binding conditions do not count", want: ready,
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(nil, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"})},
 		},
 		"Mixed": {
-			reason: "upstream bound-claim-with-mixed-binding-conditions: one true, one false, and the time is over", refuse: "programmed",
+			reason: "upstream bound-claim-with-mixed-binding-conditions: one condition is false after the timeout", refuse: "programmed",
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "False"})},
 		},
 		"TimedOut": {
-			reason: "upstream bound-claim-with-timed-out-binding: the time counts from the allocation, whoever waits", refuse: "more than 10m0s ago",
+			reason: "upstream bound-claim-with-timed-out-binding: the timeout starts with the allocation", refuse: "more than 10m0s ago",
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", nil)},
 		},
 		"InTime": {
-			reason: "upstream prebind-fail-with-binding-timeout, at its beginning", want: unready, waits: "attached",
+			reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", want: unready, waits: "attached",
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(10*time.Second - timeout)), needs(both, nil)},
 		},
-		"NoTime":     {reason: "a claim may not tell when it was allocated: then the bind's own time counts", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
-		"NoTimeOver": {reason: "and it ends, too", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "still waiting for"},
+		"NoTime":     {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
+		"NoTimeOver": {reason: "the timeout of the bind has passed", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "still waiting for"},
 		"SecondDevice": {
-			reason: "every device counts", want: unready, waits: "gpu-1",
+			reason: "the conditions of every device must be true", want: unready, waits: "gpu-1",
 			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, nil), says("gpu-0", yes)},
 		},
 		"SecondDeviceFailed": {
-			reason: "a failure is final also while another device has not said anything", refuse: "gpu-1",
+			reason: "a failure is final even if the driver has not reported on another device", refuse: "gpu-1",
 			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})},
 		},
-		"OtherDevice": {reason: "what is said of another device is nothing", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-9", yes)}},
-		"Share":       {reason: "consumable capacity: what is said of the share", want: ready, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s1")}},
-		"OtherShare":  {reason: "another share of the device is another", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s2")}},
-		"NoShareSaid": {reason: "nothing was said of the share", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "")}},
-		"ShareOfNone": {reason: "of a share that we do not have", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("", "s1")}},
+		"OtherDevice": {reason: "the report is about another device", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-9", yes)}},
+		"Share":       {reason: "consumable capacity: the report is about the share", want: ready, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s1")}},
+		"OtherShare":  {reason: "the report is about another share of the device", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s2")}},
+		"NoShareSaid": {reason: "the report is about the device, not about the share", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "")}},
+		"ShareOfNone": {reason: "the report is about a share that the claim does not have", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("", "s1")}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestConditions(t *testing.T) {
 			assert.Equal(t, tc.want, a.state, tc.reason)
 			assert.Contains(t, a.waits, tc.waits, tc.reason)
 			if tc.want == unready {
-				assert.True(t, a.until.After(now), "it is given up some time")
+				assert.True(t, a.until.After(now), "the wait has a limit")
 			}
 		})
 	}
@@ -217,14 +217,14 @@ func TestReadiness(t *testing.T) {
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
 	_, err = b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", ofOtherClass)})
-	require.ErrorContains(t, err, `"tpu"`, "one claim is enough")
+	require.ErrorContains(t, err, `"tpu"`, "one claim that cannot be allocated rejects the bind")
 	r, err := b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})
 	require.NoError(t, err)
 	assert.Len(t, r.in(unallocated), 1)
-	assert.Len(t, r.in(borrowed), 1, "the reservation is another attempt's")
+	assert.Len(t, r.in(borrowed), 1, "the reservation belongs to another attempt")
 }
 
-func TestReadiness_Words(t *testing.T) {
+func TestReadiness_Messages(t *testing.T) {
 	claim := func(name string) *resourcev1.ResourceClaim { return theClaim(name) }
 	r := readiness{basis: basis{pod: thePod("web"), node: gen.Node("node-a")}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
 		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unallocated}, {claim: claim("c"), state: borrowed},
@@ -232,16 +232,16 @@ func TestReadiness_Words(t *testing.T) {
 		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},
 	}}
 	assert.False(t, r.done())
-	assert.Len(t, r.intents(), 6, "all but the one that is ready")
-	assert.Empty(t, r.toTake(), "nothing is reserved for a pod that may have to wait for long")
+	assert.Len(t, r.intents(), 6, "each claim that is not ready has an intent")
+	assert.Empty(t, r.toTake(), "nothing is reserved for a pod that may wait long")
 	waits := r.waits()
 	require.Len(t, waits, 3)
 	assert.Equal(t, podObject(thePod("web")), waits[0].Object)
 	assert.Contains(t, waits[0].For, `"gpu"`)
-	assert.Equal(t, framework.Waiting{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, waits[1], "until the first claim is rejected")
+	assert.Equal(t, framework.Waiting{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, waits[1], "the wait ends when the first claim is rejected")
 	r.unmade = nil
 	require.Len(t, r.toTake(), 3)
-	assert.Equal(t, unallocated, r.toTake()[0].state, "devices come first")
+	assert.Equal(t, unallocated, r.toTake()[0].state, "PreBind allocates claims before it reserves others")
 	assert.True(t, readiness{claims: r.claims[4:5]}.done())
 	assert.Empty(t, readiness{}.waits())
 }

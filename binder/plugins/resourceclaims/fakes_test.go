@@ -32,7 +32,7 @@ const (
 // claimOption changes a claim.
 type claimOption func(*resourcev1.ResourceClaim)
 
-// theClaim is one of the default namespace that asks for one device.
+// theClaim returns a claim in the default namespace that requests one device.
 func theClaim(name string, options ...claimOption) *resourcev1.ResourceClaim {
 	claim := &resourcev1.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("claim-" + name)},
@@ -46,7 +46,7 @@ func theClaim(name string, options ...claimOption) *resourcev1.ResourceClaim {
 	return claim
 }
 
-// allocated is for the node, with devices of its pool.
+// allocated allocates devices from the pool of the node.
 func allocated(node string, devices ...string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
@@ -82,7 +82,7 @@ func needs(conditions, failures []string) claimOption {
 	}
 }
 
-// says is what the driver says of a device.
+// says sets the conditions that the driver reports for a device.
 func says(device string, conditions map[string]metav1.ConditionStatus) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		status := resourcev1.AllocatedDeviceStatus{Driver: driver, Pool: claim.Status.Allocation.Devices.Results[0].Pool, Device: device}
@@ -93,7 +93,7 @@ func says(device string, conditions map[string]metav1.ConditionStatus) claimOpti
 	}
 }
 
-// reservedTo are reservations for pods by their names.
+// reservedTo reserves the claim for the named pods.
 func reservedTo(pods ...string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		for _, pod := range pods {
@@ -110,19 +110,19 @@ func meta1(m gen.Meta) claimOption {
 	return func(claim *resourcev1.ResourceClaim) { m(&claim.ObjectMeta) }
 }
 
-// made is for the pod, from a template.
+// made makes the pod the owner, like a claim from a template.
 func made(pod string) claimOption {
 	return meta1(gen.OwnedBy("Pod", pod, types.UID("pod-"+pod)))
 }
 
-// marked has the mark of an attempt at the pod's bind.
+// marked adds the mark of an attempt at the pod's bind.
 func marked(pod, attempt string) claimOption {
 	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
 }
 
 type podChange func(*corev1.Pod)
 
-// thePod waits for a node.
+// thePod returns a pod without a node.
 func thePod(name string, changes ...podChange) *corev1.Pod {
 	pod := gen.Pod(name, gen.UID(types.UID("pod-"+name)))
 	for _, change := range changes {
@@ -131,7 +131,7 @@ func thePod(name string, changes ...podChange) *corev1.Pod {
 	return pod
 }
 
-// uses are claims by their names.
+// uses makes the pod refer to the named claims.
 func uses(claims ...string) podChange {
 	return func(pod *corev1.Pod) {
 		for _, claim := range claims {
@@ -140,7 +140,8 @@ func uses(claims ...string) podChange {
 	}
 }
 
-// template is a claim that is made from one; without a name it is not made yet.
+// template makes the pod refer to a template. claim is the name of the claim, or empty if the
+// claim does not exist yet.
 func template(claim string) podChange {
 	const of = "gpu"
 	return func(pod *corev1.Pod) {
@@ -151,14 +152,14 @@ func template(claim string) podChange {
 	}
 }
 
-// extended is a claim for extended resources.
+// extended names the claim for the extended resources of the pod.
 func extended(claim string) podChange {
 	return func(pod *corev1.Pod) {
 		pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim}
 	}
 }
 
-// grouped is of the PodGroup team.
+// grouped adds the pod to the PodGroup team.
 func grouped(pod *corev1.Pod) {
 	pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("team")}
 }
@@ -171,7 +172,7 @@ type replica struct {
 	conn  *fakeapi.Connection
 }
 
-// newReplica is one that allocates these classes.
+// newReplica returns a replica that allocates these classes.
 func newReplica(t testing.TB, s *apiServer, classes ...string) *replica {
 	t.Helper()
 	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
@@ -182,18 +183,18 @@ func newReplica(t testing.TB, s *apiServer, classes ...string) *replica {
 	return r
 }
 
-// newAllocating is one that allocates the class.
+// newAllocating returns a replica that allocates the class of the tests.
 func newAllocating(t testing.TB, s *apiServer) *replica {
 	t.Helper()
 	return newReplica(t, s, class)
 }
 
-// bind is one attempt at binding the pod to the node.
+// bind returns the context of an attempt to bind the pod to the node.
 func bind(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
 }
 
-// recovered is what is left of an attempt after a crash.
+// recovered returns the context of an attempt after a crash.
 func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	bc := bind(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}, node, attempt)
 	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
@@ -201,7 +202,7 @@ func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	return bc
 }
 
-// pool is the devices of the class on a node.
+// pool returns the ResourceSlice with the devices of a node.
 func pool(node string, devices ...string) client.Object {
 	slice := &resourcev1.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "slice-" + node},
@@ -219,8 +220,8 @@ func deviceClass() client.Object {
 	return &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class}}
 }
 
-// preFlight is Setup and PreFlight, as the engine calls them: if PreFlight rejects, or asks
-// to verify, the engine repeats both with what it reads from the API server.
+// preFlight runs Setup and PreFlight like the engine. If PreFlight rejects the bind or returns
+// Verify, it repeats both with the live reader.
 func (r *replica) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	bc.Now = r.h.Clock.Now()
 	bc.Since = bc.Now
@@ -249,7 +250,7 @@ func (r *replica) ask(ctx context.Context, reader framework.Reader, bc *framewor
 	return r.PreFlight(bc)
 }
 
-// confirm is Confirm, as the engine calls it.
+// confirm runs Confirm like the engine.
 func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
 	if r.Confirm(ctx, r.cache, bc) == nil {
 		return nil
@@ -257,7 +258,7 @@ func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error 
 	return r.Confirm(ctx, r.conn, bc)
 }
 
-// run is PreFlight and PreBind, as the engine calls them.
+// run runs PreFlight and PreBind like the engine.
 func (r *replica) run(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	next, err := r.preFlight(ctx, bc)
 	if err != nil || next == framework.Skip {
@@ -266,7 +267,7 @@ func (r *replica) run(ctx context.Context, bc *framework.BindContext) (framework
 	return next, r.PreBind(ctx, bc)
 }
 
-// users are the names of those who have the claim reserved.
+// users returns the names of the consumers that the claim is reserved for.
 func users(claim *resourcev1.ResourceClaim) []string {
 	names := []string{}
 	for _, r := range claim.Status.ReservedFor {
@@ -275,7 +276,7 @@ func users(claim *resourcev1.ResourceClaim) []string {
 	return names
 }
 
-// ofGroup is for the PodGroup, from a template.
+// ofGroup makes the PodGroup the owner, like a claim from a template.
 func ofGroup(group string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		claim.OwnerReferences = append(claim.OwnerReferences, metav1.OwnerReference{
@@ -284,7 +285,7 @@ func ofGroup(group string) claimOption {
 	}
 }
 
-// reservedToGroup is the reservation of a PodGroup.
+// reservedToGroup reserves the claim for a PodGroup.
 func reservedToGroup(group string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{

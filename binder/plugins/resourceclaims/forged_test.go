@@ -183,7 +183,7 @@ func TestCrowd(t *testing.T) {
 	t.Run("WithoutReservation", func(t *testing.T) {
 		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
 		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-		require.True(t, framework.IsKind(err, framework.KindWait), "no mark is added to so many: %v", err)
+		require.True(t, framework.IsKind(err, framework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
 		assert.ErrorContains(t, err, "512 annotations")
 		marks, err := r.Marks(t.Context())
 		require.NoError(t, err)

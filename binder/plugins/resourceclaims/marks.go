@@ -33,8 +33,8 @@ const (
 	crowd = 32
 )
 
-// mark is the value of an annotation of a claim. It says which pod the attempt reserves the
-// claim for. The key resource-claims.prebind.dev/<pod UID>.<attempt> is unique, so that
+// mark is the value of an annotation of a claim. It names the pod for which the attempt reserves
+// the claim. The key resource-claims.prebind.dev/<pod UID>.<attempt> is unique, so that
 // attempts do not conflict.
 //
 // Tenants can write, change and delete marks. A mark therefore only fences writes of its
@@ -136,7 +136,7 @@ func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
 	return marks
 }
 
-// markedByOthers says whether another attempt at the bind of the same pod has marked the
+// markedByOthers reports whether another attempt at the bind of the same pod has marked the
 // claim. It ignores marks that cannot be decoded, because the sweep never settles them.
 func markedByOthers(claim *resourcev1.ResourceClaim, pod types.UID, attempt string) bool {
 	return slices.ContainsFunc(markings(claim), func(m marking) bool {
@@ -162,10 +162,10 @@ func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	return ok
 }
 
-// isGone reports that the pod is not bound and can never be bound.
+// isGone reports whether the pod is not bound and can never be bound.
 func isGone(at framework.Whereabouts) bool { return at == framework.Gone || at == framework.Replaced }
 
-// isBound reports that the pod is bound to any node and therefore uses the claim.
+// isBound reports whether the pod is bound to any node and therefore uses the claim.
 func isBound(at framework.Whereabouts) bool {
 	return at == framework.BoundHere || at == framework.BoundElsewhere
 }

@@ -85,7 +85,7 @@ func TestDecodeMark(t *testing.T) {
 
 func TestUnsettled_ListsMarksInOrder(t *testing.T) {
 	claim := theClaim("c", marked("b", "here-2"), marked("a", "here-1"),
-		meta1(gen.Annotation("resource-claims.prebind.dev/pod-x.here-3", "not ours")), meta1(gen.Annotation("note", "x")))
+		meta1(gen.Annotation("resource-claims.prebind.dev/pod-x.here-3", "not a mark")), meta1(gen.Annotation("note", "x")))
 	want := []framework.Mark{
 		{Pod: types.NamespacedName{Namespace: "default", Name: "a"}, PodUID: "pod-a", Node: "node-a", Attempt: "here-1"},
 		{Pod: types.NamespacedName{Namespace: "default", Name: "b"}, PodUID: "pod-b", Node: "node-a", Attempt: "here-2"},
@@ -105,9 +105,9 @@ func TestMarkedByOthers(t *testing.T) {
 		claim  *resourcev1.ResourceClaim
 		want   bool
 	}{
-		"Nobody":    {reason: "the claim has no mark", claim: theClaim("c")},
+		"Unmarked":  {reason: "the claim has no mark", claim: theClaim("c")},
 		"Own":       {reason: "the mark is from the same attempt", claim: theClaim("c", marked("web", "here-1"))},
-		"Another":   {reason: "another attempt at this pod's bind", claim: theClaim("c", marked("web", "here-1"), marked("web", "there-1")), want: true},
+		"Another":   {reason: "another attempt at the pod's bind has marked the claim", claim: theClaim("c", marked("web", "here-1"), marked("web", "there-1")), want: true},
 		"OtherPod":  {reason: "the mark is for another pod", claim: theClaim("c", marked("db", "there-1"))},
 		"NoMark":    {reason: "an invalid mark is never swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), "x")))},
 		"NoDomain":  {reason: "the domain is different", claim: theClaim("c", meta1(gen.Annotation(Name+".example.com/pod-web.there-1", mark{Pod: "web", Node: "n"}.encode())))},

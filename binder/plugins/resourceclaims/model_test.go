@@ -27,33 +27,35 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// task is one thread of the model. It stands still before everything that it asks
-// of the API server, until the model lets it go on.
+// task is one thread of the model. It blocks before each request to the API server until the
+// model resumes it.
 type task struct {
 	name   string
 	goOn   chan struct{}
 	parked bool
-	// dead says that its process has ended: the API server does not hear of it any more.
+	// dead means that the process of the task has ended. Its requests do not reach the API
+	// server.
 	dead  bool
 	ended bool
 }
 
 type taskKey struct{}
 
-// model is several replicas with lagging caches, schedulers that know ResourceClaims
-// and such that do not, kube-controller-manager, crashes, lost answers, and writes
-// that come late, over one API server. Its only source of chance is the seed.
+// model simulates several replicas with outdated caches and one API server. Some schedulers
+// support ResourceClaims and some do not. The model includes kube-controller-manager, crashes,
+// lost responses, and delayed writes. The seed determines every run.
 type model struct {
 	t        *testing.T
 	rng      *rand.Rand
 	s        *apiServer
 	replicas []*replica
 	tasks    []*task
-	// late are writes whose callers were told that they had failed.
+	// late contains delayed writes, whose callers received an error.
 	late []func()
-	// attempts are all that ever were.
+	// attempts contains the names of all attempts.
 	attempts []string
-	// working are the attempts of processes that live, with whether anybody calls.
+	// working contains the attempts of running processes. The value shows whether the scheduler
+	// still waits for the call.
 	working map[string]*bool
 	uid     int
 	calm    bool
@@ -71,7 +73,7 @@ func (m *model) fault(format string, args ...any) {
 	m.faults = append(m.faults, fmt.Sprintf(format, args...))
 }
 
-// spawn starts a task, which stands still before it does anything.
+// spawn starts a task, which blocks first.
 func (m *model) spawn(name string, run func(ctx context.Context, me *task)) *task {
 	me := &task{name: name, goOn: make(chan struct{})}
 	m.tasks = append(m.tasks, me)
@@ -90,32 +92,32 @@ func (m *model) park(me *task) {
 	me.parked = false
 }
 
-// step is the API server's side of every call of a task.
+// step handles each request of a task in the API server.
 func (m *model) step(ctx context.Context, w fakeapi.Call, do func() error) error {
 	me, ok := ctx.Value(taskKey{}).(*task)
 	if !ok {
-		return do() // Nobody's: the end of the model.
+		return do() // The request comes from settle.
 	}
 	m.park(me)
 	writes := w.Verb != "get" && w.Verb != "list"
 	switch {
 	case me.dead || !m.calm && m.chance(4):
 		if writes && m.chance(60) {
-			m.note("%s: %s comes late", me.name, w)
+			m.note("%s: %s is delayed", me.name, w)
 			m.late = append(m.late, func() { _ = do() })
 		}
-		return apierrors.NewTimeoutError("no answer", 1)
+		return apierrors.NewTimeoutError("no response", 1)
 	case !m.calm && m.chance(3):
-		m.note("%s: %s, the answer is lost", me.name, w)
+		m.note("%s: %s, the response is lost", me.name, w)
 		_ = do()
-		return apierrors.NewTimeoutError("lost answer", 1)
+		return apierrors.NewTimeoutError("lost response", 1)
 	}
 	err := do()
 	m.note("%s: %s %v", me.name, w, err)
 	return err
 }
 
-// run lets a task go on to its next call.
+// run resumes a task until its next request.
 func (m *model) run(me *task) {
 	me.goOn <- struct{}{}
 	synctest.Wait()
@@ -126,7 +128,7 @@ func (m *model) ready() []*task {
 	return slices.DeleteFunc(slices.Clone(m.tasks), func(t *task) bool { return t.ended || !t.parked })
 }
 
-// attempt is one bind, as the engine sees it through, while the scheduler calls.
+// attempt runs one bind like the engine, while the scheduler waits for the call.
 func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, pod *corev1.Pod, node string, calls *bool) {
 	m.working[id] = calls
 	defer delete(m.working, id)
@@ -179,8 +181,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 	}
 }
 
-// bind is the rest of the API server's work on a Binding that was allowed. Another
-// webhook may refuse it.
+// bind completes an allowed Binding in the API server. Another webhook can reject it.
 func (m *model) bind(me *task, pod *corev1.Pod, node string, calls *bool) {
 	m.park(me)
 	if me.dead || !*calls || m.chance(30) {
@@ -200,8 +201,8 @@ func (m *model) isBound(pod *corev1.Pod) bool {
 	return m.s.get(client.ObjectKeyFromObject(pod), live) == nil && live.UID == pod.UID && live.Spec.NodeName != ""
 }
 
-// schedule is a scheduler at one pod. It chooses a node, posts the Binding, and may
-// give up the call at any time.
+// schedule runs a scheduler for one pod. It chooses a node, posts the Binding, and can cancel
+// the call at any time.
 func (m *model) schedule(ctx context.Context, me *task, name string) {
 	pod := &corev1.Pod{}
 	if m.s.get(client.ObjectKey{Namespace: "default", Name: name}, pod) != nil || pod.Spec.NodeName != "" {
@@ -212,7 +213,7 @@ func (m *model) schedule(ctx context.Context, me *task, name string) {
 	if m.chance(50) {
 		mine = m.reserve(me, pod)
 	}
-	// A call that is repeated may reach another replica.
+	// A repeated call can reach another replica.
 	for range 1 + m.rng.Intn(3) {
 		i := m.rng.Intn(len(m.replicas))
 		m.uid++
@@ -237,7 +238,7 @@ func (m *model) schedule(ctx context.Context, me *task, name string) {
 	_ = ctx
 }
 
-// reserve is kube-scheduler's: it reserves allocated claims itself.
+// reserve reserves allocated claims like kube-scheduler.
 func (m *model) reserve(me *task, pod *corev1.Pod) []string {
 	var mine []string
 	for _, ref := range pod.Spec.ResourceClaims {
@@ -259,8 +260,8 @@ func (m *model) reserve(me *task, pod *corev1.Pod) []string {
 	return mine
 }
 
-// unreserve is kube-scheduler's. It does not bind the pod before all caches have
-// heard of it.
+// unreserve removes the reservation of kube-scheduler. The pod is bound again only after all
+// caches have the change.
 func (m *model) unreserve(name string, pod *corev1.Pod) {
 	if m.isBound(pod) {
 		return
@@ -274,18 +275,17 @@ func (m *model) unreserve(name string, pod *corev1.Pod) {
 	}
 }
 
-// pods that have ended are made anew, and kube-controller-manager gives back what
-// they had.
+// end replaces a pod with a new one. controller then removes the reservations of the old pod.
 func (m *model) end(name string) {
 	pod := &corev1.Pod{}
 	if m.s.get(client.ObjectKey{Namespace: "default", Name: name}, pod) != nil {
 		return
 	}
 	m.uid++
-	anew := pod.DeepCopy()
-	anew.UID, anew.Spec.NodeName = types.UID(fmt.Sprintf("%s-%d", name, m.uid)), ""
-	m.s.Put(anew)
-	m.note("%s ends, %s is new", pod.UID, anew.UID)
+	renewed := pod.DeepCopy()
+	renewed.UID, renewed.Spec.NodeName = types.UID(fmt.Sprintf("%s-%d", name, m.uid)), ""
+	m.s.Put(renewed)
+	m.note("%s ends, %s replaces it", pod.UID, renewed.UID)
 }
 
 func (m *model) controller() {
@@ -298,7 +298,7 @@ func (m *model) controller() {
 		if len(valid) == len(claim.Status.ReservedFor) {
 			continue
 		}
-		m.note("kube-controller-manager: %s is left to %d", name, len(valid))
+		m.note("kube-controller-manager: %s keeps %d reservations", name, len(valid))
 		m.s.change(name, "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
 			if c.Status.ReservedFor = valid; len(valid) == 0 && name != foreign {
 				c.Status.Allocation, c.Finalizers = nil, nil
@@ -309,10 +309,10 @@ func (m *model) controller() {
 
 func (m *model) claims() []string { return []string{"shared", "one", "two", "three", foreign} }
 
-// foreign is a claim whose class is not Prebind's, with a device for all nodes.
+// foreign is a claim with a device for all nodes. Prebind does not allocate its class.
 const foreign = "foreign"
 
-// sweep settles marks of attempts that nobody works on, as the sweeper does.
+// sweep settles the marks of attempts that are not in progress, like the engine.
 func (m *model) sweep(ctx context.Context, r *replica) {
 	marks, err := r.Marks(ctx)
 	if err != nil {
@@ -323,8 +323,8 @@ func (m *model) sweep(ctx context.Context, r *replica) {
 			if m.calm || !m.chance(10) {
 				continue
 			}
-			// The process stood still for so long that it was taken for dead.
-			m.note("%s was taken for dead", mark.Attempt)
+			// The process was paused for so long that the other replicas consider it dead.
+			m.note("%s counts as dead", mark.Attempt)
 			*calls = false
 		}
 		pod := thePod(mark.Pod.Name)
@@ -343,7 +343,7 @@ func (m *model) sweep(ctx context.Context, r *replica) {
 	}
 }
 
-// act does one thing.
+// act runs one step of the model.
 func (m *model) act() {
 	if ready := m.ready(); len(ready) > 0 && m.chance(80) {
 		me := ready[m.rng.Intn(len(ready))]
@@ -374,7 +374,7 @@ func (m *model) act() {
 			i := m.rng.Intn(len(m.late))
 			late := m.late[i]
 			m.late = slices.Delete(m.late, i, i+1)
-			m.note("a late write comes")
+			m.note("a delayed write takes effect")
 			late()
 		}
 	case 9:
@@ -392,8 +392,8 @@ func (m *model) act() {
 	}
 }
 
-// forge is a tenant who writes a mark to a claim: of an attempt that was, or of none,
-// for a pod that is, with any name and node in it.
+// forge writes a mark to a claim as a tenant. The attempt of the mark may not exist. The pod UID
+// is valid, the names of the pod and the node may not be.
 func (m *model) forge() {
 	pod := &corev1.Pod{}
 	if m.s.get(client.ObjectKey{Namespace: "default", Name: fmt.Sprintf("pod%d", m.rng.Intn(5))}, pod) != nil {
@@ -409,8 +409,8 @@ func (m *model) forge() {
 	m.s.change(claim, "kubectl", meta1(gen.Annotation(markKey(pod.UID, attempt), value)))
 }
 
-// newModel has three replicas, two nodes with three devices together, and five
-// claims for five pods.
+// newModel returns a model with three replicas, two nodes with three devices in total, five
+// claims, and five pods.
 func newModel(t *testing.T, seed int64) *model {
 	t.Helper()
 	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", "gpu-0", "gpu-1"), pool("node-b", "gpu-2"))
@@ -460,5 +460,5 @@ func TestModel(t *testing.T) {
 			}
 		})
 	}
-	require.Greater(t, binds, len(all), "the model comes to something")
+	require.Greater(t, binds, len(all), "the model binds pods")
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// check sees what must hold at any time.
+// check checks the conditions that must be true at any time.
 func (m *model) check() {
 	for device, times := range given(m.t, m.s) {
 		if times > 1 {
-			m.fault("%s is given to %d claims", device, times)
+			m.fault("%s is allocated to %d claims", device, times)
 		}
 	}
 	for i := range 5 {
@@ -29,7 +29,7 @@ func (m *model) check() {
 		for _, ref := range pod.Spec.ResourceClaims {
 			claim := m.s.claim(*ref.ResourceClaimName)
 			if !reservedFor(claim, pod.UID) {
-				m.fault("%s is bound, and %s is not reserved for it", pod.UID, claim.Name)
+				m.fault("%s is bound, but %s is not reserved for it", pod.UID, claim.Name)
 				continue
 			}
 			if fits, err := admits(claim.Status.Allocation.NodeSelector, gen.Node(pod.Spec.NodeName)); !fits || err != nil {
@@ -43,7 +43,7 @@ func (m *model) check() {
 	m.s.mu.Unlock()
 }
 
-// settle lets everything come to its end, and sees what must hold then.
+// settle completes all tasks and checks the conditions that must be true then.
 func (m *model) settle() {
 	m.calm = true
 	for range 20_000 {
@@ -87,17 +87,17 @@ func (m *model) settle() {
 			}
 		}
 		if name != foreign && len(claim.Status.ReservedFor) == 0 && claim.Status.Allocation != nil {
-			m.fault("%s has devices, and nobody uses it", name)
+			m.fault("%s has devices, but no reservation", name)
 		}
 	}
 	recorded := records(m.t, m.s)
 	for device := range held {
 		if recorded[device] == "" {
-			m.fault("%s is given, and in no record", device)
+			m.fault("%s is allocated, but in no record", device)
 		}
 	}
 	if len(recorded) != len(held) {
-		m.fault("the records have %d devices, the claims %d", len(recorded), len(held))
+		m.fault("the records have %d devices, but the claims have %d", len(recorded), len(held))
 	}
 }
 
@@ -116,7 +116,7 @@ func drain(m *model) {
 	m.faults = faults
 }
 
-// noteTheft notes that this plugin takes back a reservation of a scheduler.
+// noteTheft records a fault if the plugin removes a reservation of a scheduler.
 func (s *apiServer) noteTheft(before, after client.Object, manager string) error {
 	was, ok := before.(*resourcev1.ResourceClaim)
 	if !ok || manager != string(fieldOwner) {
@@ -135,7 +135,7 @@ func (s *apiServer) noteTheft(before, after client.Object, manager string) error
 		}
 		for _, r := range was.Status.ReservedFor {
 			if fields["f:status"]["f:reservedFor"][`k:{"uid":"`+string(r.UID)+`"}`] != nil && !reservedFor(now, r.UID) {
-				s.faults = append(s.faults, fmt.Sprintf("%s: the scheduler's reservation for %s was taken back", was.Name, r.UID))
+				s.faults = append(s.faults, fmt.Sprintf("%s: the plugin removed the scheduler's reservation for %s", was.Name, r.UID))
 			}
 		}
 	}

@@ -181,7 +181,7 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 			between(r, at, 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
-			assert.Equal(t, []string{"web"}, users(s.claim("c")), "once")
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), "the claim has one reservation for the pod")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")))
 			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
@@ -294,7 +294,7 @@ func TestPreBind_PodIsGone(t *testing.T) {
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
 	for name, change := range map[string]podChange{
-		"Anew": func(p *corev1.Pod) { p.UID = "another" }, "Bound": func(p *corev1.Pod) { p.Spec.NodeName = "node-b" },
+		"Replaced": func(p *corev1.Pod) { p.UID = "another" }, "Bound": func(p *corev1.Pod) { p.Spec.NodeName = "node-b" },
 		"Deleted": func(p *corev1.Pod) { gen.Terminating()(&p.ObjectMeta) },
 	} {
 		other := pod.DeepCopy()

@@ -81,7 +81,7 @@ func keysOf(pools []poolID) []string {
 	return keys
 }
 
-// poolRecord contains what Prebind has allocated of one pool.
+// poolRecord contains the devices of one pool that Prebind has allocated.
 type poolRecord struct {
 	id poolID
 	// entries by device.
@@ -160,7 +160,7 @@ func openPools(h framework.Handle) pools {
 }
 
 // read returns the existing records of the pools, and an error if some of them cannot be
-// decoded. The result is nil if the API server did not answer.
+// decoded. The result is nil if the API server did not respond.
 func (s pools) read(ctx context.Context, ids []poolID) ([]*poolVersion, error) {
 	records := make([]*poolVersion, 0, len(ids))
 	var unreadable error

@@ -23,21 +23,21 @@ func TestReferences(t *testing.T) {
 		has    bool
 		refuse bool
 	}{
-		"None":  {reason: "upstream empty: nothing to do", pod: thePod("web")},
-		"Named": {reason: "upstream claim-reference: it need not be the pod's own", pod: thePod("web", uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}, has: true},
+		"None":  {reason: "upstream empty: the pod has no claims", pod: thePod("web")},
+		"Named": {reason: "upstream claim-reference: the pod need not own the claim", pod: thePod("web", uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}, has: true},
 		"Template": {
-			reason: "upstream claim-template: it has to be the pod's own", pod: thePod("web", template("web-gpu-x")),
+			reason: "upstream claim-template: the pod must own the claim", pod: thePod("web", template("web-gpu-x")),
 			want: []reference{{of: "gpu", claim: "web-gpu-x", generated: true}}, has: true,
 		},
-		"NotMadeYet": {reason: "upstream missing-claim: it comes", pod: thePod("web", template("")), want: []reference{{of: "gpu", generated: true}}, has: true},
+		"NotMadeYet": {reason: "upstream missing-claim: the claim will be created", pod: thePod("web", template("")), want: []reference{{of: "gpu", generated: true}}, has: true},
 		"NoneNeeded": {
-			reason: "a template may turn out to need no claim",
+			reason: "a template can require no claim",
 			pod: thePod("web", template(""), func(pod *corev1.Pod) {
 				pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}}
 			}), has: true,
 		},
 		"Unknown": {
-			reason: "a kind of reference of a later Kubernetes", has: true, refuse: true,
+			reason: "a later Kubernetes version can add kinds of references", has: true, refuse: true,
 			pod: thePod("web", func(pod *corev1.Pod) { pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "new"}} }),
 		},
 		"Extended": {
@@ -45,7 +45,7 @@ func TestReferences(t *testing.T) {
 			want: []reference{{of: "of-a", claim: "a"}, {of: "extended resources", claim: "web-ext", generated: true, extended: true}}, has: true,
 		},
 		"ExtendedOnly": {
-			reason: "also where the pod names no claim", pod: thePod("web", extended("web-ext")),
+			reason: "the pod refers to no other claim", pod: thePod("web", extended("web-ext")),
 			want: []reference{{of: "extended resources", claim: "web-ext", generated: true, extended: true}}, has: true,
 		},
 	}
@@ -71,14 +71,14 @@ func TestMadeFor(t *testing.T) {
 		ok     bool
 		group  bool
 	}{
-		"Own":        {reason: "the pod's", pod: thePod("web"), owner: made("web"), ok: true},
-		"OtherPod":   {reason: "upstream wrong-claim; the pod has no PodGroup, which upstream's helper takes for granted", pod: thePod("web"), owner: made("db"), group: true},
-		"NoOwner":    {reason: "somebody made it by hand", pod: thePod("web"), owner: func(*resourcev1.ResourceClaim) {}, group: true},
-		"OwnInGroup": {reason: "a pod of a PodGroup has claims of its own, too", pod: thePod("web", grouped), owner: made("web"), ok: true},
-		"Group":      {reason: "the belongs to a PodGroup", pod: thePod("web", grouped), owner: ofGroup("team"), ok: true, group: true},
-		"OtherGroup": {reason: "another belongs to a PodGroup", pod: thePod("web", grouped), owner: ofGroup("others"), group: true},
-		"GroupNoPod": {reason: "the pod is in no group", pod: thePod("web"), owner: ofGroup("team"), group: true},
-		"Namespace":  {reason: "the namespace counts", pod: thePod("web"), owner: func(c *resourcev1.ResourceClaim) { made("web")(c); meta1(gen.InNamespace("x"))(c) }, group: true},
+		"Own":        {reason: "the pod owns the claim", pod: thePod("web"), owner: made("web"), ok: true},
+		"OtherPod":   {reason: "upstream wrong-claim: another pod owns the claim, and the pod has no PodGroup", pod: thePod("web"), owner: made("db"), group: true},
+		"NoOwner":    {reason: "a user created the claim", pod: thePod("web"), owner: func(*resourcev1.ResourceClaim) {}, group: true},
+		"OwnInGroup": {reason: "a pod of a PodGroup can own claims", pod: thePod("web", grouped), owner: made("web"), ok: true},
+		"Group":      {reason: "the PodGroup of the pod owns the claim", pod: thePod("web", grouped), owner: ofGroup("team"), ok: true, group: true},
+		"OtherGroup": {reason: "another PodGroup owns the claim", pod: thePod("web", grouped), owner: ofGroup("others"), group: true},
+		"GroupNoPod": {reason: "the pod has no PodGroup", pod: thePod("web"), owner: ofGroup("team"), group: true},
+		"Namespace":  {reason: "the claim is in another namespace", pod: thePod("web"), owner: func(c *resourcev1.ResourceClaim) { made("web")(c); meta1(gen.InNamespace("x"))(c) }, group: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestMadeFor(t *testing.T) {
 			err := madeFor(tc.pod, claim)
 			assert.Equal(t, tc.ok, err == nil, "%s: %v", tc.reason, err)
 			assert.Equal(t, tc.group, reference{generated: true}.ofPodGroup(tc.pod, claim), tc.reason)
-			assert.False(t, reference{}.ofPodGroup(tc.pod, claim), "a claim by its name is whoever's")
+			assert.False(t, reference{}.ofPodGroup(tc.pod, claim), "a claim that the pod names directly does not need an owner")
 		})
 	}
 }

@@ -108,7 +108,7 @@ const (
 	unknown standing = iota
 	// inUse: the API server shows the device in use.
 	inUse
-	// free: the claim that had the device does not have it any more.
+	// free: the claim no longer has the device.
 	free
 )
 

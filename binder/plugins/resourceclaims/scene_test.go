@@ -58,9 +58,9 @@ func TestSightings_Claim(t *testing.T) {
 	}{
 		"NotSeen": {reason: "the cache may be behind", want: unknown},
 		"Gone":    {reason: "the claim was deleted", seen: sightings{"claim-c": nil}, want: free},
-		"HasIt":   {reason: "the API server says so", seen: sightings{"claim-c": cached}, want: inUse},
+		"HasIt":   {reason: "the claim has the device", seen: sightings{"claim-c": cached}, want: inUse},
 		"Freed":   {reason: "the cache is behind", seen: sightings{"claim-c": theClaim("c", versioned("11"))}, want: free},
-		"Younger": {reason: "the claim was allocated after it was looked at", seen: sightings{"claim-c": theClaim("c", versioned("9"))}, want: unknown},
+		"Younger": {reason: "the claim was allocated after it was read", seen: sightings{"claim-c": theClaim("c", versioned("9"))}, want: unknown},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, tc.seen.claim(cached, device), tc.reason) })
@@ -79,17 +79,17 @@ func TestServes(t *testing.T) {
 		spec   resourcev1.ResourceSliceSpec
 		want   bool
 	}{
-		"Node":        {reason: "it is the node's", spec: resourcev1.ResourceSliceSpec{NodeName: new("node-a")}, want: true},
-		"OtherNode":   {reason: "it is another node's", spec: resourcev1.ResourceSliceSpec{NodeName: new("node-b")}},
+		"Node":        {reason: "the slice is for the node", spec: resourcev1.ResourceSliceSpec{NodeName: new("node-a")}, want: true},
+		"OtherNode":   {reason: "the slice is for another node", spec: resourcev1.ResourceSliceSpec{NodeName: new("node-b")}},
 		"All":         {reason: "every node can use it", spec: resourcev1.ResourceSliceSpec{AllNodes: new(true)}, want: true},
 		"Zone":        {reason: "the node is in the zone", spec: resourcev1.ResourceSliceSpec{NodeSelector: zone("z1")}, want: true},
 		"OtherZone":   {reason: "the node is not in the zone", spec: resourcev1.ResourceSliceSpec{NodeSelector: zone("z2")}},
-		"Device":      {reason: "one of the devices is the node's", spec: resourcev1.ResourceSliceSpec{PerDeviceNodeSelection: new(true), Devices: []resourcev1.Device{{NodeName: new("node-b")}, {NodeName: new("node-a")}}}, want: true},
-		"OtherDevice": {reason: "none is", spec: resourcev1.ResourceSliceSpec{PerDeviceNodeSelection: new(true), Devices: []resourcev1.Device{{NodeName: new("node-b")}}}},
-		"Broken": {reason: "the allocator says what is wrong", want: true, spec: resourcev1.ResourceSliceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		"Device":      {reason: "one of the devices is for the node", spec: resourcev1.ResourceSliceSpec{PerDeviceNodeSelection: new(true), Devices: []resourcev1.Device{{NodeName: new("node-b")}, {NodeName: new("node-a")}}}, want: true},
+		"OtherDevice": {reason: "no device is for the node", spec: resourcev1.ResourceSliceSpec{PerDeviceNodeSelection: new(true), Devices: []resourcev1.Device{{NodeName: new("node-b")}}}},
+		"Broken": {reason: "the allocator reports the error", want: true, spec: resourcev1.ResourceSliceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "x", Operator: "Sideways"}},
 		}}}}},
-		"Nothing": {reason: "a kind of a later Kubernetes", spec: resourcev1.ResourceSliceSpec{}},
+		"Nothing": {reason: "a later Kubernetes version can add kinds of slices", spec: resourcev1.ResourceSliceSpec{}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -98,9 +98,9 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// TestScene_ChoosesAsFromEverything compares a choice from the scene with one from all
-// slices, all claims and all records, in random clusters.
-func TestScene_ChoosesAsFromEverything(t *testing.T) {
+// TestScene_ChoosesLikeTheWholeCluster compares a choice from the scene with a choice from all
+// slices, claims and records, in random clusters.
+func TestScene_ChoosesLikeTheWholeCluster(t *testing.T) {
 	fitted := 0
 	for seed := range int64(200) {
 		rng := rand.New(rand.NewSource(seed))
@@ -128,7 +128,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 		fabric, ok := pool("fabric", "gpu-0").(*resourcev1.ResourceSlice)
 		require.True(t, ok)
 		fabric.Spec.NodeName, fabric.Spec.NodeSelector = nil, onNode(fmt.Sprintf("node-%d", rng.Intn(4)))
-		// A pool that is not complete serves nobody.
+		// An incomplete pool has no usable devices.
 		fabric.Spec.Pool.ResourceSliceCount = 1 + int64(rng.Intn(2))
 		s.Put(fabric)
 		wanted := theClaim("wanted")
@@ -153,8 +153,7 @@ func TestScene_ChoosesAsFromEverything(t *testing.T) {
 	require.Less(t, fitted, 180)
 }
 
-// everything is all slices, and all devices that a claim or a record other than the
-// attempt's has.
+// everything returns all slices, and all devices in claims or in records of other attempts.
 func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]*resourcev1.ResourceSlice, sets.Set[deviceID]) {
 	t.Helper()
 	var slices resourcev1.ResourceSliceList
@@ -181,9 +180,9 @@ func everything(t *testing.T, s *apiServer, claim types.UID, attempt string) ([]
 	return published, taken
 }
 
-// TestRefusal_ReadsWhatStandsInTheWay: claims on other nodes are not read, and a
-// request that would not fit on an empty node reads none.
-func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
+// A rejection reads no claims on other nodes. It reads no claims if the request does not fit on
+// an empty node.
+func TestAllocate_ReadsOnlyClaimsThatHoldMatchingDevices(t *testing.T) {
 	s, pods := world(t, 2, 1)
 	for i := range 50 {
 		s.Put(theClaim(fmt.Sprintf("far-%d", i), allocated("node-b", fmt.Sprintf("gpu-%d", i)), reservedTo("x")))
@@ -206,9 +205,9 @@ func TestRefusal_ReadsWhatStandsInTheWay(t *testing.T) {
 		require.ErrorContains(t, err, "no free devices")
 		return claims
 	}
-	assert.Equal(t, 2, reads(t), "those of the node, which hold what it needs")
+	assert.Equal(t, 2, reads(t), "both claims on the node hold matching devices")
 	claim := s.claim("c0")
 	claim.Spec.Devices.Requests[0].Exactly.Count = 3
 	s.Put(claim)
-	assert.Zero(t, reads(t), "the node has two devices, whoever has them")
+	assert.Zero(t, reads(t), "the node has only two devices")
 }

@@ -22,76 +22,75 @@ import (
 
 var errDown = errors.New("the API server is down")
 
-// TestUpstream has the facts of upstream's TestPlugin (Kubernetes v1.36.3,
-// dynamicresources_test.go) that are about PreBind and Unreserve, and those of its
-// PreFilter and Filter that a Binding meets with here. The cases have upstream's
-// names. Those with a wait are in wait_test.go.
+// TestUpstream contains the cases of upstream's TestPlugin (Kubernetes v1.36.3,
+// dynamicresources_test.go) for PreBind and Unreserve, and the cases of PreFilter and Filter that
+// apply to a Binding. The cases have upstream's names. await_test.go contains the cases that wait.
 func TestUpstream(t *testing.T) {
 	finalizer := func(claim *resourcev1.ResourceClaim) { claim.Finalizers = []string{resourcev1.Finalizer} }
 	cases := map[string]struct {
 		reason  string
 		pod     *corev1.Pod
 		objects []client.Object
-		// prepare is what others do between PreFlight and PreBind.
+		// prepare runs between PreFlight and PreBind, as another client.
 		prepare func(s *apiServer)
-		// fail is the answer to a write.
+		// fail returns the error of a write, or nil.
 		fail func(w fakeapi.Call) error
-		// want is the answer of PreFlight or PreBind; empty for none.
+		// want is the kind of the error of PreFlight or PreBind. It is empty if there is no error.
 		want framework.Kind
 		text string
-		// skip says that PreFlight finds nothing to do.
+		// skip means that PreFlight returns Skip.
 		skip bool
-		// after is how the claim is then.
+		// after checks the resulting claim.
 		users   []string
 		devices []string
 	}{
-		"empty":           {reason: "no claims, nothing to do", pod: thePod("web"), skip: true},
-		"claim-reference": {reason: "it is reserved", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
+		"empty":           {reason: "the pod has no claims", pod: thePod("web"), skip: true},
+		"claim-reference": {reason: "PreBind reserves the claim", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
 		"claim-template": {
-			reason: "it is reserved", pod: thePod("web", template("c")),
+			reason: "PreBind reserves the claim of the template", pod: thePod("web", template("c")),
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"podgroup-claim-template": {
-			reason: "differs: upstream reserves it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
+			reason: "differs: upstream reserves the claim for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"podgroup-with-resources": {
-			reason: "differs: upstream allocates it for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
+			reason: "differs: upstream allocates the claim for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
 			objects: []client.Object{theClaim("c", ofGroup("team")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"reserved-okay-podgroup": {
-			reason: "the scheduler did it", pod: thePod("web", grouped, template("c")), skip: true,
+			reason: "the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped, template("c")), skip: true,
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team"))}, users: []string{"team"}, devices: []string{"gpu-0"},
 		},
 		"deleted-claim": {
-			reason: "final", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "being deleted",
+			reason: "the claim is being deleted", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "being deleted",
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), meta1(gen.Terminating()))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"wrong-claim": {
-			reason: "another pod's", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "not created for this pod",
+			reason: "the claim belongs to another pod", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "not created for this pod",
 			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"no-resources": {
-			reason: "nothing is free on the node", want: framework.KindRefuse, text: "no free devices on node node-a",
+			reason: "the node has no free devices", want: framework.KindRefuse, text: "no free devices on node node-a",
 			objects: []client.Object{theClaim("c")}, users: []string{},
 		},
 		"with-resources": {
-			reason: "finalizer, allocation and reservation", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
+			reason: "PreBind adds the finalizer, the allocation and the reservation", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"with-resources-has-finalizer": {
-			reason: "the finalizer is there already", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
+			reason: "the claim already has the finalizer", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"with-resources-finalizer-gets-removed": {
-			reason: "it is added again", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
+			reason: "PreBind adds the finalizer again", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
 			prepare: func(s *apiServer) {
 				s.change("c", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Finalizers = nil })
 			},
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"with-resources-finalizer-gets-added": {
-			reason: "it is not added twice", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
+			reason: "PreBind adds the finalizer only once", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
 			prepare: func(s *apiServer) { s.change("c", "kube-scheduler", finalizer) },
 			users:   []string{"web"}, devices: []string{"gpu-0"},
 		},
@@ -100,72 +99,72 @@ func TestUpstream(t *testing.T) {
 			fail: nthWrite("patch", 2, errDown), users: []string{},
 		},
 		"with-resources-status-fails": {
-			reason: "the finalizer stays, as it does upstream", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: framework.KindInternal, text: "down",
+			reason: "like upstream, PreBind keeps the finalizer", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: framework.KindInternal, text: "down",
 			fail: nthWrite("patch status", 1, errDown), users: []string{},
 		},
 		"exhausted-resources-in-informer-cache": {
-			reason: "the device is another claim's", want: framework.KindRefuse, text: "no free devices",
+			reason: "another claim has the device", want: framework.KindRefuse, text: "no free devices",
 			objects: []client.Object{theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), reservedTo("db")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"tainted-device-enabled": {
-			reason: "a tainted device is not taken", want: framework.KindRefuse, text: "no free devices",
+			reason: "PreBind does not allocate a tainted device", want: framework.KindRefuse, text: "no free devices",
 			objects: []client.Object{theClaim("c"), tainted(pool("node-a", "gpu-0"))}, users: []string{},
 		},
 		"request-admin-access-with-DRAAdminAccess-featuregate": {
-			reason: "differs: upstream allocates it, here only a scheduler does", want: framework.KindRefuse, text: "admin access",
+			reason: "differs: upstream allocates the claim, Prebind leaves it to the scheduler", want: framework.KindRefuse, text: "admin access",
 			objects: []client.Object{theClaim("c", admin), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"structured-ignore-allocated-admin-access": {
-			reason: "a device that somebody looks at as an administrator is free", objects: []client.Object{
+			reason: "admin access does not occupy the device", objects: []client.Object{
 				theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), asAdmin), pool("node-a", "gpu-0"),
 			}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"claim-parameters-CEL-runtime-error": {
-			reason: "the allocator's own words", want: framework.KindRefuse, text: "no such key",
+			reason: "the message is from the allocator", want: framework.KindRefuse, text: "no such key",
 			objects: []client.Object{theClaim("c", selector(`device.attributes["gpu.example.com"].nope == 1`)), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"missing-class": {
-			reason: "the allocator's own words", want: framework.KindRefuse, text: "could not retrieve device class",
+			reason: "the message is from the allocator", want: framework.KindRefuse, text: "could not retrieve device class",
 			objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0"), without(deviceClass())}, users: []string{},
 		},
 		"claim-with-request-with-unknown-device-class": {
-			reason: "a class that is not Prebind's", want: framework.KindRefuse, text: `DeviceClass "tpu"`,
+			reason: "Prebind does not allocate the class", want: framework.KindRefuse, text: `DeviceClass "tpu"`,
 			objects: []client.Object{theClaim("c", ofOtherClass), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"claim-with-prioritized-list": {
-			reason: "the first that fits", objects: []client.Object{theClaim("c", firstOf(8, 1)), pool("node-a", "gpu-0", "gpu-1")},
+			reason: "PreBind allocates the first alternative that fits", objects: []client.Object{theClaim("c", firstOf(8, 1)), pool("node-a", "gpu-0", "gpu-1")},
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"claim-with-prioritized-list-unknown-device-class": {
-			reason: "all of them have to be Prebind's", want: framework.KindRefuse, text: `"r/s1" has DeviceClass "tpu"`,
+			reason: "Prebind must allocate the classes of all alternatives", want: framework.KindRefuse, text: `"r/s1" has DeviceClass "tpu"`,
 			objects: []client.Object{theClaim("c", firstOf(1, 1), secondOf("tpu")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"wrong-topology": {
-			reason: "final on this node; upstream's PostFilter then takes the devices back", want: framework.KindRefuse, text: "are not available on node",
+			reason: "the devices are on another node", want: framework.KindRefuse, text: "are not available on node",
 			objects: []client.Object{theClaim("c", allocated("node-b", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
-		"good-topology": {reason: "the same, where they can be used", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
+		"good-topology": {reason: "the devices are available on the node", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
 		"reserved-okay": {
-			reason: "kube-scheduler has done all of it", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"))}, skip: true,
+			reason: "kube-scheduler has allocated and reserved the claim", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"))}, skip: true,
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"add-allocation-timestamp-failure": {
-			reason: "deallocated between PreFlight and PreBind; the class is nobody's here", objects: []client.Object{theClaim("c", ofOtherClass, allocated("node-a", "gpu-0"))},
+			reason: "the claim was deallocated after PreFlight, and Prebind does not allocate its class", objects: []client.Object{theClaim("c", ofOtherClass, allocated("node-a", "gpu-0"))},
 			prepare: func(s *apiServer) {
 				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
 			want: framework.KindRefuse, text: "not allocated", users: []string{},
 		},
 		"bound-claim-with-failed-binding": {
-			reason: "final, with the driver's reason", want: framework.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
+			reason: "a failure condition is final", want: framework.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))},
 		},
 		"bound-claim-with-timed-out-binding": {
-			reason: "final", want: framework.KindRefuse, text: "still waiting for", users: []string{"web"}, devices: []string{"gpu-0"},
+			reason: "the timeout has passed", want: framework.KindRefuse, text: "still waiting for", users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))},
 		},
 		"multi-claims-binding-conditions-all-success": {
-			reason: "both are reserved", pod: thePod("web", uses("c", "d")), users: []string{"web"}, devices: []string{"gpu-0"},
+			reason: "PreBind reserves both claims", pod: thePod("web", uses("c", "d")), users: []string{"web"}, devices: []string{"gpu-0"},
 			objects: []client.Object{
 				theClaim("c", allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)), theClaim("d", allocated("node-a", "gpu-1"), needs(both, nil), says("gpu-1", yes)),
 			},
@@ -178,14 +177,14 @@ func TestUpstream(t *testing.T) {
 			},
 		},
 		"extended-resource-name-with-resources-has-claim": {
-			reason: "kube-scheduler has made it, allocated it and reserved it", pod: thePod("web", extended("c")), skip: true,
+			reason: "kube-scheduler has created, allocated and reserved the claim", pod: thePod("web", extended("c")), skip: true,
 			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), reservedTo("web"))}, users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"extended-resource-name-bind-failure": {
-			reason: "differs: upstream makes it anew; here it is refused", pod: thePod("web", extended("c")), want: framework.KindRefuse, text: "extended resources",
+			reason: "differs: upstream creates the claim again, Prebind rejects the bind", pod: thePod("web", extended("c")), want: framework.KindRefuse, text: "extended resources",
 			objects: []client.Object{theClaim("c", made("web"))}, users: []string{},
 		},
-		"claim-not-found": {reason: "there is no such claim", want: framework.KindRefuse, text: "does not exist"},
+		"claim-not-found": {reason: "the claim does not exist", want: framework.KindRefuse, text: "does not exist"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -211,14 +210,14 @@ func TestUpstream(t *testing.T) {
 			}
 			r.conn.Before = tc.fail
 			if err == nil && next == framework.Run {
-				assert.NotEmpty(t, bc.Intents(), "a dry run tells")
+				assert.NotEmpty(t, bc.Intents(), "a dry run shows the intents")
 				err = r.PreBind(t.Context(), bc)
 			}
 			r.conn.Before = nil
 			assert.Equal(t, tc.skip, next == framework.Skip, tc.reason)
 			if tc.skip {
-				assert.Empty(t, s.written(), "where all is in place nothing is written")
-				assert.Zero(t, s.Reads(), "nor is the API server asked")
+				assert.Empty(t, s.written(), "a bind that PreFlight skips writes nothing")
+				assert.Zero(t, s.Reads(), "a bind that PreFlight skips reads nothing from the API server")
 			}
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
@@ -238,16 +237,16 @@ func TestUpstream(t *testing.T) {
 				}
 				if tc.want == "" && !tc.skip && tc.devices != nil {
 					r.PostBind(t.Context(), bc)
-					assert.Empty(t, unsettled(s.claim("c")), "PostBind takes the mark off")
-					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "and leaves the rest")
+					assert.Empty(t, unsettled(s.claim("c")), "PostBind removes the mark")
+					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "PostBind keeps the reservations")
 				}
 			}
 		})
 	}
 }
 
-// TestUpstreamBindFailure is upstream's bind-failure: Unreserve takes the
-// reservation back, and leaves the allocation.
+// TestUpstreamBindFailure contains upstream's bind-failure cases: Unreserve removes the
+// reservation and keeps the allocation.
 func TestUpstreamBindFailure(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
@@ -255,14 +254,14 @@ func TestUpstreamBindFailure(t *testing.T) {
 		users   []string
 		devices []string
 	}{
-		"bind-failure":           {reason: "our reservation goes, the allocation stays", claim: theClaim("c", allocated("node-a", "gpu-0")), users: []string{}, devices: []string{"gpu-0"}},
-		"bind-failure-shared":    {reason: "those of others stay", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("db")), users: []string{"db"}, devices: []string{"gpu-0"}},
-		"bind-failure-allocated": {reason: "differs: what this attempt allocated goes, too; upstream keeps it and has PostFilter", claim: theClaim("c"), users: []string{}},
+		"bind-failure":           {reason: "the roll-back removes the reservation and keeps the allocation", claim: theClaim("c", allocated("node-a", "gpu-0")), users: []string{}, devices: []string{"gpu-0"}},
+		"bind-failure-shared":    {reason: "the roll-back keeps the reservations of other pods", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("db")), users: []string{"db"}, devices: []string{"gpu-0"}},
+		"bind-failure-allocated": {reason: "differs: the roll-back deallocates the claim, upstream leaves that to PostFilter", claim: theClaim("c"), users: []string{}},
 		"bind-podgroup-failure": {
-			reason: "what the scheduler reserved for the PodGroup stays", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedToGroup("team")),
+			reason: "the roll-back keeps the scheduler's reservation for the PodGroup", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedToGroup("team")),
 			users: []string{"team"}, devices: []string{"gpu-0"},
 		},
-		"bind-failure-reserved": {reason: "what the scheduler reserved is its own to take back", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web")), users: []string{"web"}, devices: []string{"gpu-0"}},
+		"bind-failure-reserved": {reason: "the roll-back keeps the scheduler's reservation for the pod", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web")), users: []string{"web"}, devices: []string{"gpu-0"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -274,15 +273,15 @@ func TestUpstreamBindFailure(t *testing.T) {
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
 			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
-			assert.Empty(t, unsettled(s.claim("c")), "no mark is left")
+			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
 			s.Forget()
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-			assert.Empty(t, s.written(), "once more does nothing")
+			assert.Empty(t, s.written(), "a second roll-back writes nothing")
 		})
 	}
 }
 
-// goneObject is one that is not there.
+// goneObject is an object that the test removes from the API server.
 type goneObject struct{ client.Object }
 
 func without(o client.Object) client.Object { return goneObject{o} }
@@ -300,7 +299,7 @@ func nthWrite(verb string, n int, err error) func(fakeapi.Call) error {
 	}
 }
 
-// devices are those of the claim by their own names.
+// devices returns the names of the devices of the claim.
 func devices(claim *resourcev1.ResourceClaim) []string {
 	var names []string
 	if claim.Status.Allocation != nil {
@@ -326,7 +325,7 @@ func asAdmin(claim *resourcev1.ResourceClaim) {
 	claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 }
 
-// ofOtherClass asks for what is not Prebind's.
+// ofOtherClass requests a class that Prebind does not allocate.
 func ofOtherClass(claim *resourcev1.ResourceClaim) {
 	claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = "tpu"
 }
@@ -337,7 +336,7 @@ func selector(expression string) claimOption {
 	}
 }
 
-// firstOf asks for so many devices, or else so many.
+// firstOf requests the first of these numbers of devices that fits.
 func firstOf(counts ...int64) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		request := &claim.Spec.Devices.Requests[0]

@@ -27,8 +27,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// stores is a cache as controller-runtime's: reads copy nothing, and a list goes
-// by an index.
+// stores is a cache like the one of controller-runtime. Reads copy nothing, and lists use indexes.
 type stores struct{ byKind map[string]cache.Indexer }
 
 func newStores(tb testing.TB, objects ...client.Object) *stores {
@@ -88,8 +87,8 @@ func kindOfList(list client.ObjectList) string {
 	return name[:len(name)-len("List")]
 }
 
-// places are where free volumes can be used: local ones of 1,000 nodes, those of
-// three zones, and those that every node can use.
+// places are options for free volumes: local volumes of 1,000 nodes, volumes of three zones, and
+// volumes that every node can use.
 var places = map[string]func(i int) gen.VolumeOption{
 	"local": func(i int) gen.VolumeOption { return gen.OnNode(fmt.Sprintf("node-%d", i%1000)) },
 	"zonal": func(i int) gen.VolumeOption {
@@ -98,8 +97,8 @@ var places = map[string]func(i int) gen.VolumeOption{
 	"anywhere": func(int) gen.VolumeOption { return gen.VolumeAccessModes(corev1.ReadWriteOnce) },
 }
 
-// matcher is the PreFlight of a pod whose claim gets a free volume, beside this many
-// free volumes of its class.
+// matcher returns the PreFlight of a pod whose claim gets a free volume. The class has this many
+// other free volumes.
 func matcher(tb testing.TB, place string, volumes int) func() {
 	tb.Helper()
 	node := gen.Node("node-7", gen.Zone("z1"))
@@ -134,16 +133,16 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// TestMatchDoesNotGrow: what a match takes does not depend on the number of free
-// volumes. BenchmarkMatch has the times.
-func TestMatchDoesNotGrow(t *testing.T) {
+// The allocations of a match do not depend on the number of free volumes. BenchmarkMatch measures
+// the times.
+func TestMatch_DoesNotGrowWithFreeVolumes(t *testing.T) {
 	for place := range places {
 		few, many := testing.AllocsPerRun(10, matcher(t, place, 1_000)), testing.AllocsPerRun(10, matcher(t, place, 10_000))
 		assert.LessOrEqual(t, many, 1.5*few, "%s: allocations with 10,000 volumes and with 1,000", place)
 	}
 }
 
-// indexes are the indexes of the cache, by kind.
+// indexes contains the indexes of the cache, by kind.
 type indexes map[string]cache.Indexers
 
 // IndexField implements client.FieldIndexer.

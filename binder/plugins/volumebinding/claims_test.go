@@ -18,11 +18,11 @@ func TestDecideOnClaims(t *testing.T) {
 	ofPod := gen.OwnedBy("Pod", "web", "pod-1")
 	cases := map[string]decideCase{
 		"NoClaims": {
-			reason:  "other volumes are none of this plugin's business",
+			reason:  "the plugin ignores volumes without a claim",
 			objects: []client.Object{gen.Pod("web", gen.EmptyDir("tmp"))},
 		},
 		"Missing": {
-			reason: "a claim that does not exist is refused", want: framework.KindRefuse,
+			reason: "the claim does not exist", want: framework.KindRefuse,
 			about: "PersistentVolumeClaim default/data", says: "does not exist",
 		},
 		"Terminating": {
@@ -31,17 +31,17 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolumeClaim default/data", says: "being deleted",
 		},
 		"Lost": {
-			reason: "its volume is gone", want: framework.KindRefuse,
+			reason: "the volume of the claim is gone", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost))},
 			about:   "PersistentVolumeClaim default/data", says: `lost its PersistentVolume "pv"`,
 		},
 		"EphemeralOwned": {
-			reason:  "a claim that was made for this pod is its own",
+			reason:  "the claim was created for this pod",
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", ofPod), local},
 			dynamic: []string{"web-tmp"},
 		},
 		"EphemeralOfAnother": {
-			reason: "a claim that only has the name is somebody else's", want: framework.KindRefuse,
+			reason: "the claim has the expected name and another owner", want: framework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp"), local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
 		},
@@ -51,16 +51,16 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
 		},
 		"EphemeralNotYet": {
-			reason: "the controller will make it soon", want: framework.KindWait,
+			reason: "the controller has not created the claim yet", want: framework.KindWait,
 			objects: []client.Object{ephemeralPod, local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: `"tmp"`,
 		},
 		"Bound": {
-			reason:  "nothing is to be done",
+			reason:  "the claim is bound to a volume on the node",
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-a"))},
 		},
 		"BoundWithPhasePending": {
-			reason:  "the phase may lag behind; the annotation counts",
+			reason:  "the phase is updated later and does not count",
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimPending)), volumeNamed("pv", gen.ClaimRef(theClaim()))},
 		},
 		"BoundElsewhere": {
@@ -69,7 +69,7 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolume pv", says: "excludes node node-a",
 		},
 		"BoundVolumeMissing": {
-			reason: "the claim is as good as lost", want: framework.KindRefuse,
+			reason: "the volume of the claim does not exist", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"))},
 			about:   "PersistentVolumeClaim default/data", says: "pv does not exist",
 		},
@@ -84,7 +84,7 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
 		"BoundVolumeUnclaimed": {
-			reason: "somebody cleared the claimRef", want: framework.KindRefuse,
+			reason: "the volume has no claimRef", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
@@ -94,12 +94,12 @@ func TestDecideOnClaims(t *testing.T) {
 			about:   "PersistentVolumeClaim default/data", says: "StorageClass local does not exist",
 		},
 		"Immediate": {
-			reason: "it is bound without a pod, so the scheduler should have waited for it", want: framework.KindRefuse,
+			reason: "the class binds the claim without a pod, so the scheduler must wait for it", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.OfClass("eager")), eager, volumeNamed("pv", gen.VolumeOfClass("eager"))},
 			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
 		},
 		"NoClass": {
-			reason: "no class means Immediate", want: framework.KindRefuse,
+			reason: "a claim without a class is bound without a pod", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.OfClass("")), volumeNamed("pv", gen.VolumeOfClass(""))},
 			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
 		},

@@ -17,7 +17,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// forOnePod is the claim data, bound, for one pod at a time.
+// forOnePod returns the bound ReadWriteOncePod claim data.
 func forOnePod(options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
 	return theClaim(append([]gen.ClaimOption{gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv")}, options...)...)
 }
@@ -39,31 +39,31 @@ func TestExclusive(t *testing.T) {
 		others []client.Object
 		want   framework.Kind
 		says   string
-		// free says that no pods are listed.
+		// free means that the bind lists no pods.
 		free bool
 	}{
-		"NotExclusive": {reason: "a claim of another mode costs nothing", claim: theClaim(gen.BoundToVolume("pv")), others: []client.Object{another("a")}, free: true},
+		"NotExclusive": {reason: "a claim with another access mode needs no list of pods", claim: theClaim(gen.BoundToVolume("pv")), others: []client.Object{another("a")}, free: true},
 		"Unused":       {reason: "no other pod uses the claim", claim: forOnePod()},
 		"Used": {
 			reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{another("a")},
 			want: framework.KindRefuse, says: "pod a on node node-b",
 		},
 		"UsedOnManyPages": {
-			reason: "every pod is looked at", claim: forOnePod(), want: framework.KindRefuse, says: "pod e on",
+			reason: "the plugin reads all pages of the list", claim: forOnePod(), want: framework.KindRefuse, says: "pod e on",
 			others: []client.Object{
 				gen.Pod("a", gen.BoundTo("n")), gen.Pod("b", gen.BoundTo("n")), gen.Pod("c", gen.BoundTo("n")), gen.Pod("d", gen.BoundTo("n")), another("e"),
 			},
 		},
 		"UsedByTerminating": {
-			reason: "it has not ended yet", claim: forOnePod(), others: []client.Object{another("a", gen.Terminating())},
+			reason: "a terminating pod still uses the claim", claim: forOnePod(), others: []client.Object{another("a", gen.Terminating())},
 			want: framework.KindRefuse, says: "pod a",
 		},
-		"Succeeded":      {reason: "it has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodSucceeded)}},
-		"Failed":         {reason: "it has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodFailed)}},
-		"Pending":        {reason: "it has no node, and may never get one", claim: forOnePod(), others: []client.Object{another("a", gen.BoundTo(""))}},
-		"OtherNamespace": {reason: "that is another claim", claim: forOnePod(), others: []client.Object{another("a", gen.InNamespace("other"))}},
-		"Itself":         {reason: "the pod was bound a moment ago", claim: forOnePod(), others: []client.Object{another("web-1", gen.UID("pod-1"))}},
-		"OtherClaim":     {reason: "that is another claim", claim: forOnePod(), others: []client.Object{gen.Pod("a", gen.BoundTo("n"), gen.UsesClaim("logs"))}},
+		"Succeeded":      {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodSucceeded)}},
+		"Failed":         {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodFailed)}},
+		"Pending":        {reason: "a pod without a node does not use the claim", claim: forOnePod(), others: []client.Object{another("a", gen.BoundTo(""))}},
+		"OtherNamespace": {reason: "the pod uses a claim in another namespace", claim: forOnePod(), others: []client.Object{another("a", gen.InNamespace("other"))}},
+		"Itself":         {reason: "the list contains the pod itself", claim: forOnePod(), others: []client.Object{another("web-1", gen.UID("pod-1"))}},
+		"OtherClaim":     {reason: "the pod uses another claim", claim: forOnePod(), others: []client.Object{gen.Pod("a", gen.BoundTo("n"), gen.UsesClaim("logs"))}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -77,14 +77,13 @@ func TestExclusive(t *testing.T) {
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.free, next == framework.Skip, "only PreBind reserves")
+			assert.Equal(t, tc.free, next == framework.Skip, "only PreBind reserves claims")
 		})
 	}
 }
 
-// TestExclusiveEphemeral: a generic ephemeral claim is made for its pod, so that
-// there is nobody to look for.
-func TestExclusiveEphemeral(t *testing.T) {
+// A generic ephemeral claim belongs to its pod, so the plugin lists no pods.
+func TestExclusive_EphemeralClaim(t *testing.T) {
 	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
 	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
 	w := newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))
@@ -93,15 +92,14 @@ func TestExclusiveEphemeral(t *testing.T) {
 	assert.Zero(t, w.podLists)
 }
 
-// TestExclusiveBeforeWriting: nothing is written for a claim that is in use.
-func TestExclusiveBeforeWriting(t *testing.T) {
+func TestExclusive_WritesNothingForAClaimInUse(t *testing.T) {
 	w := newWorld(theNode(), local, theClaim(gen.AccessModes(corev1.ReadWriteOncePod)), another("a"))
 	_, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 }
 
-// TestExclusiveAfterWaiting: another pod got the claim while this one waited.
-func TestExclusiveAfterWaiting(t *testing.T) {
+// Another pod gets the claim while this pod waits.
+func TestExclusive_ChecksAgainAfterTheWait(t *testing.T) {
 	unbound := theClaim(gen.AccessModes(corev1.ReadWriteOncePod), gen.SelectedNode("node-a"))
 	w := newWorld(thePod(), theNode(), local, unbound)
 	p := pluginIn(w)
@@ -117,8 +115,8 @@ func TestExclusiveAfterWaiting(t *testing.T) {
 	assert.ErrorContains(t, err, "pod a")
 }
 
-// onePod is a world with a bound claim for one pod at a time, and a bind of a pod
-// that uses it, up to the end of PreBind.
+// onePod returns a world with a bound ReadWriteOncePod claim, and a function that binds a pod
+// with the claim up to the end of PreBind.
 func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*framework.BindContext, error)) {
 	t.Helper()
 	w = newWorld(theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))
@@ -136,9 +134,8 @@ func sharer(name string, options ...gen.PodOption) *corev1.Pod {
 	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
 }
 
-// TestPreFlightReservesNothing: a bind may be denied after PreFlight, and the plugin
-// does not hear of it.
-func TestPreFlightReservesNothing(t *testing.T) {
+// A bind can be denied after PreFlight without a call to the plugin.
+func TestPreFlight_ReservesNothing(t *testing.T) {
 	w, p, preBind := onePod(t)
 	w.put(sharer("first"))
 	w.put(sharer("second"))
@@ -146,7 +143,7 @@ func TestPreFlightReservesNothing(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, framework.Run, next, "PreBind reserves the claim")
 	_, err = preBind("second")
-	require.NoError(t, err, "the first was denied after its PreFlight")
+	require.NoError(t, err, "the first bind was denied after its PreFlight")
 
 	dry := contextFor(sharer("first"))
 	dry.DryRun = true
@@ -156,51 +153,49 @@ func TestPreFlightReservesNothing(t *testing.T) {
 	assert.Empty(t, dry.Intents())
 }
 
-// TestExclusiveRace: two pods that are bound at the same time do not both get the
-// claim, although neither has a node yet.
-func TestExclusiveRace(t *testing.T) {
+// Two concurrent binds request the claim. Neither pod has a node yet.
+func TestExclusive_ReservesAClaimForOneBind(t *testing.T) {
 	w, p, preBind := onePod(t)
 	w.put(sharer("first"))
 	w.put(sharer("second"))
 	first, err := preBind("first")
 	require.NoError(t, err)
 	second, err := preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "the first may be bound at any moment: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "the bind of the first pod is in progress: %v", err)
 	assert.ErrorContains(t, err, "pod first")
 	_, err = preBind("first")
-	require.NoError(t, err, "a repeated call has the claim already")
+	require.NoError(t, err, "a repeated call keeps the reservation")
 
 	require.NoError(t, p.PreBindRollBack(t.Context(), second))
 	_, err = preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "it had nothing to release: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "the roll-back of the second bind releases nothing: %v", err)
 	elsewhere := contextFor(sharer("first"))
 	elsewhere.Node = gen.Node("node-b")
 	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
 	_, err = preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "an earlier bind of the pod is not this one: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "the roll-back of an earlier bind releases nothing: %v", err)
 
-	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "the later bind of the same pod takes over")
+	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "a later bind of the same pod takes over the reservation")
 	require.NoError(t, p.PreBindRollBack(t.Context(), first))
 	_, err = preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "what the later bind has is not the earlier bind's to release: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "the earlier bind cannot release the reservation of the later bind: %v", err)
 	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
 	second, err = preBind("second")
-	require.NoError(t, err, "a bind that is rolled back needs no claim")
+	require.NoError(t, err, "a roll-back releases the claim")
 	assert.Len(t, p.reservations.byClaim, 1)
 	w.put(sharer("second", gen.BoundTo("node-a")))
 	p.PostBind(t.Context(), second)
-	assert.Empty(t, p.reservations.byClaim, "a bind that is over needs no reservation")
+	assert.Empty(t, p.reservations.byClaim, "PostBind ends the reservation")
 	_, err = preBind("first")
-	assert.True(t, framework.IsKind(err, framework.KindRefuse), "the list of pods shows who has it: %v", err)
+	assert.True(t, framework.IsKind(err, framework.KindRefuse), "the list of pods shows the pod that uses the claim: %v", err)
 	w.remove(sharer("second"))
 	_, err = preBind("first")
 	require.NoError(t, err)
 }
 
-// TestExclusiveFailure: a bind reserves all of its claims or none, and a round that
-// fails does not release what an earlier one has reserved, for that bind may be on
-// its way.
-func TestExclusiveFailure(t *testing.T) {
+// A call that fails does not release the reservations of an earlier call, because that bind can
+// still be in progress.
+func TestExclusive_ReservesAllClaimsOrNone(t *testing.T) {
 	logs := claimNamed("logs", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv2"))
 	w, p, preBind := onePod(t)
 	w.put(sharer("first"))
@@ -210,9 +205,9 @@ func TestExclusiveFailure(t *testing.T) {
 	err = p.reserveExclusive(t.Context(), both, []*corev1.PersistentVolumeClaim{logs, forOnePod()})
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
-	assert.Len(t, p.reservations.byClaim, 1, "all or none")
+	assert.Len(t, p.reservations.byClaim, 1, "the bind reserves all claims or none")
 
 	w.err = errors.New("boom")
 	require.ErrorIs(t, p.reserveExclusive(t.Context(), contextFor(sharer("first")), []*corev1.PersistentVolumeClaim{forOnePod()}), w.err)
-	assert.Len(t, p.reservations.byClaim, 1, "the roll-back releases it")
+	assert.Len(t, p.reservations.byClaim, 1, "the roll-back releases the claim")
 }

@@ -25,33 +25,32 @@ import (
 	"github.com/prebind/prebind/test/plugintest"
 )
 
-// world is an API server, as a reader, a writer and the source of changes. As a cache it is
-// as good.
+// world is an API server or a cache: a reader, a writer and a source of changes.
 type world struct {
 	*fakeapi.Connection
 	server *fakeapi.Server
 	hub    *framework.Hub
 
 	mu sync.Mutex
-	// patches are those that came, applied is how many of them had an effect.
+	// patches contains all patch requests. applied is the number of patches that succeeded.
 	patches []patched
 	applied int
-	// podLists is how often pods were listed.
+	// podLists is the number of list requests for pods.
 	podLists int
-	// fail, when it is set, may refuse a patch of the object of this name.
+	// fail, if set, can return an error for a patch of the object with the name.
 	fail func(name string) error
-	// err, when it is set, is the answer to every read.
+	// err, if set, is the error of every read.
 	err error
-	// free follows the volumes, unless it is paused: then it misses what others store.
+	// free is the index of free volumes. It misses changes while paused is true.
 	free   *FreeVolumes
 	paused bool
-	// metadataLists is how often the metadata of all objects of a kind was listed.
+	// metadataLists is the number of lists of the metadata of all objects of a kind.
 	metadataLists int
-	// listing, when it is set, is called before each of these lists.
+	// listing, if set, is called before each of these lists.
 	listing func()
 }
 
-// patched is a patch that reached the world.
+// patched is a patch request.
 type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
@@ -70,7 +69,7 @@ func newWorld(objects ...client.Object) *world {
 
 func kindOf(o client.Object) string { return fakeapi.Kind(o) }
 
-// changed lets the hub and the free volumes follow.
+// changed notifies the hub and the index of free volumes.
 func (w *world) changed(o client.Object, deleted bool) {
 	switch _, volume := o.(*corev1.PersistentVolume); {
 	case deleted && volume:
@@ -81,10 +80,9 @@ func (w *world) changed(o client.Object, deleted bool) {
 	w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
-// before counts a call, and fails it where the test says so.
+// before counts a call and returns the error that the test has set.
 func (w *world) before(call fakeapi.Call) error {
-	// An index is of the cache; pods, and the metadata of a kind, are listed from the API
-	// server.
+	// Lists by an index are from the cache. Lists of pods and of metadata are from the API server.
 	live := call.Verb == "list" && (call.Kind == "PodList" || call.List.FieldSelector == nil)
 	if live && call.Kind != "PodList" && w.listing != nil {
 		w.listing()
@@ -101,7 +99,7 @@ func (w *world) before(call fakeapi.Call) error {
 	case w.err != nil:
 		return w.err
 	case live && call.List.Limit == 0:
-		return errors.New("the API server is asked for lists in pages")
+		return errors.New("lists from the API server must be limited to pages")
 	case live && call.Kind == "PodList":
 		w.podLists++
 	case live && call.List.Continue == "":
@@ -119,7 +117,7 @@ func (w *world) after(call fakeapi.Call) error {
 	return nil
 }
 
-// packing is the world as the cache has it: of each object only what the transforms leave.
+// packing is the cache of a world. It holds the objects after the transforms.
 type packing struct{ *world }
 
 func (p packing) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
@@ -158,7 +156,7 @@ func (p packing) List(ctx context.Context, into client.ObjectList, options ...cl
 	return meta.SetList(into, seen)
 }
 
-// packed is what a reader of the cache gets instead of the object, nil for nothing.
+// packed returns the object as a reader of the cache gets it, or nil if the cache hides it.
 func packed(o runtime.Object) (runtime.Object, error) {
 	for kind, by := range Caches("") {
 		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
@@ -178,13 +176,13 @@ func packed(o runtime.Object) (runtime.Object, error) {
 	return o, nil
 }
 
-// put stores an object, and remove deletes it, as others do.
+// put stores an object and remove deletes it, as another client.
 func (w *world) put(o client.Object)    { w.server.Put(o) }
 func (w *world) remove(o client.Object) { w.server.Remove(o) }
 
 func (w *world) count() int { return w.server.Reads() }
 
-// writer is the world as a writer that can only patch.
+// writer is a writer to the world that can only patch.
 type writer struct {
 	client.Writer
 	w *world
@@ -194,7 +192,7 @@ func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, 
 	return w.w.Patch(ctx, o, patch, options...)
 }
 
-// pluginIn returns the plugin whose cache and API server are the same world; the cache packs it.
+// pluginIn returns a plugin with the world as its API server. Its cache contains the packed world.
 func pluginIn(w *world) *Plugin { return pluginBetween(w, w) }
 
 func pluginBetween(cached, live *world) *Plugin {
@@ -203,13 +201,13 @@ func pluginBetween(cached, live *world) *Plugin {
 	}, cached.free, NewSelections(clock.RealClock{}))
 }
 
-// preFlight decides as the engine does.
+// preFlight runs Setup and PreFlight like the engine.
 func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
 	return plugintest.PreFlight(ctx, p.h, p, bc)
 }
 
-// The objects that most of these tests are about: the pod web uses the claim
-// data of the class local, whose volumes are found or made on node-a in zone z1.
+// Most tests use these objects: the pod web uses the claim data of the class local, and node-a is
+// in zone z1.
 func thePod(options ...gen.PodOption) *corev1.Pod {
 	return gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1"), gen.UsesClaim("data")}, options...)...)
 }

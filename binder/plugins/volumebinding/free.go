@@ -25,7 +25,7 @@ type FreeVolumes struct {
 	mu      sync.Mutex
 	changes *framework.Hub
 	byName  map[string]placed
-	// shelves are by class, node, and likeness. A shelf is never empty.
+	// shelves contains the shelves by class, node, and likeness. A shelf is never empty.
 	shelves map[string]map[string]map[string]*shelf
 }
 
@@ -36,7 +36,7 @@ var _ cache.ResourceEventHandler = (*FreeVolumes)(nil)
 type shelf struct {
 	volumes *btree.BTreeG[*corev1.PersistentVolume]
 	// migratable means that the volumes are of an in-tree plugin that can be migrated. Such
-	// volumes are not alike, because each is matched as translated.
+	// volumes are not alike, because each is matched with its translation.
 	migratable bool
 	// pending means that the volumes are not available yet.
 	pending bool

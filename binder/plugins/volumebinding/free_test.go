@@ -19,8 +19,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// among is what FindMatchingVolume finds for the claim among all volumes, by name.
-// It defines the expected volume, which the index must find.
+// among returns the volume that FindMatchingVolume finds for the claim among all volumes. The
+// index must find the same volume.
 func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) string {
 	t.Helper()
 	var here []*corev1.PersistentVolume
@@ -38,12 +38,12 @@ func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, c
 	return found.Name
 }
 
-// TestSmallestIsWhatUpstreamFinds: in random worlds that change, the index finds the
-// volume that FindMatchingVolume finds among all of them.
-func TestSmallestIsWhatUpstreamFinds(t *testing.T) {
+// The test changes random worlds. In each state, the index finds the volume that
+// FindMatchingVolume finds among all volumes.
+func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 	found := 0
 	for seed := range uint64(300) {
-		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The same worlds every time.
+		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The seed makes the test repeatable.
 		free, all := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
 		for range 120 {
 			pv := randomVolume(random)
@@ -81,7 +81,7 @@ func TestSmallestIsWhatUpstreamFinds(t *testing.T) {
 				}
 				require.NotNil(t, got, "seed %d: %s", seed, want)
 				require.Equal(t, want, got.Name, "seed %d", seed)
-				require.Same(t, all[want], got, "it is the volume, and not its translation")
+				require.Same(t, all[want], got, "the index returns the volume, not its translation")
 				taken[want] = got
 				found++
 			}
@@ -90,9 +90,9 @@ func TestSmallestIsWhatUpstreamFinds(t *testing.T) {
 			free.OnDelete(pv)
 		}
 		assert.Empty(t, free.byName)
-		assert.Empty(t, free.shelves, "nothing is left of volumes that are gone")
+		assert.Empty(t, free.shelves, "the index keeps nothing of deleted volumes")
 	}
-	assert.Greater(t, found, 1000, "the worlds should have volumes that fit")
+	assert.Greater(t, found, 1000, "enough worlds have volumes that fit")
 }
 
 func pick[T any](random *rand.Rand, some ...T) T { return some[random.IntN(len(some))] }
@@ -127,8 +127,7 @@ func randomClaim(random *rand.Rand) *corev1.PersistentVolumeClaim {
 	)
 }
 
-// TestFreeVolumesOfANode: what only other nodes can use is not even looked at.
-func TestFreeVolumesOfANode(t *testing.T) {
+func TestFreeVolumes_OmitsVolumesOfOtherNodes(t *testing.T) {
 	free := NewFreeVolumes()
 	for i := range 100 {
 		free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.OnNode(fmt.Sprintf("node-%d", i%10))), true)
@@ -151,10 +150,10 @@ func TestFreeVolumesOfANode(t *testing.T) {
 	for _, on := range before {
 		n += on.volumes.Len()
 	}
-	assert.Equal(t, 11, n, "what was read does not change")
+	assert.Equal(t, 11, n, "the result is a snapshot")
 }
 
-// TestFreeVolumes_BoundVolumeIsGone: the cache holds a bound volume as another type.
+// The cache holds a bound volume as another type.
 func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	free := NewFreeVolumes()
 	pv := volumeNamed("pv")
@@ -169,14 +168,13 @@ func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	free.OnUpdate(pv, packed)
 	assert.Empty(t, free.of("local", ""))
 	free.OnUpdate(packed, pv)
-	assert.Len(t, free.of("local", ""), 1, "it is released")
+	assert.Len(t, free.of("local", ""), 1, "a released volume is free again")
 	free.OnDelete(packed)
 	assert.Empty(t, free.of("local", ""))
 }
 
-// TestMigratableIsSeen: the CSINode is read only where a volume of the class may need
-// it.
-func TestMigratableIsSeen(t *testing.T) {
+// The plugin reads the CSINode only if a volume of the class may need it.
+func TestFreeVolumes_ReportsMigratableVolumes(t *testing.T) {
 	assert.False(t, snap(theClaim(), local, volumeNamed("pv")).migratable())
 	assert.True(t, snap(theClaim(), local, volumeNamed("pv", gen.VolumeSource(gceSource))).migratable())
 }

@@ -26,14 +26,14 @@ import (
 // server held when the call arrived: it lists the metadata of all objects of the kind and
 // compares them with the cache. All calls share surveys, and the rate of surveys is limited.
 const (
-	// surveyPage is how many objects a survey lists at a time.
+	// surveyPage is the page size of a survey.
 	surveyPage = 500
 	// surveyTakes is the maximum duration of a survey.
 	surveyTakes = 30 * time.Second
-	// catchUp is how long a survey waits for the cache.
+	// catchUp is the maximum time that a survey waits for the cache.
 	catchUp = 2 * time.Second
-	// surveyPatience is how long a call waits for a survey before the client has to call
-	// again.
+	// surveyPatience is the maximum time that a call waits for a survey. After that, the client
+	// has to call again.
 	surveyPatience = 5 * time.Second
 	// surveyEvery is the minimum time between the starts of two surveys of a kind.
 	// After a long one the pause is surveyRest times its duration, so that surveys
@@ -43,18 +43,18 @@ const (
 	// surveyReads limits how many objects that are missing from the cache a survey reads one by
 	// one, in case they were deleted in the meantime.
 	surveyReads = 100
-	// askedFor is how long a survey remembers a bind whose client has to call again. askedMost
-	// limits their number.
+	// askedFor is the time that a survey remembers a bind whose client has to call again.
+	// askedMost limits the number of these binds.
 	askedFor  = 2 * time.Minute
 	askedMost = 10_000
 )
 
-// lackError is the cause of a rejection because no object of these kinds fits.
+// lackError is the cause of a rejection if no object of these kinds fits.
 type lackError struct{ kinds []string }
 
 func (e lackError) Error() string { return "no object fits" }
 
-// lacks returns the kinds of which another object could change the decision.
+// lacks returns the kinds whose objects could change the decision.
 func lacks(err error) []string {
 	if e := (lackError{}); errors.As(err, &e) {
 		return e.kinds
@@ -62,7 +62,7 @@ func lacks(err error) []string {
 	return nil
 }
 
-// The kinds that are surveyed.
+// The kinds of surveys.
 const (
 	volumeKind   = "PersistentVolume"
 	capacityKind = "CSIStorageCapacity"
@@ -123,7 +123,8 @@ func (p *Plugin) asked(bc *framework.BindContext) bool {
 	return false
 }
 
-// forget makes the bind need a new survey when it lacks an object the next time.
+// forget discards the result of the survey for the bind. If the bind lacks an object again, it
+// needs a new survey.
 func (p *Plugin) forget(bc *framework.BindContext) {
 	for _, s := range p.surveys {
 		s.asked.Remove(askerOf(bc))
@@ -141,7 +142,7 @@ type asker struct {
 
 func askerOf(bc *framework.BindContext) asker { return asker{pod: bc.Pod.UID, node: bc.Node.Name} }
 
-// survey makes the surveys of one kind, one at a time. It is safe for concurrent use.
+// survey runs the surveys of one kind, one at a time. It is safe for concurrent use.
 type survey struct {
 	h    framework.Handle
 	kind schema.GroupVersionKind
@@ -152,12 +153,12 @@ type survey struct {
 	asked *utilcache.LRUExpireCache
 
 	mu sync.Mutex
-	// begun and proven are the numbers of the last survey that began, and of the last
-	// one after which the cache held everything.
+	// begun is the number of the last survey that started. proven is the number of the last
+	// survey after which the cache held all objects.
 	begun, proven int
-	// running is the one in progress, or nil.
+	// running is the survey in progress, or nil.
 	running *run
-	// next is when another one may begin.
+	// next is the earliest start of the next survey.
 	next time.Time
 }
 
@@ -221,7 +222,7 @@ func (s *survey) ask(ctx context.Context, by asker) (current *run, proven bool) 
 	return s.running, false
 }
 
-// conduct makes the survey of this number.
+// conduct runs the survey with the number.
 func (s *survey) conduct(ctx context.Context, r *run, number int) {
 	begin := s.h.Clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, surveyTakes)

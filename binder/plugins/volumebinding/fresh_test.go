@@ -21,8 +21,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// lacking is a bind of a pod whose claim no volume of the cache fits. The cache may
-// be behind the API server.
+// lacking binds a pod with a claim that no volume in the cache fits. The cache can be behind the
+// API server.
 type lacking struct {
 	cached, live *world
 	p            *Plugin
@@ -30,7 +30,7 @@ type lacking struct {
 
 func newLacking(t *testing.T, more ...client.Object) *lacking {
 	t.Helper()
-	// More than one page.
+	// The volumes need more than one page.
 	objects := append([]client.Object{theNode(), static, theClaim(gen.OfClass("static"))}, more...)
 	for i := range 5 {
 		objects = append(objects, volumeNamed(fmt.Sprintf("other-%d", i)))
@@ -40,15 +40,14 @@ func newLacking(t *testing.T, more ...client.Object) *lacking {
 	return l
 }
 
-// bind is the PreFlight of the pod of this UID.
+// bind runs PreFlight for a pod with the UID.
 func (l *lacking) bind(t *testing.T, uid types.UID) error {
 	t.Helper()
 	_, err := l.p.preFlight(t.Context(), contextFor(thePod(gen.UID(uid))))
 	return err
 }
 
-// start begins the bind of the pod "one" in the background, and waits until nothing
-// moves any more.
+// start starts the bind of the pod "one" in the background, and waits until it blocks.
 func (l *lacking) start(t *testing.T) <-chan error {
 	t.Helper()
 	result := make(chan error, 1)
@@ -64,14 +63,14 @@ func (l *lacking) pass(d time.Duration) {
 
 var newVolume = volumeNamed("pv", gen.VolumeOfClass("static"))
 
-func TestLackIsNotRefusedWhileTheCacheIsBehind(t *testing.T) {
+func TestSurvey_DoesNotRejectWhileTheCacheIsBehind(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		before client.Object
 	}{
-		"NotCached": {reason: "the scheduler has seen a volume that the cache does not hold yet"},
+		"NotCached": {reason: "the cache does not hold the volume that the scheduler chose"},
 		"NotCachedAsItIs": {
-			reason: "the scheduler has seen that the volume is available again",
+			reason: "the volume in the cache is still in use",
 			before: volumeNamed("pv", gen.Version("19"), gen.VolumeOfClass("static"), gen.ClaimRef(claimNamed("logs")), gen.VolumePhase(corev1.VolumeReleased)),
 		},
 	}
@@ -84,7 +83,7 @@ func TestLackIsNotRefusedWhileTheCacheIsBehind(t *testing.T) {
 				}
 				l.live.put(newVolume)
 				result := l.start(t)
-				assert.Empty(t, result, "%s: it waits for the cache", tc.reason)
+				assert.Empty(t, result, "%s: the bind waits for the cache", tc.reason)
 				l.cached.put(newVolume)
 				require.NoError(t, <-result, tc.reason)
 
@@ -93,14 +92,14 @@ func TestLackIsNotRefusedWhileTheCacheIsBehind(t *testing.T) {
 				l.pass(surveyEvery)
 				err := l.bind(t, "one")
 				assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-				assert.Equal(t, 2, l.live.metadataLists, "what was proven for the first bind does not count for the second")
+				assert.Equal(t, 2, l.live.metadataLists, "the second bind needs its own survey")
 			})
 		})
 	}
 }
 
-// TestLackWaitsForTheIndex: the cache holds a volume before the index does.
-func TestLackWaitsForTheIndex(t *testing.T) {
+// The cache holds a volume before the index does.
+func TestSurvey_WaitsForTheIndex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.put(newVolume)
@@ -113,8 +112,8 @@ func TestLackWaitsForTheIndex(t *testing.T) {
 	})
 }
 
-// TestCacheThatStaysBehind: its binds are neither refused nor allowed.
-func TestCacheThatStaysBehind(t *testing.T) {
+// A bind is neither rejected nor allowed while the cache stays behind.
+func TestSurvey_CacheStaysBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.put(newVolume)
@@ -126,8 +125,9 @@ func TestCacheThatStaysBehind(t *testing.T) {
 	})
 }
 
-// TestVolumesDeletedDuringASurvey: they never come, and prove nothing.
-func TestVolumesDeletedDuringASurvey(t *testing.T) {
+// The cache never receives volumes that are deleted during a survey. They do not mean that the
+// cache is behind.
+func TestSurvey_IgnoresVolumesDeletedInTheMeantime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.put(volumeNamed("short-lived"))
@@ -147,13 +147,13 @@ func TestVolumesDeletedDuringASurvey(t *testing.T) {
 		reads := l.live.count()
 		err = <-result
 		assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-		assert.Less(t, l.live.count()-reads, 20, "many volumes are not read one by one")
+		assert.Less(t, l.live.count()-reads, 20, "the survey does not read many volumes one by one")
 	})
 }
 
-// TestSurveysAreFew: many claims that cannot be served cost one list of all volumes
-// every few seconds, and each bind comes to its refusal.
-func TestSurveysAreFew(t *testing.T) {
+// Many claims without a matching volume cause one list of all volumes every few seconds. Each bind
+// is rejected in the end.
+func TestSurvey_LimitsTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		refused, waiting := 0, []types.UID(nil)
@@ -169,27 +169,26 @@ func TestSurveysAreFew(t *testing.T) {
 				case framework.IsKind(err, framework.KindWait):
 					again = append(again, uid)
 				default:
-					t.Fatalf("neither refused nor waiting: %v", err)
+					t.Fatalf("the bind is neither rejected nor waiting: %v", err)
 				}
 			}
 			waiting = again
 		}
 		round()
-		assert.Equal(t, 1, refused, "the first did not have to wait")
+		assert.Equal(t, 1, refused, "the first bind does not wait")
 		assert.Equal(t, 1, l.live.metadataLists)
 		l.pass(surveyEvery - 1)
 		round()
-		assert.Equal(t, 1, l.live.metadataLists, "not so soon again")
+		assert.Equal(t, 1, l.live.metadataLists, "the next survey starts later")
 		l.pass(1)
 		round()
-		assert.Equal(t, 50, refused, "one survey is for all that asked before")
+		assert.Equal(t, 50, refused, "one survey is enough for all earlier binds")
 		assert.Equal(t, 2, l.live.metadataLists)
 	})
 }
 
-// TestSurveyInProgressIsTooEarly: it may have passed the place where a volume is made
-// now. The bind needs the next one, which is remembered for it.
-func TestSurveyInProgressIsTooEarly(t *testing.T) {
+// A survey in progress can miss a volume that is created now. The bind needs the next survey.
+func TestSurvey_InProgressStartedTooEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		gate := make(chan struct{})
@@ -198,9 +197,9 @@ func TestSurveyInProgressIsTooEarly(t *testing.T) {
 		begin := time.Now()
 		err := l.bind(t, "two")
 		assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-		assert.Zero(t, time.Since(begin), "it does not wait for a survey that cannot answer it")
+		assert.Zero(t, time.Since(begin), "the bind does not wait for a survey that started too early")
 		l.pass(surveyPatience)
-		assert.True(t, framework.IsKind(<-first, framework.KindWait), "a call waits for so long only")
+		assert.True(t, framework.IsKind(<-first, framework.KindWait), "the time that a call waits is limited")
 		l.live.put(newVolume)
 		close(gate)
 		l.pass(time.Minute)
@@ -210,22 +209,21 @@ func TestSurveyInProgressIsTooEarly(t *testing.T) {
 	})
 }
 
-// TestSlowSurvey: a bind that came before a survey that took long needs no other.
-func TestSlowSurvey(t *testing.T) {
+// A bind that arrived before a slow survey needs no second survey.
+func TestSurvey_Slow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.listing = func() { <-time.After(2 * time.Second) }
 		assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindWait), "the pages take longer than a call waits")
 		l.pass(10 * time.Second)
-		assert.True(t, framework.IsKind(l.bind(t, "two"), framework.KindWait), "surveys rest after a long one")
+		assert.True(t, framework.IsKind(l.bind(t, "two"), framework.KindWait), "the pause after a slow survey is longer")
 		assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindRefuse))
 		assert.Equal(t, 1, l.live.metadataLists)
 	})
 }
 
-// TestAnsweredBindAsksAnew: a survey for a bind does not answer a
-// later bind of the same pod to the same node.
-func TestAnsweredBindAsksAnew(t *testing.T) {
+// A later bind of the same pod to the same node needs a new survey.
+func TestSurvey_IsUsedOncePerBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t)
 		l.live.listing = func() { <-time.After(2 * time.Second) }
@@ -240,14 +238,14 @@ func TestAnsweredBindAsksAnew(t *testing.T) {
 	})
 }
 
-func TestSurveyFails(t *testing.T) {
+func TestSurvey_Fails(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		err    error
 		want   framework.Kind
 	}{
-		"Passing":   {reason: "the API server may answer the next time", err: apierrors.NewServiceUnavailable("restarting"), want: framework.KindWait},
-		"Permanent": {reason: "nothing is refused on a guess", err: errors.New("boom"), want: framework.KindInternal},
+		"Passing":   {reason: "the failure is temporary, and the next call tries again", err: apierrors.NewServiceUnavailable("restarting"), want: framework.KindWait},
+		"Permanent": {reason: "a failed survey does not prove that no volume exists", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -263,14 +261,14 @@ func TestSurveyFails(t *testing.T) {
 				assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 				l.live.listing, l.live.err = nil, nil
 				l.pass(surveyEvery)
-				assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindRefuse), "the next one succeeds")
+				assert.True(t, framework.IsKind(l.bind(t, "one"), framework.KindRefuse), "the next survey succeeds")
 			})
 		})
 	}
 }
 
-// TestCapacityIsSurveyed: the cache alone cannot prove that there is no capacity.
-func TestCapacityIsSurveyed(t *testing.T) {
+// The cache alone cannot prove that there is no capacity.
+func TestSurvey_OfCapacities(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLacking(t, gen.CSIDriver("csi.example.com", true), local)
 		l.cached.put(theClaim(gen.OfClass("local"), gen.Requests("10Gi")))
@@ -285,8 +283,8 @@ func TestCapacityIsSurveyed(t *testing.T) {
 	})
 }
 
-// TestLackOfNothing: a refusal that no other object could change needs no survey.
-func TestLackOfNothing(t *testing.T) {
+// A rejection that no other object can change needs no survey.
+func TestSurvey_NotNeeded(t *testing.T) {
 	l := newLacking(t)
 	for name, claim := range map[string]*corev1.PersistentVolumeClaim{
 		"Selected": theClaim(gen.OfClass("static"), gen.SelectedNode("node-a")),

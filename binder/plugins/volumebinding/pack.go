@@ -104,7 +104,7 @@ func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
 	}
 }
 
-// trimClaim removes what the plugin does not read.
+// trimClaim removes the fields that the plugin does not read.
 func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	kept := map[string]string{}
 	for _, key := range keptAnnotations {

@@ -32,18 +32,18 @@ func TestPackClaim(t *testing.T) {
 		claim  *corev1.PersistentVolumeClaim
 		want   any
 	}{
-		"Bound":       {reason: "most claims are", claim: bound(), want: &boundClaim{}},
+		"Bound":       {reason: "a bound claim is packed", claim: bound(), want: &boundClaim{}},
 		"Annotations": {reason: "the plugin does not read other annotations", claim: bound(gen.Annotation("example.com/note", long)), want: &boundClaim{}},
-		"Lost":        {reason: "the phase decides", claim: bound(gen.ClaimPhase(corev1.ClaimLost)), want: &corev1.PersistentVolumeClaim{}},
-		"Deleting":    {reason: "the time decides", claim: deleting, want: &corev1.PersistentVolumeClaim{}},
-		"Unbound":     {reason: "it is matched by its spec", claim: theClaim(), want: &corev1.PersistentVolumeClaim{}},
-		"PreBound":    {reason: "it is not bound yet", claim: theClaim(gen.NamesVolume("v")), want: &corev1.PersistentVolumeClaim{}},
-		"Labels":      {reason: "the plugin does not read them", claim: theClaim(gen.Label("example.com/note", long)), want: &corev1.PersistentVolumeClaim{}},
+		"Lost":        {reason: "a lost claim is not packed", claim: bound(gen.ClaimPhase(corev1.ClaimLost)), want: &corev1.PersistentVolumeClaim{}},
+		"Deleting":    {reason: "a claim that is being deleted is not packed", claim: deleting, want: &corev1.PersistentVolumeClaim{}},
+		"Unbound":     {reason: "an unbound claim is matched by its spec", claim: theClaim(), want: &corev1.PersistentVolumeClaim{}},
+		"PreBound":    {reason: "the claim is not bound yet", claim: theClaim(gen.NamesVolume("v")), want: &corev1.PersistentVolumeClaim{}},
+		"Labels":      {reason: "the plugin does not read labels", claim: theClaim(gen.Label("example.com/note", long)), want: &corev1.PersistentVolumeClaim{}},
 		"LongNode":    {reason: "a tenant can write selected-node", claim: bound(gen.SelectedNode(long)), want: &compact.Hidden{}},
 		"LongVolume":  {reason: "a tenant can write volumeName", claim: bound(gen.BoundToVolume(long)), want: &compact.Hidden{}},
 		"LongClass":   {reason: "a tenant can write the annotation", claim: theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, long)), want: &compact.Hidden{}},
-		"Selector":    {reason: "a tenant can write it", claim: theClaim(gen.Selects("example.com/rack", long)), want: &compact.Hidden{}},
-		"LongOwner":   {reason: "a tenant can write it", claim: theClaim(gen.OwnedBy("Pod", "p", types.UID(long))), want: &compact.Hidden{}},
+		"Selector":    {reason: "a tenant can write the selector", claim: theClaim(gen.Selects("example.com/rack", long)), want: &compact.Hidden{}},
+		"LongOwner":   {reason: "a tenant can write the owner", claim: theClaim(gen.OwnedBy("Pod", "p", types.UID(long))), want: &compact.Hidden{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := packClaim(tc.claim)
@@ -51,13 +51,12 @@ func TestPackClaim(t *testing.T) {
 			assert.IsType(t, tc.want, got, tc.reason)
 			again, err := packClaim(got)
 			require.NoError(t, err)
-			assert.Equal(t, got, again, "an informer may transform an object twice")
+			assert.Equal(t, got, again, "an informer can transform an object twice")
 		})
 	}
 }
 
-// TestPackClaim_KeepsWhatIsRead: of a bound claim and its volume.
-func TestPackClaim_KeepsWhatIsRead(t *testing.T) {
+func TestPackClaim_KeepsFieldsThatThePluginReads(t *testing.T) {
 	pod := thePod()
 	claim := theClaim(gen.BoundToVolume("v"), gen.SelectedNode("node-a"), gen.AccessModes(corev1.ReadWriteOncePod), gen.OwnedBy("Pod", pod.Name, pod.UID))
 	found, err := packed(claim.DeepCopy())
@@ -93,14 +92,14 @@ func TestPackVolume(t *testing.T) {
 		volume *corev1.PersistentVolume
 		want   any
 	}{
-		"InUse":    {reason: "most volumes are", volume: inUse(gen.OnNode("node-a")), want: &boundVolume{}},
-		"Free":     {reason: "it is matched by its spec", volume: volumeNamed("v", gen.VolumePhase(corev1.VolumeAvailable)), want: &corev1.PersistentVolume{}},
-		"Released": {reason: "it is of no claim", volume: inUse(gen.VolumePhase(corev1.VolumeReleased)), want: &corev1.PersistentVolume{}},
-		"Reserved": {reason: "it is being bound, and will be patched", volume: inUse(gen.VolumePhase(corev1.VolumeAvailable)), want: &corev1.PersistentVolume{}},
-		"NoUID":    {reason: "the administrator has reserved it", volume: noUID, want: &corev1.PersistentVolume{}},
-		"Deleting": {reason: "the time decides", volume: deleting, want: &corev1.PersistentVolume{}},
+		"InUse":    {reason: "a bound volume is packed", volume: inUse(gen.OnNode("node-a")), want: &boundVolume{}},
+		"Free":     {reason: "a free volume is matched by its spec", volume: volumeNamed("v", gen.VolumePhase(corev1.VolumeAvailable)), want: &corev1.PersistentVolume{}},
+		"Released": {reason: "a released volume has no claim", volume: inUse(gen.VolumePhase(corev1.VolumeReleased)), want: &corev1.PersistentVolume{}},
+		"Reserved": {reason: "the volume is being bound", volume: inUse(gen.VolumePhase(corev1.VolumeAvailable)), want: &corev1.PersistentVolume{}},
+		"NoUID":    {reason: "an administrator has reserved the volume", volume: noUID, want: &corev1.PersistentVolume{}},
+		"Deleting": {reason: "a volume that is being deleted is not packed", volume: deleting, want: &corev1.PersistentVolume{}},
 		"InTree": {
-			reason: "its affinity is translated by its labels and source", want: &corev1.PersistentVolume{},
+			reason: "the translation of the affinity needs the labels and the source", want: &corev1.PersistentVolume{},
 			volume: inUse(gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}})),
 		},
 	} {
@@ -110,14 +109,14 @@ func TestPackVolume(t *testing.T) {
 			assert.IsType(t, tc.want, got, tc.reason)
 			again, err := packVolume(got)
 			require.NoError(t, err)
-			assert.Equal(t, got, again, "an informer may transform an object twice")
+			assert.Equal(t, got, again, "an informer can transform an object twice")
 		})
 	}
 }
 
-// TestVolumeIsBoundBeforeItsClaim: the PersistentVolume controller writes the volume first. Of such a volume
-// the cache holds little, and no other may be chosen.
-func TestVolumeIsBoundBeforeItsClaim(t *testing.T) {
+// The PersistentVolume controller writes the volume first. The cache then holds only the packed
+// volume, and the plugin must not choose another one.
+func TestPackVolume_BoundBeforeItsClaim(t *testing.T) {
 	claim := theClaim()
 	w := newWorld(thePod(), theNode(), claim, gen.StorageClass("local", "kubernetes.io/no-provisioner"),
 		volumeNamed("its-own", gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound), gen.Capacity("5Gi")),
@@ -130,11 +129,11 @@ func TestVolumeIsBoundBeforeItsClaim(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, pl.static, 1)
 	assert.Equal(t, "its-own", pl.static[0].volume.Name)
-	assert.NotEmpty(t, pl.static[0].volume.Spec.Capacity, "it is read from the API server")
+	assert.NotEmpty(t, pl.static[0].volume.Spec.Capacity, "the plugin reads the volume from the API server")
 }
 
-// TestClaimIsTooLargeForTheCache: its pods are bound all the same.
-func TestClaimIsTooLargeForTheCache(t *testing.T) {
+// The pods of a claim that is too large for the cache can be bound.
+func TestPackClaim_HiddenClaim(t *testing.T) {
 	claim := theClaim(gen.Annotation(volume.AnnStorageProvisioner, strings.Repeat("x", maxClaim)))
 	w := newWorld(thePod(), theNode(), claim, gen.StorageClass("local", "csi.example.com"))
 	bc := contextFor(thePod())

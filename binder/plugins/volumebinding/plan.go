@@ -21,25 +21,25 @@ type snapshot struct {
 	target
 	// incomplete means that the decision also needs objects that the cache does not hold.
 	incomplete bool
-	// claims by name.
+	// claims contains the claims by name.
 	claims map[string]*corev1.PersistentVolumeClaim
-	// volumes by name: those that the claims name.
+	// volumes contains the volumes that the claims name, by name.
 	volumes map[string]*corev1.PersistentVolume
 	// inUse is a ReadWriteOncePod claim that another pod uses.
 	inUse *claimUse
-	// provisionedSince is when this replica saw that the claim's volume is being provisioned on the
+	// provisionedSince contains the time since when this replica has observed provisioning on the
 	// node, by the claim's name. It is zero if unknown.
 	provisionedSince map[string]time.Time
-	// classes by name: those of the unbound claims.
+	// classes contains the classes of the unbound claims, by name.
 	classes map[string]*storagev1.StorageClass
-	// reserved are the volumes that name an unbound claim, by the claim's name.
+	// reserved contains the volumes that name an unbound claim, by the claim's name.
 	reserved map[string][]*corev1.PersistentVolume
-	// free are the volumes that a claim can be matched with, by class, without those that
+	// free contains the volumes that a claim can be matched with, by class. It omits volumes that
 	// only other nodes can use.
 	free map[string][]shelf
-	// drivers by name: the provisioners of the classes that are CSI drivers.
+	// drivers contains the CSI drivers among the provisioners of the classes, by name.
 	drivers map[string]*storagev1.CSIDriver
-	// capacities by class: those of the classes whose driver publishes any.
+	// capacities contains the published capacities by class.
 	capacities map[string][]*storagev1.CSIStorageCapacity
 }
 
@@ -60,13 +60,13 @@ func newSnapshot(pod *corev1.Pod, node *corev1.Node) snapshot {
 	}
 }
 
-// plan is what PreBind writes for a pod's claims, and waits for.
+// plan contains the writes and the waits of PreBind for the claims of a pod.
 type plan struct {
-	// static are the claims that get an existing volume.
+	// static contains the claims that get an existing volume.
 	static []match
-	// dynamic are the claims whose volume has to be provisioned, or is being provisioned.
+	// dynamic contains the claims whose volume must be provisioned, or is being provisioned.
 	dynamic []*corev1.PersistentVolumeClaim
-	// exclusive are the ReadWriteOncePod claims.
+	// exclusive contains the ReadWriteOncePod claims.
 	exclusive []*corev1.PersistentVolumeClaim
 }
 

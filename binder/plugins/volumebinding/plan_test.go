@@ -18,8 +18,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// snap makes the snapshot of these objects: the pod web, unless there is one
-// among them, on node-a in zone z1.
+// snap returns a snapshot with the objects. If they do not include a pod or a node, it uses the
+// pod web and node-a in zone z1.
 func snap(objects ...client.Object) snapshot {
 	s := newSnapshot(thePod(), theNode())
 	free := NewFreeVolumes()
@@ -54,7 +54,7 @@ func snap(objects ...client.Object) snapshot {
 }
 
 var (
-	// local makes volumes, static does not, eager binds at once.
+	// local provisions volumes, static does not, and eager binds without a pod.
 	local  = gen.StorageClass("local", "csi.example.com")
 	static = gen.StorageClass("static", volume.NotSupportedProvisioner)
 	eager  = gen.StorageClass("eager", "csi.example.com", gen.Immediate())
@@ -81,7 +81,7 @@ func (tc decideCase) check(t *testing.T) {
 		assert.Equal(t, tc.about, told.Object.String())
 		assert.Contains(t, told.Error(), tc.says)
 		if tc.want == framework.KindRefuse {
-			assert.NotEmpty(t, told.Advice, "a refusal says what to do")
+			assert.NotEmpty(t, told.Advice, "every rejection has advice")
 		}
 		return
 	}
@@ -104,29 +104,29 @@ func TestDecideOnVolumes(t *testing.T) {
 	inStatic := gen.VolumeOfClass("static")
 	cases := map[string]decideCase{
 		"Static": {
-			reason:  "a volume that exists goes before one that is made",
+			reason:  "an existing volume takes precedence over provisioning",
 			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.OnNode("node-a"))},
 			static:  []string{"data=pv"},
 		},
 		"StaticPreBoundVolume": {
-			reason: "the volume that names the claim goes before a smaller one",
+			reason: "the volume that names the claim takes precedence over a smaller one",
 			objects: []client.Object{
 				theClaim(), local, volumeNamed("small"), volumeNamed("own", gen.Capacity("9Gi"), gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeBound)),
 			},
 			static: []string{"data=own"},
 		},
 		"StaticReservedElsewhere": {
-			reason: "the claim will get the volume that names it, so another volume, or a new one, is for nothing", want: framework.KindRefuse,
+			reason: "the controller will bind the claim to the volume that names it", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), local, volumeNamed("own", gen.ClaimRef(theClaim()), gen.OnNode("node-b")), volumeNamed("free")},
 			about:   "PersistentVolume own", says: "excludes node node-a",
 		},
 		"StaticReservedOfAnotherClass": {
-			reason:  "the PersistentVolume controller does not mind the class of a volume that names the claim",
+			reason:  "the PersistentVolume controller ignores the class of a volume that names the claim",
 			objects: []client.Object{theClaim(), local, volumeNamed("own", inStatic, gen.ClaimRef(theClaim()))},
 			static:  []string{"data=own"},
 		},
 		"StaticReservedTooSmall": {
-			reason:  "a volume that names the claim but cannot be bound to it is left alone",
+			reason:  "a volume that names the claim but does not fit is ignored",
 			objects: []client.Object{theClaim(gen.Requests("2Gi")), local, volumeNamed("own", gen.ClaimRef(theClaim())), volumeNamed("fits", gen.Capacity("2Gi"))},
 			static:  []string{"data=fits"},
 		},
@@ -136,12 +136,12 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=pv"},
 		},
 		"StaticEqual": {
-			reason:  "of equals the first is taken, so that all who look choose the same",
+			reason:  "the first of equal volumes is chosen, so that all binds choose the same volume",
 			objects: []client.Object{theClaim(), local, volumeNamed("pv1"), volumeNamed("pv2"), volumeNamed("pv3")},
 			static:  []string{"data=pv1"},
 		},
 		"StaticVolumeMode": {
-			reason:  "the volume modes differ",
+			reason:  "the volume mode must match",
 			objects: []client.Object{theClaim(gen.BlockMode()), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeBlockMode())},
 			static:  []string{"data=pv2"},
 		},
@@ -154,7 +154,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=pv2"},
 		},
 		"StaticSelector": {
-			reason:  "the claim chooses by labels",
+			reason:  "the claim selects volumes by labels",
 			objects: []client.Object{theClaim(gen.Selects("disk", "ssd")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.Label("disk", "ssd"))},
 			static:  []string{"data=pv2"},
 		},
@@ -167,12 +167,12 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=pv3"},
 		},
 		"StaticAttributesClassOfVolumeOnly": {
-			reason:  "a claim without one does not get a volume with one",
+			reason:  "the volume has a VolumeAttributesClass and the claim does not",
 			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumeAttributesClass("fast"))},
 			dynamic: []string{"data"},
 		},
 		"StaticSmallestVolume": {
-			reason: "the smallest that fits is taken",
+			reason: "the smallest volume that fits is chosen",
 			objects: []client.Object{
 				theClaim(gen.Requests("2Gi")), local,
 				volumeNamed("large", gen.Capacity("5Gi")), volumeNamed("fits", gen.Capacity("3Gi")), volumeNamed("small", gen.Capacity("1Gi")),
@@ -180,7 +180,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=fits"},
 		},
 		"StaticUnusable": {
-			reason: "volumes that are taken, elsewhere, not available, going or of another class do not fit", want: framework.KindRefuse,
+			reason: "volumes that are in use, on another node, not available, being deleted or of another class do not fit", want: framework.KindRefuse,
 			objects: []client.Object{
 				theClaim(ofStatic), static,
 				volumeNamed("taken", inStatic, gen.ClaimRef(claimNamed("logs"))),
@@ -192,17 +192,17 @@ func TestDecideOnVolumes(t *testing.T) {
 			about: "PersistentVolumeClaim default/data", says: "static",
 		},
 		"StaticPending": {
-			reason: "the volume was made a moment ago", want: framework.KindWait,
+			reason: "the volume was just created", want: framework.KindWait,
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
 			about:   "PersistentVolume pv", says: "make the volume available",
 		},
 		"StaticPendingElsewhere": {
-			reason: "it will not fit either", want: framework.KindRefuse,
+			reason: "the pending volume does not fit the node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
 			about:   "PersistentVolumeClaim default/data", says: "static",
 		},
 		"StaticPendingAndAnother": {
-			reason:  "a larger volume that is available does",
+			reason:  "a larger volume is available",
 			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase("")), volumeNamed("large", gen.Capacity("9Gi"))},
 			static:  []string{"data=large"},
 		},
@@ -212,7 +212,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			dynamic: []string{"data"},
 		},
 		"StaticTwoCompete": {
-			reason: "the smaller claim chooses first and no volume is given twice",
+			reason: "the smaller claim is matched first, and no volume is matched twice",
 			objects: []client.Object{
 				twoClaims, local, theClaim(gen.Requests("2Gi")), claimNamed("logs", gen.Requests("1Gi")),
 				volumeNamed("pv2", gen.Capacity("2Gi")), volumeNamed("pv1", gen.Capacity("1Gi")),
@@ -220,21 +220,21 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"logs=pv1", "data=pv2"},
 		},
 		"StaticAndDynamic": {
-			reason: "one volume for two claims: the other one is made",
+			reason: "one volume exists for two claims, and the other volume is provisioned",
 			objects: []client.Object{
 				twoClaims, local, theClaim(), claimNamed("logs"), volumeNamed("pv"),
 			},
 			static: []string{"data=pv"}, dynamic: []string{"logs"},
 		},
 		"StaticOneTooFew": {
-			reason: "one volume for two claims of a class that makes none", want: framework.KindRefuse,
+			reason: "one volume exists for two claims, and the class does not provision volumes", want: framework.KindRefuse,
 			objects: []client.Object{
 				twoClaims, static, theClaim(ofStatic), claimNamed("logs", ofStatic), volumeNamed("pv", inStatic),
 			},
 			about: "PersistentVolumeClaim default/logs", says: "node-a",
 		},
 		"BadSelector": {
-			reason: "a selector that cannot be read is the claim's fault", want: framework.KindRefuse,
+			reason: "the selector of the claim is invalid", want: framework.KindRefuse,
 			objects: []client.Object{local, volumeNamed("pv"), func() *corev1.PersistentVolumeClaim {
 				claim := theClaim()
 				claim.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "?"}}}
@@ -243,16 +243,16 @@ func TestDecideOnVolumes(t *testing.T) {
 			about: "PersistentVolumeClaim default/data", says: "correct the claim",
 		},
 		"Dynamic": {
-			reason:  "a volume is made when none exists",
+			reason:  "a volume is provisioned if none exists",
 			objects: []client.Object{theClaim(), local}, dynamic: []string{"data"},
 		},
 		"DynamicNoProvisioner": {
-			reason: "the class makes no volumes", want: framework.KindRefuse,
+			reason: "the class does not provision volumes", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(ofStatic), static},
 			about:   "PersistentVolumeClaim default/data", says: "node-a",
 		},
 		"DynamicEmptyProvisioner": {
-			reason: "the class makes no volumes", want: framework.KindRefuse,
+			reason: "the class does not provision volumes", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), gen.StorageClass("local", "")},
 			about:   "PersistentVolumeClaim default/data", says: "does not provision",
 		},
@@ -262,17 +262,17 @@ func TestDecideOnVolumes(t *testing.T) {
 			dynamic: []string{"data"},
 		},
 		"TopologyExcluded": {
-			reason: "the provisioner would not make it here", want: framework.KindRefuse,
+			reason: "the class does not provision volumes in the zone of the node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi", gen.AllowedTopology(corev1.LabelTopologyZone, "z2"))},
 			about:   "PersistentVolumeClaim default/data", says: "allowedTopologies",
 		},
 		"SelectedThisNode": {
-			reason:  "it is being made already, and no other volume is taken for it",
+			reason:  "the volume is being provisioned, so no other volume is matched",
 			objects: []client.Object{theClaim(gen.SelectedNode("node-a")), local, volumeNamed("pv")},
 			dynamic: []string{"data"},
 		},
 		"SelectedOtherNode": {
-			reason: "its volume is being made elsewhere", want: framework.KindRefuse,
+			reason: "the volume is being provisioned on another node", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.SelectedNode("node-b")), local, volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "node-b",
 		},
@@ -282,7 +282,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=pv"},
 		},
 		"FirstProblemWins": {
-			reason: "the claims are looked at in the pod's order", want: framework.KindRefuse,
+			reason: "the claims are checked in the pod's order", want: framework.KindRefuse,
 			objects: []client.Object{twoClaims, claimNamed("logs", gen.Terminating()), local},
 			about:   "PersistentVolumeClaim default/data", says: "does not exist",
 		},

@@ -2,16 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package volumebinding is the PreBind plugin that binds a pod's PersistentVolumeClaims
-// before the pod is bound. It does at admission what kube-scheduler's VolumeBinding does
-// in its Filter and PreBind, for every scheduler. After a scheduler that has done this
-// already, it has nothing to do.
+// before the pod is bound. It does the work of Filter and PreBind of kube-scheduler's
+// VolumeBinding for every scheduler. If the scheduler has already done that work, the plugin does
+// nothing.
 //
 // SetupBindContextExtension reads a snapshot (read.go), and pure functions decide on it
 // (plan.go, claims.go, provision.go, target.go). PreBind writes (write.go) and then waits
 // until all claims are bound (wait.go, progress.go).
 //
-// The plugin never undoes a write. A volume may be being provisioned, and without
-// selected-node or claimRef it would be leaked. The next attempt continues from the state
+// The plugin never undoes a write. A provisioner can be creating the volume, and without
+// selected-node or claimRef the volume would be leaked. The next attempt continues from the state
 // in the API server.
 package volumebinding
 
@@ -57,9 +57,9 @@ func New(h framework.Handle, free *FreeVolumes, selections *Selections) *Plugin 
 func (*Plugin) Name() string { return Name }
 
 var (
-	// extension is what SetupBindContextExtension reads for PreFlight.
+	// extension contains the objects that SetupBindContextExtension reads for PreFlight.
 	extension = framework.NewExtensionKey[snapshot](Name)
-	// planned is what PreFlight decides for PreBind.
+	// planned contains the decision of PreFlight for PreBind.
 	planned = framework.NewExtensionKey[plan](Name + "/plan")
 )
 
@@ -81,9 +81,9 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 	return nil
 }
 
-// PreFlight plans the writes for the pod's claims. It rejects what kube-scheduler's
-// VolumeBinding rejects in its Filter, and the use of a ReadWriteOncePod claim by a second
-// pod, as its VolumeRestrictions does.
+// PreFlight plans the writes for the pod's claims. It rejects the same binds as Filter of
+// kube-scheduler's VolumeBinding. Like VolumeRestrictions, it also rejects a second pod that uses
+// a ReadWriteOncePod claim.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	if len(claimRefs(bc.Pod)) == 0 {
 		return framework.Skip, nil

@@ -29,19 +29,19 @@ func TestPreFlight(t *testing.T) {
 		next         framework.Next
 		want         framework.Kind
 		intents      []string
-		// reads of the cache and of the API server: that they are none.
+		// noReads and noLiveReads mean that the cache or the API server receives no reads.
 		noReads, noLiveReads bool
 	}{
 		"NoClaims": {
-			reason: "a pod without claims costs nothing", pod: gen.Pod("web", gen.EmptyDir("tmp")),
+			reason: "a pod without claims needs no reads", pod: gen.Pod("web", gen.EmptyDir("tmp")),
 			next: framework.Skip, noReads: true, noLiveReads: true,
 		},
 		"Bound": {
-			reason: "all claims are bound: there is nothing to do",
+			reason: "all claims are bound",
 			cached: bound, next: framework.Skip, noLiveReads: true,
 		},
 		"BoundNotCached": {
-			reason: "the cache is behind: before it refuses, the API server is asked",
+			reason: "the cache is behind, and the engine repeats PreFlight on live objects",
 			cached: []client.Object{theNode()}, live: append([]client.Object{theNode()}, bound...), next: framework.Skip,
 		},
 		"NodeNotCachedAsItIs": {
@@ -53,7 +53,7 @@ func TestPreFlight(t *testing.T) {
 			next: framework.Skip,
 		},
 		"Refused": {
-			reason: "the API server says the same",
+			reason: "the live objects lead to the same rejection",
 			cached: []client.Object{theNode()}, live: []client.Object{theNode()}, want: framework.KindRefuse,
 		},
 		"NodeGone": {
@@ -62,12 +62,12 @@ func TestPreFlight(t *testing.T) {
 			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: framework.KindRefuse,
 		},
 		"EphemeralNotCached": {
-			reason: "the claim was made a moment ago", pod: ephemeralPod,
+			reason: "the claim was just created", pod: ephemeralPod,
 			cached: []client.Object{local}, live: []client.Object{theNode(), ephemeralClaim, local},
 			intents: []string{"volumebinding would set selected-node of claim default/web-tmp to node-a and wait for provisioning"},
 		},
 		"CapacityNotCachedAsItIs": {
-			reason: "amounts change all the time: they are read again before they refuse the bind",
+			reason: "a rejection needs a live read of the capacities",
 			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
 			live:   []client.Object{theNode(), theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
 			intents: []string{
@@ -75,12 +75,12 @@ func TestPreFlight(t *testing.T) {
 			},
 		},
 		"CapacityGone": {
-			reason: "it was read again, and there is none", want: framework.KindRefuse,
+			reason: "the live capacities are not enough", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
 			live:   []client.Object{theNode(), theClaim(), local, driver},
 		},
 		"ReservedNotCachedAsItIs": {
-			reason: "the volume does not name the claim any more",
+			reason: "the live volume does not name the claim",
 			cached: []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
 			live:   []client.Object{theNode(), theClaim(), local, volumeNamed("pv", gen.OnNode("node-b"))},
 			intents: []string{
@@ -88,7 +88,7 @@ func TestPreFlight(t *testing.T) {
 			},
 		},
 		"ProvisionerIsNoDriver": {
-			reason: "its name is none that a driver can have", want: framework.KindRefuse,
+			reason: "the name of the provisioner is not a valid driver name", want: framework.KindRefuse,
 			cached: []client.Object{theClaim(gen.OfClass("static")), static},
 			live:   []client.Object{theNode(), theClaim(gen.OfClass("static")), static},
 		},
@@ -108,20 +108,20 @@ func TestPreFlight(t *testing.T) {
 			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
 		},
 		"Static": {
-			reason: "a write is announced", cached: []client.Object{theClaim(), local, volumeNamed("pv")}, noLiveReads: true,
+			reason: "the intent describes the write", cached: []client.Object{theClaim(), local, volumeNamed("pv")}, noLiveReads: true,
 			intents: []string{"volumebinding would set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
 		},
 		"StaticWritten": {
-			reason: "a wait without a write is announced as such", noLiveReads: true,
+			reason: "the intent describes a wait without a write", noLiveReads: true,
 			cached:  []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()))},
 			intents: []string{"volumebinding would wait until claim default/data is bound to PersistentVolume pv"},
 		},
 		"Dynamic": {
-			reason: "a write is announced", cached: []client.Object{theClaim(), local}, noLiveReads: true,
+			reason: "the intent describes the write", cached: []client.Object{theClaim(), local}, noLiveReads: true,
 			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
 		},
 		"DynamicWritten": {
-			reason: "a wait without a write is announced as such", noLiveReads: true,
+			reason: "the intent describes a wait without a write", noLiveReads: true,
 			cached:  []client.Object{theClaim(gen.SelectedNode("node-a")), local},
 			intents: []string{"volumebinding would wait for provisioning of claim default/data on node-a"},
 		},
@@ -149,7 +149,7 @@ func TestPreFlight(t *testing.T) {
 	}
 }
 
-func TestPreFlightFails(t *testing.T) {
+func TestPreFlight_Fails(t *testing.T) {
 	w := newWorld()
 	w.err = errors.New("boom")
 	_, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
@@ -157,8 +157,7 @@ func TestPreFlightFails(t *testing.T) {
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 }
 
-// TestPreBind goes the whole way: check, write, wait, and once more after a
-// crash in between.
+// TestPreBind checks, writes and waits, and then repeats that as after a crash.
 func TestPreBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(thePod(), theNode(), theClaim(), local)
@@ -176,7 +175,7 @@ func TestPreBind(t *testing.T) {
 		first := start()
 		require.Len(t, w.patches, 1)
 		second := start()
-		assert.Len(t, w.patches, 1, "another replica goes on from what the API server holds")
+		assert.Len(t, w.patches, 1, "another replica continues from the state in the API server")
 
 		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
 		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("200")))
@@ -184,11 +183,11 @@ func TestPreBind(t *testing.T) {
 		require.NoError(t, <-second)
 		next, err := p.preFlight(t.Context(), contextFor(thePod()))
 		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "the repeated call finds nothing to do")
+		assert.Equal(t, framework.Skip, next, "a repeated call has nothing to do")
 	})
 }
 
-func TestPreBindStops(t *testing.T) {
+func TestPreBind_Stops(t *testing.T) {
 	w := newWorld(thePod(), theNode(), theClaim(), local)
 	p := pluginIn(w)
 	require.Error(t, p.PreBind(t.Context(), contextFor(thePod())), "without PreFlight there is no plan")
@@ -199,9 +198,9 @@ func TestPreBindStops(t *testing.T) {
 	bc := contextFor(thePod())
 	_, err := p.preFlight(t.Context(), bc)
 	require.NoError(t, err)
-	require.ErrorIs(t, p.PreBind(t.Context(), bc), boom, "it does not wait for what it could not write")
+	require.ErrorIs(t, p.PreBind(t.Context(), bc), boom, "PreBind does not wait after a failed write")
 
 	w.patches = nil
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	assert.Empty(t, w.patches, "nothing is ever undone")
+	assert.Empty(t, w.patches, "the plugin undoes no writes")
 }

@@ -21,8 +21,8 @@ type observed struct {
 	volume *corev1.PersistentVolume
 }
 
-// checkBindings checks what was seen of the plan's claims, first the static ones and then
-// the dynamic ones. It returns what to wait for, the zero Waiting if all are bound. An
+// checkBindings checks the observed claims of the plan, first the static ones and then the
+// dynamic ones. It returns what to wait for, the zero Waiting if all are bound. An
 // error ends the wait.
 func (p plan) checkBindings(seen []observed, at target) (framework.Waiting, error) {
 	var first framework.Waiting
@@ -44,10 +44,10 @@ func (p plan) checkBindings(seen []observed, at target) (framework.Waiting, erro
 	return first, nil
 }
 
-// progress is how far the binding of a claim is.
+// progress is the state of the binding of a claim.
 type progress struct {
 	bound bool
-	// waiting is what the claim waits for while it is not bound.
+	// waiting describes the wait of a claim that is not bound.
 	waiting framework.Waiting
 }
 
@@ -143,7 +143,7 @@ func by(claim *corev1.PersistentVolumeClaim) string {
 	return " by " + name
 }
 
-// older says whether the object is older than the state that a write left. A version that
+// older returns whether the object is older than the state that a write left. A version that
 // cannot be compared counts as newer.
 func older(now, written metav1.Object) bool {
 	order, err := resourceversion.CompareResourceVersion(now.GetResourceVersion(), written.GetResourceVersion())

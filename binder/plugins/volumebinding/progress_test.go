@@ -20,7 +20,7 @@ type stepCase struct {
 	reason string
 	claim  *corev1.PersistentVolumeClaim
 	volume *corev1.PersistentVolume
-	// bound or want; without either it waits.
+	// bound or want; if neither is set, the claim waits.
 	bound bool
 	want  framework.Kind
 	about string
@@ -49,40 +49,40 @@ func TestStaticProgress(t *testing.T) {
 	written := match{claim: theClaim(), volume: volumeNamed("pv", ours, gen.Version("20"))}
 	cases := map[string]stepCase{
 		"ClaimGone": {
-			reason: "final: there is nothing to bind", want: framework.KindRefuse,
+			reason: "final: the claim was deleted", want: framework.KindRefuse,
 			volume: volumeNamed("pv", ours), about: "PersistentVolumeClaim default/data", says: "deleted",
 		},
 		"VolumeGone": {
-			reason: "final: there is nothing to bind to", want: framework.KindRefuse,
+			reason: "final: the volume was deleted", want: framework.KindRefuse,
 			claim: theClaim(), about: "PersistentVolume pv", says: "deleted",
 		},
 		"NotYet": {
-			reason: "the PersistentVolume controller has not got to it",
+			reason: "the PersistentVolume controller has not bound the claim yet",
 			claim:  theClaim(), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
 		},
 		"OlderVolume": {
-			reason: "the cache still has the volume from before our write, without claimRef",
+			reason: "the cache still has the volume from before the write, without claimRef",
 			claim:  theClaim(), volume: volumeNamed("pv", gen.Version("19")), says: "PersistentVolume pv",
 		},
 		"OlderVolumeElsewhere": {
-			reason: "nothing of an older state counts",
+			reason: "fields of an older state do not count",
 			claim:  theClaim(), volume: volumeNamed("pv", gen.Version("9"), gen.OnNode("node-b")), says: "PersistentVolume pv",
 		},
 		"ClaimRefReset": {
-			reason: "final: the controller or a user took it back", want: framework.KindRefuse,
+			reason: "final: the controller or a user removed the claimRef", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21")), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"ClaimRefResetAtIncomparableVersion": {
-			reason: "what cannot be compared counts as newer", want: framework.KindRefuse,
+			reason: "a version that cannot be compared counts as newer", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("x")), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"ClaimRefOfOtherUID": {
-			reason: "final: the volume went to another claim of the name", want: framework.KindRefuse,
+			reason: "final: the volume belongs to another claim with the same name", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("claim-0")))),
 			about: "PersistentVolume pv", says: "no longer names",
 		},
 		"Bound": {
-			reason: "both sides agree and the controller is done",
+			reason: "the claim and the volume name each other, and the controller has finished",
 			claim:  theClaim(gen.BoundToVolume("pv")), volume: volumeNamed("pv", ours, gen.OnNode("node-a")), bound: true,
 		},
 		"NamedNotCompleted": {
@@ -90,12 +90,12 @@ func TestStaticProgress(t *testing.T) {
 			claim:  theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", ours), says: "PersistentVolume pv",
 		},
 		"BoundToAnother": {
-			reason: "another pod with the claim chose another volume: the next call looks at that one", want: framework.KindWait,
+			reason: "another pod with the claim chose another volume, and the next call checks that one", want: framework.KindWait,
 			claim: theClaim(gen.BoundToVolume("other")), volume: volumeNamed("pv", ours),
 			about: "PersistentVolumeClaim default/data", says: "PersistentVolume other",
 		},
 		"BoundToAnotherVolumeGone": {
-			reason: "the volume of the plan does not matter any more", want: framework.KindWait,
+			reason: "the claim is bound to another volume", want: framework.KindWait,
 			claim: theClaim(gen.BoundToVolume("other")), about: "PersistentVolumeClaim default/data", says: "PersistentVolume other",
 		},
 		"ClaimTerminating": {
@@ -103,21 +103,21 @@ func TestStaticProgress(t *testing.T) {
 			claim: theClaim(gen.Terminating()), volume: volumeNamed("pv", ours), about: "PersistentVolumeClaim default/data", says: "being deleted",
 		},
 		"ClaimLost": {
-			reason: "final: the volume vanished after it was bound", want: framework.KindRefuse,
+			reason: "final: the volume was deleted after it was bound", want: framework.KindRefuse,
 			claim: theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost)), about: "PersistentVolumeClaim default/data", says: "lost",
 			volume: volumeNamed("pv", ours),
 		},
 		"ClaimRefWithoutUID": {
-			reason: "final: the controller took back what was written", want: framework.KindRefuse,
+			reason: "final: another client removed the UID from the claimRef", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), gen.ClaimRef(theClaim(gen.UID("")))), about: "PersistentVolume pv", says: "no longer names",
 		},
 		"AffinityChangedBeforeTheClaimNamesIt": {
-			reason: "final: whatever the claim does, the volume is of no use here", want: framework.KindRefuse,
+			reason: "final: the volume cannot be used on the node", want: framework.KindRefuse,
 			claim: theClaim(), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
 			about: "PersistentVolume pv", says: "excludes node",
 		},
 		"AffinityChanged": {
-			reason: "final: the volume cannot be used on the node any more", want: framework.KindRefuse,
+			reason: "final: the node affinity of the volume has changed", want: framework.KindRefuse,
 			claim: theClaim(gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.Version("21"), ours, gen.OnNode("node-b")),
 			about: "PersistentVolume pv", says: "excludes node",
 		},
@@ -138,11 +138,11 @@ func TestDynamicProgress(t *testing.T) {
 	here := gen.SelectedNode("node-a")
 	cases := map[string]stepCase{
 		"ClaimGone": {
-			reason: "final: its volume will not be provisioned", want: framework.KindRefuse,
+			reason: "final: the claim was deleted", want: framework.KindRefuse,
 			about: "PersistentVolumeClaim default/data", says: "deleted",
 		},
 		"NotYet": {
-			reason: "the provisioner is at it",
+			reason: "the provisioner is working",
 			claim:  at("111", here, gen.Annotation(volume.AnnStorageProvisioner, "csi.example.com")), says: "csi.example.com",
 		},
 		"NotYetUnknownProvisioner": {
@@ -150,7 +150,7 @@ func TestDynamicProgress(t *testing.T) {
 			claim:  at("110", here), says: "node-a",
 		},
 		"OlderClaim": {
-			reason: "the cache still has the claim from before our write, without selected-node",
+			reason: "the cache still has the claim from before the write, without selected-node",
 			claim:  at("99"), says: "node-a",
 		},
 		"ClaimTerminating": {
@@ -158,27 +158,27 @@ func TestDynamicProgress(t *testing.T) {
 			claim: at("111", here, gen.Terminating()), about: "PersistentVolumeClaim default/data", says: "being deleted",
 		},
 		"ClaimLost": {
-			reason: "final: the volume that was made is gone", want: framework.KindRefuse,
+			reason: "final: the provisioned volume was deleted", want: framework.KindRefuse,
 			claim: at("111", here, gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost)), about: "PersistentVolumeClaim default/data", says: "lost",
 		},
 		"SelectedNodeRemoved": {
-			reason: "final: the provisioner asks for another node", want: framework.KindRefuse,
+			reason: "final: the provisioner requests another node", want: framework.KindRefuse,
 			claim: at("111"), about: "PersistentVolumeClaim default/data", says: "another node",
 		},
 		"SelectedNodeRemovedAtIncomparableVersion": {
-			reason: "what cannot be compared counts as newer", want: framework.KindRefuse,
+			reason: "a version that cannot be compared counts as newer", want: framework.KindRefuse,
 			claim: at("x"), about: "PersistentVolumeClaim default/data", says: "another node",
 		},
 		"SelectedNodeChanged": {
-			reason: "final: somebody moved it", want: framework.KindRefuse,
+			reason: "final: another client changed selected-node", want: framework.KindRefuse,
 			claim: at("111", gen.SelectedNode("node-b")), about: "PersistentVolumeClaim default/data", says: "node-b",
 		},
 		"Bound": {
-			reason: "made, bound, and usable here",
+			reason: "the volume is provisioned, bound, and usable on the node",
 			claim:  at("112", here, gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-a")), bound: true,
 		},
 		"BoundVolumeNotSeen": {
-			reason: "the volume's watch event is still on its way",
+			reason: "the watch event of the volume has not arrived yet",
 			claim:  at("112", here, gen.BoundToVolume("pv")), says: "node-a",
 		},
 		"NamedNotCompleted": {
@@ -186,11 +186,11 @@ func TestDynamicProgress(t *testing.T) {
 			claim:  at("112", here, gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim())), says: "node-a",
 		},
 		"VolumeOfAnother": {
-			reason: "the claimRef does not agree (yet)",
+			reason: "the claimRef names another claim",
 			claim:  at("112", here, gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0")))), says: "node-a",
 		},
 		"Elsewhere": {
-			reason: "final: the provisioner made it where the node cannot reach it", want: framework.KindRefuse,
+			reason: "final: the provisioned volume cannot be used on the node", want: framework.KindRefuse,
 			claim: at("112", here, gen.NamesVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b")),
 			about: "PersistentVolume pv", says: "excludes node",
 		},

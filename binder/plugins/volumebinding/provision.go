@@ -16,7 +16,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// checkProvision checks that a volume can be provisioned for the claim on the node. It follows checkVolumeProvisions of kube-scheduler's VolumeBinding.
+// checkProvision checks that a volume can be provisioned for the claim on the node. It follows
+// checkVolumeProvisions of kube-scheduler's VolumeBinding.
 func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *framework.Error {
 	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
 	switch {
@@ -63,7 +64,7 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 
 // unserved completes the rejection of a claim without a matching volume that cannot be
 // provisioned. It is a wait if a matching volume is not yet available. Otherwise its cause
-// lists the kinds of which another object could serve the claim. Claims with selected-node are
+// lists the kinds whose objects could serve the claim. Claims with selected-node are
 // not matched.
 func (s snapshot) unserved(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, refusal *framework.Error) error {
 	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {

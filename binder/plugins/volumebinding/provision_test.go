@@ -30,13 +30,13 @@ func TestCheckCapacity(t *testing.T) {
 		"OtherDriver":   {reason: "another driver's setting does not apply", objects: []client.Object{theClaim(), gen.CSIDriver("other", true)}},
 		"NotPublishing": {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), gen.CSIDriver("csi.example.com", false)}},
 		"NotSaid":       {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), &storagev1.CSIDriver{ObjectMeta: driver.ObjectMeta}}},
-		"NoRequest": {reason: "nothing is asked for", objects: []client.Object{driver, func() client.Object {
+		"NoRequest": {reason: "the claim requests no storage", objects: []client.Object{driver, func() client.Object {
 			claim := theClaim()
 			claim.Spec.Resources.Requests = nil
 			return claim
 		}()}},
 		"Enough": {
-			reason: "as much as is asked for", objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("1Gi"))},
+			reason: "the capacity equals the request", objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("1Gi"))},
 		},
 		"EnoughInOneOfTwo": {
 			reason: "one pool is enough",
@@ -45,7 +45,7 @@ func TestCheckCapacity(t *testing.T) {
 			},
 		},
 		"NotInOneVolume": {
-			reason: "the largest volume counts before the amount", want: framework.KindRefuse, says: "less than 1Gi",
+			reason: "the maximum volume size takes precedence over the amount", want: framework.KindRefuse, says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("9Gi"), gen.LargestVolume("1023Mi"))},
 		},
 		"LargestVolumeAlone": {
@@ -59,19 +59,19 @@ func TestCheckCapacity(t *testing.T) {
 			},
 		},
 		"Elsewhere": {
-			reason: "what the node cannot reach does not count", want: framework.KindRefuse, says: "no storage of StorageClass local for node node-a",
+			reason: "the capacity is not reachable from the node", want: framework.KindRefuse, says: "no storage of StorageClass local for node node-a",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", elsewhere, gen.Amount("9Gi"))},
 		},
 		"NoTopology": {
-			reason: "no node can reach it", want: framework.KindRefuse, says: "reports no storage",
+			reason: "no node can reach the capacity", want: framework.KindRefuse, says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.Unreachable(), gen.Amount("9Gi"))},
 		},
 		"OtherClass": {
-			reason: "another class may be another pool", want: framework.KindRefuse, says: "reports no storage",
+			reason: "the capacity is of another class", want: framework.KindRefuse, says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "other", here, gen.Amount("9Gi"))},
 		},
 		"Unknown": {
-			reason: "no amount is none", want: framework.KindRefuse, says: "less than 1Gi",
+			reason: "a missing amount means no capacity", want: framework.KindRefuse, says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here)},
 		},
 		"Begun": {
@@ -112,16 +112,16 @@ func TestAdmitsTopology(t *testing.T) {
 	}{
 		"None":          {reason: "no terms admit every node", want: true},
 		"EmptyTerm":     {reason: "a term without expressions admits none", terms: []corev1.TopologySelectorTerm{term()}},
-		"Match":         {reason: "one of the values", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0", "z1"))}, want: true},
-		"NoMatch":       {reason: "none of the values", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0"))}},
+		"Match":         {reason: "the label has one of the values", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0", "z1"))}, want: true},
+		"NoMatch":       {reason: "the label has another value", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0"))}},
 		"NoLabel":       {reason: "the node lacks the label", terms: []corev1.TopologySelectorTerm{term(one("row", "1"))}},
 		"NoLabelEmpty":  {reason: "a missing label is not an empty one", terms: []corev1.TopologySelectorTerm{term(one("row", ""))}},
 		"EmptyLabel":    {reason: "an empty label matches an empty value", terms: []corev1.TopologySelectorTerm{term(one("empty", ""))}, want: true},
 		"AllKeys":       {reason: "every key of a term must match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r1"))}, want: true},
 		"NotAllKeys":    {reason: "every key of a term must match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r2"))}},
 		"SecondTerm":    {reason: "one term is enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r1"))}, want: true},
-		"EmptyThenGood": {reason: "an empty term does not spoil the others", terms: []corev1.TopologySelectorTerm{term(), term(one("zone", "z1"))}, want: true},
-		"NoTermMatches": {reason: "none is not enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r2"))}},
+		"EmptyThenGood": {reason: "an empty term does not affect the others", terms: []corev1.TopologySelectorTerm{term(), term(one("zone", "z1"))}, want: true},
+		"NoTermMatches": {reason: "no term matches", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r2"))}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -17,13 +17,13 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// bind is a bind of a pod on its way through a plugin.
+// bind is a bind of a pod in one plugin.
 type bind struct {
 	*Plugin
 	bc *framework.BindContext
 }
 
-// prepared is the bind after its PreFlight.
+// prepared returns a bind after its PreFlight.
 func prepared(t *testing.T, p *Plugin, pod *corev1.Pod) bind {
 	t.Helper()
 	b := bind{Plugin: p, bc: contextFor(pod)}
@@ -32,9 +32,9 @@ func prepared(t *testing.T, p *Plugin, pod *corev1.Pod) bind {
 	return b
 }
 
-// TestTwoPodsOneVolume: exactly one pod gets it, and the other pod decides again with its next
-// call. The two may be in two replicas: nothing but the API server is shared.
-func TestTwoPodsOneVolume(t *testing.T) {
+// Exactly one pod gets the volume. The next call of the other pod decides again. The binds can be
+// in two replicas, because they share only the API server.
+func TestPreBind_TwoPodsOneVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		static := gen.StorageClass("local", "kubernetes.io/no-provisioner")
 		one := gen.Pod("one", gen.UID("one"), gen.UsesClaim("c1"))
@@ -46,25 +46,25 @@ func TestTwoPodsOneVolume(t *testing.T) {
 		go func() { result <- first.PreBind(t.Context(), first.bc) }()
 		synctest.Wait()
 		err := second.PreBind(t.Context(), second.bc)
-		assert.True(t, framework.IsKind(err, framework.KindWait), "the call is to be repeated: %v", err)
+		assert.True(t, framework.IsKind(err, framework.KindWait), "the client must retry: %v", err)
 		assert.Equal(t, 1, w.applied, "one write had an effect")
 
 		_, err = second.preFlight(t.Context(), contextFor(two))
-		assert.True(t, framework.IsKind(err, framework.KindRefuse), "there is no volume left: %v", err)
+		assert.True(t, framework.IsKind(err, framework.KindRefuse), "no other volume exists: %v", err)
 		w.put(volumeNamed("pv2"))
 		again := prepared(t, second.Plugin, two)
 		pl, err := planned.Get(again.bc)
 		require.NoError(t, err)
-		assert.Equal(t, "pv2", pl.static[0].volume.Name, "or there is another")
+		assert.Equal(t, "pv2", pl.static[0].volume.Name, "the second pod gets another volume")
 
 		w.put(claimNamed("c1", gen.BoundToVolume("pv"), gen.Version("11")))
 		require.NoError(t, <-result)
 	})
 }
 
-// TestManyPodsOneClaim: all wait for one claim, all go on when it is bound, and
-// only one write was needed, whether its volume exists or is made.
-func TestManyPodsOneClaim(t *testing.T) {
+// All pods wait for one claim and continue when it is bound. One write is enough, for an existing
+// and for a provisioned volume.
+func TestPreBind_ManyPodsOneClaim(t *testing.T) {
 	cases := map[string]struct {
 		volumes []*corev1.PersistentVolume
 		patched string
@@ -94,9 +94,9 @@ func TestManyPodsOneClaim(t *testing.T) {
 				synctest.Wait()
 				assert.Equal(t, 1, w.applied, "one write had an effect")
 				for _, p := range w.patches {
-					assert.Equal(t, tc.patched, p.name, "all want the same")
+					assert.Equal(t, tc.patched, p.name, "all binds patch the same object")
 				}
-				assert.Empty(t, results, "all wait")
+				assert.Empty(t, results, "all binds wait")
 
 				w.put(volumeNamed("pv", gen.ClaimRef(theClaim()), gen.Version("300")))
 				w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("pv"), gen.Version("300")))
@@ -108,9 +108,9 @@ func TestManyPodsOneClaim(t *testing.T) {
 	}
 }
 
-// TestClaimIsReadBeforeItsVolumeIsWritten: the cache may hold a claim that is
-// gone, and a volume that is bound to such a claim is lost to everybody.
-func TestClaimIsReadBeforeItsVolumeIsWritten(t *testing.T) {
+// The cache can hold a deleted claim. A volume that is bound to a deleted claim cannot be used
+// again.
+func TestWrite_ReadsTheClaimBeforeItWritesTheVolume(t *testing.T) {
 	cases := map[string]*corev1.PersistentVolumeClaim{
 		"Gone":        nil,
 		"Replaced":    theClaim(gen.UID("claim-2")),
@@ -126,14 +126,14 @@ func TestClaimIsReadBeforeItsVolumeIsWritten(t *testing.T) {
 			}
 			pl := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
 			err := pluginIn(w).write(t.Context(), "node-a", &pl)
-			assert.True(t, framework.IsKind(err, framework.KindWait), "the next call decides anew: %v", err)
+			assert.True(t, framework.IsKind(err, framework.KindWait), "the next call decides again: %v", err)
 			assert.Empty(t, w.patches)
 		})
 	}
 }
 
-// TestConflictWithAnother: only an identical write by another client counts.
-func TestConflictWithAnother(t *testing.T) {
+// After a conflict, only an identical write by another client counts.
+func TestWrite_Conflicts(t *testing.T) {
 	newer := gen.Version("30")
 	static := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
 	dynamic := plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim()}}
@@ -168,10 +168,10 @@ func TestConflictWithAnother(t *testing.T) {
 			}
 			require.NoError(t, err)
 			for _, m := range pl.static {
-				assert.Equal(t, "30", m.volume.ResourceVersion, "what the wait compares with")
+				assert.Equal(t, "30", m.volume.ResourceVersion, "the plan contains the current version, so that wait can recognize older states")
 			}
 			for _, claim := range pl.dynamic {
-				assert.Equal(t, "30", claim.ResourceVersion, "what the wait compares with")
+				assert.Equal(t, "30", claim.ResourceVersion, "the plan contains the current version, so that wait can recognize older states")
 			}
 		})
 	}

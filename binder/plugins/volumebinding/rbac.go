@@ -3,8 +3,8 @@
 
 package volumebinding
 
-// Permissions of this plugin. `make generate` writes the ClusterRole "prebind-volumebinding" from these markers. Operators omit the
-// role if the plugin is switched off.
+// Permissions of this plugin. `make generate` writes the ClusterRole "prebind-volumebinding" from
+// these markers. Operators omit the role if the plugin is disabled.
 //
 // The plugin patches claims (selected-node) and volumes (claimRef). It never creates or deletes them.
 //

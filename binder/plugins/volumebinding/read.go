@@ -19,7 +19,7 @@ import (
 // reading reads a snapshot.
 type reading struct {
 	snapshot
-	// from is the cache, or with live the API server.
+	// from is the cache, or the API server if live is set.
 	from framework.Reader
 	live bool
 	// cached and free list the volumes and capacities that a claim can use, even if the reading
@@ -30,7 +30,7 @@ type reading struct {
 	selections *Selections
 }
 
-// read reads what the decision needs, from the API server if the context is live.
+// read reads the objects that the decision needs, from the API server if the context is live.
 func (p *Plugin) read(ctx context.Context, from framework.Reader, bc *framework.BindContext) (snapshot, error) {
 	r := reading{snapshot: newSnapshot(bc.Pod, bc.Node), from: from, live: bc.Live, cached: p.h.Cached, free: p.free, selections: p.selections}
 	err := r.read(ctx)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Selections records when this replica first saw that an unbound claim has a selected node.
+// Selections records when this replica first observed the selected node of an unbound claim.
 // Provisioning begins at that time, whichever replica wrote the annotation, so all replicas
 // know how long a bind has been waiting. Times are those of this process's clock.
 //
@@ -76,7 +76,7 @@ func (s *Selections) OnDelete(object any) {
 	delete(s.of, name)
 }
 
-// since returns when the node was selected for the claim, or the zero time if unknown.
+// since returns the time at which the node was selected for the claim, or zero if unknown.
 func (s *Selections) since(claim *corev1.PersistentVolumeClaim, node string) time.Time {
 	if s == nil {
 		return time.Time{}

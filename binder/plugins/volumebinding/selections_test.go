@@ -31,23 +31,23 @@ func TestSelections(t *testing.T) {
 	require.NotNil(t, packed)
 	cases := map[string]struct {
 		reason string
-		// events come a second apart, the first at start.
+		// events sends the events one second apart, the first at start.
 		events func(step func(), s *Selections)
 		claim  *corev1.PersistentVolumeClaim
 		want   time.Time
 	}{
 		"Update": {
-			reason: "the wait begins when the claim gets its node",
+			reason: "the wait starts when the claim gets its node",
 			events: func(step func(), s *Selections) { s.OnAdd(none, true); step(); s.OnUpdate(none, there) },
 			want:   start.Add(time.Second),
 		},
 		"Later": {
-			reason: "a later update does not begin it again",
+			reason: "a later update does not restart the wait",
 			events: func(step func(), s *Selections) { s.OnUpdate(none, there); step(); s.OnUpdate(there, there.DeepCopy()) },
 			want:   start,
 		},
 		"Added": {
-			reason: "a watch that was interrupted shows the claim with its node",
+			reason: "an interrupted watch shows the claim with its node",
 			events: func(_ func(), s *Selections) { s.OnAdd(there, false) },
 			want:   start,
 		},
@@ -65,11 +65,11 @@ func TestSelections(t *testing.T) {
 			want:   start.Add(time.Second),
 		},
 		"Replaced": {
-			reason: "a claim of the same name was there before",
+			reason: "an earlier claim had the same name",
 			events: func(_ func(), s *Selections) { s.OnUpdate(none, there) }, claim: again,
 		},
 		"TakenBack": {
-			reason: "the provisioner asked for another node",
+			reason: "the provisioner requested another node",
 			events: func(_ func(), s *Selections) { s.OnUpdate(none, there); s.OnUpdate(there, none) },
 		},
 	}
@@ -95,12 +95,12 @@ func TestSelections(t *testing.T) {
 			s.OnUpdate(none, there)
 			require.NotEmpty(t, s.of)
 			end(s)
-			assert.Empty(t, s.of, "nothing is kept of a claim that is not being provisioned")
+			assert.Empty(t, s.of, "only claims that are being provisioned have an entry")
 		})
 	}
 }
 
-// The engine learns from PreFlight when the wait began.
+// PreFlight reports the start of the wait to the engine.
 func TestPreFlight_Since(t *testing.T) {
 	claim := theClaim()
 	claim.Annotations = map[string]string{volume.AnnSelectedNode: "node-a"}

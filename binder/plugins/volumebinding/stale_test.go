@@ -14,9 +14,9 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// TestWaitLooksBehindTheCache: what the cache lacks is asked of the API server
-// before it counts as gone. The cache holds pending pods only.
-func TestWaitLooksBehindTheCache(t *testing.T) {
+// The plugin reads an object that is not in the cache from the API server before it treats the
+// object as deleted. The cache holds only pending pods.
+func TestWait_ReadsMissingObjectsLive(t *testing.T) {
 	boundClaim := theClaim(gen.BoundToVolume("pv"))
 	pv := volumeNamed("pv", gen.ClaimRef(theClaim()))
 	everything := []client.Object{thePod(), theNode(), boundClaim, pv}
@@ -24,10 +24,10 @@ func TestWaitLooksBehindTheCache(t *testing.T) {
 		reason string
 		lacks  client.Object
 	}{
-		"Pod":    {reason: "it may just have been created", lacks: thePod()},
-		"Node":   {reason: "it may just have been created", lacks: theNode()},
-		"Claim":  {reason: "it may just have been created", lacks: boundClaim},
-		"Volume": {reason: "it may just have been created", lacks: pv},
+		"Pod":    {reason: "the pod can be new", lacks: thePod()},
+		"Node":   {reason: "the node can be new", lacks: theNode()},
+		"Claim":  {reason: "the claim can be new", lacks: boundClaim},
+		"Volume": {reason: "the volume can be new", lacks: pv},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -36,13 +36,13 @@ func TestWaitLooksBehindTheCache(t *testing.T) {
 			pl := plan{static: []match{{claim: theClaim(), volume: pv}}}
 			err := pluginBetween(cached, live).wait(t.Context(), contextFor(thePod()), pl)
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, 4, live.count(), "pod, node, claim and volume, once each")
+			assert.Equal(t, 4, live.count(), "the plugin reads pod, node, claim and volume once each")
 		})
 	}
 }
 
-// TestWaitAsksBeforeItEnds: the cache may be behind, so it alone ends no wait.
-func TestWaitAsksBeforeItEnds(t *testing.T) {
+// The cache can be behind, so it alone does not end a wait.
+func TestWait_ChecksLiveBeforeItEnds(t *testing.T) {
 	bound := theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("pv"), gen.Version("30"))
 	pv := volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
 	everything := []client.Object{thePod(), theNode(), bound, pv}
@@ -50,8 +50,8 @@ func TestWaitAsksBeforeItEnds(t *testing.T) {
 		reason string
 		stale  client.Object
 	}{
-		"Node":         {reason: "it has got the label since", stale: theNode(gen.Zone(""))},
-		"Volume":       {reason: "it was made usable here since", stale: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
+		"Node":         {reason: "the node has the label by now", stale: theNode(gen.Zone(""))},
+		"Volume":       {reason: "the volume can be used on the node by now", stale: volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
 		"SelectedNode": {reason: "another pod has chosen the node again since", stale: theClaim(gen.Version("20"))},
 		"Claim":        {reason: "the object was recreated", stale: theClaim(gen.UID("claim-0"))},
 		"Pod":          {reason: "the object was recreated", stale: thePod(gen.UID("pod-0"))},

@@ -21,8 +21,7 @@ const (
 	gceZone   = "topology.gke.io/zone"
 )
 
-// gceDisk is a volume of an in-tree plugin in the zone, which says so by its
-// labels as old volumes do.
+// gceDisk returns a volume of an in-tree plugin. Its labels contain the zone, as in old clusters.
 func gceDisk(zone string, options ...gen.VolumeOption) *corev1.PersistentVolume {
 	return volumeNamed("disk", append([]gen.VolumeOption{
 		gen.Label(corev1.LabelFailureDomainBetaZone, zone),
@@ -41,7 +40,7 @@ func TestCheckAffinity(t *testing.T) {
 		want    framework.Kind
 		says    string
 	}{
-		"NoAffinity": {reason: "every node will do", volume: volumeNamed("pv"), node: theNode()},
+		"NoAffinity": {reason: "a volume without node affinity can be used on every node", volume: volumeNamed("pv"), node: theNode()},
 		"Admitted":   {reason: "the node has the label", volume: volumeNamed("pv", gen.OnNode("node-a")), node: theNode()},
 		"Excluded": {
 			reason: "the node does not have the label", want: framework.KindRefuse, says: "node-a",
@@ -57,17 +56,17 @@ func TestCheckAffinity(t *testing.T) {
 			volume: gceDisk("z1"), node: theNode(), csiNode: migrated,
 		},
 		"MigratedOldAffinity": {
-			reason: "an affinity in the old terms is put in the driver's",
+			reason: "the affinity of the in-tree plugin is translated to the labels of the driver",
 			volume: gceDisk("z1", gen.OnNodesWith(corev1.LabelTopologyZone, "z1")), node: gen.Node("node-a", gen.Label(gceZone, "z1")), csiNode: migrated,
 		},
 		"NotMigrated":     {reason: "the node still runs the in-tree plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "")},
-		"OtherMigrated":   {reason: "of another plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "kubernetes.io/gce-pd2")},
-		"NoCSINode":       {reason: "nothing is known", volume: gceDisk("z1"), node: inZone("z2")},
-		"NoAnnotation":    {reason: "nothing is known", volume: gceDisk("z1"), node: inZone("z2"), csiNode: &storagev1.CSINode{}},
-		"CSIIsAsItIs":     {reason: "there is nothing to translate", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
+		"OtherMigrated":   {reason: "the node has migrated another plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "kubernetes.io/gce-pd2")},
+		"NoCSINode":       {reason: "without a CSINode, the plugin counts as not migrated", volume: gceDisk("z1"), node: inZone("z2")},
+		"NoAnnotation":    {reason: "without the annotation, the plugin counts as not migrated", volume: gceDisk("z1"), node: inZone("z2"), csiNode: &storagev1.CSINode{}},
+		"CSIIsAsItIs":     {reason: "a CSI volume needs no translation", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
 		"NeverTranslated": {reason: "kube-scheduler does not translate this plugin", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{AzureFile: &corev1.AzureFilePersistentVolumeSource{}})), node: theNode(), csiNode: gen.CSINode("node-a", "kubernetes.io/azure-file")},
 		"Untranslatable": {
-			reason: "two zones of two regions make no sense to the driver", want: framework.KindRefuse, says: "cannot translate",
+			reason: "the driver does not support zones of two regions", want: framework.KindRefuse, says: "cannot translate",
 			volume: gceDisk("us-east1-a__europe-west1-b"), node: inZone("z1"), csiNode: migrated,
 		},
 	}
@@ -75,7 +74,7 @@ func TestCheckAffinity(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := tc.volume.DeepCopy()
 			err := target{node: tc.node, csiNode: tc.csiNode}.checkAffinity(tc.volume)
-			assert.Equal(t, before, tc.volume, "the volume, which may be shared with a cache, is not changed")
+			assert.Equal(t, before, tc.volume, "the volume does not change, because a cache can share it")
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
 				return
@@ -87,16 +86,16 @@ func TestCheckAffinity(t *testing.T) {
 	}
 }
 
-// TestDecideMigrated: a volume is matched by what it is on the node, so that none
-// is bound to a claim only to be found unusable.
-func TestDecideMigrated(t *testing.T) {
+// A volume is matched with its translation for the node. Otherwise a claim could be bound to a
+// volume that cannot be used on the node.
+func TestFindPodVolumes_MatchesMigratedVolumes(t *testing.T) {
 	migrated := gen.CSINode("node-a", gcePlugin)
 	node := theNode(gen.Label(gceZone, "z1"))
 	inTree := gceDisk("z2", gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
 	inTree.Spec.NodeAffinity = nil
 	pl, err := findPodVolumes(snap(theClaim(), local, node, migrated, inTree))
 	require.NoError(t, err)
-	assert.Empty(t, pl.static, "it is in another zone")
+	assert.Empty(t, pl.static, "the volume is in another zone")
 	assert.Len(t, pl.dynamic, 1)
 
 	disk := gceDisk("z1")
@@ -106,8 +105,8 @@ func TestDecideMigrated(t *testing.T) {
 	assert.Same(t, disk, pl.static[0].volume, "PreBind writes the volume, not its translation")
 }
 
-// TestCSINodeIsReadWhereItCounts: few clusters have in-tree volumes left.
-func TestCSINodeIsReadWhereItCounts(t *testing.T) {
+// Few clusters still have in-tree volumes.
+func TestRead_ReadsTheCSINodeOnlyForInTreeVolumes(t *testing.T) {
 	node := theNode(gen.Label(gceZone, "z2"))
 	cases := map[string]struct {
 		reason string
@@ -116,10 +115,10 @@ func TestCSINodeIsReadWhereItCounts(t *testing.T) {
 		want   framework.Kind
 		reads  bool
 	}{
-		"Other":      {reason: "no live read at all", volume: volumeNamed("disk", gen.ClaimRef(theClaim()))},
-		"InTree":     {reason: "read live, and it says that the disk is elsewhere", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
+		"Other":      {reason: "a CSI volume needs no live read", volume: volumeNamed("disk", gen.ClaimRef(theClaim()))},
+		"InTree":     {reason: "the live CSINode shows that the disk is in another zone", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
 		"NoCSINode":  {reason: "a node without CSINode has migrated nothing", volume: gceDisk("z1", gen.ClaimRef(theClaim())), reads: true},
-		"SameInWait": {reason: "read in the wait as well", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
+		"SameInWait": {reason: "the wait reads the CSINode, too", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -19,17 +19,17 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// updateCase is a plan, what the API server holds, and what it holds then.
+// updateCase is a plan, and the state of the API server before and after its writes.
 type updateCase struct {
 	upstream
 	static  []match
 	dynamic claimList
-	// volumes of the API server; its claims are those of the plan, and these.
+	// volumes and claims are the objects in the API server, in addition to the claims of the plan.
 	volumes volumeList
 	claims  claimList
-	// claimed is the claim of each volume, and chosen the node of each claim.
+	// claimed contains the expected claim of each volume, and chosen the node of each claim.
 	claimed, chosen map[string]string
-	// patches is how many writes were tried.
+	// patches is the expected number of patch requests.
 	patches int
 }
 
@@ -88,7 +88,7 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 			volumes: volumeList{pvNode1a, upVolume("pv-node1b", "node1", "10G", waitClass, at("2"), ownedBy(unboundPVC2))},
 			claimed: map[string]string{"pv-node1a": forA, "pv-node1b": forB},
 			upstream: upstream{
-				differs: "the other write was the very same one, as of another pod with the claim: it counts, where kube-scheduler begins anew",
+				differs: "the other write is identical, as by another pod with the claim, so it counts; kube-scheduler starts again",
 			},
 		},
 		"one-provisioned-pvc": {dynamic: claimList{provisionedPVC}, chosen: map[string]string{"provisioned-pvc": "node1"}, patches: 1},
@@ -107,7 +107,7 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 		"two-bindings", "api-already-updated", "api-update-failed", "one-provisioned-pvc", "provision-api-update-failed",
 		"binding-succeed, provision-api-update-failed")
 
-	// Upstream's fact, on a volume that went to another claim.
+	// The upstream case, with a volume that was claimed for another claim.
 	cases["api-update-failed, another claim"] = updateCase{
 		static: []match{a, b}, patches: 2, upstream: conflict,
 		volumes: volumeList{pvNode1a, upVolume("pv-node1b", "node1", "10G", waitClass, at("2"), ownedBy(unboundPVC))},
@@ -118,17 +118,17 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 	}
 }
 
-// bindPodCase is a whole PreBind.
+// bindPodCase is a complete PreBind.
 type bindPodCase struct {
 	upstream
-	// noPlan leaves out PreFlight.
+	// noPlan omits PreFlight.
 	noPlan  bool
 	static  []match
 	dynamic claimList
 	volumes volumeList
 	claims  claimList
 	node    *corev1.Node
-	// later happens once the writes are made.
+	// later runs after the writes.
 	later func(w *world)
 }
 
@@ -154,7 +154,7 @@ func (tc bindPodCase) run(t *testing.T) {
 		go func() { result <- p.PreBind(ctx, bc) }()
 		synctest.Wait()
 		if tc.later != nil {
-			require.Empty(t, result, "it waits")
+			require.Empty(t, result, "PreBind waits")
 			tc.later(w)
 		}
 		tc.check(t, <-result)

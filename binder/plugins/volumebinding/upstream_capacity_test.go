@@ -11,7 +11,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// capacityCase is what a driver has published.
+// capacityCase contains the capacities that a driver has published.
 type capacityCase struct {
 	upstream
 	capacities []client.Object

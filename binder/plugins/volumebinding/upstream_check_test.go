@@ -14,17 +14,16 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// checkCase is a state after the writes, at which is looked once.
+// checkCase is a state after the writes. The plugin checks it once.
 type checkCase struct {
 	upstream
 	static  []match
 	dynamic claimList
-	// The state.
 	volumes volumeList
 	claims  claimList
 	node    *corev1.Node
 	csiNode *storagev1.CSINode
-	// bound says that all is well; without it, and without an error, it waits.
+	// bound means that all claims are bound. If it is false and there is no error, the bind waits.
 	bound bool
 }
 
@@ -49,7 +48,7 @@ func (tc checkCase) run(t *testing.T) {
 	}
 }
 
-const ownVolume = "a volume is the claim's own only when its claimRef says so, and here it names another claim; kube-scheduler does not look"
+const ownVolume = "the claimRef of the volume names another claim; kube-scheduler does not check that"
 
 func TestUpstreamCheckBindings(t *testing.T) {
 	a := match{claim: unboundPVC, volume: pvNode1aBound}
@@ -104,7 +103,7 @@ func TestUpstreamCheckBindings(t *testing.T) {
 		"provisioning-pvc-not-exists", "provisioning-pvc-annotations-nil", "provisioning-pvc-selected-node-dropped",
 		"provisioning-pvc-selected-node-wrong-node", "binding-bound-provisioning-unbound", "tolerate-provisioning-pvc-bound-pv-not-found")
 
-	// Upstream's fact, on a volume that is the claim's own.
+	// The upstream case, with a volume whose claimRef names the claim.
 	cases["provisioning-pvc-bound, claimRef agrees"] = checkCase{
 		dynamic: claimList{selectedNodePVC}, volumes: volumeList{ofMade}, claims: claimList{provisionedPVCBound}, bound: true,
 	}
@@ -138,7 +137,7 @@ func TestUpstreamCheckBindingsWithCSIMigration(t *testing.T) {
 		"provisioning-pvc-bound", "binding-node-pv-same-zone", "binding-without-csinode", "binding-non-migrated-plugin",
 		"binding-node-pv-in-different-zones", "binding-node-pv-different-zones-migration-off")
 
-	// Upstream's fact, on a volume that is the claim's own.
+	// The upstream case, with a volume whose claimRef names the claim.
 	cases["provisioning-pvc-bound, claimRef agrees"] = checkCase{
 		dynamic: claimList{provMigrationPVC}, volumes: volumeList{migrationPV(gceSource, provMigrationPVC)}, claims: claimList{provMigrationPVC},
 		node: node1Zone1, csiNode: csiNode1Migrated, bound: true,

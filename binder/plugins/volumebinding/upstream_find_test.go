@@ -16,20 +16,20 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// findCase is what a pod finds on a node.
+// findCase is the decision for a pod on a node.
 type findCase struct {
 	upstream
-	// pod is one that uses the claims unless it is given.
+	// pod is the pod to bind. Nil means a pod that uses the claims.
 	pod    *corev1.Pod
 	claims []*corev1.PersistentVolumeClaim
-	// noClaims leaves the claims out of the cluster.
+	// noClaims means that the claims do not exist.
 	noClaims bool
 	volumes  []*corev1.PersistentVolume
 	node     *corev1.Node
 	csiNode  *storagev1.CSINode
 	// static is claim=volume, in order; dynamic is claims, in order.
 	static, dynamic []string
-	// capacity says that a driver which publishes none is in the way.
+	// capacity means that a driver that publishes capacity rejects the bind.
 	capacity bool
 }
 
@@ -60,7 +60,7 @@ func (tc findCase) run(t *testing.T, driver *storagev1.CSIDriver, more ...client
 	if tc.capacity && publishesCapacity(driver) {
 		tc.upstream = upstream{want: framework.KindRefuse, says: "no storage"}
 	}
-	// By the cache and by the API server alike, which here are the same.
+	// The cache and the API server are the same here.
 	for _, live := range []bool{false, true} {
 		s := readIn(t, w, onNode(pod, node), live)
 		if s.incomplete {
@@ -139,7 +139,7 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 		},
 		"generic-ephemeral,no-pvc": {pod: ephemeral, upstream: upstream{
 			want: framework.KindWait, says: "test-pod-test-volume",
-			differs: "kube-scheduler puts the pod back into its queue until the claim is there; the client is told to repeat the call instead",
+			differs: "kube-scheduler requeues the pod until the claim exists; Prebind asks the client to retry",
 		}},
 		"generic-ephemeral,with-pvc":  {pod: ephemeral, claims: claimList{owned}, volumes: volumeList{pvGeneric}},
 		"generic-ephemeral,wrong-pvc": {pod: ephemeral, claims: claimList{generic}, volumes: volumeList{pvGeneric}, upstream: refused("was not created for")},
@@ -168,7 +168,7 @@ func TestUpstreamFindPodVolumesWithProvisioning(t *testing.T) {
 		"one-bound,one-provisioned": {claims: claimList{boundPVC, provisionedPVC}, volumes: volumeList{pvBound}, dynamic: made, capacity: true},
 		"one-binding,one-selected-node": {
 			claims: claimList{boundPVC, selectedNodePVC}, volumes: volumeList{pvBound}, dynamic: made,
-			upstream: upstream{differs: "a claim whose volume is in the making on this node is not refused for lack of capacity: the volume may be what took it"},
+			upstream: upstream{differs: "the volume is being provisioned on the node and may have used the capacity, so the bind is not rejected"},
 		},
 		"immediate-unbound-pvc": {claims: claimList{immediateUnbound}, upstream: refused("not bound yet")},
 		"one-immediate-bound,one-provisioned": {
@@ -203,7 +203,7 @@ func TestUpstreamFindPodVolumesWithCSIMigration(t *testing.T) {
 	}
 }
 
-// readIn reads the snapshot from the world, as from a cache or from an API server.
+// readIn reads the snapshot from the world, which is the cache or the API server.
 func readIn(t *testing.T, w *world, bc *framework.BindContext, live bool) snapshot {
 	t.Helper()
 	p := pluginIn(w)
@@ -216,8 +216,8 @@ func readIn(t *testing.T, w *world, bc *framework.BindContext, live bool) snapsh
 	return s
 }
 
-// TestUpstreamFindAssumeVolumes: once a volume is claimed, it is found again,
-// however often one looks. There is no assume cache: the API server knows.
+// TestUpstreamFindAssumeVolumes checks that every repetition finds the claimed volume again. The
+// plugin needs no assume cache, because the API server has the state.
 func TestUpstreamFindAssumeVolumes(t *testing.T) {
 	w := worldOf(node1, unboundPVC, pvNode2, pvNode1a, pvNode1c)
 	p := pluginIn(w)

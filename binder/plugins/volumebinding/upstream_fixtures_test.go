@@ -21,19 +21,18 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The upstream_*_test.go files hold kube-scheduler's VolumeBinding (Kubernetes
-// v1.36.3, pkg/scheduler/framework/plugins/volumebinding, binder_test.go) against
-// this plugin: each case has the name that it has there, and the same objects, and
-// what this plugin makes of them. Where that is something else on purpose, the
-// case says why, and so does docs/volumebinding.md.
+// The upstream_*_test.go files run the test cases of kube-scheduler's VolumeBinding (Kubernetes
+// v1.36.3, pkg/scheduler/framework/plugins/volumebinding, binder_test.go) on this plugin. Each case
+// has the name and the objects of the upstream case. If the expected result differs from upstream,
+// the case and docs/volumebinding.md explain the difference.
 
-// upstream is what every case has.
+// upstream contains the fields of every case.
 type upstream struct {
-	// want is the kind of the error; none means that all is well, or that it waits.
+	// want is the kind of the error. It is empty if there is no error.
 	want framework.Kind
 	// says is a part of the error.
 	says string
-	// differs says why this is not what kube-scheduler does.
+	// differs explains the difference from kube-scheduler. It is empty if there is none.
 	differs string
 }
 
@@ -50,15 +49,15 @@ func (u upstream) check(t *testing.T, err error) {
 	assert.ErrorContains(t, err, u.says)
 }
 
-// cannotApply are the cases of the tables that have no counterpart here.
+// cannotApply contains the upstream cases that do not apply to the plugin.
 var cannotApply = map[string]string{
-	"nothing-to-bind-nil":               "a plan is a value: there is no telling none from an empty one",
-	"nothing-to-bind-bindings-nil":      "a plan is a value: there is no telling none from an empty one",
-	"nothing-to-bind-provisionings-nil": "a plan is a value: there is no telling none from an empty one",
+	"nothing-to-bind-nil":               "a plan is a value, so a missing plan equals an empty one",
+	"nothing-to-bind-bindings-nil":      "a plan is a value, so a missing plan equals an empty one",
+	"nothing-to-bind-provisionings-nil": "a plan is a value, so a missing plan equals an empty one",
 }
 
-// checkTable makes sure that no case of a table is left out or misspelt, and that
-// the documentation lists each that differs or cannot apply.
+// checkTable checks that the table contains all upstream cases, and that the documentation lists
+// the cases that differ or cannot apply.
 func checkTable[T interface{ differences() string }](t *testing.T, cases map[string]T, names ...string) {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/volumebinding.md")
@@ -67,19 +66,19 @@ func checkTable[T interface{ differences() string }](t *testing.T, cases map[str
 	for name, tc := range cases {
 		here = append(here, name)
 		if tc.differences() != "" {
-			assert.Contains(t, string(page), "`"+name+"`", "a difference is listed")
+			assert.Contains(t, string(page), "`"+name+"`", "the page lists the difference")
 		}
 	}
 	for name := range maps.Keys(cannotApply) {
-		assert.Contains(t, string(page), "`"+name+"`", "a case that cannot apply is listed")
+		assert.Contains(t, string(page), "`"+name+"`", "the page lists the case that cannot apply")
 		if slices.Contains(names, name) && !slices.Contains(here, name) {
 			here = append(here, name)
 		}
 	}
-	assert.ElementsMatch(t, names, here, "every case of upstream's table is here")
+	assert.ElementsMatch(t, names, here, "the table contains every upstream case")
 }
 
-// The names and sizes of upstream's objects.
+// Names and sizes of the upstream objects.
 const (
 	waitClass        = "waitClass"
 	immediateClass   = "immediateClass"
@@ -110,7 +109,7 @@ func upVolume(name, node, size, class string, options ...gen.VolumeOption) *core
 	}, options...)...)
 }
 
-// ownedBy is a volume that was claimed for the claim.
+// ownedBy sets the claimRef of a volume to the claim.
 func ownedBy(claim *corev1.PersistentVolumeClaim) gen.VolumeOption { return gen.ClaimRef(claim) }
 
 func at(version string) gen.Meta { return gen.Version(version) }
@@ -147,7 +146,7 @@ var (
 	pvImmediateNode2 = upVolume("pv-bound-immediate", "node2", "1G", immediateClass, ownedBy(immediateBound))
 )
 
-// For CSI migration.
+// Objects for CSI migration.
 var (
 	boundMigrationPVC = upClaim("pvc-migration-bound", "1G", waitClass, gen.BoundToVolume("pv-migration-bound"))
 	provMigrationPVC  = upClaim("pvc-migration-provisioned", "1Gi", provisionerClass, selected, gen.BoundToVolume("pv-migration-bound"))
@@ -164,7 +163,7 @@ func migrationPV(source corev1.PersistentVolumeSource, claim *corev1.PersistentV
 		gen.Label(corev1.LabelFailureDomainBetaZone, "us-east-1"), gen.Label(corev1.LabelFailureDomainBetaRegion, "us-east-1a"))
 }
 
-// testPod is upstream's pod with these claims.
+// testPod returns the upstream pod with these claims.
 func testPod(claims ...*corev1.PersistentVolumeClaim) *corev1.Pod {
 	options := []gen.PodOption{gen.UID("test-pod")}
 	for _, claim := range claims {
@@ -173,7 +172,7 @@ func testPod(claims ...*corev1.PersistentVolumeClaim) *corev1.Pod {
 	return gen.Pod("test-pod", options...)
 }
 
-// worldOf is a world with these objects, and upstream's classes.
+// worldOf returns a world with these objects and the upstream classes.
 func worldOf(objects ...client.Object) *world {
 	return newWorld(append(objects, upstreamClasses()...)...)
 }
@@ -186,12 +185,12 @@ func list[T client.Object](some ...T) []client.Object {
 	return objects
 }
 
-// onNode is the bind of the pod to the node.
+// onNode returns the context of a bind of the pod to the node.
 func onNode(pod *corev1.Pod, node *corev1.Node) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name)}
 }
 
-// drivers are the three that upstream's tables are run with.
+// drivers contains the three drivers of the upstream tables.
 func drivers() map[string]*storagev1.CSIDriver {
 	return map[string]*storagev1.CSIDriver{
 		"no CSIDriver":                        nil,

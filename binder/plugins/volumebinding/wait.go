@@ -13,8 +13,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// wait returns when every claim of the plan is bound, or with the error that makes this
-// impossible.
+// wait waits until every claim of the plan is bound. It returns an error if that is no longer
+// possible.
 func (p *Plugin) wait(ctx context.Context, bc *framework.BindContext, pl plan) error {
 	return framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (framework.Waiting, error) {
 		return p.look(ctx, reader, bc, pl)
@@ -22,7 +22,7 @@ func (p *Plugin) wait(ctx context.Context, bc *framework.BindContext, pl plan) e
 }
 
 // look checks the plan's claims once. It reads all of them, so that a final state of one
-// ends the wait although another still waits.
+// claim ends the wait for the others.
 func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext, pl plan) (framework.Waiting, error) {
 	_, node, err := framework.Present(ctx, reader, bc)
 	if err != nil {

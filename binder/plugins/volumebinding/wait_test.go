@@ -27,7 +27,7 @@ type waiting struct {
 	bc *framework.BindContext
 }
 
-// begin starts to wait for the plan in a world in which the plan is written.
+// begin starts a wait for the plan, after its writes.
 func begin(ctx context.Context, w *world, pl plan) *waiting {
 	pod := thePod()
 	w.put(pod)
@@ -51,7 +51,7 @@ func writtenDynamic() plan {
 	return plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim(gen.SelectedNode("node-a"))}}
 }
 
-func TestWaitStatic(t *testing.T) {
+func TestWait_Static(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), newWorld(), writtenStatic())
 		assert.Equal(t, "PersistentVolumeClaim default/data", w.bc.ReportedWait().Object.String(), "the wait is reported")
@@ -61,12 +61,12 @@ func TestWaitStatic(t *testing.T) {
 		<-time.After(time.Hour)
 		ended, _ := w.Ended()
 		require.False(t, ended)
-		assert.Equal(t, reads, w.count(), "it does not look while nothing changes")
+		assert.Equal(t, reads, w.count(), "the wait reads nothing until an object changes")
 
 		w.put(theClaim(gen.NamesVolume("pv"), gen.Version("11")))
 		ended, _ = w.Ended()
-		require.False(t, ended, "named is not bound")
-		assert.Greater(t, w.count(), reads, "but it looked")
+		require.False(t, ended, "a claim that names the volume is not bound yet")
+		assert.Greater(t, w.count(), reads, "the change wakes the wait")
 
 		changed := time.Now()
 		w.put(theClaim(gen.BoundToVolume("pv"), gen.Version("12")))
@@ -77,12 +77,12 @@ func TestWaitStatic(t *testing.T) {
 	})
 }
 
-func TestWaitDynamic(t *testing.T) {
+func TestWait_Dynamic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := begin(t.Context(), newWorld(), writtenDynamic())
 		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("12")))
 		ended, _ := w.Ended()
-		require.False(t, ended, "the volume's own event is still on its way")
+		require.False(t, ended, "the event of the volume has not arrived yet")
 		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
 		ended, err := w.Ended()
 		assert.True(t, ended, "a change of the volume that the claim names wakes the wait")
@@ -90,14 +90,14 @@ func TestWaitDynamic(t *testing.T) {
 	})
 }
 
-func TestWaitForAll(t *testing.T) {
+func TestWait_ForAllClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pl := writtenStatic()
 		pl.dynamic = []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))}
 		w := begin(t.Context(), newWorld(volumeNamed("made", gen.ClaimRef(claimNamed("logs")))), pl)
 		w.put(claimNamed("logs", gen.SelectedNode("node-a"), gen.BoundToVolume("made")))
 		ended, _ := w.Ended()
-		require.False(t, ended, "one of two")
+		require.False(t, ended, "only one of two claims is bound")
 		w.put(theClaim(gen.BoundToVolume("pv")))
 		ended, err := w.Ended()
 		assert.True(t, ended, "both")
@@ -105,16 +105,16 @@ func TestWaitForAll(t *testing.T) {
 	})
 }
 
-func TestWaitFindsAllDone(t *testing.T) {
+func TestWait_AllClaimsAreBound(t *testing.T) {
 	pl := plan{static: []match{{claim: theClaim(gen.BoundToVolume("pv")), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}}}
 	synctest.Test(t, func(t *testing.T) {
 		ended, err := begin(t.Context(), newWorld(), pl).Ended()
-		assert.True(t, ended, "it looks once before it waits")
+		assert.True(t, ended, "the first check ends the wait")
 		require.NoError(t, err)
 	})
 }
 
-func TestWaitEnds(t *testing.T) {
+func TestWait_Ends(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		plan   func() plan
@@ -128,7 +128,7 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"PodReplaced": {
-			reason: "another pod of the name is another bind", plan: writtenStatic,
+			reason: "another pod has the same name", plan: writtenStatic,
 			event: func(w *waiting) { w.put(thePod(gen.UID("pod-2"))) },
 			want:  framework.KindStale, about: "Pod default/web",
 		},
@@ -138,7 +138,7 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindStale, about: "Pod default/web",
 		},
 		"PodBound": {
-			reason: "somebody else bound it", plan: writtenStatic,
+			reason: "another client bound the pod", plan: writtenStatic,
 			event: func(w *waiting) { w.put(thePod(gen.BoundTo("node-b"))) },
 			want:  framework.KindStale, about: "Pod default/web",
 		},
@@ -153,14 +153,14 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindRefuse, about: "PersistentVolumeClaim default/data",
 		},
 		"ClaimReplaced": {
-			reason: "another claim of the name is not ours", plan: writtenDynamic,
+			reason: "another claim has the same name", plan: writtenDynamic,
 			event: func(w *waiting) {
 				w.put(theClaim(gen.UID("claim-2"), gen.SelectedNode("node-a"), gen.Version("50")))
 			},
 			want: framework.KindRefuse, about: "PersistentVolumeClaim default/data",
 		},
 		"SelectedNodeRemoved": {
-			reason: "the provisioner asks for another node", plan: writtenDynamic,
+			reason: "the provisioner requests another node", plan: writtenDynamic,
 			event: func(w *waiting) { w.put(theClaim(gen.Version("50"))) },
 			want:  framework.KindRefuse, about: "PersistentVolumeClaim default/data",
 		},
@@ -170,12 +170,12 @@ func TestWaitEnds(t *testing.T) {
 			want:  framework.KindRefuse, about: "PersistentVolume pv",
 		},
 		"ClaimRefReset": {
-			reason: "the volume was taken away", plan: writtenStatic,
+			reason: "another client removed the claimRef", plan: writtenStatic,
 			event: func(w *waiting) { w.put(volumeNamed("pv", gen.Version("50"))) },
 			want:  framework.KindRefuse, about: "PersistentVolume pv",
 		},
 		"NodeLabelsChanged": {
-			reason: "the node is judged as it is now",
+			reason: "the check uses the current node",
 			plan: func() plan {
 				return plan{static: []match{{
 					claim:  theClaim(gen.NamesVolume("pv")),
@@ -217,20 +217,20 @@ func TestWaitEnds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := begin(t.Context(), newWorld(), tc.plan())
 				ended, err := w.Ended()
-				require.False(t, ended, "it waits at first: %v", err)
+				require.False(t, ended, "the bind waits before the event: %v", err)
 				tc.event(w)
 				ended, err = w.Ended()
 				require.True(t, ended, tc.reason)
 				require.Error(t, err, tc.reason)
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				assert.Equal(t, tc.about, framework.AsError(Name, err).Object.String())
-				assert.Empty(t, w.patches, "nothing is ever undone")
+				assert.Empty(t, w.patches, "the plugin undoes no writes")
 			})
 		})
 	}
 }
 
-func TestWaitEndsWithContext(t *testing.T) {
+func TestWait_EndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := errors.New("over")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -238,6 +238,6 @@ func TestWaitEndsWithContext(t *testing.T) {
 		cancel(over)
 		ended, err := w.Ended()
 		assert.True(t, ended)
-		require.ErrorIs(t, err, over, "the cause says why")
+		require.ErrorIs(t, err, over, "the wait returns the cause of the context")
 	})
 }

@@ -16,9 +16,9 @@ import (
 )
 
 // write makes the API changes of bindAPIUpdate of kube-scheduler's VolumeBinding, in its
-// order: first the claimRefs, then selected-node. It does not repeat a write that the
-// object shows already. It leaves the objects in the plan as the API server answered them,
-// so that wait can recognize older states.
+// order: first the claimRefs, then selected-node. It omits a write that the object
+// already contains. Afterwards, the plan contains the objects as returned by the API server, so
+// that wait can recognize older states.
 //
 // Each write contains the resourceVersion that the decision was based on. On a conflict, the
 // same write by another pod with the same claim counts. Any other write ends the attempt, and
@@ -63,7 +63,7 @@ func (p *Plugin) write(ctx context.Context, node string, pl *plan) error {
 }
 
 // stillUnbound reads the claim before a volume is bound to it, because the write to the
-// volume has no condition on the claim. A volume whose claimRef names a claim that is gone
+// volume has no condition on the claim. A volume whose claimRef names a deleted claim
 // would be released, and could be deleted.
 func (p *Plugin) stillUnbound(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	now, err := framework.Get(ctx, p.h.Live, &corev1.PersistentVolumeClaim{}, claim.Namespace, claim.Name)
@@ -78,12 +78,12 @@ func (p *Plugin) stillUnbound(ctx context.Context, claim *corev1.PersistentVolum
 	return nil
 }
 
-// claimedBy returns whether the claimRef is the one that write would have set.
+// claimedBy returns whether the claimRef is the one that write sets.
 func claimedBy(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	return pv.DeletionTimestamp == nil && volume.IsVolumeBoundToClaim(pv, claim) && pv.Spec.ClaimRef.UID == claim.UID
 }
 
-// selectedFor returns whether selected-node is the one that write would have set.
+// selectedFor returns whether selected-node is the one that write sets.
 func selectedFor(now, claim *corev1.PersistentVolumeClaim, node string) bool {
 	return now.UID == claim.UID && now.DeletionTimestamp == nil && now.Annotations[volume.AnnSelectedNode] == node
 }

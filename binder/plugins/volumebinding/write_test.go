@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// worldOfPlan has what the plan writes to.
+// worldOfPlan returns a world with the objects of the plan.
 func worldOfPlan(p *plan) *world {
 	w := newWorld()
 	for _, m := range p.static {
@@ -33,8 +33,8 @@ func worldOfPlan(p *plan) *world {
 	return w
 }
 
-func TestWritePatches(t *testing.T) {
-	// As a user pre-binds a volume: by the claim's name, without its UID.
+func TestWrite_Patches(t *testing.T) {
+	// A user pre-binds a volume with the claim's name and without its UID.
 	preBound := volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))))
 	cases := map[string]struct {
 		reason string
@@ -42,7 +42,7 @@ func TestWritePatches(t *testing.T) {
 		want   []patched
 	}{
 		"ClaimRef": {
-			reason: "the claimRef with the claim's UID, the mark of the controller, and nothing else",
+			reason: "the patch contains only the claimRef with the UID and the annotation of the controller",
 			plan:   plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv", gen.Label("keep", "me"), gen.Annotation("keep", "me"))}}},
 			want: []patched{{kind: "PersistentVolume", name: "pv", body: `{
 				"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}, "resourceVersion": "20"},
@@ -50,14 +50,14 @@ func TestWritePatches(t *testing.T) {
 					"uid": "claim-data", "resourceVersion": "10"}}}`}},
 		},
 		"ClaimRefOfUser": {
-			reason: "a volume that a user pre-bound gets the UID, but not the mark of the controller",
+			reason: "the patch of a pre-bound volume contains only the UID",
 			plan:   plan{static: []match{{claim: theClaim(), volume: preBound}}},
 			want: []patched{{kind: "PersistentVolume", name: "pv", body: `{
 				"metadata": {"resourceVersion": "20"},
 				"spec": {"claimRef": {"uid": "claim-data", "resourceVersion": "10"}}}`}},
 		},
 		"SelectedNode": {
-			reason: "selected-node and nothing else",
+			reason: "the patch contains only selected-node",
 			plan:   plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim(gen.Annotation("keep", "me"))}},
 			want: []patched{{kind: "PersistentVolumeClaim", name: "data", body: `{
 				"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-a"}, "resourceVersion": "10"}}`}},
@@ -84,9 +84,9 @@ func TestWritePatches(t *testing.T) {
 	}
 }
 
-// TestWriteOrder: claimRefs before selected-nodes, as kube-scheduler does, and
-// what the API server answered is what the wait compares with.
-func TestWriteOrder(t *testing.T) {
+// Like kube-scheduler, write sets the claimRefs before selected-node. The plan then contains the
+// responses of the API server.
+func TestWrite_Order(t *testing.T) {
 	inCache := []*corev1.PersistentVolume{volumeNamed("pv1"), volumeNamed("pv2")}
 	claims := []*corev1.PersistentVolumeClaim{claimNamed("c"), claimNamed("d")}
 	before := []any{inCache[0].DeepCopy(), inCache[1].DeepCopy(), claims[0].DeepCopy(), claims[1].DeepCopy()}
@@ -111,14 +111,14 @@ func TestWriteOrder(t *testing.T) {
 	assert.Equal(t, chosen.ResourceVersion, pl.dynamic[1].ResourceVersion)
 	assert.Equal(t, "node-a", pl.dynamic[1].Annotations[volume.AnnSelectedNode])
 	after := []any{inCache[0], inCache[1], claims[0], claims[1]}
-	assert.Equal(t, before, after, "the objects of the cache did not change")
+	assert.Equal(t, before, after, "the objects in the cache do not change")
 
 	w.patches = nil
 	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
-	assert.Empty(t, w.patches, "written twice, it is written once")
+	assert.Empty(t, w.patches, "a second call writes nothing")
 }
 
-func TestWriteFails(t *testing.T) {
+func TestWrite_Fails(t *testing.T) {
 	claims := schema.GroupResource{Resource: "persistentvolumeclaims"}
 	cases := map[string]struct {
 		reason string
@@ -126,10 +126,10 @@ func TestWriteFails(t *testing.T) {
 		want   framework.Kind
 	}{
 		"Conflict":   {reason: "another client wrote first, and the next call decides again", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
-		"NotFound":   {reason: "there is nothing to write to", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindRefuse},
-		"Overloaded": {reason: "a matter of time", err: apierrors.NewTooManyRequestsError("slow down"), want: framework.KindWait},
+		"NotFound":   {reason: "the object was deleted", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindRefuse},
+		"Overloaded": {reason: "the failure is temporary", err: apierrors.NewTooManyRequestsError("slow down"), want: framework.KindWait},
 		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: framework.KindInternal},
-		"Unknown":    {reason: "Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
+		"Unknown":    {reason: "an unknown error is Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
