@@ -77,7 +77,7 @@ func TestBadInput(t *testing.T) {
 		"TooLarge":       {reason: "the size of a body is limited", body: []byte(`"` + strings.Repeat("x", maxBody) + `"`), code: http.StatusRequestEntityTooLarge, says: "larger"},
 		"TooDeep":        {reason: "the depth of JSON is limited", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
 		"DeepInObject":   {reason: "the depth of the object is limited", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
-		"OpenForEver":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
+		"NeverClosed":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
 		"CompactNoUID":   {reason: "a review that is not scanned also needs a UID", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
 		"CompactLongUID": {reason: "the answer repeats the UID", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
 		"CompactBroken":  {reason: "the library returns the error", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},

@@ -16,7 +16,7 @@ import (
 
 // Files serves the certificate in a directory with the files tls.crt and tls.key, such as a mounted
 // Secret. While Start runs, it loads changed files. It keeps the previous certificate if the new
-// files are bad or the new certificate is not valid at that time.
+// files or the new certificate are not valid.
 type Files struct {
 	follower[*tls.Certificate]
 }
@@ -71,8 +71,8 @@ func nameOf(c *x509.Certificate) string {
 	return c.Subject.CommonName
 }
 
-// Clients holds the CAs of callers, one or more in a file. While Start runs, it loads a changed file
-// if that is good.
+// Clients contains the CAs of callers from a file with one or more CAs. While Start runs, it loads a
+// changed file that is valid.
 type Clients struct {
 	follower[*authorities]
 }

@@ -98,7 +98,7 @@ func TestFiles_Reload(t *testing.T) {
 	assert.InDelta(t, first.Cert.NotAfter.Unix(), expires(), 0)
 	looks(3)
 	assert.Equal(t, first.Cert.SerialNumber.String(), served())
-	assert.Empty(t, log.String(), "nothing has changed")
+	assert.Empty(t, log.String(), "unchanged files are not logged")
 
 	// The certificate is written before its key.
 	second := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, day))

@@ -23,7 +23,7 @@ const (
 	CA = selfmanaged.CA
 )
 
-// Metrics show when certificates expire, and count changes. They are safe for concurrent use.
+// Metrics record the expiration times and the changes of certificates. They are safe for concurrent use.
 type Metrics struct {
 	expiration *prometheus.GaugeVec
 	reloads    *prometheus.CounterVec

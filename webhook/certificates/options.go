@@ -25,11 +25,11 @@ type Options struct {
 	SelfManaged          bool
 	Service              string
 	WebhookConfiguration string
-	// CAValidity and CertValidity are the validity of self-managed certificates, and Overlap is the time for
-	// which a CA is trusted before it signs.
+	// CAValidity and CertValidity are the validity of self-managed certificates. Overlap is the time for
+	// which API servers trust a CA before it signs.
 	CAValidity, CertValidity, Overlap time.Duration
 
-	// ClientCAFile is a PEM file with the CAs of callers. If it is empty, everybody may call.
+	// ClientCAFile is a PEM file with the CAs of callers. If it is empty, every client may call.
 	ClientCAFile string
 	// ClientNames are the allowed common names of callers. If it is empty, every name is allowed. It requires
 	// ClientCAFile.
@@ -66,7 +66,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.ClientNames, "client-allowed-names", o.ClientNames, "Allowed common names of client certificates. Empty allows every name that the CA has signed: with the cluster's own CA, these are every kubelet and every user with a certificate, so give the name of the API server.")
 }
 
-// Validate returns an error for each problem of the flags. It reads no file.
+// Validate returns an error for each problem of the flags. It does not read files.
 func (o *Options) Validate() []error {
 	var problems []error
 	check := func(ok bool, format string, args ...any) {
