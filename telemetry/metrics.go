@@ -13,7 +13,7 @@ import (
 
 // metrics are the metrics that the Recorder writes.
 type metrics struct {
-	// all has them all.
+	// all contains all metrics.
 	all []prometheus.Collector
 
 	buildInfo    prometheus.Gauge
@@ -131,14 +131,13 @@ func newMetrics(version string) metrics {
 	return m
 }
 
-// add adds the metric to all of them, and returns it.
+// add adds the metric to all, and returns it.
 func add[C prometheus.Collector](m *metrics, c C) C {
 	m.all = append(m.all, c)
 	return c
 }
 
-// gauges returns the metrics that are read from the sources of Show when they are
-// collected.
+// gauges returns the metrics that read the sources of Show at each collection.
 func (r *Recorder) gauges() []prometheus.Collector {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value)
