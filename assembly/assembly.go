@@ -175,7 +175,7 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 			return nil, err
 		}
 		if missing != "" {
-			klog.InfoS("Left a PreBind plugin out: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
+			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
 			continue
 		}
 		b, ok := a.built[e.Name]

@@ -57,7 +57,7 @@ func validAt(c *x509.Certificate, now time.Time) error {
 	case now.After(c.NotAfter):
 		return fmt.Errorf("the certificate of %q expired at %s: renew it", nameOf(c), c.NotAfter.Format(time.RFC3339))
 	case now.Before(c.NotBefore):
-		return fmt.Errorf("the certificate of %q is not valid before %s: is this machine's clock right?", nameOf(c), c.NotBefore.Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %q is not valid before %s: check the clock of this machine", nameOf(c), c.NotBefore.Format(time.RFC3339))
 	default:
 		return nil
 	}
@@ -113,7 +113,7 @@ func parseAuthorities(files [][]byte, now time.Time) (*authorities, error) {
 	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
-			return nil, fmt.Errorf("the certificate of %q is not one of a CA: give the CA that signs the API server's client certificate", nameOf(c))
+			return nil, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
 		}
 		if err := validAt(c, now); err != nil {
 			invalid = err
