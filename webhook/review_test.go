@@ -37,8 +37,8 @@ func checkStatus(t *testing.T, w *httptest.ResponseRecorder, code int32, says st
 	assert.Contains(t, status.Message, says)
 }
 
-// TestBadInput checks that a request that is not an AdmissionReview gets an HTTP error and does not reach the engine.
-func TestBadInput(t *testing.T) {
+// TestHandler_BadInput checks that a request that is not an AdmissionReview gets an HTTP error and does not reach the engine.
+func TestHandler_BadInput(t *testing.T) {
 	good := read(t, "allowed.request.json")
 	replace := func(old, with string) []byte {
 		require.Contains(t, string(good), old)
@@ -122,7 +122,7 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
-func TestContentTypeParameters(t *testing.T) {
+func TestHandler_ContentTypeParameters(t *testing.T) {
 	h := handlerOf(t, func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
 	w := serve(t, h, read(t, "allowed.request.json"), func(r *http.Request) {
 		r.Header.Set("Content-Type", "Application/JSON; charset=utf-8")

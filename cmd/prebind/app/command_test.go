@@ -35,7 +35,7 @@ func run(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestCommandFails(t *testing.T) {
+func TestCommand_Errors(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		args   []string
@@ -66,7 +66,7 @@ func TestCommandFails(t *testing.T) {
 	}
 }
 
-func TestUnderscoresInFlags(t *testing.T) {
+func TestFlags_Underscores(t *testing.T) {
 	_, err := run(t, "serve", "--max_holds=0")
 	assert.ErrorContains(t, err, "--max-holds", "flags accept _ instead of -, as in Kubernetes components")
 }
