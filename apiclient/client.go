@@ -1,9 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apiclient has Prebind's clients of the API server, which give up on a request
-// without an answer, and follows the state of the API server: whether it answers, what it
-// permits, and whom it exempts from concurrency limits.
+// Package apiclient provides the clients for the API server, with a time limit for every
+// request. It also follows the state of the API server: whether it answers, which permissions it
+// grants, and which users it exempts from concurrency limits.
 package apiclient
 
 import (
@@ -28,8 +28,8 @@ const (
 )
 
 // Connect returns the client configuration of the kubeconfig or, if it is empty, of the
-// pod's service account. It returns an error if the API server does not answer within ten
-// seconds. Clients of the configuration report all answers to health.
+// service account of the pod. It returns an error if the API server does not answer within ten
+// seconds. Clients with this configuration report all answers to health.
 func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error) {
 	var config *rest.Config
 	var err error
@@ -44,8 +44,8 @@ func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error)
 	return config, contact(config)
 }
 
-// prepare sets no rate limit, because the API server's priority and fairness is the limit,
-// and a time limit for every request except watches.
+// prepare sets a time limit for every request except watches. It sets no rate limit, because
+// API priority and fairness limits requests.
 func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.QPS = -1
 	config.UserAgent = userAgent
@@ -53,7 +53,7 @@ func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return observed{next: next, health: health} })
 }
 
-// NewWithTimeout returns a client whose requests end after the time, watches included.
+// NewWithTimeout returns a client with a time limit for all requests, including watches.
 func NewWithTimeout(config *rest.Config, takes time.Duration) (kubernetes.Interface, error) {
 	soon := rest.CopyConfig(config)
 	soon.Timeout = takes
@@ -64,7 +64,7 @@ func NewWithTimeout(config *rest.Config, takes time.Duration) (kubernetes.Interf
 	return client, nil
 }
 
-// contact returns an error when the API server does not answer. It needs no permission.
+// contact returns an error if the API server does not answer. It needs no permissions.
 func contact(config *rest.Config) error {
 	soon := rest.CopyConfig(config)
 	soon.Timeout = firstContact
@@ -78,8 +78,8 @@ func contact(config *rest.Config) error {
 	return nil
 }
 
-// impatient gives up requests without an answer. Some callers would wait forever, such
-// as client-go's recorder of events. A timeout of the client would end watches, too.
+// impatient cancels requests without an answer. Some callers, such as the event recorder of
+// client-go, would wait forever. A timeout of the client would also end watches.
 type impatient struct {
 	next  http.RoundTripper
 	takes time.Duration
@@ -103,10 +103,10 @@ func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// WrappedRoundTripper lets client-go find the transport, to close its idle connections.
+// WrappedRoundTripper returns the transport, so that client-go can close its idle connections.
 func (i impatient) WrappedRoundTripper() http.RoundTripper { return i.next }
 
-// timed is a body that ends its request's context when it is closed.
+// timed is a body that ends the context of its request when it is closed.
 type timed struct {
 	io.ReadCloser
 	done context.CancelFunc

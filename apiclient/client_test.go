@@ -20,7 +20,7 @@ import (
 )
 
 // mute is a server that sends only the beginning of a list or a watch. The channel receives
-// the method of each request that the client has canceled.
+// the method of each request that the client cancels.
 func mute(t *testing.T) (address string, givenUp <-chan string) {
 	t.Helper()
 	canceled := make(chan string, 10)
@@ -40,8 +40,9 @@ func mute(t *testing.T) (address string, givenUp <-chan string) {
 	return server.URL, canceled
 }
 
-// TestImpatient: a request without a complete answer is canceled, and a watch is not.
-func TestImpatient(t *testing.T) {
+// TestImpatient_CancelsRequests checks that a request without a complete answer is canceled, and
+// that a watch is not.
+func TestImpatient_CancelsRequests(t *testing.T) {
 	address, givenUp := mute(t)
 	config := &rest.Config{Host: address}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -71,14 +72,14 @@ func TestImpatient(t *testing.T) {
 
 	select {
 	case event, open := <-watching.ResultChan():
-		t.Errorf("the watch should go on as it was: %v, open: %v", event, open)
+		t.Errorf("the watch should continue: %v, open: %v", event, open)
 	default:
 	}
 	watching.Stop()
 	assert.Equal(t, http.MethodGet, <-givenUp)
 }
 
-// TestPrepare: every request has a time limit, and health observes its outcome.
+// TestPrepare checks that every request has a time limit, and that health observes its outcome.
 func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
 	health := NewHealth(clock.RealClock{})

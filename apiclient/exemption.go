@@ -21,8 +21,8 @@ import (
 const (
 	// flowSchemaName is the name of the FlowSchema that exempts the Bindings of schedulers.
 	flowSchemaName = "prebind"
-	// exemptInterval is the time between two reads of the FlowSchema, and exemptTimeout the
-	// timeout of one.
+	// exemptInterval is the time between two reads of the FlowSchema. exemptTimeout is the
+	// timeout of one read.
 	exemptInterval = 30 * time.Second
 	exemptTimeout  = 5 * time.Second
 )
@@ -31,8 +31,8 @@ const (
 //
 // +kubebuilder:rbac:groups=flowcontrol.apiserver.k8s.io,resources=flowschemas,resourceNames=prebind,verbs=get
 
-// Exemption follows the FlowSchema prebind, which says whose Bindings the API server
-// exempts from its concurrency limits. It is a manager.Runnable.
+// Exemption follows the FlowSchema prebind. The FlowSchema selects the users whose Bindings the
+// API server exempts from its concurrency limits. Exemption is a manager.Runnable.
 type Exemption struct {
 	read  func(ctx context.Context) (*flowcontrolv1.FlowSchema, error)
 	apply func(exempt func(authenticationv1.UserInfo) bool)
@@ -41,7 +41,7 @@ type Exemption struct {
 }
 
 // NewExemption returns an Exemption. It calls apply with a function that reports whether
-// a user is exempt, or with nil if nobody is.
+// a user is exempt, or with nil if no user is exempt.
 func NewExemption(client kubernetes.Interface, apply func(exempt func(authenticationv1.UserInfo) bool)) *Exemption {
 	return &Exemption{
 		read: func(ctx context.Context) (*flowcontrolv1.FlowSchema, error) {
@@ -57,7 +57,7 @@ func (x *Exemption) Start(ctx context.Context) error {
 	return nil
 }
 
-// update reads the FlowSchema once. Nobody is exempt if it cannot be read.
+// update reads the FlowSchema once. If it cannot read the FlowSchema, no user is exempt.
 func (x *Exemption) update(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, exemptTimeout)
 	defer cancel()
@@ -91,8 +91,8 @@ func (x *Exemption) update(ctx context.Context) {
 	x.logged = text
 }
 
-// exemptSubjects returns the subjects whose Bindings the FlowSchema exempts, or why it
-// exempts none.
+// exemptSubjects returns the subjects whose Bindings the FlowSchema exempts. If it exempts none,
+// the error is the reason.
 func exemptSubjects(schema *flowcontrolv1.FlowSchema) ([]flowcontrolv1.Subject, error) {
 	if level := schema.Spec.PriorityLevelConfiguration.Name; level != flowcontrolv1.PriorityLevelConfigurationNameExempt {
 		return nil, fmt.Errorf("its priority level is %q, not %q", level, flowcontrolv1.PriorityLevelConfigurationNameExempt)
@@ -116,7 +116,7 @@ func exemptSubjects(schema *flowcontrolv1.FlowSchema) ([]flowcontrolv1.Subject, 
 	return subjects, nil
 }
 
-// coversBindings returns whether the rule covers every Binding.
+// coversBindings reports whether the rule covers every Binding.
 func coversBindings(r flowcontrolv1.ResourcePolicyRule) bool {
 	const all = "*"
 	has := func(list []string, value string) bool {
@@ -128,7 +128,7 @@ func coversBindings(r flowcontrolv1.ResourcePolicyRule) bool {
 
 const serviceAccountPrefix = "system:serviceaccount:"
 
-// covers returns whether the user is the subject, or one of its group.
+// covers reports whether the user is the subject or a member of its group.
 func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
 	switch {
 	case s.User != nil:
@@ -144,7 +144,7 @@ func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
 	}
 }
 
-// subjectName is the name of the subject in the log.
+// subjectName returns the name of the subject for the log.
 func subjectName(s flowcontrolv1.Subject) string {
 	switch {
 	case s.User != nil:

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// shippedFlowSchema is the FlowSchema in config/webhook as the API server stores it.
+// shippedFlowSchema returns the FlowSchema in config/webhook as the API server stores it.
 func shippedFlowSchema(t *testing.T) *flowcontrolv1.FlowSchema {
 	t.Helper()
 	content, err := os.ReadFile("../config/webhook/base/flowschema.yaml")
@@ -103,5 +103,5 @@ func TestExemption_Update(t *testing.T) {
 	assert.False(t, who(authenticationv1.UserInfo{Username: "another"}))
 	failure = errors.New("not found")
 	x.update(t.Context())
-	assert.Nil(t, who, "a deleted FlowSchema exempts nobody")
+	assert.Nil(t, who, "a deleted FlowSchema exempts no users")
 }

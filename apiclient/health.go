@@ -17,11 +17,11 @@ import (
 
 const (
 	// unreachableAfter is the time without an answer of the API server after which this
-	// replica is not ready. A restart of the API server takes less.
+	// replica is not ready. A restart of the API server is shorter.
 	unreachableAfter = 10 * time.Second
 	// deniedAfter is the time without a permission after which this replica is not ready.
-	// An API server that is starting grants no permissions. When a plugin is switched off
-	// together with its role, the kubelet updates the configuration within about a minute.
+	// An API server that is starting grants no permissions. If you delete the role of a plugin
+	// that you switch off, the kubelet updates the configuration within about a minute.
 	deniedAfter = 90 * time.Second
 	// checkTakes is the time limit of one check of the permissions.
 	checkTakes = 5 * time.Second
@@ -34,32 +34,32 @@ const (
 
 // Health is the state of the API server and of Prebind's permissions. It observes the
 // answers to all requests of the process, such as the renewal of the replica's Lease every
-// ten seconds, and sends no requests while there are no problems. After an answer with
+// ten seconds. It sends no requests while there are no problems. After an answer with
 // status Forbidden, Watch checks the permissions until all are granted. It is safe for
 // concurrent use.
 type Health struct {
 	clock clock.Clock
-	// forbidden has a value after an answer with status Forbidden since the last check.
+	// forbidden has a value if an answer since the last check had status Forbidden.
 	forbidden chan struct{}
 
 	mu sync.Mutex
-	// failing is the time of the first request without an answer, and failure its error. It
-	// is nil if the last request had an answer.
+	// failing is the time of the first request without an answer. failure is its error, or nil
+	// if the last request had an answer.
 	failing time.Time
 	failure error
-	// denied is the time when a permission was first missing, and missing the permission. It
-	// is nil if all are granted.
+	// denied is the time when a permission was first missing. missing names the permission, or
+	// is nil if all permissions are granted.
 	denied  time.Time
 	missing error
 }
 
-// NewHealth returns the state of an API server that answers.
+// NewHealth returns a Health without problems.
 func NewHealth(c clock.Clock) *Health {
 	return &Health{clock: c, forbidden: make(chan struct{}, 1)}
 }
 
-// Problem returns an error if this replica should not get calls: the API server has not
-// answered for more than ten seconds, or a permission has been missing for more than 90.
+// Problem returns an error if this replica should not receive calls: the API server has not
+// answered for more than ten seconds, or a permission has been missing for more than 90 seconds.
 func (h *Health) Problem() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,8 +72,8 @@ func (h *Health) Problem() error {
 	return nil
 }
 
-// Watch calls check after each answer with status Forbidden, and repeats it while it
-// returns an error. It returns when the context ends.
+// Watch calls check after each answer with status Forbidden, and repeats the call while check
+// returns an error. Watch returns when the context ends.
 func (h *Health) Watch(ctx context.Context, check func(context.Context) error) {
 	for {
 		select {
@@ -137,7 +137,7 @@ func (h *Health) observe(r *http.Request, response *http.Response, err error) {
 			default:
 			}
 		case http.StatusUnauthorized, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-			// The API server accepts no request of Prebind, or a proxy answers instead.
+			// The API server rejects every request of Prebind, or a proxy answers instead.
 			err = errors.New(response.Status)
 		}
 	}
@@ -163,5 +163,5 @@ func (o observed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// WrappedRoundTripper lets client-go find the transport, to close its idle connections.
+// WrappedRoundTripper returns the transport, so that client-go can close its idle connections.
 func (o observed) WrappedRoundTripper() http.RoundTripper { return o.next }

@@ -33,7 +33,7 @@ func (a answer) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: a.code, Status: http.StatusText(a.code), Body: http.NoBody}, nil
 }
 
-// send sends a request that gets the answer a.
+// send sends a request with the answer a.
 func send(ctx context.Context, t *testing.T, h *Health, a answer) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://apiserver/", nil)
@@ -57,7 +57,7 @@ func TestHealth_Unreachable(t *testing.T) {
 		"Back":        {reason: "the API server answers again", answers: []answer{{err: errRefused}, {code: 200}}},
 		"Gateway":     {reason: "a proxy answers instead of the API server", answers: []answer{{code: 502}}, want: "Bad Gateway"},
 		"Credentials": {reason: "the API server accepts no request", answers: []answer{{code: 401}}, want: "Unauthorized"},
-		"NotFound":    {reason: "it is the API server's own answer", answers: []answer{{err: errRefused}, {code: 404}}},
+		"NotFound":    {reason: "the API server itself answers", answers: []answer{{err: errRefused}, {code: 404}}},
 		"Internal":    {reason: "a single failed request proves nothing about others", answers: []answer{{err: errRefused}, {code: 500}}},
 	}
 	for name, tc := range cases {
@@ -67,7 +67,7 @@ func TestHealth_Unreachable(t *testing.T) {
 				for _, a := range tc.answers {
 					send(t.Context(), t, h, a)
 				}
-				require.NoError(t, h.Problem(), "a restart takes less than ten seconds")
+				require.NoError(t, h.Problem(), "a restart of the API server is shorter than ten seconds")
 				<-time.After(unreachableAfter + time.Second)
 				if tc.want == "" {
 					assert.NoError(t, h.Problem(), tc.reason)
@@ -79,8 +79,8 @@ func TestHealth_Unreachable(t *testing.T) {
 	}
 }
 
-// TestHealth_CallerGaveUp: a request that its caller cancels does not count.
-func TestHealth_CallerGaveUp(t *testing.T) {
+// TestHealth_CanceledRequest checks that a request that its caller cancels does not count.
+func TestHealth_CanceledRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHealth(clock.RealClock{})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -91,8 +91,8 @@ func TestHealth_CallerGaveUp(t *testing.T) {
 	})
 }
 
-// TestHealth_Permissions: the first check follows an answer with status Forbidden. Checks
-// are repeated until everything is granted, and not more often than the intervals allow.
+// TestHealth_Permissions checks that the first check follows an answer with status Forbidden, and
+// that checks are repeated at the intervals until everything is granted.
 func TestHealth_Permissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHealth(clock.RealClock{})
@@ -136,18 +136,18 @@ func TestHealth_Permissions(t *testing.T) {
 		denied := errors.New("may not list nodes")
 		set(denied)
 		send(t.Context(), t, h, answer{code: 403})
-		require.NoError(t, after(deniedAfter), "a new configuration may be on its way")
+		require.NoError(t, after(deniedAfter), "a new configuration may not have arrived yet")
 		require.ErrorIs(t, after(time.Second), denied)
 		assert.InDelta(t, deniedAfter/checkAgain, checked(), 2)
 
 		set(denied)
 		send(t.Context(), t, h, answer{err: errRefused})
-		require.ErrorContains(t, after(time.Minute), "does not answer", "that comes first")
+		require.ErrorContains(t, after(time.Minute), "does not answer", "a missing answer is reported before a missing permission")
 		assert.Zero(t, checked(), "the API server would not answer a check")
 		send(t.Context(), t, h, answer{code: 200})
-		require.ErrorIs(t, h.Problem(), denied, "the last result stays in force")
+		require.ErrorIs(t, h.Problem(), denied, "the last result is kept")
 
 		set(nil)
-		require.NoError(t, after(checkAgain), "it is granted again")
+		require.NoError(t, after(checkAgain), "the permission is granted again")
 	})
 }

@@ -28,36 +28,36 @@ import (
 	"github.com/prebind/prebind/telemetry"
 )
 
-// settingsTimeout bounds Settings, which waits for new caches while the manager runs.
+// settingsTimeout is the timeout of Settings, which waits for new caches while the manager runs.
 const settingsTimeout = time.Minute
 
-// Options of an Assembly. All fields are required.
+// Options are the options of an Assembly. All fields are required.
 type Options struct {
 	Manager  *Manager
 	Registry *Registry
-	// Client asks for permissions.
+	// Client checks permissions.
 	Client   kubernetes.Interface
 	Recorder *telemetry.Recorder
-	// Namespace of Prebind's own objects.
+	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
-	// WaitFor is called with each kind that the cache begins to hold.
+	// WaitFor is called with each kind that is added to the cache.
 	WaitFor func(kind string, synced func() bool)
 }
 
-// Assembly makes the engine's settings from a configuration, with the caches that they
-// need. One goroutine at a time may use it.
+// Assembly builds the settings of the engine from a configuration, with the caches that they
+// need. Methods are safe for concurrent use only if their comment says so.
 type Assembly struct {
-	// Changes wakes waits when the cache changes.
+	// Changes ends waits when the cache changes.
 	Changes *framework.Hub
 
 	o Options
-	// watched are the kinds that each cache holds.
+	// watched contains the kinds in each cache.
 	watched map[watched]bool
-	// indexed are the names of the indexes, and handled the plugins whose handlers receive
-	// events.
+	// indexed contains the names of the indexes. handled contains the plugins whose handlers
+	// receive events.
 	indexed, handled map[string]bool
-	// built are the current plugins by name. A plugin whose arguments do not change is
-	// kept.
+	// built contains the current plugins by name. A plugin is kept while its arguments do not
+	// change.
 	built map[string]builtPlugin
 }
 
@@ -72,7 +72,7 @@ type builtPlugin struct {
 	plugin    framework.PreBinder
 }
 
-// New returns an Assembly that has built nothing yet.
+// New returns an Assembly without plugins.
 func New(o Options) *Assembly {
 	return &Assembly{
 		Changes: framework.NewHub(), o: o,
@@ -80,9 +80,9 @@ func New(o Options) *Assembly {
 	}
 }
 
-// Settings returns the engine's settings. It checks Prebind's permissions first. Once the
-// manager runs, Settings waits for new caches, for a minute at most; before, WaitFor has
-// to.
+// Settings returns the settings of the engine. It checks Prebind's permissions first. While the
+// manager runs, Settings waits up to a minute for new caches. Before the manager runs, WaitFor must
+// wait for them.
 func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
 	ctx, cancel := context.WithTimeout(ctx, settingsTimeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 // CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
 func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.o.Manager.views[plugin] }
 
-// watch makes the cache hold the kinds, and Changes report them.
+// watch adds the kinds to the cache, so that Changes reports their changes.
 func (a *Assembly) watch(ctx context.Context, v *view, examples ...client.Object) error {
 	for _, example := range examples {
 		kind := framework.KindOf(example)
@@ -128,7 +128,7 @@ func (a *Assembly) watch(ctx context.Context, v *view, examples ...client.Object
 	return nil
 }
 
-// mutators returns the chain of those that are on, and the source of the devices that
+// mutators returns the chain of the mutators that are on, and the source of the devices that
 // they need, if any.
 func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutators.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := a.o.Registry.MutatorsOf(c)
@@ -161,7 +161,7 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 	return chain, claimed.New(v, a.o.Manager.GetAPIReader()).Devices, err
 }
 
-// plugins returns those that are on. It builds those that are new or have new arguments.
+// plugins returns the plugins that are on. It builds plugins that are new or have new arguments.
 func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.PreBinder, error) {
 	entries, err := a.o.Registry.PluginsOf(c)
 	if err != nil {
@@ -175,7 +175,7 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 			return nil, err
 		}
 		if missing != "" {
-			klog.InfoS("Left a PreBind plugin out: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
+			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
 			continue
 		}
 		b, ok := a.built[e.Name]
@@ -193,7 +193,7 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 	return list, nil
 }
 
-// plugin makes the cache hold what the plugin needs, and builds it.
+// plugin adds the kinds that the plugin needs to the cache, and builds the plugin.
 func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.PreBinder, error) {
 	var examples []client.Object
 	if e.Watches != nil {
@@ -222,8 +222,8 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	return p, err
 }
 
-// handle adds the plugin's handlers, once. WaitFor gets to know when they have seen all
-// objects.
+// handle adds the handlers of the plugin once. It passes a function to WaitFor that reports whether
+// they have received all objects.
 func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration, examples []client.Object) error {
 	if a.handled[e.Name] {
 		return nil
@@ -247,7 +247,7 @@ func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration
 	return nil
 }
 
-// indexer adds each index once, to kinds that the plugin watches. Names of indexes are
+// indexer adds each index once, for kinds that the plugin watches. Names of indexes are
 // unique across kinds.
 type indexer struct {
 	client.FieldIndexer
@@ -270,7 +270,7 @@ func (i indexer) IndexField(ctx context.Context, of client.Object, field string,
 	return err
 }
 
-// missing returns the first of the kinds that the API server does not serve, or "".
+// missing returns the first kind that the API server does not serve, or "".
 func (a *Assembly) missing(kinds ...schema.GroupVersionKind) (string, error) {
 	for _, kind := range kinds {
 		_, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)

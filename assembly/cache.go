@@ -28,9 +28,9 @@ import (
 //
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch
 
-// NewManager returns a manager that serves metrics at the address; "0" serves none. Its
-// cache holds pending pods, trimmed nodes, and what plugins watch, so memory does not grow
-// with running pods. The context is the one that the manager will be started with.
+// NewManager returns a manager that serves metrics at the address. "0" disables metrics. The cache
+// contains pending pods, trimmed nodes, and the objects that plugins watch, so memory does not grow
+// with running pods. Start the manager with the same context.
 func NewManager(ctx context.Context, config *rest.Config, metricsAddress string, r *Registry, namespace string) (*Manager, error) {
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 clientgoscheme.Scheme,
@@ -56,13 +56,13 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	return &Manager{Manager: mgr, views: views}, nil
 }
 
-// Manager has two caches. GetCache returns the one that plugins narrow. The complete cache
-// holds the same kinds for plugins that need all objects with all fields. A cache uses
+// Manager has two caches. GetCache returns the cache that plugins narrow. The complete cache
+// contains the same kinds for plugins that need all objects with all fields. A cache uses
 // memory and permissions only for the kinds that are watched in it.
 type Manager struct {
 	manager.Manager
-	// views are the caches as each plugin sees them, by its name, and as mutators see them,
-	// under the empty name.
+	// views contains the view of each plugin on the caches, by name. The empty name is the view of
+	// the mutators.
 	views map[string]*view
 }
 
@@ -78,9 +78,9 @@ func newComplete(ctx context.Context, mgr manager.Manager) (cache.Cache, error) 
 	return complete, mgr.Add(complete)
 }
 
-// completeKinds returns the kinds that a plugin reads from the complete cache, because
-// other plugins narrow them in Prebind's cache, and the plugin does not. The empty name
-// stands for the mutators.
+// completeKinds returns the kinds that a plugin reads from the complete cache, because other
+// plugins narrow them in Prebind's cache and the plugin itself does not. The empty name means the
+// mutators.
 func (r *Registry) completeKinds(plugin string) sets.Set[string] {
 	kinds, own := sets.New[string](), sets.New[string]()
 	for _, p := range r.Plugins {
@@ -104,13 +104,13 @@ func narrows(p framework.Registration) sets.Set[string] {
 	return kinds
 }
 
-// view is the cache as one plugin sees it. Its methods choose between the two caches.
+// view is the view of one plugin on the caches. Its methods choose between the two caches.
 type view struct {
 	narrowed, complete cache.Cache
 	completeKinds      sets.Set[string]
 }
 
-// of returns the cache that holds the kind for the plugin.
+// of returns the cache from which the plugin reads the kind.
 func (v *view) of(o runtime.Object) cache.Cache {
 	if v.completeKinds.Has(framework.KindOf(o)) {
 		return v.complete
@@ -133,9 +133,9 @@ func (v *view) IndexField(ctx context.Context, o client.Object, field string, ke
 	return v.of(o).IndexField(ctx, o, field, keys)
 }
 
-// CacheOptions returns those of Prebind's cache. A kind that any registered plugin narrows
-// is narrowed also while the plugin is off, because it may be switched on later. Plugins that
-// do not narrow the kind read it from the complete cache of the Manager.
+// CacheOptions returns the options of Prebind's cache. If a registered plugin narrows a kind, the
+// kind is narrowed even while the plugin is off, because you can switch it on later. Plugins that do
+// not narrow the kind read it from the complete cache of the Manager.
 func CacheOptions(r *Registry, namespace string) cache.Options {
 	options := commonCacheOptions()
 	options.ByObject = map[client.Object]cache.ByObject{
@@ -150,27 +150,27 @@ func CacheOptions(r *Registry, namespace string) cache.Options {
 	return options
 }
 
-// commonCacheOptions are those of both caches.
+// commonCacheOptions returns the options of both caches.
 func commonCacheOptions() cache.Options {
 	return cache.Options{
-		// Reading a kind that is not watched would start an informer that nothing waits
-		// for, without a check of the permission.
+		// Reading a kind that is not watched would start an informer without a check of its
+		// permission, and without a wait for its objects.
 		ReaderFailOnMissingInformer: true,
 		DefaultTransform:            cache.TransformStripManagedFields(),
-		// By contract, mutators and plugins only read.
+		// Mutators and plugins must not change objects of the cache.
 		DefaultUnsafeDisableDeepCopy: new(true),
 		NewInformer:                  compact.NewInformer,
 	}
 }
 
-// interruptible is a cache that a manager stops waiting for when it is stopped. A manager
-// would wait for as long as the API server is away or a permission is missing.
+// interruptible is a cache whose synchronization a manager does not await after it is stopped.
+// Otherwise, a manager waits while the API server does not answer or a permission is missing.
 type interruptible struct {
 	cache.Cache
 	stop context.Context //nolint:containedctx // The context of WaitForCacheSync does not end when the manager is stopped.
 }
 
-// GetCache makes a manager start the cache before anything that reads it.
+// GetCache makes a manager start the cache before the runnables that read it.
 func (c interruptible) GetCache() cache.Cache { return c }
 
 // WaitForCacheSync returns true when the caches are synced or the manager is stopped.
@@ -181,7 +181,7 @@ func (c interruptible) WaitForCacheSync(ctx context.Context) bool {
 	return c.Cache.WaitForCacheSync(ctx) || c.stop.Err() != nil
 }
 
-// trimNode removes the fields that use most of a node's memory. No plugin reads them.
+// trimNode removes the fields that use most of the memory of a node. Plugins do not read them.
 func trimNode(object any) (any, error) {
 	if node, ok := object.(*corev1.Node); ok {
 		node.ManagedFields = nil
@@ -190,11 +190,11 @@ func trimNode(object any) (any, error) {
 	return object, nil
 }
 
-// maxPod is the maximum size of a pod in the cache, in bytes as the API server stores it. Usual pods are much
-// smaller, and a tenant can create much larger ones.
+// maxPod is the maximum size of a pod in the cache, in bytes as the API server stores it. Most pods are much
+// smaller. A tenant can create much larger ones.
 const maxPod = 64 << 10
 
-// trimPod hides pods that are too large for the cache. Their binds read them live.
+// trimPod hides pods that are too large for the cache. Prebind reads these pods from the API server.
 func trimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {

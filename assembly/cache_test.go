@@ -32,8 +32,8 @@ func TestTrimNode(t *testing.T) {
 	assert.Equal(t, "something else", got)
 }
 
-// TestIndexer: an index of a kind that the cache does not hold would fail at the first bind, and a second index of the
-// same name would fail at the next change of the configuration.
+// TestIndexer checks that a plugin can index only kinds that it watches, and that an index is added once. Otherwise, the
+// first bind or the next change of the configuration would fail.
 func TestIndexer(t *testing.T) {
 	added := 0
 	i := indexer{FieldIndexer: countingIndexer{&added}, indexed: map[string]bool{}, watched: []client.Object{&corev1.ConfigMap{}}}
@@ -75,9 +75,9 @@ func TestCompleteKinds(t *testing.T) {
 		reason string
 		want   []string
 	}{
-		"device":        {reason: "it needs only its own ConfigMaps", want: []string{"PersistentVolume", "PersistentVolumeClaim"}},
-		"volumebinding": {reason: "it needs only its own fields of claims and volumes", want: []string{"ConfigMap"}},
-		"other":         {reason: "it narrows nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
+		"device":        {reason: "the plugin needs only its own ConfigMaps", want: []string{"PersistentVolume", "PersistentVolumeClaim"}},
+		"volumebinding": {reason: "the plugin needs only some fields of claims and volumes", want: []string{"ConfigMap"}},
+		"other":         {reason: "the plugin narrows nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
 		"":              {reason: "mutators narrow nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
 	} {
 		t.Run(plugin, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestRegistryCheck_Caches(t *testing.T) {
 		plugins []framework.Registration
 		want    string
 	}{
-		"Different": {reason: "each kind has one plugin", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.Secret{})}},
+		"Different": {reason: "each kind is narrowed by one plugin", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.Secret{})}},
 		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows`},
 		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrowing("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows`},
 	} {

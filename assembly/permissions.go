@@ -38,7 +38,7 @@ func objectOf(p permission) string {
 	return text
 }
 
-// permissionsOf returns every single permission that the rules grant.
+// permissionsOf returns each permission that the rules grant.
 func permissionsOf(p registration.Permissions, namespace string) []permission {
 	return append(expand(p.Cluster, ""), expand(p.Own, namespace)...)
 }
@@ -64,17 +64,17 @@ func expand(rules []rbacv1.PolicyRule, namespace string) []permission {
 	return all
 }
 
-// needs are the permissions of one part of the program.
+// needs are the permissions that one part of the program needs.
 type needs struct {
-	// part is such as "PreBind plugin device". remedy says what to do if a permission is
-	// missing.
+	// part is the name, such as "PreBind plugin device". remedy is the fix for a missing
+	// permission.
 	part, remedy string
 	permissions  []permission
 }
 
-// check asks the API server for each permission and returns an error that names all that
-// are missing. A permission about which the API server does not answer counts as granted:
-// the error of the request that needs it is clearer.
+// check checks each permission with the API server and returns an error with all missing
+// permissions. If a check fails, the permission counts as granted, because the error of the request
+// that needs it is clearer.
 func (n needs) check(ctx context.Context, client kubernetes.Interface) error {
 	var order []string
 	missing := map[string][]string{}
@@ -101,7 +101,7 @@ func (n needs) check(ctx context.Context, client kubernetes.Interface) error {
 }
 
 // CheckPermissions returns an error for the first part of the program that lacks
-// permissions with this configuration.
+// permissions for this configuration.
 func (a *Assembly) CheckPermissions(ctx context.Context, c *v1alpha1.PrebindConfiguration) error {
 	all, err := needsOf(a.o.Registry, c, a.o.Namespace)
 	if err != nil {
@@ -115,8 +115,7 @@ func (a *Assembly) CheckPermissions(ctx context.Context, c *v1alpha1.PrebindConf
 	return nil
 }
 
-// needsOf returns the needs of the core, and of each part that the configuration switches
-// on.
+// needsOf returns the needs of the core, and of each mutator and plugin that is on.
 func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([]needs, error) {
 	core, err := framework.Shipped("base")
 	if err != nil {
@@ -158,9 +157,9 @@ func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([
 	return all, nil
 }
 
-// CheckCertificatePermissions returns an error if Prebind lacks permissions for
-// self-managed certificates, and these are switched on. They are those of the shipped
-// role, with the name of the webhook configuration that the options give.
+// CheckCertificatePermissions returns an error if self-managed certificates are on and Prebind
+// lacks permissions for them. It checks the permissions of the shipped role, with the name of the
+// webhook configuration in the options.
 func CheckCertificatePermissions(ctx context.Context, client kubernetes.Interface, o certificates.Options, namespace string) error {
 	if !o.SelfManaged {
 		return nil

@@ -27,7 +27,7 @@ import (
 	"github.com/prebind/prebind/mutators/topology"
 )
 
-// shipped has the plugins of Prebind, and some of its mutators.
+// shipped returns the plugins of Prebind and some of its mutators.
 func shipped() *Registry {
 	return &Registry{
 		Mutators: []mutators.Registration{topology.Registration(), deviceinfo.Registration()},
@@ -37,7 +37,7 @@ func shipped() *Registry {
 
 func defaults() *v1alpha1.PrebindConfiguration { return v1alpha1.Default(shipped().Components()) }
 
-// granting returns a client whose access reviews have the result of allowed.
+// granting returns a client whose access reviews return the result of allowed.
 func granting(allowed func(a authorizationv1.ResourceAttributes) (bool, error)) kubernetes.Interface {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -61,10 +61,10 @@ func TestCheckPermissions(t *testing.T) {
 		allowed func(a authorizationv1.ResourceAttributes) (bool, error)
 		want    string
 	}{
-		"All":      {reason: "nothing is missing", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }},
+		"All":      {reason: "all permissions are granted", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }},
 		"NoAnswer": {reason: "a permission that cannot be checked counts as granted", allowed: func(authorizationv1.ResourceAttributes) (bool, error) { return false, errors.New("away") }},
-		"Core":     {reason: "the manifests are of another version", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind: the service account lacks permissions: get, list, watch nodes; apply the manifests"},
-		"Namespace": {reason: "leases are in Prebind's own namespace", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
+		"Core":     {reason: "the manifests of another version lack a permission", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) { return a.Resource != "nodes", nil }, want: "Prebind: the service account lacks permissions: get, list, watch nodes; apply the manifests"},
+		"Namespace": {reason: "leases need permissions only in the namespace of Prebind", allowed: func(a authorizationv1.ResourceAttributes) (bool, error) {
 			return a.Namespace == "" || a.Verb != "delete", nil
 		}, want: "delete leases.coordination.k8s.io in own"},
 		"Plugin": {
@@ -97,7 +97,7 @@ func TestCheckPermissions(t *testing.T) {
 	}
 }
 
-// TestNeeds: a plugin that is off needs no permissions, and arguments can require more.
+// TestNeeds checks that a plugin that is off needs no permissions, and that arguments can require more permissions.
 func TestNeeds(t *testing.T) {
 	c, r := defaults(), shipped()
 	c.PreBindPlugins = nil
@@ -118,7 +118,7 @@ func TestNeeds(t *testing.T) {
 	assert.Contains(t, parts[1].permissions, slices)
 }
 
-// TestShippedRoles: the role of a plugin permits to list and watch the kinds that it watches.
+// TestShippedRoles checks that the role of a plugin grants list and watch for the kinds that it watches.
 func TestShippedRoles(t *testing.T) {
 	c := defaults()
 	resources := map[string]string{

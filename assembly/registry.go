@@ -1,9 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assembly builds what a configuration switches on: it checks permissions, starts
-// caches, makes mutators and plugins, and does so again when the configuration file
-// changes.
+// Package assembly builds the mutators and plugins that a configuration switches on. It checks
+// permissions and starts caches. It does the same again when the configuration file changes.
 package assembly
 
 import (
@@ -17,13 +16,13 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// Registry has everything that is compiled in, in the order in which it runs.
+// Registry contains all registered mutators and plugins, in the order in which they run.
 type Registry struct {
 	Mutators []mutators.Registration
 	Plugins  []framework.Registration
 }
 
-// Components returns the registry as the configuration sees it.
+// Components returns the registry as components of a configuration.
 func (r *Registry) Components() v1alpha1.Registered {
 	var all v1alpha1.Registered
 	for _, m := range r.Mutators {

@@ -26,10 +26,10 @@ import (
 
 const (
 	// readInterval is the time between two reads of the file. The kubelet needs up to a
-	// minute to update a ConfigMap, so a watch of the file would gain nothing.
+	// minute to update a ConfigMap, so watching the file would not be faster.
 	readInterval = 2 * time.Second
-	// retryInterval is the time after which a rejected file is tried again: the reason, such
-	// as a missing permission, may be gone.
+	// retryInterval is the time after which the Reloader retries a rejected file. The cause, such
+	// as a missing permission, may be resolved.
 	retryInterval = 30 * time.Second
 )
 
@@ -42,9 +42,9 @@ const (
 	reasonRefused = "ConfigurationRefused"
 )
 
-// ReloadOptions are the options of a Reloader. All fields but File are required.
+// ReloadOptions are the options of a Reloader. All fields except File are required.
 type ReloadOptions struct {
-	// File is the configuration file; empty for none.
+	// File is the path of the configuration file. Empty means no file.
 	File string
 	// Given are the flags of the command line. They override the file.
 	Given    *pflag.FlagSet
@@ -57,15 +57,15 @@ type ReloadOptions struct {
 	Clock     clock.Clock
 }
 
-// Reloader applies the configuration file whenever it changes, completely or not at all.
+// Reloader applies the configuration file when it changes. It applies all of the file or rejects it.
 type Reloader struct {
 	o ReloadOptions
-	// apply applies the content of the file, or returns why it cannot.
+	// apply applies the content of the file, or returns an error.
 	apply func(ctx context.Context, content []byte) error
 	// current is the configuration in force.
 	current atomic.Pointer[v1alpha1.Loaded]
-	// content is that of the file in force. rejected is the last content that could not be
-	// applied; its problem is empty if there is none.
+	// content is the content in force. rejected is the last content that was rejected. problem is
+	// the reason, or empty if no content is rejected.
 	content  []byte
 	rejected struct {
 		content []byte
@@ -86,7 +86,7 @@ func NewReloader(o ReloadOptions, current *v1alpha1.Loaded) *Reloader {
 // Current returns the configuration in force. It is safe for concurrent use.
 func (r *Reloader) Current() *v1alpha1.Loaded { return r.current.Load() }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: each replica reads its own
+// NeedLeaderElection implements manager.LeaderElectionRunnable. Each replica reads its own
 // file.
 func (*Reloader) NeedLeaderElection() bool { return false }
 
@@ -132,7 +132,7 @@ func (r *Reloader) read(ctx context.Context) {
 	}
 	problem := strings.ReplaceAll(err.Error(), "\n", "; ")
 	if ctx.Err() != nil || problem == r.rejected.problem {
-		return // The process ends, or the problem was reported already.
+		return // The process is ending, or the problem is already reported.
 	}
 	r.rejected.problem = problem
 	r.o.Recorder.ConfigRefused()
@@ -140,7 +140,7 @@ func (r *Reloader) read(ctx context.Context) {
 	r.event(corev1.EventTypeWarning, reasonRefused, content, problem, "rejected the new configuration; the previous one stays in force: "+problem)
 }
 
-// configure is apply.
+// configure implements apply.
 func (r *Reloader) configure(ctx context.Context, content []byte) error {
 	c, err := v1alpha1.Parse(r.o.Assembly.o.Registry.Components(), r.o.File, content, r.o.Given)
 	if err != nil {
@@ -161,8 +161,8 @@ func (r *Reloader) configure(ctx context.Context, content []byte) error {
 	return nil
 }
 
-// event posts an event. Its related object identifies the content and the problem, because
-// events about the same objects are merged into one that keeps the text of the first.
+// event posts an event. The related object identifies the content and the problem, because
+// client-go merges events about the same objects and keeps only the text of the first.
 func (r *Reloader) event(kind, reason string, content []byte, problem, text string) {
 	related := &corev1.ObjectReference{
 		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.Kind, Name: v1alpha1.Hash(append(slices.Clip(content), problem...)),

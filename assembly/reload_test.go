@@ -21,8 +21,8 @@ import (
 	"github.com/prebind/prebind/telemetry"
 )
 
-// TestReloader_Read: a changed file is applied once. A rejected file is reported once and
-// retried after a while, until the file has its previous content again.
+// TestReloader_Read checks that a changed file is applied once. A rejected file is reported once
+// and retried until the file has its previous content again.
 func TestReloader_Read(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write := func(content string) { require.NoError(t, os.WriteFile(file, []byte(content), 0o600)) }
@@ -54,12 +54,12 @@ func TestReloader_Read(t *testing.T) {
 
 	write("first")
 	look()
-	assert.Empty(t, put, "the content is in force")
+	assert.Empty(t, put, "the content is already in force")
 
 	write("second")
 	look()
 	look()
-	assert.Equal(t, []string{"second"}, put, "once")
+	assert.Equal(t, []string{"second"}, put, "a changed file is applied once")
 
 	fails["bad"] = errors.New("line 1\nline 2")
 	write("bad")
@@ -72,8 +72,8 @@ func TestReloader_Read(t *testing.T) {
 
 	now.Step(retryInterval)
 	look()
-	assert.Len(t, put, 3, "the reason may be gone after a while")
-	assert.Empty(t, recorded.Events, "the problem was reported already")
+	assert.Len(t, put, 3, "a rejected file is retried after the interval")
+	assert.Empty(t, recorded.Events, "a problem is reported once")
 	assert.InDelta(t, 1, value("prebind_config_reloads_total"), 0)
 
 	write("second")

@@ -16,14 +16,14 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-// reserved is the name of Prebind itself in annotation keys.
+// reserved is the name that Prebind itself uses in annotation keys.
 const reserved = "binder"
 
-// Options of a Chain.
+// Options are the options of a Chain.
 type Options struct {
 	// Mutators in the order in which they run.
 	Mutators []Mutator
-	// Required are the names of the mutators without whose complete output the bind is rejected.
+	// Required lists the names of mutators. Prebind rejects a bind without their complete output.
 	Required []string
 }
 
@@ -71,7 +71,7 @@ func NewChain(o Options) (*Chain, error) {
 // Len returns the number of mutators.
 func (c *Chain) Len() int { return len(c.links) }
 
-// Names returns the mutators' names in order; the caller owns the slice.
+// Names returns the names of the mutators in order. The caller owns the slice.
 func (c *Chain) Names() []string {
 	names := make([]string, 0, len(c.links))
 	for _, l := range c.links {
@@ -82,9 +82,9 @@ func (c *Chain) Names() []string {
 
 // Result is the output of the chain.
 type Result struct {
-	// Annotations and Labels by complete key; the caller owns the maps.
+	// Annotations and Labels by complete key. The caller owns the maps.
 	Annotations, Labels map[string]string
-	// Conflicts are the keys for which the Binding or the pod had another value, in order.
+	// Conflicts are the keys for which the Binding or the pod had a different value, in order.
 	Conflicts []Conflict
 	// Failures are the mutators that failed, in order.
 	Failures []Failure
@@ -92,13 +92,13 @@ type Result struct {
 	Refused *Refusal
 }
 
-// The sources of the other value of a Conflict.
+// Values of Conflict.Source.
 const (
 	sourceBinding = "Binding"
 	sourcePod     = "pod"
 )
 
-// Conflict is a key for which the Binding or the pod had another value than the mutator.
+// Conflict is a key for which the value of the Binding or the pod differs from that of the mutator.
 type Conflict struct {
 	Mutator string
 	// Field is "annotation" or "label".
@@ -106,7 +106,7 @@ type Conflict struct {
 	Key   string
 	// Source is the object with the other value: "Binding" or "pod".
 	Source string
-	// Kept means that the other value was kept. Otherwise the mutator's value replaced it.
+	// Kept means that Prebind kept the other value. Otherwise, the value of the mutator replaced it.
 	Kept bool
 }
 
@@ -122,12 +122,12 @@ func (c Conflict) String() string {
 type Failure struct {
 	Mutator string
 	Err     error
-	// Stack is the stack of a panic, or empty.
+	// Stack is the stack trace of a panic. It is empty for other failures.
 	Stack string
 }
 
-// Mutate runs the chain. It discards and reports the output of a mutator that fails, panics, or
-// returns an invalid key. The other mutators still run.
+// Mutate runs the chain. If a mutator fails, panics, or returns an invalid key, Mutate discards its
+// output and reports the failure. The other mutators still run.
 func (c *Chain) Mutate(in Input) Result {
 	result := Result{Annotations: map[string]string{}, Labels: map[string]string{}}
 	for _, l := range c.links {
@@ -178,7 +178,7 @@ type Refusal struct {
 // Error implements error.
 func (r *Refusal) Error() string { return r.Mutator + ": " + r.Message + "; " + r.Advice }
 
-// Unwrap returns the cause, if there is one.
+// Unwrap returns the cause, if any.
 func (r *Refusal) Unwrap() error { return r.Cause }
 
 // refusal returns the error of a required mutator, or nil.
@@ -199,8 +199,8 @@ func (l link) refusal(out Output, err error) *Refusal {
 	}
 }
 
-// held returns whether the Binding, or else the pod, has another value of the key. The
-// Binding's value counts, because it wins when the API server merges the two.
+// held reports whether the Binding or, if it lacks the key, the pod has a different value for the key.
+// The Binding comes first because its value replaces that of the pod in the API server.
 func held(key, value string, binding, pod map[string]string) (source string, differs bool) {
 	if had, ok := binding[key]; ok {
 		return sourceBinding, had != value
@@ -224,8 +224,8 @@ func (l link) run(in Input) (out Output, stack string, err error) {
 	return out, "", nil
 }
 
-// check returns an error for output with which the API server would store the pod but reject
-// its updates. It reports the first key in sorted order, so that the error is deterministic.
+// check returns an error for invalid output. The API server would store a pod with such output, but
+// reject its updates. check reports the first key in sorted order, so that the error is deterministic.
 func check(out Output) error {
 	for _, values := range []map[string]string{out.Annotations, out.Labels} {
 		// A key with a slash is invalid, because the prefix already contains one.
@@ -240,7 +240,7 @@ func check(out Output) error {
 	return nil
 }
 
-// first returns the first key for which is returns true.
+// first returns the first key in sorted order for which is returns true.
 func first(values map[string]string, is func(short, value string) bool) (found string, ok bool) {
 	for short, value := range values {
 		if is(short, value) && (!ok || short < found) {

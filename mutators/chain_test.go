@@ -18,7 +18,7 @@ import (
 
 var errNo = errors.New("no")
 
-// fake is a mutator of this name.
+// fake is a mutator that calls a function.
 type fake struct {
 	name   string
 	mutate func(in Input) (Output, error)
@@ -28,12 +28,12 @@ func (f fake) Name() string { return f.name }
 
 func (f fake) Mutate(in Input) (Output, error) { return f.mutate(in) }
 
-// returns is a mutator that returns this output.
+// returns returns a mutator that returns this output.
 func returns(name string, out Output) fake {
 	return fake{name: name, mutate: func(Input) (Output, error) { return out, nil }}
 }
 
-// pairs makes a map of keys and values that alternate.
+// pairs returns a map of alternating keys and values.
 func pairs(kv ...string) map[string]string {
 	m := map[string]string{}
 	for i := 0; i < len(kv); i += 2 {
@@ -42,35 +42,35 @@ func pairs(kv ...string) map[string]string {
 	return m
 }
 
-// writes is a mutator that returns these annotations.
+// writes returns a mutator that returns these annotations.
 func writes(name string, kv ...string) fake { return returns(name, Output{Annotations: pairs(kv...)}) }
 
-// labels is a mutator that returns these labels of the pod.
+// labels returns a mutator that returns these labels of the pod.
 func labels(name string, kv ...string) fake { return returns(name, Output{Labels: pairs(kv...)}) }
 
-// replaces is like labels, and replaces others' values.
+// replaces is like labels, and the mutator replaces existing values.
 func replaces(name string, kv ...string) fake {
 	return returns(name, Output{Labels: pairs(kv...), ReplaceLabels: true})
 }
 
-// misses is a mutator that could not write all.
+// misses returns a mutator that reports missing values.
 func misses(name string, missing ...string) fake {
 	return returns(name, Output{Annotations: pairs("half", "done"), Missing: missing})
 }
 
-// fails is a mutator that returns an error, and output that must be ignored.
+// fails returns a mutator that returns an error, and output that the chain must ignore.
 func fails(name string) fake {
 	return fake{name: name, mutate: func(Input) (Output, error) {
 		return Output{Annotations: pairs("half", "done"), Labels: pairs("half", "done"), Missing: []string{"nothing"}}, errNo
 	}}
 }
 
-// panics is a mutator with a mistake.
+// panics returns a mutator that panics.
 func panics(name string) fake {
 	return fake{name: name, mutate: func(Input) (Output, error) { panic("boom") }}
 }
 
-// input is that of a bind of the pod, or of any if it is nil.
+// input returns the input for a bind of the pod. If pod is nil, input creates one.
 func input(pod *corev1.Pod, binding ...gen.BindingOption) Input {
 	if pod == nil {
 		pod = gen.Pod("web")
@@ -90,23 +90,23 @@ func TestNewChain(t *testing.T) {
 		reason   string
 		names    []string
 		required []string
-		// says is part of the error; empty for none.
+		// says is part of the error. It is empty for no error.
 		says string
 	}{
-		"None":             {reason: "an empty chain is fine"},
-		"Some":             {reason: "names in kebab-case", names: []string{"topology", "rack-name", "a1"}},
-		"Duplicate":        {reason: "two of a name would own the same keys", names: []string{"a", "b", "a"}, says: `"a" is registered twice`},
-		"Binder":           {reason: "binder.prebind.dev is the engine's", names: []string{"a", "binder"}, says: "reserved"},
-		"EmptyName":        {reason: "a name is needed", names: []string{""}, says: "DNS label"},
-		"Dot":              {reason: "a.b could own what belongs to b", names: []string{"a.b"}, says: "DNS label"},
-		"UpperCase":        {reason: "no DNS label", names: []string{"Topology"}, says: "DNS label"},
-		"LongestName":      {reason: "63 characters are fine", names: []string{strings.Repeat("a", 63)}},
-		"LongName":         {reason: "64 are not", names: []string{strings.Repeat("a", 64)}, says: "DNS label"},
-		"Required":         {reason: "any of them may be required", names: []string{"a", "b"}, required: []string{"b", "a"}},
+		"None":             {reason: "an empty chain is valid"},
+		"Some":             {reason: "names are in kebab-case", names: []string{"topology", "rack-name", "a1"}},
+		"Duplicate":        {reason: "mutators with the same name would write the same keys", names: []string{"a", "b", "a"}, says: `"a" is registered twice`},
+		"Binder":           {reason: "the engine uses binder.prebind.dev", names: []string{"a", "binder"}, says: "reserved"},
+		"EmptyName":        {reason: "a name is required", names: []string{""}, says: "DNS label"},
+		"Dot":              {reason: "a.b could write keys of b", names: []string{"a.b"}, says: "DNS label"},
+		"UpperCase":        {reason: "a DNS label has no upper case", names: []string{"Topology"}, says: "DNS label"},
+		"LongestName":      {reason: "63 characters are allowed", names: []string{strings.Repeat("a", 63)}},
+		"LongName":         {reason: "64 characters are too long", names: []string{strings.Repeat("a", 64)}, says: "DNS label"},
+		"Required":         {reason: "any mutator in the chain can be required", names: []string{"a", "b"}, required: []string{"b", "a"}},
 		"RequiredTwice":    {reason: "a duplicate has no effect", names: []string{"a"}, required: []string{"a", "a"}},
-		"RequiredUnknown":  {reason: "no pod would be bound as the operator wants it", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required but not switched on`},
+		"RequiredUnknown":  {reason: "a mutator that is not in the chain never runs", names: []string{"a"}, required: []string{"a", "b"}, says: `"b" is required but not switched on`},
 		"RequiredEmpty":    {reason: "no mutator has an empty name", names: []string{"a"}, required: []string{""}, says: "not switched on"},
-		"RequiredFromNone": {reason: "an empty chain has none", required: []string{"a"}, says: `"a"`},
+		"RequiredFromNone": {reason: "an empty chain has no mutators", required: []string{"a"}, says: `"a"`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestNewChain(t *testing.T) {
 	}
 }
 
-func TestMutate(t *testing.T) {
+func TestChain_Mutate(t *testing.T) {
 	long := strings.Repeat("k", 63)
 	cases := map[string]struct {
 		reason     string
@@ -138,20 +138,20 @@ func TestMutate(t *testing.T) {
 		conflicts  []Conflict
 		failed     []string
 	}{
-		"None": {reason: "nothing to run"},
+		"None": {reason: "an empty chain adds nothing"},
 		"OwnKeys": {
-			reason: "each writes under its own name",
+			reason: "the name of the mutator is the prefix of its keys",
 			chain:  []Mutator{writes("a", "k", "1", "l", ""), writes("b", "k", "2")},
 			want:   pairs("a.prebind.dev/k", "1", "a.prebind.dev/l", "", "b.prebind.dev/k", "2"),
 		},
 		"OwnLabels": {
-			reason:     "labels have the same keys, and are no annotations",
+			reason:     "labels have the same prefix and are not annotations",
 			chain:      []Mutator{labels("a", "k", "1", "l", ""), returns("b", Output{Annotations: pairs("k", "2"), Labels: pairs("k", "3")})},
 			want:       pairs("b.prebind.dev/k", "2"),
 			wantLabels: pairs("a.prebind.dev/k", "1", "a.prebind.dev/l", "", "b.prebind.dev/k", "3"),
 		},
 		"NoOutput": {
-			reason: "nil maps are fine",
+			reason: "nil maps are valid",
 			chain:  []Mutator{returns("a", Output{})},
 		},
 		"Others": {
@@ -163,7 +163,7 @@ func TestMutate(t *testing.T) {
 		},
 
 		"Contained": {
-			reason: "one that fails or panics is left out as a whole; the others go on",
+			reason: "the output of a mutator that fails or panics is discarded, and the others run",
 			chain:  []Mutator{fails("a"), writes("b", "k", "1"), panics("c"), writes("d", "k", "2")},
 			want:   pairs("b.prebind.dev/k", "1", "d.prebind.dev/k", "2"),
 			failed: []string{"a", "c"},
@@ -174,7 +174,7 @@ func TestMutate(t *testing.T) {
 			want:   pairs("a.prebind.dev/half", "done"),
 		},
 		"ForeignKey": {
-			reason: "a key with a prefix is not its own, and spoils the rest of its output",
+			reason: "a key with a prefix discards the whole output of the mutator",
 			chain: []Mutator{
 				returns("a", Output{Annotations: pairs("b.prebind.dev/k", "1", "fine", "1"), Labels: pairs("fine", "1")}), writes("b", "k", "2"),
 			},
@@ -182,12 +182,12 @@ func TestMutate(t *testing.T) {
 			failed: []string{"a"},
 		},
 		"ForeignLabel": {
-			reason: "nor may a label be another's",
+			reason: "a label key with a prefix discards the whole output",
 			chain:  []Mutator{returns("a", Output{Annotations: pairs("fine", "1"), Labels: pairs("app.kubernetes.io/name", "1")})},
 			failed: []string{"a"},
 		},
 		"InvalidKeys": {
-			reason: "what the API server could not update any more is not written",
+			reason: "an invalid annotation key discards the output",
 			chain: []Mutator{
 				writes("space", "no good", "1"), writes("empty", "", "1"), writes("slash", "/", "1"), writes("front", "/k", "1"), writes("behind", "k/", "1"),
 				writes("unicode", "käse", "1"), writes("wide", "ｋ", "1"), writes("newline", "k\n", "1"), writes("dash", "k-", "1"), writes("dot", ".k", "1"),
@@ -196,22 +196,22 @@ func TestMutate(t *testing.T) {
 			failed: []string{"space", "empty", "slash", "front", "behind", "unicode", "wide", "newline", "dash", "dot", "nul", "utf8", "long"},
 		},
 		"ValidKeys": {
-			reason: "63 characters; letters of both cases, digits, '-', '_' and '.' within",
+			reason: "a key has up to 63 letters, digits, '-', '_' and '.'",
 			chain:  []Mutator{writes("a", long, "1", "K", "1", "0", "1", "a.b-c_D", "1")},
 			want:   pairs("a.prebind.dev/"+long, "1", "a.prebind.dev/K", "1", "a.prebind.dev/0", "1", "a.prebind.dev/a.b-c_D", "1"),
 		},
 		"InvalidLabelKeys": {
-			reason: "labels have the same keys",
+			reason: "an invalid label key discards the output",
 			chain:  []Mutator{labels("space", "no good", "1"), labels("empty", "", "1"), labels("long", long+"k", "1"), labels("unicode", "ключ", "1")},
 			failed: []string{"space", "empty", "long", "unicode"},
 		},
 		"AnyAnnotationValue": {
-			reason: "an annotation's value is any string",
+			reason: "an annotation value can be any string",
 			chain:  []Mutator{writes("a", "k", "a/b c\nd ä "+strings.Repeat("x", 300))},
 			want:   pairs("a.prebind.dev/k", "a/b c\nd ä "+strings.Repeat("x", 300)),
 		},
 		"LabelValues": {
-			reason:     "63 characters, or none",
+			reason:     "a label value has up to 63 characters",
 			chain:      []Mutator{labels("a", "k", long, "l", "", "m", "A.b_c-1")},
 			wantLabels: pairs("a.prebind.dev/k", long, "a.prebind.dev/l", "", "a.prebind.dev/m", "A.b_c-1"),
 		},
@@ -233,21 +233,21 @@ func TestMutate(t *testing.T) {
 		},
 
 		"AnnotationOfBinding": {
-			reason:    "the scheduler had written another value",
+			reason:    "the Binding has a different value",
 			binding:   []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "theirs")},
 			chain:     []Mutator{writes("a", "k", "ours")},
 			want:      pairs("a.prebind.dev/k", "ours"),
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"}},
 		},
 		"AnnotationOfPod": {
-			reason:    "the pod's author had written another value",
+			reason:    "the pod has a different value",
 			pod:       gen.Pod("web", gen.Annotation("a.prebind.dev/k", "theirs")),
 			chain:     []Mutator{writes("a", "k", "")},
 			want:      pairs("a.prebind.dev/k", ""),
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "pod"}},
 		},
 		"AnnotationOfBoth": {
-			reason:    "the conflict is reported once, for the Binding's value",
+			reason:    "a conflict is reported once, for the value of the Binding",
 			pod:       gen.Pod("web", gen.Annotation("a.prebind.dev/k", "pods")),
 			binding:   []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "bindings")},
 			chain:     []Mutator{writes("a", "k", "ours")},
@@ -255,7 +255,7 @@ func TestMutate(t *testing.T) {
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"}},
 		},
 		"EmptyIsAValue": {
-			reason:    "an empty value is one that differs",
+			reason:    "an empty value is a different value",
 			binding:   []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "")},
 			chain:     []Mutator{writes("a", "k", "ours")},
 			want:      pairs("a.prebind.dev/k", "ours"),
@@ -270,7 +270,7 @@ func TestMutate(t *testing.T) {
 			wantLabels: pairs("a.prebind.dev/k", "same", "a.prebind.dev/l", "same"),
 		},
 		"BindingBeforePod": {
-			reason:     "the Binding's value would have replaced the pod's, so it is the one that counts",
+			reason:     "only the value of the Binding is compared, because it replaces that of the pod",
 			pod:        gen.Pod("web", gen.Annotation("a.prebind.dev/k", "pods"), gen.Label("a.prebind.dev/k", "pods")),
 			binding:    []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "ours"), gen.Label("a.prebind.dev/k", "ours")},
 			chain:      []Mutator{returns("a", Output{Annotations: pairs("k", "ours"), Labels: pairs("k", "ours")})},
@@ -278,27 +278,27 @@ func TestMutate(t *testing.T) {
 			wantLabels: pairs("a.prebind.dev/k", "ours"),
 		},
 		"LabelOfPodKept": {
-			reason:     "a label of the pod's author is his",
+			reason:     "a label of the pod is kept",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
 			chain:      []Mutator{labels("a", "k", "ours", "l", "ours")},
 			wantLabels: pairs("a.prebind.dev/l", "ours"),
 			conflicts:  []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod", Kept: true}},
 		},
 		"LabelOfBindingKept": {
-			reason:    "and so is the scheduler's, also over the pod's that is equal to ours",
+			reason:    "a label of the Binding is kept, even if the pod has the value of the mutator",
 			pod:       gen.Pod("web", gen.Label("a.prebind.dev/k", "ours")),
 			binding:   []gen.BindingOption{gen.Label("a.prebind.dev/k", "theirs")},
 			chain:     []Mutator{labels("a", "k", "ours")},
 			conflicts: []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "Binding", Kept: true}},
 		},
 		"EmptyLabelKept": {
-			reason:    "an empty value is a value",
+			reason:    "an empty label is kept",
 			pod:       gen.Pod("web", gen.Label("a.prebind.dev/k", "")),
 			chain:     []Mutator{labels("a", "k", "ours")},
 			conflicts: []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod", Kept: true}},
 		},
 		"LabelsReplaced": {
-			reason:     "unless the operator says otherwise",
+			reason:     "a mutator with ReplaceLabels replaces labels",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
 			binding:    []gen.BindingOption{gen.Label("a.prebind.dev/l", "theirs")},
 			chain:      []Mutator{replaces("a", "k", "ours", "l", "ours", "m", "ours")},
@@ -309,7 +309,7 @@ func TestMutate(t *testing.T) {
 			},
 		},
 		"EachForItself": {
-			reason:     "that one mutator replaces labels says nothing of another",
+			reason:     "ReplaceLabels applies only to its mutator",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs"), gen.Label("b.prebind.dev/k", "theirs")),
 			chain:      []Mutator{replaces("a", "k", "ours"), labels("b", "k", "ours")},
 			wantLabels: pairs("a.prebind.dev/k", "ours"),
@@ -327,7 +327,7 @@ func TestMutate(t *testing.T) {
 			wantLabels: pairs("a.prebind.dev/l", "ours"),
 		},
 		"InOrder": {
-			reason: "by mutator, then annotations before labels, then by key",
+			reason: "conflicts are sorted by mutator, then annotations before labels, then by key",
 			binding: []gen.BindingOption{
 				gen.Annotation("a.prebind.dev/k", "x"), gen.Annotation("b.prebind.dev/k", "x"), gen.Annotation("b.prebind.dev/a", "x"), gen.Label("b.prebind.dev/b", "x"),
 				gen.Label("b.prebind.dev/a", "x"),
@@ -360,13 +360,13 @@ func TestMutate(t *testing.T) {
 				assert.Error(t, f.Err)
 			}
 			assert.Equal(t, tc.failed, failed, tc.reason)
-			assert.Nil(t, got.Refused, "none is required")
-			assert.Equal(t, before, in, "the input is shared and does not change")
+			assert.Nil(t, got.Refused, "no mutator is required")
+			assert.Equal(t, before, in, "the chain does not change its input")
 		})
 	}
 }
 
-// orEmpty is m, or an empty map: a Result has no nil maps.
+// orEmpty returns m, or an empty map if m is nil, because a Result has no nil maps.
 func orEmpty(m map[string]string) map[string]string {
 	if m == nil {
 		return map[string]string{}
@@ -374,12 +374,12 @@ func orEmpty(m map[string]string) map[string]string {
 	return m
 }
 
-func TestMutateRunsInOrder(t *testing.T) {
+func TestChain_Order(t *testing.T) {
 	var order []string
 	note := func(name string) Mutator {
 		return fake{name: name, mutate: func(in Input) (Output, error) {
 			order = append(order, name)
-			assert.Empty(t, in.Binding.Annotations, "no mutator sees what another adds")
+			assert.Empty(t, in.Binding.Annotations, "a mutator does not see the output of others")
 			return Output{Annotations: map[string]string{"k": "v"}}, nil
 		}}
 	}
@@ -397,14 +397,14 @@ func TestMutateRunsInOrder(t *testing.T) {
 	assert.Equal(t, []string{"c", "a", "b"}, c.Names(), "the caller owns the slice")
 }
 
-func TestMutatorKeepsItsMaps(t *testing.T) {
+func TestChain_KeepsOutput(t *testing.T) {
 	out := Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}
 	c := newChain(t, returns("a", out))
 	c.Mutate(input(nil))
-	assert.Equal(t, Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "a mutator may return the same maps every time")
+	assert.Equal(t, Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "the chain does not change the maps of the mutator")
 }
 
-func TestConflictString(t *testing.T) {
+func TestConflict_String(t *testing.T) {
 	c := Conflict{Mutator: "topology", Field: "label", Key: "topology.prebind.dev/zone", Source: "pod", Kept: true}
 	assert.Equal(t, "topology: kept the pod's value of label topology.prebind.dev/zone", c.String())
 	c.Kept = false
@@ -427,9 +427,9 @@ func BenchmarkChain(b *testing.B) {
 	}
 }
 
-// TestChanging: a value of the mutator's own, from the call before, is no conflict;
-// one that stood on the pod is.
-func TestChanging(t *testing.T) {
+// TestChain_Changing checks that a value from an earlier call on the Binding is not a conflict, and that
+// a value on the pod is one.
+func TestChain_Changing(t *testing.T) {
 	m := fake{name: "a", mutate: func(Input) (Output, error) {
 		return Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
 	}}

@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Func returns a Mutator with the name. The function returns annotations by short key, the part
-// after the slash. It must be pure and must not change its arguments.
+// Func returns a Mutator with the name. The function returns annotations by short key, which is the
+// part after the slash. It must be pure and must not change its arguments.
 func Func(name string, annotations func(pod *corev1.Pod, node *corev1.Node) map[string]string) Mutator {
 	return function{name: name, annotations: annotations}
 }

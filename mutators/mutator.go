@@ -1,9 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mutators holds the contract of the mutators and the chain that runs
-// them. A mutator adds annotations and labels to the Binding. The API server writes them to the
-// pod together with the node.
+// Package mutators defines the interface of mutators and the chain that runs them. A mutator adds
+// annotations and labels to the Binding. The API server writes them to the pod together with the
+// node.
 package mutators
 
 import (
@@ -15,40 +15,40 @@ import (
 
 // Mutator computes annotations and labels from a pod, its node and the Binding.
 //
-// It is a pure function: no I/O, no clock, and the same output for the same input. It is called
-// repeatedly and concurrently, for every Binding, dry runs included.
+// It must be a pure function: it performs no I/O, reads no clock, and returns the same output for the
+// same input. Prebind calls it repeatedly and concurrently, for every Binding, including dry runs.
 type Mutator interface {
 	// Name is the mutator's name in kebab-case. It prefixes the keys: <name>.prebind.dev/<key>.
-	// It never changes.
+	// It must not change.
 	Name() string
-	// Mutate returns what to add. It does not change its input. After an error, the bind
-	// continues without the mutator, or is rejected if the operator requires the mutator.
+	// Mutate returns the annotations and labels to add. It must not change its input. After an error,
+	// the bind continues without the mutator. If the operator requires the mutator, Prebind rejects
+	// the bind.
 	Mutate(in Input) (Output, error)
 }
 
-// Input is the input of a mutator. It is shared with the cache and other mutators.
+// Input is the input of a mutator. The cache and other mutators share it.
 type Input struct {
 	Pod *corev1.Pod
 	// Node is the Binding's target, without images and managed fields.
 	Node *corev1.Node
-	// Binding is what the scheduler posted, without the output of other mutators.
+	// Binding is the Binding that the scheduler posted, without the output of other mutators.
 	Binding *corev1.Binding
-	// User posted the Binding.
+	// User is the user that posted the Binding.
 	User authenticationv1.UserInfo
-	// Bind describes the bind so far.
+	// Bind describes the state of the bind.
 	Bind Bind
 	// Devices are the pod's devices on this node: those of PreBind plugins and, if
 	// Registration.Claims is set, those of ResourceClaims.
 	Devices []Device
-	// DevicesErr is the error because of which Devices lacks those of ResourceClaims, or nil.
+	// DevicesErr is the error of reading the devices of ResourceClaims, or nil.
 	DevicesErr error
 }
 
-// Bind describes a bind, as observed by the replica that answers. It is complete when the bind
-// is allowed. Before that, it is a preview.
+// Bind describes a bind as observed by the replica that answers. It is complete when Prebind
+// allows the bind. Before that, it is a preview.
 type Bind struct {
-	// Attempt is the attempt that prepared the bind. It is empty if no plugin had anything to
-	// do.
+	// Attempt is the attempt that prepared the bind. It is empty if no plugin had work.
 	Attempt string
 	// Calls is the number of calls for the Binding, including this one.
 	Calls int
@@ -58,11 +58,11 @@ type Bind struct {
 	At time.Time
 }
 
-// Device is one device, or a share of one, that a pod gets.
+// Device is a device, or a share of a device, that is allocated to a pod.
 type Device struct {
-	// Request is the name that the requester gave to the device.
+	// Request is the name of the device in the request.
 	Request string
-	// Driver and Pool are set for devices of ResourceClaims only.
+	// Driver and Pool are set only for devices of ResourceClaims.
 	Driver, Pool string
 	// Name of the device.
 	Name string
@@ -74,16 +74,17 @@ type Device struct {
 type Output struct {
 	// Annotations by short key. The chain adds the mutator's prefix and a slash.
 	Annotations map[string]string
-	// Labels of the pod by short key. They need Kubernetes 1.35 or later. A label that the pod
-	// or the Binding has with another value is kept, unless ReplaceLabels is set.
+	// Labels of the pod by short key. They require Kubernetes 1.35 or later. If the pod or the
+	// Binding has a different value for a label, Prebind keeps that value unless ReplaceLabels is
+	// set.
 	Labels map[string]string
-	// Changing are keys of Annotations whose values differ from call to call. Another value on
-	// the Binding is not a conflict, because it can be from an earlier call for the same
+	// Changing lists keys of Annotations whose values differ from call to call. A different value
+	// on the Binding is not a conflict, because it can come from an earlier call for the same
 	// request.
 	Changing []string
-	// ReplaceLabels means that Labels replace other values.
+	// ReplaceLabels means that Labels replace existing values.
 	ReplaceLabels bool
-	// Missing lists what the mutator could not add, such as "the node has no label
-	// example.com/rack". If the operator requires the mutator, the bind is rejected.
+	// Missing lists the values that the mutator could not add, such as "the node has no label
+	// example.com/rack". If the operator requires the mutator, Prebind rejects the bind.
 	Missing []string
 }

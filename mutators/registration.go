@@ -7,20 +7,20 @@ import "github.com/prebind/prebind/registration"
 
 // Registration describes a mutator. Name, Description, and New are required.
 type Registration struct {
-	// Name in kebab-case. The mutator that New returns has the same name.
+	// Name is in kebab-case. The mutator that New returns must have the same name.
 	Name string
-	// Description is one line for 'prebind plugins'.
+	// Description is one line in the output of 'prebind plugins'.
 	Description string
 	// On means that '*' in --mutators includes the mutator.
 	On bool
-	// Claims requests the devices of the pod's ResourceClaims in the input. Prebind needs
+	// Claims requests the devices of the pod's ResourceClaims in the input. It requires
 	// permission to get, list, and watch ResourceClaims.
 	Claims bool
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() registration.Arguments
-	// Permissions returns what Prebind needs while the mutator is on. Nil means nothing.
+	// Permissions returns the permissions that Prebind needs while the mutator is on. Nil means none.
 	Permissions func(a registration.Arguments) (registration.Permissions, error)
-	// New builds the mutator. It is called for each new configuration with the mutator on. The
-	// arguments are valid and do not change.
+	// New builds the mutator. Prebind calls it for each new configuration in which the mutator is
+	// on. The arguments are valid and do not change.
 	New func(a registration.Arguments) (Mutator, error)
 }

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registration has what the registrations of mutators and of PreBind plugins
-// share: arguments, their validation, and permissions. Plugins use it through
+// Package registration contains the common parts of the registrations of mutators and PreBind
+// plugins: arguments, their validation, and permissions. Plugins use it through
 // binder/framework.
 package registration
 
@@ -17,28 +17,28 @@ import (
 	manifests "github.com/prebind/prebind/config"
 )
 
-// Domain is that of all annotations and labels: their keys are <name>.prebind.dev/<key>.
+// Domain is the domain of all annotations and labels. Their keys are <name>.prebind.dev/<key>.
 const Domain = "prebind.dev"
 
-// Arguments are those of one mutator or plugin. The type is a pointer to a struct whose
-// fields have yaml tags in camelCase. The configuration file sets them below
-// arguments.<name>, and flags do.
+// Arguments are the arguments of one mutator or plugin. The type is a pointer to a struct whose
+// fields have yaml tags in camelCase. Users set the fields below arguments.<name> in the
+// configuration file, or with flags.
 type Arguments interface {
 	// AddFlags adds the flags, each bound to its field: <name>-<field in kebab-case>.
 	AddFlags(fs *pflag.FlagSet)
-	// Validate returns all that is invalid in the arguments. It is called before the
-	// mutator or plugin is built, and also when it is switched off.
+	// Validate returns a problem for each invalid field. Prebind calls it before it builds the
+	// mutator or plugin, and also if the mutator or plugin is switched off.
 	Validate() []Problem
 }
 
-// Problem says why one field is invalid.
+// Problem is the reason why a field is invalid.
 type Problem struct {
 	// Field is the yaml name.
 	Field string
 	Err   error
 }
 
-// Invalid returns the problem of a field, or none if the error is nil.
+// Invalid returns the problem of a field, or nil if the error is nil.
 func Invalid(field string, err error) []Problem {
 	if err == nil {
 		return nil
@@ -62,8 +62,8 @@ func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
 	return []Problem{{Field: field, Err: fmt.Errorf("must be between %v and %v, got %v", low, high, value)}}
 }
 
-// ArgumentsAs returns the arguments in their own type. Each entry gets the arguments that
-// it made itself, so an error is a mistake in the program.
+// ArgumentsAs returns the arguments as a T. New receives the type that the registration's own
+// Arguments function returns, so an error is a bug in the program.
 func ArgumentsAs[T Arguments](a Arguments) (T, error) {
 	typed, ok := a.(T)
 	if !ok {
@@ -72,9 +72,9 @@ func ArgumentsAs[T Arguments](a Arguments) (T, error) {
 	return typed, nil
 }
 
-// Permissions are what Prebind needs while a mutator or plugin is on.
+// Permissions are the permissions that Prebind needs while a mutator or plugin is on.
 type Permissions struct {
-	// Cluster are needed in the whole cluster, and Own in Prebind's own namespace.
+	// Cluster contains rules for the whole cluster. Own contains rules for the namespace of Prebind.
 	Cluster, Own []rbacv1.PolicyRule
 }
 

@@ -24,15 +24,15 @@ const maxLevel = 16
 
 // DebugOptions are the sources of the debug endpoints. All fields are required.
 type DebugOptions struct {
-	// InFlight returns the attempts in progress, and Config the configuration in force.
+	// InFlight returns the attempts in progress. Config returns the configuration in force.
 	InFlight func() []attempt.InFlight
 	Config   func() *v1alpha1.Loaded
 }
 
-// NewDebugServer returns a server of /debug. It authenticates nobody, so it must listen on
-// a loopback address.
+// NewDebugServer returns a server for the endpoints below /debug. It does not authenticate
+// clients, so it must listen on a loopback address.
 func NewDebugServer(o DebugOptions) *http.Server {
-	// There is no limit for writing, because a profile takes half a minute or more.
+	// There is no timeout for writing, because a profile takes at least half a minute.
 	return &http.Server{Handler: debugHandler(o), ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
 }
 
@@ -68,7 +68,7 @@ func debugHandler(o DebugOptions) http.Handler {
 	return mux
 }
 
-// setLevel sets the log level, as the endpoint of the same name in Kubernetes components.
+// setLevel sets the log level, like the endpoint of the same name in Kubernetes components.
 func setLevel(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxLevel))
 	var done string
@@ -116,5 +116,5 @@ func writeJSON(w http.ResponseWriter, value any, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(value) // The client has gone away.
+	_ = encoder.Encode(value) // An error means that the client has disconnected.
 }

@@ -72,10 +72,10 @@ func TestDebugHandler(t *testing.T) {
 	assert.NotEmpty(t, get("/debug/pprof/cmdline", nil))
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/debug/config", nil))
-	assert.Equal(t, http.StatusMethodNotAllowed, w.Code, "the configuration cannot be changed here")
+	assert.Equal(t, http.StatusMethodNotAllowed, w.Code, "the endpoint does not change the configuration")
 }
 
-// TestDebugHandler_LogLevel: the level changes without a restart, and an invalid one is rejected.
+// TestDebugHandler_LogLevel checks that the level changes without a restart, and that an invalid level is rejected.
 func TestDebugHandler_LogLevel(t *testing.T) {
 	h := debugHandler(DebugOptions{})
 	put := func(level string) *httptest.ResponseRecorder {

@@ -13,7 +13,7 @@ import (
 
 // metrics are the metrics that the Recorder writes.
 type metrics struct {
-	// all has them all.
+	// all contains all metrics.
 	all []prometheus.Collector
 
 	buildInfo    prometheus.Gauge
@@ -57,7 +57,7 @@ func newMetrics(version string) metrics {
 	}, []string{"decision"}))
 	m.wait = add(&m, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "prebind_bind_wait_seconds",
-		Help:    "Time from the first call for a bind that this replica got until it allowed the bind. Only binds for which a plugin had work.",
+		Help:    "Time from the first call for a bind at this replica until it allowed the bind. Includes only binds for which a plugin had work.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 17),
 	}))
 	m.audited = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -101,11 +101,11 @@ func newMetrics(version string) metrics {
 	m.reads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_live_reads_total",
 		Help: "Reads from the API server instead of the cache, by plugin (binder for the engine), kind and reason: missing (not in the cache), " +
-			"doubted (the cached object would end the bind), outcome (to see whether the pod was bound), or plugin (the plugin asked for it).",
+			"doubted (the cached object would end the bind), outcome (to check whether the pod was bound), or plugin (the plugin asked for it).",
 	}, []string{"plugin", "kind", "reason"}))
 	m.holdsRefused = add(&m, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "prebind_holds_refused_total",
-		Help: "Calls that had to wait and were answered 429 at once, because Prebind already held --max-holds calls.",
+		Help: "Calls that had to wait and that Prebind answered 429 at once, because it already held --max-holds calls.",
 	}))
 	m.generation = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "prebind_config_generation",
@@ -131,14 +131,13 @@ func newMetrics(version string) metrics {
 	return m
 }
 
-// add adds the metric to all of them, and returns it.
+// add adds the metric to all, and returns it.
 func add[C prometheus.Collector](m *metrics, c C) C {
 	m.all = append(m.all, c)
 	return c
 }
 
-// gauges returns the metrics that are read from the sources of Show when they are
-// collected.
+// gauges returns the metrics that read the sources of Show at each collection.
 func (r *Recorder) gauges() []prometheus.Collector {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value)

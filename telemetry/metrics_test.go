@@ -68,8 +68,8 @@ func TestRecorder_Decided(t *testing.T) {
 		}
 	}
 	assert.Equal(t, map[string]float64{"allowed/": 2, "passed-through/": 1, "refused/volumebinding": 2}, counts)
-	assert.InDelta(t, 90, gathered(t, registry)["prebind_bind_wait_seconds"], 0.001, "only binds that were allowed after an attempt")
-	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 2}, times, "in seconds")
+	assert.InDelta(t, 90, gathered(t, registry)["prebind_bind_wait_seconds"], 0.001, "the metric includes only binds that were allowed after an attempt")
+	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 2}, times, "the unit is seconds")
 	assert.Equal(t, map[string]float64{"topology/pod/replaced": 1, "topology/Binding/kept": 1, "node-info//": 1}, mutated)
 
 	_, err = New(Options{Registry: registry, Clock: clock})
@@ -113,8 +113,8 @@ func TestRecorder_Attempts(t *testing.T) {
 	}, values)
 }
 
-// TestAuditAndReadyMetrics: decisions in mode Audit have a metric of their own.
-func TestAuditAndReadyMetrics(t *testing.T) {
+// TestRecorder_AuditAndReady checks that decisions in mode Audit have their own metric.
+func TestRecorder_AuditAndReady(t *testing.T) {
 	clock, registry := clocktesting.NewFakePassiveClock(time.Time{}), prometheus.NewRegistry()
 	refusal := framework.Refuse(framework.Object{}, "no")
 	refusal.Plugin = "device"

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry shows what Prebind does: one Recorder has all metrics that are named
-// prebind_… and makes all spans, and the debug server shows the state of a replica.
+// Package telemetry provides metrics, traces and debug endpoints. A Recorder writes all metrics
+// with the prefix prebind_ and all spans. The debug server shows the state of a replica.
 package telemetry
 
 import (
@@ -34,41 +34,40 @@ import (
 )
 
 const (
-	// engineItself is the value of the label plugin for reads of the engine.
+	// engineItself is the value of the label plugin for reads by the engine.
 	engineItself = "binder"
-	// readByPlugin is the reason of live reads that a plugin asks for.
+	// readByPlugin is the reason of live reads that a plugin requests.
 	readByPlugin = "plugin"
-	// failed is the result of work that Prebind retries or has given up.
+	// failed is the result of work that failed. Prebind may retry it.
 	failed = "failed"
 	// internal is the result of a step that failed; see runner.Result.
 	internal = "internal"
 )
 
-// Options of a Recorder.
+// Options are the options of a Recorder.
 type Options struct {
-	// Registry gets the metrics. Required.
+	// Registry receives the metrics. Required.
 	Registry prometheus.Registerer
-	// Clock is required.
+	// Clock measures durations. Required.
 	Clock clock.PassiveClock
-	// Version of the program.
+	// Version is the version of Prebind.
 	Version string
-	// Plugins are those that are compiled in. Their counters of failures exist from the
+	// Plugins are the names of all registered plugins. Their failure counters exist from the
 	// start, so that an alert on an increase does not miss the first failure.
 	Plugins []string
-	// Certificates are registered as well; nil for none.
+	// Certificates are metrics to register. Optional.
 	Certificates *certificates.Metrics
-	// Traces makes spans; nil for none.
+	// Traces creates spans. Optional.
 	Traces *Traces
 }
 
-// Recorder records the work on binds. Labels of metrics never contain pods, nodes or
-// namespaces. All methods are safe for concurrent use, except Show, which must be called
-// first.
+// Recorder records metrics and spans of binds. Labels of metrics never contain pods, nodes or
+// namespaces. Call Show first. All other methods are safe for concurrent use.
 type Recorder struct {
 	metrics
 	clock  clock.PassiveClock
 	traces *Traces
-	// tracer is nil when there are no traces.
+	// tracer is nil if tracing is off.
 	tracer trace.Tracer
 	// stats and ready are the sources that Show sets.
 	stats func() binder.Stats
@@ -109,13 +108,13 @@ func New(o Options) (*Recorder, error) {
 	return r, errors.Join(problems...)
 }
 
-// Show sets the sources of the engine's numbers and of the replica's readiness. Call it
-// before the metrics are served.
+// Show sets the sources of the engine's statistics and of the replica's readiness. Call it
+// before you serve the metrics.
 func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
 	r.stats, r.ready = stats, ready
 }
 
-// Handler makes a server span of each request, under the API server's span.
+// Handler creates a server span for each request, under the span of the API server.
 func (r *Recorder) Handler(h http.Handler) http.Handler {
 	if r.tracer == nil {
 		return h
@@ -182,8 +181,8 @@ func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
 	}
 }
 
-// Step implements binder.Tracker: it times the calls of plugins, and makes a span of
-// every step.
+// Step implements binder.Tracker: it measures calls of plugins and creates a span for each
+// step.
 func (r *Recorder) Step(ctx context.Context, s runner.Step) (context.Context, func(error)) {
 	if s.Plugin == "" && r.tracer == nil {
 		return ctx, func(error) {}
@@ -254,10 +253,10 @@ func (r *Recorder) Swept(plugin, verdict string, err error) {
 	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
 }
 
-// RequestRefused counts a request that the webhook did not read to the end.
+// RequestRefused counts a request that the webhook did not read completely.
 func (r *Recorder) RequestRefused(reason string) { r.refused.WithLabelValues(reason).Inc() }
 
-// ConfigApplied records a new configuration in force.
+// ConfigApplied records that a new configuration is in force.
 func (r *Recorder) ConfigApplied(hash string, at time.Time) {
 	r.generation.Inc()
 	r.configAt.Set(float64(at.Unix()))
@@ -273,10 +272,10 @@ func (r *Recorder) ConfigRefused() {
 	r.reloads.WithLabelValues("refused").Inc()
 }
 
-// ConfigCurrent records that the configuration file is the one in force.
+// ConfigCurrent records that the content of the configuration file is in force.
 func (r *Recorder) ConfigCurrent() { r.successful.Set(1) }
 
-// Mutator returns the mutator with its calls timed.
+// Mutator returns a mutator that measures the calls of m.
 func (r *Recorder) Mutator(m mutators.Mutator) mutators.Mutator {
 	return &timedMutator{Mutator: m, clock: r.clock, duration: r.mutators.WithLabelValues(m.Name())}
 }
@@ -294,7 +293,7 @@ func (m *timedMutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return m.Mutator.Mutate(in)
 }
 
-// Reader returns the reader with the plugin's reads counted.
+// Reader returns a reader that counts the reads of the plugin.
 func (r *Recorder) Reader(live client.Reader, plugin string) client.Reader {
 	return &countedReader{reader: live, plugin: plugin, reads: r.reads}
 }

@@ -58,7 +58,7 @@ func (s slow) Mutate(mutators.Input) (mutators.Output, error) {
 	return mutators.Output{}, errors.New("no")
 }
 
-func TestSteps(t *testing.T) {
+func TestRecorder_Steps(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	registry := prometheus.NewRegistry()
 	s, err := New(Options{Registry: registry, Clock: now})
@@ -79,7 +79,7 @@ func TestSteps(t *testing.T) {
 	s.ReadLive("", "Pod", runner.ReadMissing)
 	s.HoldRefused()
 	_, err = s.Mutator(slow{now}).Mutate(mutators.Input{})
-	require.Error(t, err, "what a mutator says passes unchanged")
+	require.Error(t, err, "the error of the mutator is returned")
 
 	live := s.Reader(fake.NewClientBuilder().WithObjects(gen.Node("node-a")).Build(), "device")
 	require.NoError(t, live.Get(t.Context(), client.ObjectKey{Name: "node-a"}, &corev1.Node{}))
@@ -97,12 +97,12 @@ func TestSteps(t *testing.T) {
 		"prebind_live_reads_total Pod binder missing":            1,
 		"prebind_live_reads_total Node device plugin":            3,
 		"prebind_holds_refused_total":                            1,
-	}, values, "the engine's own steps are no plugin's")
+	}, values, "steps of the engine do not count for a plugin")
 	_, err = New(Options{Registry: registry, Clock: now})
 	assert.Error(t, err, "a second registration is an error, not a panic")
 }
 
-// BenchmarkStep measures the cost of recording one call of a plugin. A bind makes a few.
+// BenchmarkStep measures the cost of recording one call of a plugin. A bind has several.
 func BenchmarkStep(b *testing.B) {
 	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)

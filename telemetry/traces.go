@@ -22,7 +22,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// flushTakes bounds the time to send the last spans when the process ends.
+// flushTakes is the timeout for sending the last spans when the process ends.
 const flushTakes = 3 * time.Second
 
 // Attributes of spans in addition to the conventional ones of Kubernetes. They are stable.
@@ -35,7 +35,7 @@ const (
 	callsAttribute    = attribute.Key("prebind.calls")
 )
 
-// TracesOptions are the flags of tracing. The zero value switches it off.
+// TracesOptions are the flags of tracing. The zero value switches tracing off.
 type TracesOptions struct {
 	// Endpoint is the host and port of an OpenTelemetry collector: OTLP, gRPC without TLS.
 	Endpoint string
@@ -73,13 +73,13 @@ type Traces struct {
 	tracer   trace.Tracer
 }
 
-// NewTraces returns traces that are sent until Flush, or nil without an endpoint. The
-// collector may start later.
+// NewTraces returns Traces that send spans until Flush, or nil if there is no endpoint. The
+// collector can start later.
 func NewTraces(ctx context.Context, o TracesOptions, version, replica string) (*Traces, error) {
 	if o.Endpoint == "" {
 		return nil, nil
 	}
-	// An absent collector is logged once a minute, not for each batch.
+	// Log a missing collector once a minute, not for each batch.
 	sometimes := rate.Sometimes{Interval: time.Minute}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		sometimes.Do(func() { klog.ErrorS(err, "Dropped spans that could not be sent", "endpoint", o.Endpoint) })
@@ -94,8 +94,8 @@ func NewTraces(ctx context.Context, o TracesOptions, version, replica string) (*
 	return &Traces{provider: provider, tracer: provider.Tracer("github.com/prebind/prebind")}, nil
 }
 
-// Flush sends what has not been sent yet, within three seconds, even if the context has
-// ended. A nil *Traces has nothing to send.
+// Flush sends the remaining spans within three seconds, even if the context has ended. It does
+// nothing for a nil *Traces.
 func (t *Traces) Flush(ctx context.Context) {
 	if t == nil {
 		return

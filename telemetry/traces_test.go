@@ -83,7 +83,7 @@ func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span 
 	r.Header.Set("Traceparent", traceparent)
 	h.ServeHTTP(httptest.NewRecorder(), r)
 	cancel()
-	// The call has been answered, and the attempt continues.
+	// The call has an answer, and the attempt continues.
 	close(b.release)
 	<-b.over
 	recorder.traces.Flush(ctx)
@@ -98,7 +98,7 @@ func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span 
 	return spans
 }
 
-func TestTracing(t *testing.T) {
+func TestTracing_Spans(t *testing.T) {
 	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	spans := traced(t, 0, "00-"+trace+"-"+parent+"-01")
 	require.Len(t, spans, 5, "%v", spans)
@@ -106,9 +106,9 @@ func TestTracing(t *testing.T) {
 	for name, above := range under {
 		s := spans[name]
 		require.NotNil(t, s, name)
-		assert.Equal(t, trace, s.TraceID, "%s: all in the API server's trace", name)
+		assert.Equal(t, trace, s.TraceID, "%s is in the trace of the API server", name)
 		if above == "" {
-			assert.Equal(t, parent, s.ParentID, "under the API server's span")
+			assert.Equal(t, parent, s.ParentID, "the parent is the span of the API server")
 			assert.True(t, s.Server, "the span is a server span")
 			continue
 		}
@@ -127,7 +127,7 @@ func TestTracing(t *testing.T) {
 	assert.Equal(t, "device: waiting for the device", spans["Bind"].Attributes["prebind.reason"])
 }
 
-func TestTracingSamples(t *testing.T) {
+func TestTracing_Sampling(t *testing.T) {
 	cases := map[string]struct {
 		reason      string
 		rate        int32
@@ -146,8 +146,8 @@ func TestTracingSamples(t *testing.T) {
 	}
 }
 
-// TestTracingOff: without traces, contexts and handlers stay unchanged.
-func TestTracingOff(t *testing.T) {
+// TestTracing_Off checks that contexts and handlers stay unchanged without tracing.
+func TestTracing_Off(t *testing.T) {
 	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	assert.Equal(t, t.Context(), r.Begin(t.Context()))
@@ -159,8 +159,8 @@ func TestTracingOff(t *testing.T) {
 	r.traces.Flush(t.Context())
 }
 
-// TestTracingWithoutCollector: a missing collector delays nothing.
-func TestTracingWithoutCollector(t *testing.T) {
+// TestTracing_MissingCollector checks that a missing collector does not delay binds.
+func TestTracing_MissingCollector(t *testing.T) {
 	recorder := recording(t.Context(), t, "127.0.0.1:1", 1_000_000)
 	b := &bindOnce{recorder: recorder, release: make(chan struct{}), over: make(chan struct{})}
 	b.bind(t.Context(), binder.Request{Binding: gen.Binding(gen.Pod("web"), "node-a")})
@@ -183,7 +183,7 @@ func BenchmarkStepTraced(b *testing.B) {
 	}
 }
 
-func TestTracingFlags(t *testing.T) {
+func TestTracesOptions_Validate(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		o      TracesOptions

@@ -22,7 +22,7 @@ import (
 const (
 	// maxWarningRunes is the number of runes that the API server passes on of all warnings together.
 	maxWarningRunes = 4096
-	// maxMessage, maxCause and maxPath limit the texts of a denial, in bytes, and maxCauses the number of its fields. JSON
+	// maxMessage, maxCause and maxPath limit the texts of a denial, in bytes. maxCauses limits the number of its fields. JSON
 	// escapes a byte with up to six bytes, so an answer without its patch has less than 128 KiB.
 	maxMessage, maxCause, maxPath, maxCauses = 4096, 384, 128, 24
 )
@@ -39,8 +39,8 @@ const (
 const reasonStale metav1.StatusReason = "PreconditionFailed"
 
 // codes are the codes and reasons of denials. client-go repeats a request after 429. kube-scheduler v1.37 and newer also
-// repeats a bind after InternalError, ServiceUnavailable and Conflict. Therefore waiting is not answered with 500 or 503,
-// and a stale Binding not with 409, although the API server does that.
+// repeats a bind after InternalError, ServiceUnavailable and Conflict. Therefore Prebind does not answer 500 or 503 to a
+// Binding that must wait. Unlike the API server, it does not answer 409 to a stale Binding.
 var codes = map[framework.Kind]struct {
 	code   int32
 	reason metav1.StatusReason
@@ -106,7 +106,7 @@ func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 	}
 }
 
-// deny returns the response to an error. The message is one line for people. The causes contain the same for programs.
+// deny returns the response to an error. The message is one line for people. The causes contain the same data for programs.
 func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
 	to, known := codes[err.Kind]
 	if !known {

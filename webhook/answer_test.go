@@ -25,10 +25,10 @@ func TestDeny_Repeats(t *testing.T) {
 		client, scheduler bool
 	}{
 		framework.KindWait:     {reason: "the same Binding can succeed later", client: true},
-		framework.KindRefuse:   {reason: "the scheduler has to choose another node"},
-		framework.KindStale:    {reason: "the scheduler has to read the pod again"},
+		framework.KindRefuse:   {reason: "the scheduler must choose another node"},
+		framework.KindStale:    {reason: "the scheduler must read the pod again"},
 		framework.KindInvalid:  {reason: "the same Binding never succeeds"},
-		framework.KindInternal: {reason: "the failure may be temporary, and kube-scheduler repeats few times", scheduler: true},
+		framework.KindInternal: {reason: "the failure may be temporary, and kube-scheduler limits its retries", scheduler: true},
 	}
 	assert.Len(t, cases, len(codes), "every kind has a test case")
 	for kind, tc := range cases {

@@ -20,11 +20,11 @@ import (
 // bind is a decoded Binding.
 type bind struct {
 	request binder.Request
-	// has describes the object as the API server has it.
+	// has reports which parents of patched fields exist in the object of the API server.
 	has presence
 }
 
-// presence reports which parents of patched fields exist.
+// presence is the set of parents of patched fields that exist.
 type presence struct{ metadata, annotations, labels bool }
 
 // presenceIn returns the presence for a decoded object. It decodes the object again only if the metadata is empty.
@@ -62,12 +62,12 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 			Advice:  "post a v1 Binding",
 		}
 	}
-	// An attempt keeps the Binding. Nothing reads these fields, and a client controls their size.
+	// An attempt keeps the Binding. Prebind does not read these fields, and a client controls their size.
 	binding.ManagedFields, binding.OwnerReferences, binding.Finalizers = nil, nil, nil
-	// The call may be held.
+	// Release the object, because Prebind may hold the call.
 	r.Object.Raw = nil
 	b.request.Binding = binding
-	// Only the object has the name on the legacy path, POST .../bindings.
+	// On the legacy path, POST .../bindings, only the object contains the name.
 	name := r.Name
 	if name == "" {
 		name = binding.Name
@@ -77,7 +77,7 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 }
 
 // notBinding returns why a request is not the creation of a Binding, or "". Such requests come from a webhook
-// configuration with other rules than the shipped ones. A denial would block everything that those rules match.
+// configuration with rules that differ from the shipped ones. A denial would block every request that those rules match.
 func notBinding(r *admissionv1.AdmissionRequest) string {
 	what := r.Resource.Resource
 	if r.SubResource != "" {

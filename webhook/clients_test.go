@@ -86,7 +86,7 @@ func TestClients(t *testing.T) {
 		code int
 	}{
 		"Right":       {reason: "the name is allowed", names: []string{"a", "kube-apiserver"}, client: ca.Sign(t, "kube-apiserver"), code: http.StatusOK},
-		"AnyName":     {reason: "without names, every name is allowed", client: ca.Sign(t, "anybody"), code: http.StatusOK},
+		"AnyName":     {reason: "without names, every name is allowed", client: ca.Sign(t, "any-client"), code: http.StatusOK},
 		"WrongName":   {reason: "other certificates of the CA are not allowed", names: []string{"kube-apiserver"}, client: ca.Sign(t, "system:node:a"), code: http.StatusForbidden},
 		"NoName":      {reason: "an empty name is not allowed", names: []string{"kube-apiserver"}, client: ca.Sign(t, ""), code: http.StatusForbidden},
 		"EmptyName":   {reason: "an empty flag does not allow an empty name", names: []string{""}, client: ca.Sign(t, ""), code: http.StatusForbidden},
@@ -120,8 +120,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// After a CA is removed, its clients cannot call, not even by session resumption.
-func TestClientCAChanges(t *testing.T) {
+// TestRequireClients_RemovedCA checks that clients of a removed CA cannot call, not even by session resumption.
+func TestRequireClients_RemovedCA(t *testing.T) {
 	before, after := gencert.NewCA(t, "before"), gencert.NewCA(t, "after")
 	g := newGuarded(t, before)
 	sessions := tls.NewLRUClientSessionCache(1)

@@ -29,8 +29,8 @@ func explanation() binder.Explanation {
 	}
 }
 
-// An encoded explanation fits into a warning and is decoded without loss.
-func TestExplanation(t *testing.T) {
+// TestExplanation_RoundTrip checks that an encoded explanation fits into a warning and is decoded without loss.
+func TestExplanation_RoundTrip(t *testing.T) {
 	text, err := encodeExplanation(explanation())
 	require.NoError(t, err)
 	got, err := DecodeExplanation(text)
@@ -47,7 +47,7 @@ func TestExplanation(t *testing.T) {
 	}
 }
 
-// noise is text that cannot be compressed.
+// noise returns text that cannot be compressed.
 func noise(seed, n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -56,7 +56,7 @@ func noise(seed, n int) string {
 	return b.String()
 }
 
-func TestLargeExplanation(t *testing.T) {
+func TestExplanation_TooLong(t *testing.T) {
 	values := func(n, size int) map[string]string {
 		all := map[string]string{}
 		for i := range n {
@@ -97,8 +97,8 @@ func TestLargeExplanation(t *testing.T) {
 	}
 }
 
-// Only a Binding with the annotation gets the explanation, without other warnings.
-func TestExplanationInAnswer(t *testing.T) {
+// TestAnswer_Explanation checks that only a Binding with the annotation gets the explanation, without other warnings.
+func TestAnswer_Explanation(t *testing.T) {
 	x := explanation()
 	cases := map[string]struct {
 		reason      string

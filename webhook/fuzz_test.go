@@ -71,25 +71,25 @@ func FuzzHandler(f *testing.F) {
 			checkStatus(t, w, http.StatusBadRequest, "")
 			return
 		}
-		var asked, told admissionv1.AdmissionReview
-		require.NoError(t, apijson.Unmarshal(body, &asked), "only a review is answered with a review")
-		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
-		assert.Equal(t, reviewKind, told.GroupVersionKind())
-		require.NotNil(t, told.Response)
-		assert.Equal(t, asked.Request.UID, told.Response.UID)
-		assert.Equal(t, told.Response.Patch != nil, told.Response.PatchType != nil, "a patch has a type")
-		if told.Response.Allowed {
+		var request, answer admissionv1.AdmissionReview
+		require.NoError(t, apijson.Unmarshal(body, &request), "only an AdmissionReview is answered with an AdmissionReview")
+		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &answer), "%s", w.Body)
+		assert.Equal(t, reviewKind, answer.GroupVersionKind())
+		require.NotNil(t, answer.Response)
+		assert.Equal(t, request.Request.UID, answer.Response.UID)
+		assert.Equal(t, answer.Response.Patch != nil, answer.Response.PatchType != nil, "a patch has a type")
+		if answer.Response.Allowed {
 			return
 		}
-		assert.Nil(t, told.Response.Patch, "a denial has no patch")
-		require.NotNil(t, told.Response.Result, "a denial has a status")
-		assert.GreaterOrEqual(t, told.Response.Result.Code, int32(http.StatusBadRequest))
-		assert.NotEmpty(t, told.Response.Result.Message)
-		assert.NotEqual(t, metav1.StatusReasonInternalError, told.Response.Result.Reason, "no request causes a panic")
+		assert.Nil(t, answer.Response.Patch, "a denial has no patch")
+		require.NotNil(t, answer.Response.Result, "a denial has a status")
+		assert.GreaterOrEqual(t, answer.Response.Result.Code, int32(http.StatusBadRequest))
+		assert.NotEmpty(t, answer.Response.Result.Message)
+		assert.NotEqual(t, metav1.StatusReasonInternalError, answer.Response.Result.Reason, "the handler does not panic")
 	})
 }
 
-// FuzzPatch applies the patch like the API server. It sets the keys of the decision and changes nothing else.
+// FuzzPatch applies the patch like the API server. The patch sets the keys of the decision and changes nothing else.
 func FuzzPatch(f *testing.F) {
 	for _, body := range goldenRequests(f) {
 		var review admissionv1.AdmissionReview

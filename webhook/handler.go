@@ -57,7 +57,7 @@ func NewHandler(o Options) (*Handler, error) {
 	h := &Handler{o: o}
 	h.webhook = &admission.Webhook{
 		Handler: admission.HandlerFunc(h.handle),
-		// The library logs text of the caller without a limit. This package has its own log lines.
+		// The library logs text of the caller without a limit. This package writes its own log lines.
 		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
 	}
 	return h, nil
@@ -111,7 +111,7 @@ func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Res
 		return admission.Response{}
 	}
 	if x.object != nil {
-		// parse releases it.
+		// parse releases the object.
 		r.Object.Raw, x.object = x.object, nil
 	}
 	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
@@ -171,7 +171,7 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	log.V(2).Info("Decided on a Binding")
 }
 
-// elsewhere makes the API server repeat the call over a new connection, which can lead to another replica.
+// elsewhere makes the API server repeat the call over a new connection, which can reach another replica.
 func (h *Handler) elsewhere(w http.ResponseWriter, err error) {
 	w.Header().Set("Connection", "close")
 	w.Header().Set("Retry-After", "1")

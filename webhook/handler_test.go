@@ -84,7 +84,7 @@ func TestGolden(t *testing.T) {
 		"allowed":                  {reason: "annotations are added to existing ones", decision: binder.Decision{Annotations: topology}},
 		"allowed-nothing-to-add":   {reason: "without additions there is no patch", decision: binder.Decision{Annotations: map[string]string{}}},
 		"allowed-no-annotations":   {reason: "the patch creates the map", decision: binder.Decision{Annotations: topology}},
-		"allowed-null-annotations": {reason: "the patch replaces null by a map", decision: binder.Decision{Annotations: topology}},
+		"allowed-null-annotations": {reason: "the patch replaces null with a map", decision: binder.Decision{Annotations: topology}},
 		"allowed-no-metadata":      {reason: "the patch creates the metadata", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"allowed-escaped-keys": {reason: "JSON pointers escape / and ~", decision: binder.Decision{
 			Annotations: map[string]string{"example.com/a~b": "new", "topology.prebind.dev/zone": "new", "example.com/c~1d": "new"},
@@ -100,7 +100,7 @@ func TestGolden(t *testing.T) {
 		},
 		"legacy-bindings": {reason: "only the object has the name of the pod", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"dry-run":         {reason: "a dry run returns warnings", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
-		"passed-through":  {reason: "the API server answers", decision: binder.Decision{PassThrough: true}},
+		"passed-through":  {reason: "the API server decides", decision: binder.Decision{PassThrough: true}},
 		"waiting": {reason: "client-go repeats the request", decision: binder.Decision{
 			Err:        by(framework.Wait(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
 			RetryAfter: 4 * time.Second, Annotations: topology, UID: "0a1b2c3d", Warnings: []string{"topology: something is replaced"},
@@ -125,8 +125,8 @@ func TestGolden(t *testing.T) {
 		"engine-panics":     {reason: "a panic fails one bind, not the process", panics: true},
 		"invalid-object":    {reason: "an invalid Binding is denied", passes: true},
 		"invalid-no-object": {reason: "a missing Binding is denied", passes: true},
-		"other-resource":    {reason: "wrong rules must not block other resources", passes: true},
-		"other-version":     {reason: "wrong rules must not block other versions", passes: true},
+		"other-resource":    {reason: "a mistake in the rules must not block other resources", passes: true},
+		"other-version":     {reason: "a mistake in the rules must not block other versions", passes: true},
 		"other-operation":   {reason: "only CREATE is a bind", passes: true},
 	}
 	for name, tc := range cases {
@@ -195,7 +195,7 @@ func readable(t testing.TB, body []byte) []byte {
 	return out.Bytes()
 }
 
-func TestNewHandler(t *testing.T) {
+func TestNewHandler_RequiredOptions(t *testing.T) {
 	engine := engineFunc(func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
 	_, err := NewHandler(Options{Ready: ready, Clock: clock.RealClock{}})
 	require.Error(t, err, "Engine is required")
@@ -205,9 +205,9 @@ func TestNewHandler(t *testing.T) {
 	require.Error(t, err, "Clock is required")
 }
 
-// TestNotReady checks that a replica that is not ready answers 503 before it reads the body, so that the API server repeats
+// TestHandler_NotReady checks that a replica that is not ready answers 503 before it reads the body, so that the API server repeats
 // the call over a new connection.
-func TestNotReady(t *testing.T) {
+func TestHandler_NotReady(t *testing.T) {
 	h, err := NewHandler(Options{
 		Engine: engineFunc(func(context.Context, binder.Request) binder.Decision { panic("called while not ready") }),
 		Ready:  func() error { return errors.New("this replica is shutting down") },
@@ -226,8 +226,8 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
-// TestDeadline checks that the context of the engine ends before the API server's timeout.
-func TestDeadline(t *testing.T) {
+// TestHandler_Deadline checks that the context of the engine ends before the API server's timeout.
+func TestHandler_Deadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var left time.Duration
 		h := handlerOf(t, func(ctx context.Context, _ binder.Request) binder.Decision {

@@ -19,7 +19,7 @@ import (
 	"github.com/prebind/prebind/binder"
 )
 
-// TestHeldCall_ReleasesReview: a held call keeps the Binding, and not the bytes of the review that it comes from.
+// TestHeldCall_ReleasesReview checks that a held call keeps the Binding, but not the bytes of the review.
 func TestHeldCall_ReleasesReview(t *testing.T) {
 	const calls = 8
 	padding := strings.Repeat("x", maxBody-16<<10)
@@ -66,7 +66,7 @@ func TestSplit(t *testing.T) {
 		"Small":     {reason: "a small review is not scanned twice", body: small, review: small},
 		"Formatted": {reason: "only the API server's own format is recognized", body: " " + small, review: reviewPrefix + `"uid":"1"}}`, object: `{"a":1}`},
 		"Null":      {reason: "null is not an object", body: " " + reviewPrefix + `"uid":"1","object":null}}`, review: reviewPrefix + `"uid":"1"}}`},
-		"None":      {reason: "a review without an object has none", body: " " + reviewPrefix + `"uid":"1"}}`, review: reviewPrefix + `"uid":"1"}}`},
+		"None":      {reason: "the review has no object", body: " " + reviewPrefix + `"uid":"1"}}`, review: reviewPrefix + `"uid":"1"}}`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

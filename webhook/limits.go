@@ -21,7 +21,7 @@ const (
 	// up to six bytes, which makes 1.5 MiB. The rest is for labels, and for the user's groups and extra values, which come
 	// from headers of at most 1 MiB and usually have less than 1 KiB.
 	maxBody = 2 << 20
-	// maxBodies is the maximum size of all bodies that are being read or decoded. Decoding briefly needs up to three times
+	// maxBodies is the maximum size of all bodies that are being read or decoded. Decoding can briefly need three times
 	// as much memory. Most reviews have 2 KiB.
 	maxBodies = 16 * maxBody
 	// maxConnections is the maximum number of open connections. With HTTP/1.1 this also limits concurrent calls. A
@@ -46,7 +46,7 @@ const (
 // RefusalReasons returns all reasons. The caller owns the slice.
 func RefusalReasons() []string { return []string{RefusedConnection, RefusedBody, RefusedSlow} }
 
-// errOverloaded is the error of reading the body of a request that the API server has to repeat.
+// errOverloaded is the error of reading the body of a request that the API server must repeat.
 var errOverloaded = errors.New("this replica cannot read the request")
 
 // LimitOptions are the options of Limits. All fields are required.
@@ -59,8 +59,8 @@ type LimitOptions struct {
 
 // Limits limit the memory that unauthenticated peers can make a server use. They limit the size of a body, the size of all
 // bodies that are read at the same time, the time for reading a body, and the number of connections. When a limit is
-// reached, the source address that uses most of it loses its oldest body or connection. A peer therefore cannot block an
-// API server that has another address.
+// reached, the source address that uses most of the resource loses its oldest body or connection. Therefore, a peer cannot
+// block an API server that has another address.
 //
 // Limits are an http.Handler middleware and a net.Listener wrapper for one server. They are safe for concurrent use.
 type Limits struct {
@@ -113,7 +113,7 @@ type body struct {
 	evicted bool
 }
 
-// Read implements io.Reader. It returns errOverloaded if the API server has to repeat the request.
+// Read implements io.Reader. It returns errOverloaded if the API server must repeat the request.
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	slow := errors.Is(err, os.ErrDeadlineExceeded)
@@ -157,7 +157,7 @@ func (l *Limits) grow(b *body, n int) bool {
 			}
 		})
 		if chosen.working {
-			// Prebind decodes the chosen body, which cannot be stopped and ends soon.
+			// Prebind is decoding the chosen body. Decoding cannot be stopped and ends soon.
 			chosen = b
 		}
 		chosen.evicted = true
@@ -183,7 +183,7 @@ func (l *Limits) arrived(b *body) {
 	}
 }
 
-// release ends counting the bytes of the body.
+// release stops counting the bytes of the body.
 func (l *Limits) release(b *body) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -284,6 +284,6 @@ func (l *Limits) admit(c *connection) bool {
 		return true
 	}
 	l.o.Refused(RefusedConnection)
-	_ = chosen.Close() // Nothing to do on an error.
+	_ = chosen.Close() // An error has no remedy.
 	return chosen != c
 }

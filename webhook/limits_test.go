@@ -90,8 +90,8 @@ func (s *limited) used() (bytes int64, connections int) {
 	return s.limits.bytes, len(s.limits.connections)
 }
 
-// told returns the reasons of all refusals.
-func (s *limited) told() []string {
+// refusals returns the reasons of all refusals.
+func (s *limited) refusals() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.refused)
@@ -161,14 +161,14 @@ func TestLimits_SlowBodies(t *testing.T) {
 		assert.True(t, strings.HasPrefix(first, "HTTP/1.1 503"), "%.60q", first)
 		assert.Contains(t, first, "Retry-After: 1\r\n")
 		assert.Contains(t, first, "Connection: close\r\n")
-		assert.Zero(t, time.Since(begin), "no delay")
+		assert.Zero(t, time.Since(begin), "the refusal has no delay")
 		for _, other := range stalled[1:] {
 			answer := <-other
 			assert.True(t, strings.HasPrefix(answer, "HTTP/1.1 503"), "%.60q", answer)
 			assert.Contains(t, answer, "timed out after 5s")
 		}
 		assert.LessOrEqual(t, time.Since(begin), bodyTakes)
-		assert.Equal(t, []string{RefusedBody, RefusedSlow, RefusedSlow}, s.told())
+		assert.Equal(t, []string{RefusedBody, RefusedSlow, RefusedSlow}, s.refusals())
 		bytes, _ = s.used()
 		assert.Zero(t, bytes)
 		select {
@@ -201,13 +201,13 @@ func TestLimits_Connections(t *testing.T) {
 			default:
 			}
 		}
-		assert.Equal(t, []string{RefusedConnection}, s.told())
+		assert.Equal(t, []string{RefusedConnection}, s.refusals())
 		_, connections := s.used()
 		assert.Equal(t, 3, connections)
 	})
 }
 
-// TestLimits_OwnConnections checks that the address that uses most loses its new connections until the old ones are stuck.
+// TestLimits_OwnConnections checks that the address with the most connections loses new ones until old ones are stuck.
 func TestLimits_OwnConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
@@ -215,7 +215,7 @@ func TestLimits_OwnConnections(t *testing.T) {
 		first := s.idle(t)
 		second := s.idle(t)
 		pass(bodyTakes - time.Millisecond)
-		require.Error(t, <-s.idle(t), "the first two are not stuck yet")
+		require.Error(t, <-s.idle(t), "the first two connections are not stuck yet")
 		pass(time.Millisecond)
 		s.idle(t)
 		select {

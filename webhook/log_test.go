@@ -46,8 +46,8 @@ func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 	return lines
 }
 
-// TestDecisionLine checks that each decision is one log line with stable keys.
-func TestDecisionLine(t *testing.T) {
+// TestHandler_DecisionLog checks that the handler logs each decision as one line with stable keys.
+func TestHandler_DecisionLog(t *testing.T) {
 	refused := framework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no")
 	refused.Plugin = "node-state"
 	failed := framework.Internal(framework.Object{}, errors.New("boom"))
@@ -67,12 +67,12 @@ func TestDecisionLine(t *testing.T) {
 	}{
 		"Allowed": {reason: "the bind did not wait", at: 2, want: with(map[string]any{"decision": "allowed", "took": "3s"})},
 		"AfterAWait": {
-			reason: "the line has the attempt of the bind", at: 2,
+			reason: "the line contains the attempt of the bind", at: 2,
 			decision: binder.Decision{Attempt: "a-1", Calls: 3, Waited: 90 * time.Second},
 			want:     with(map[string]any{"decision": "allowed", "took": "3s", "attempt": "a-1", "calls": 3.0, "waited": "1m30s"}),
 		},
 		"Refused": {
-			reason: "the line has the plugin and the reason", at: 2, decision: binder.Decision{Err: refused},
+			reason: "the line contains the plugin and the reason", at: 2, decision: binder.Decision{Err: refused},
 			want: with(map[string]any{"decision": "refused", "took": "3s", "plugin": "node-state", "reason": "node-state: Node node-a: no"}),
 		},
 		"Failed": {

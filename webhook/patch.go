@@ -14,8 +14,8 @@ import (
 
 var escape = strings.NewReplacer("~", "~0", "/", "~1")
 
-// patchFor returns the smallest patch that adds what the decision adds. It does not contain keys that already have the same
-// value. It is nil if there is nothing to add.
+// patchFor returns the smallest patch that adds the annotations, labels and UID of the decision. It omits keys that already
+// have the same value. It is nil if there is nothing to add.
 func patchFor(b *bind, d binder.Decision) []byte {
 	var p patch
 	if !b.has.metadata && (d.UID != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
@@ -31,8 +31,8 @@ func patchFor(b *bind, d binder.Decision) []byte {
 	return p.close()
 }
 
-// patch builds a JSON patch of "add" operations, which also replace values in objects. It is built as text, because that
-// needs less CPU time than encoding.
+// patch builds a JSON patch of "add" operations, which also replace values in objects. It writes text, because that needs
+// less CPU time than encoding.
 type patch []byte
 
 // add begins an operation. The caller appends the value. The optional key is escaped and appended to the path.
@@ -50,7 +50,7 @@ func (p *patch) add(path string, key ...string) {
 	*p = append(*p, `,"value":`...)
 }
 
-// addMap adds the entries of want that differ from had. If the map does not exist, it adds the whole map.
+// addMap adds the entries of want that differ from had. If the map does not exist, addMap adds the whole map.
 func (p *patch) addMap(path string, exists bool, had, want map[string]string) {
 	if len(want) == 0 {
 		return
@@ -91,7 +91,7 @@ func (p patch) close() []byte {
 func (p *patch) text(s string) {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			encoded, _ := json.Marshal(s) // A string can always be encoded.
+			encoded, _ := json.Marshal(s) // Encoding a string cannot fail.
 			*p = append(*p, encoded...)
 			return
 		}

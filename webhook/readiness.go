@@ -16,8 +16,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Readiness says whether this replica can decide Bindings, and whether it should get any.
-// It is safe for concurrent use. The zero value is ready.
+// Readiness reports whether this replica can decide on Bindings, and whether it should receive
+// calls. It is safe for concurrent use. The zero value is ready.
 type Readiness struct {
 	synced   atomic.Bool
 	draining atomic.Bool
@@ -25,9 +25,9 @@ type Readiness struct {
 	mu     sync.Mutex
 	caches []cacheState
 	once   []func() error
-	// always are called at each probe.
+	// always contains the functions that each probe calls.
 	always []func() error
-	// unready is set while one of always fails, and wasReady once Probe has succeeded.
+	// unready is set while a function in always returns an error, and wasReady once Probe has succeeded.
 	unready, wasReady bool
 }
 
@@ -43,25 +43,25 @@ func (r *Readiness) WaitFor(kind string, synced func() bool) {
 	r.caches = append(r.caches, cacheState{kind: kind, synced: synced})
 }
 
-// RequireOnce makes the replica unready until the function has returned nil.
+// RequireOnce makes the replica unready until the function returns nil for the first time.
 func (r *Readiness) RequireOnce(ready func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.once = append(r.once, ready)
 }
 
-// Require makes the replica unready whenever the function returns an error.
+// Require makes the replica unready while the function returns an error.
 func (r *Readiness) Require(ready func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.always = append(r.always, ready)
 }
 
-// Drain makes the replica unready for good.
+// Drain makes the replica unready until the process exits.
 func (r *Readiness) Drain() { r.draining.Store(true) }
 
-// Check returns why this replica cannot decide Bindings, or nil. It is cheap enough for
-// every call.
+// Check returns the reason why this replica cannot decide on Bindings, or nil. It is cheap enough
+// for every call.
 func (r *Readiness) Check() error {
 	if r.draining.Load() {
 		return errors.New("this replica is shutting down")
@@ -90,9 +90,9 @@ func (r *Readiness) Check() error {
 	return nil
 }
 
-// Probe returns why this replica should not get calls, or nil. While Check returns nil,
-// the replica decides calls that arrive although Probe fails: such a call proves that an
-// API server is alive, and other replicas may have the same problem.
+// Probe returns the reason why this replica should not receive calls, or nil. If Probe fails but
+// Check returns nil, the replica still answers calls: a call proves that an API server is alive,
+// and other replicas may have the same problem.
 func (r *Readiness) Probe() error {
 	if err := r.Check(); err != nil {
 		return err

@@ -13,11 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestReadiness(t *testing.T) {
-	pods, nodes, asked := false, false, 0
+func TestReadiness_WaitFor(t *testing.T) {
+	pods, nodes, checks := false, false, 0
 	r := &Readiness{}
-	r.WaitFor("Node", func() bool { asked++; return nodes })
-	r.WaitFor("Pod", func() bool { asked++; return pods })
+	r.WaitFor("Node", func() bool { checks++; return nodes })
+	r.WaitFor("Pod", func() bool { checks++; return pods })
 
 	require.ErrorContains(t, r.Check(), "Node, Pod", "the error names the missing kinds")
 	nodes = true
@@ -26,9 +26,9 @@ func TestReadiness(t *testing.T) {
 	assert.NotContains(t, err.Error(), "Node")
 	pods = true
 	require.NoError(t, r.Check())
-	before := asked
+	before := checks
 	require.NoError(t, r.Check())
-	assert.Equal(t, before, asked, "a synced cache stays synced")
+	assert.Equal(t, before, checks, "a synced cache stays synced")
 
 	r.Drain()
 	require.ErrorContains(t, r.Check(), "shutting down")
@@ -36,16 +36,16 @@ func TestReadiness(t *testing.T) {
 	require.Error(t, r.Check(), "a replica that shuts down stays unready")
 }
 
-func TestReadinessWithoutCaches(t *testing.T) {
+func TestReadiness_WithoutCaches(t *testing.T) {
 	r := &Readiness{}
 	require.NoError(t, r.Check())
 	fresh := &Readiness{}
 	fresh.WaitFor("Pod", func() bool { return false })
 	fresh.Drain()
-	assert.ErrorContains(t, fresh.Check(), "shutting down", "shutting down is reported before starting")
+	assert.ErrorContains(t, fresh.Check(), "shutting down", "the error reports the shutdown, not the start")
 }
 
-func TestReadinessWaitsUntil(t *testing.T) {
+func TestReadiness_RequireOnce(t *testing.T) {
 	r := &Readiness{}
 	problem := errors.New("no certificate yet")
 	r.RequireOnce(func() error { return problem })
@@ -53,10 +53,10 @@ func TestReadinessWaitsUntil(t *testing.T) {
 	problem = nil
 	require.NoError(t, r.Check())
 	problem = errors.New("later")
-	assert.NoError(t, r.Check(), "the function must succeed only once")
+	assert.NoError(t, r.Check(), "an error after the first success is ignored")
 }
 
-func TestProbes(t *testing.T) {
+func TestProbeServer(t *testing.T) {
 	r := &Readiness{}
 	synced := false
 	r.WaitFor("Pod", func() bool { return synced })
@@ -66,7 +66,7 @@ func TestProbes(t *testing.T) {
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 		return w
 	}
-	assert.Equal(t, http.StatusOK, get("/healthz").Code, "a process that answers is alive")
+	assert.Equal(t, http.StatusOK, get("/healthz").Code, "the process is alive")
 	w := get("/readyz")
 	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
 	assert.Contains(t, w.Body.String(), "Pod", "the probe returns the reason")
@@ -78,8 +78,8 @@ func TestProbes(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, get("/metrics").Code)
 }
 
-// TestReadiness_Require: a failing requirement fails the probe, and the replica still
-// decides calls.
+// TestReadiness_Require checks that a failing requirement fails the probe, and that the replica
+// still decides on Bindings.
 func TestReadiness_Require(t *testing.T) {
 	r := &Readiness{}
 	var problem error

@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// ordinaryBody is the maximum length of a body for which a buffer is allocated in advance, and of which an answer may
-	// repeat parts. Most reviews have 2 KiB.
+	// ordinaryBody is the maximum length of a body for which readAll allocates a buffer in advance, and of which an answer
+	// may repeat parts. Most reviews have 2 KiB.
 	ordinaryBody = 8 << 10
 	// reviewPrefix is the beginning of every review that the API server sends.
 	reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{`
@@ -35,7 +35,7 @@ const (
 	maxUID = 128
 	// defaultTimeout is the API server's own default.
 	defaultTimeout = 10 * time.Second
-	// mediaType is the media type of reviews and their answers.
+	// mediaType is the media type of reviews and answers.
 	mediaType = "application/json"
 	// margin is reserved for sending the answer. The API server rounds the timeout that it sends up to whole seconds, so
 	// the margin cannot be shorter.
@@ -119,12 +119,12 @@ func readAll(body io.Reader, length int64) ([]byte, error) {
 	return all, err
 }
 
-// split rejects a body that is not an AdmissionReview of v1: admission.Webhook would decode it anyway and repeat
-// its kind and UID in the answer. A small review that begins as the API server writes it is returned as it is. If its
-// kind and UID are wrong, the answer is wrong, but still small.
+// split rejects a body that is not an AdmissionReview of v1, because admission.Webhook would decode it and repeat its
+// kind and UID in the answer. split returns a small review with the prefix of the API server unchanged. If its kind and
+// UID are wrong, the answer is wrong, but still small.
 //
-// Of every other review, split returns the object separately. admission.Webhook keeps its request until the handler
-// returns. A held call would otherwise keep up to maxBody bytes that nobody reads.
+// For every other review, split returns the object separately. admission.Webhook keeps its request until the handler
+// returns. A held call would otherwise keep up to maxBody unused bytes.
 func split(body []byte) (review, object []byte, bad *badRequest) {
 	if len(body) <= ordinaryBody && bytes.HasPrefix(body, []byte(reviewPrefix)) {
 		return body, nil, nil
@@ -211,7 +211,7 @@ type exchange struct {
 	// decoded is set once admission.Webhook has called the handler. It writes a refusal before that.
 	decoded bool
 	refusal []byte
-	// bad is set by the handler if the request cannot be answered with a review.
+	// bad is set by the handler if it cannot answer the request with a review.
 	bad *badRequest
 	// err is the error of writing the answer.
 	err error
@@ -249,7 +249,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// failed returns nil if there is an answer.
+// failed returns nil if the exchange has an answer.
 func (x *exchange) failed() *badRequest {
 	if x.bad != nil || x.decoded {
 		return x.bad

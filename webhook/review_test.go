@@ -37,8 +37,8 @@ func checkStatus(t *testing.T, w *httptest.ResponseRecorder, code int32, says st
 	assert.Contains(t, status.Message, says)
 }
 
-// TestBadInput checks that a request that is not an AdmissionReview gets an HTTP error and does not reach the engine.
-func TestBadInput(t *testing.T) {
+// TestHandler_BadInput checks that a request that is not an AdmissionReview gets an HTTP error and does not reach the engine.
+func TestHandler_BadInput(t *testing.T) {
 	good := read(t, "allowed.request.json")
 	replace := func(old, with string) []byte {
 		require.Contains(t, string(good), old)
@@ -77,7 +77,7 @@ func TestBadInput(t *testing.T) {
 		"TooLarge":       {reason: "the size of a body is limited", body: []byte(`"` + strings.Repeat("x", maxBody) + `"`), code: http.StatusRequestEntityTooLarge, says: "larger"},
 		"TooDeep":        {reason: "the depth of JSON is limited", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
 		"DeepInObject":   {reason: "the depth of the object is limited", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
-		"OpenForEver":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
+		"NeverClosed":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
 		"CompactNoUID":   {reason: "a review that is not scanned also needs a UID", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
 		"CompactLongUID": {reason: "the answer repeats the UID", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
 		"CompactBroken":  {reason: "the library returns the error", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
@@ -122,7 +122,7 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
-func TestContentTypeParameters(t *testing.T) {
+func TestHandler_ContentTypeParameters(t *testing.T) {
 	h := handlerOf(t, func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
 	w := serve(t, h, read(t, "allowed.request.json"), func(r *http.Request) {
 		r.Header.Set("Content-Type", "Application/JSON; charset=utf-8")

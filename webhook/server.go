@@ -39,15 +39,15 @@ type ServerOptions struct {
 	// speaks TLS 1.2 or newer and HTTP/1.1.
 	TLSOpts []func(*tls.Config)
 	Limits  *Limits
-	// ShutdownTimeout is the grace period for in-flight requests after the context of Start has ended. Zero is no limit.
+	// ShutdownTimeout is the grace period for in-flight requests after the context of Start ends. Zero means no limit.
 	ShutdownTimeout time.Duration
 	// ErrorLog receives errors of connections, such as failed TLS handshakes. Optional.
 	ErrorLog *log.Logger
 }
 
 // Server is the webhook.Server of controller-runtime with a listener that limits connections. The library
-// registers, routes and measures the handlers. Only Start is different, because the library opens its port itself
-// and does not support Limits, a smaller header limit, or a longer idle timeout.
+// registers, routes and measures the handlers. Server implements its own Start, because the library opens the port
+// itself and does not support Limits, a smaller header limit, or a longer idle timeout.
 //
 // A manager starts the server before its caches. The contexts of requests do not end with the context of Start. End that
 // context after the replica has been drained.
@@ -110,7 +110,7 @@ func OnlyFrom(names []string, next http.Handler) http.Handler {
 		}
 		if caller == "" || !slices.Contains(names, caller) {
 			err := fmt.Errorf("client certificate %q is not allowed to call this webhook: add its common name to --client-allowed-names", caller)
-			// Nothing to do if the caller has disconnected.
+			// An error means that the caller has disconnected.
 			_ = writeJSON(w, http.StatusForbidden, failure(http.StatusForbidden, metav1.StatusReasonForbidden, err))
 			return
 		}

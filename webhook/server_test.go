@@ -60,8 +60,8 @@ func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
 	return server.serving.Server
 }
 
-// TestServerHolds checks that timeouts for reading do not end a held call.
-func TestServerHolds(t *testing.T) {
+// TestServer_HeldCall checks that timeouts for reading do not end a held call.
+func TestServer_HeldCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const hold = 25 * time.Second
 		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -125,15 +125,15 @@ func TestNewServer(t *testing.T) {
 			}
 			require.NoError(t, err, tc.reason)
 			assert.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
-			assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "with HTTP/1.1 the limit of connections limits calls")
+			assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "with HTTP/1.1, the limit of connections also limits calls")
 			require.NoError(t, server.StartedChecker()(nil))
 			assert.False(t, server.NeedLeaderElection(), "every replica serves")
 		})
 	}
 }
 
-// TestServerLimits checks the limits of size and time for a request.
-func TestServerLimits(t *testing.T) {
+// TestServer_Limits checks the limits of size and time for a request.
+func TestServer_Limits(t *testing.T) {
 	const head = "POST " + Path + " HTTP/1.1\r\nHost: prebind\r\n"
 	cases := map[string]struct {
 		reason string

@@ -52,7 +52,7 @@ func (u usage) before(other usage, total map[string]int64) bool {
 }
 
 // sourceOf returns the part of an address that a peer cannot choose freely: the IPv4 address, or the first 64 bits of the
-// IPv6 address. It returns addresses unchanged that it cannot parse.
+// IPv6 address. If it cannot parse an address, it returns the address unchanged.
 func sourceOf(remote string) string {
 	peer, err := netip.ParseAddrPort(remote)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prebind is an admission webhook for Bindings, with PreBind plugins, and its
-// command-line tool.
+// Command prebind runs an admission webhook for Bindings with mutators and PreBind plugins. It is
+// also the command-line tool of the webhook.
 package main
 
 import (

@@ -26,10 +26,10 @@ type File struct {
 	root *yaml.Node
 }
 
-// Read reads the content of a file over the configuration: a field that the file does
-// not have keeps its value. Unknown fields, duplicate fields and values of the wrong type
-// are errors. The error joins all of them; each is one line with the name of the file and
-// the number of the line.
+// Read sets the fields of the configuration from the content of a file. Fields that are not in
+// the file keep their values. Unknown fields, duplicate fields and values of the wrong type are
+// errors. The error joins all of them. Each is one line with the name of the file and the line
+// number.
 func (c *PrebindConfiguration) Read(name string, content []byte) (*File, error) {
 	f := &File{name: name, root: &yaml.Node{}}
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
@@ -50,15 +50,15 @@ func (c *PrebindConfiguration) Read(name string, content []byte) (*File, error) 
 	return f, nil
 }
 
-// At returns the error with the file's name and the line of the field, such as
-// budgets.hold or namespaces[1].mode, or of the closest field around it that the file
-// has.
+// At adds the name of the file and the line of a field, such as budgets.hold or
+// namespaces[1].mode, to an error. If the file lacks the field, At uses the closest parent that the
+// file contains.
 func (f *File) At(path string, err error) error {
 	line, _ := f.find(path)
 	return f.on(line, err)
 }
 
-// on returns the error with the file's name and the line, unless it is 0.
+// on adds the name of the file and the line to an error. It omits line 0.
 func (f *File) on(line int, err error) error {
 	if line == 0 {
 		return fmt.Errorf("%s: %w", f.name, err)
@@ -66,13 +66,13 @@ func (f *File) on(line int, err error) error {
 	return fmt.Errorf("%s:%d: %w", f.name, line, err)
 }
 
-// Has returns whether the file has the field.
+// Has reports whether the file contains the field.
 func (f *File) Has(path string) bool {
 	_, found := f.find(path)
 	return found
 }
 
-// word is the value of a field on top.
+// word returns the value of a top-level field.
 func (f *File) word(field string) string {
 	if len(f.root.Content) > 0 {
 		if _, value := child(f.root.Content[0], field); value != nil {
@@ -82,7 +82,7 @@ func (f *File) word(field string) string {
 	return ""
 }
 
-// find returns the line of the field, or of the closest one around it.
+// find returns the line of the field, or of its closest parent.
 func (f *File) find(path string) (line int, found bool) {
 	if len(f.root.Content) == 0 {
 		return 0, false
@@ -98,7 +98,7 @@ func (f *File) find(path string) (line int, found bool) {
 	return line, true
 }
 
-// child returns the field or the element of a node, and what names it.
+// child returns the field or element of a node, and its key.
 func child(at *yaml.Node, step string) (key, value *yaml.Node) {
 	switch at.Kind {
 	case yaml.MappingNode:
@@ -118,8 +118,8 @@ func child(at *yaml.Node, step string) (key, value *yaml.Node) {
 	return nil, nil
 }
 
-// reader reads nodes into values, strictly. It reads structs and lists itself, in order to
-// know the line of each problem, and leaves other values to the library.
+// reader strictly decodes nodes into values. It decodes structs and lists itself to get the line of
+// each problem. The library decodes other values.
 type reader struct {
 	file     *File
 	problems []error
@@ -129,8 +129,8 @@ func (r *reader) fail(at *yaml.Node, format string, args ...any) {
 	r.problems = append(r.problems, r.file.on(at.Line, fmt.Errorf(format, args...)))
 }
 
-// read reads the node into the value; null leaves it as it is. The depth is that of the
-// type, whatever aliases the file has.
+// read decodes the node into the value. A null node keeps the value. The type limits the depth of
+// the recursion, so aliases cannot cause an endless one.
 func (r *reader) read(at *yaml.Node, into reflect.Value) {
 	for at.Kind == yaml.AliasNode {
 		at = at.Alias
@@ -182,8 +182,7 @@ func (r *reader) readFields(at *yaml.Node, fields []field) {
 	}
 }
 
-// mergedPairs returns the keys and values of a map. If it has a merge key (<<), the
-// library merges.
+// mergedPairs returns the keys and values of a map. The library merges a map with a merge key (<<).
 func mergedPairs(at *yaml.Node) ([]*yaml.Node, error) {
 	if !slices.ContainsFunc(at.Content, func(n *yaml.Node) bool { return n.Tag == "!!merge" }) {
 		return at.Content, nil
@@ -204,7 +203,7 @@ func oneLine(err error) string {
 	return strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " ")
 }
 
-// describe returns what a node is, for an error.
+// describe returns a description of a node for an error.
 func describe(at *yaml.Node) string {
 	switch at.Kind {
 	case yaml.MappingNode:
@@ -216,7 +215,7 @@ func describe(at *yaml.Node) string {
 	}
 }
 
-// wanted returns what a type is in the file, for an error.
+// wanted returns a description of a type for an error.
 func wanted(t reflect.Type, isMap bool) string {
 	switch {
 	case isMap:
@@ -244,9 +243,9 @@ type field struct {
 	value reflect.Value
 }
 
-// fieldsOf returns the fields of a struct in their order, those of inlined structs
-// included, or the arguments of an ArgumentsList. It returns false for other types, and
-// for structs that read themselves.
+// fieldsOf returns the fields of a struct in order, including those of inlined structs, or the
+// arguments of an ArgumentsList. It returns false for other types, and for structs that decode
+// themselves.
 func fieldsOf(v reflect.Value) ([]field, bool) {
 	if v.Type() == reflect.TypeFor[ArgumentsList]() {
 		list, _ := reflect.TypeAssert[ArgumentsList](v)
@@ -288,7 +287,7 @@ func namesOf(fields []field) []string {
 	return names
 }
 
-// Fields returns the names of the fields of arguments, in their order.
+// Fields returns the names of the fields of arguments in order.
 func Fields(a Arguments) []string {
 	fields, _ := fieldsOf(reflect.ValueOf(a).Elem())
 	return namesOf(fields)

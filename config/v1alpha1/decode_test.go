@@ -45,7 +45,7 @@ func (w *waiting) Validate() []Problem {
 
 func (w *waiting) LongestWait() (string, time.Duration) { return "maxWait", w.MaxWait }
 
-// registered returns some mutators and plugins.
+// registered returns mutators and plugins for tests.
 func registered() Registered {
 	return Registered{
 		Mutators: []Component{{Name: "topology", On: true}, {Name: "node-info"}},
@@ -83,7 +83,7 @@ arguments:
 `))
 	require.NoError(t, err)
 	want.registered, c.registered = Registered{}, Registered{}
-	assert.Equal(t, want, c, "fields that are not given stay, and lists are replaced")
+	assert.Equal(t, want, c, "fields that are not in the file are kept, and lists are replaced")
 
 	assert.True(t, f.Has("budgets.maxHolds"))
 	assert.False(t, f.Has("budgets.hold"))
@@ -113,7 +113,7 @@ func TestRead_Merge(t *testing.T) {
 	assert.ErrorContains(t, err, "file:3: ")
 }
 
-func TestRead_SaysWhatIsWrong(t *testing.T) {
+func TestRead_Errors(t *testing.T) {
 	const top = "apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments"
 	cases := map[string]struct {
 		reason, content string
@@ -143,7 +143,7 @@ func TestRead_SaysWhatIsWrong(t *testing.T) {
 		"Cycle":           {reason: "an alias that contains itself is an error", content: head + "mutators: &a [*a]\n", want: []string{"file:3: must be a string, got a list"}},
 		"Documents":       {reason: "the second document would be lost", content: head + "---\n" + head, want: []string{"file: must have one document, has more"}},
 		"Several": {
-			reason: "everything is reported at once", content: head + "budgets: {maxHolds: many}\ncolour: red\n",
+			reason: "all problems are reported together", content: head + "budgets: {maxHolds: many}\ncolour: red\n",
 			want: []string{`file:3: must be a whole number, got "many"`, `file:4: unknown field "colour": must be one of ` + top},
 		},
 	}
@@ -156,7 +156,7 @@ func TestRead_SaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// FuzzRead: no content causes a panic, and each line of an error begins with the file.
+// FuzzRead checks that no content causes a panic, and that each line of an error begins with the file.
 func FuzzRead(f *testing.F) {
 	for _, seed := range []string{
 		"", head, head + "budgets: {maxHolds: many}\n", head + "namespaces:\n- names: [a]\n", "{", "\t", "a: &a [*a]", "? {a: b}\n: c",

@@ -37,7 +37,7 @@ func (c *PrebindConfiguration) EncodeWithComments() ([]byte, error) {
 	return []byte(out.String()), nil
 }
 
-// comment puts the usage above each field of the map.
+// comment adds the usage above each field of the map.
 func comment(at *yaml.Node, prefix string, help usage) {
 	for i := 0; i+1 < len(at.Content); i += 2 {
 		key, value := at.Content[i], at.Content[i+1]
@@ -51,7 +51,7 @@ func comment(at *yaml.Node, prefix string, help usage) {
 	}
 }
 
-// wrapped is the text in lines of about that width.
+// wrapped splits the text into lines of about the given width.
 func wrapped(text string, width int) string {
 	var out strings.Builder
 	length := 0
@@ -71,11 +71,11 @@ func wrapped(text string, width int) string {
 	return out.String()
 }
 
-// durationPattern is what time.ParseDuration reads.
+// durationPattern matches the durations that time.ParseDuration accepts.
 const durationPattern = `^[+-]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$`
 
-// Schema returns the JSON schema of a file, with the values of the configuration as
-// defaults. The fields of arguments are those of everything that is registered.
+// Schema returns the JSON schema of the file, with the values of the configuration as
+// defaults. It contains the arguments of all registered mutators and plugins.
 func (c *PrebindConfiguration) Schema() map[string]any {
 	schema := schemaOf(reflect.ValueOf(c).Elem(), "", c.usage())
 	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
@@ -86,7 +86,7 @@ func (c *PrebindConfiguration) Schema() map[string]any {
 	return schema
 }
 
-// schemaOf returns the schema of the field that has the value.
+// schemaOf returns the schema of the field with this value.
 func schemaOf(v reflect.Value, path string, help usage) map[string]any {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {

@@ -15,11 +15,11 @@ import (
 // usageOfNamespaces describes the only field that has no flag.
 const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has names (namespaces, or patterns such as team-*) and one or more of mode, prebindTimeout and maxPrebindTimeout. The first rule that matches a namespace applies, and no other."
 
-// AddFlags adds a flag for every field but Namespaces, by section, bound to the field.
+// AddFlags adds a flag for every field except Namespaces. Each flag is bound to its field and is in a section of sets.
 func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("Mutators and plugins")
 	fs.StringVar((*string)(&c.Mode), "mode", string(c.Mode),
-		"What Prebind does with its decisions. Enforce applies them. Audit only reports them, as events, warnings, metrics and log entries: Prebind rejects, adds, writes and waits for nothing. Off lets every Binding pass without a decision.")
+		"Effect of Prebind's decisions. Enforce applies them. Audit only reports them, as events, warnings, metrics and log entries: Prebind rejects, adds, writes and waits for nothing. Off lets every Binding pass without a decision.")
 	fs.StringSliceVar(&c.Mutators, "mutators", c.Mutators,
 		"Mutators to run. '*' selects all that are on by default, 'foo' switches foo on, and '-foo' switches it off. They run in the order of 'prebind plugins'.")
 	fs.StringSliceVar(&c.PreBindPlugins, "prebind-plugins", c.PreBindPlugins, "PreBind plugins to run, in the format of --mutators.")
@@ -54,8 +54,7 @@ func (c *PrebindConfiguration) ownFlags() *pflag.FlagSet {
 	return own
 }
 
-// apply sets each field whose flag was given on the command line. Flags override the
-// file.
+// apply sets each field whose flag is set on the command line. Flags override the file.
 func (c *PrebindConfiguration) apply(given *pflag.FlagSet) error {
 	own := c.ownFlags()
 	var err error
@@ -65,7 +64,7 @@ func (c *PrebindConfiguration) apply(given *pflag.FlagSet) error {
 			return
 		}
 		if list, ok := f.Value.(pflag.SliceValue); ok {
-			err = to.Value.(pflag.SliceValue).Replace(list.GetSlice()) //nolint:errcheck // It is the same flag.
+			err = to.Value.(pflag.SliceValue).Replace(list.GetSlice()) //nolint:errcheck // Both flags have the same type.
 			return
 		}
 		err = to.Value.Set(f.Value.String())
@@ -73,7 +72,7 @@ func (c *PrebindConfiguration) apply(given *pflag.FlagSet) error {
 	return err
 }
 
-// flagOf returns the flag of a field: max-holds for budgets.maxHolds, and
+// flagOf returns the name of the flag of a field, such as max-holds for budgets.maxHolds and
 // device-node-locks for arguments.device.nodeLocks.
 func flagOf(field string) string {
 	field = strings.TrimPrefix(field, "budgets.")
@@ -91,8 +90,8 @@ func flagOf(field string) string {
 	return kebab.String()
 }
 
-// usage returns the help of a field such as budgets.hold: that of its flag. It is empty
-// for fields without a flag, such as elements of lists.
+// usage returns the description of a field such as budgets.hold, which is that of its flag. It is
+// empty for fields without a flag, such as elements of lists.
 type usage func(field string) string
 
 func (c *PrebindConfiguration) usage() usage {

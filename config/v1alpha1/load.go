@@ -21,12 +21,12 @@ type Loaded struct {
 	*PrebindConfiguration
 	// Hash is the same for equal configurations.
 	Hash string
-	// Content of the file; nil without a file.
+	// Content is the content of the file. It is nil without a file.
 	Content []byte
 }
 
-// Load returns the defaults, overridden by the file, overridden by the flags that were
-// given. The name is empty for no file. The error joins all problems; each is one line.
+// Load returns the configuration. The file overrides the defaults, and the given flags override the
+// file. Without a file, the name is empty. The error joins all problems. Each is one line.
 func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 	if file == "" {
 		return Parse(r, "", nil, given)
@@ -68,14 +68,14 @@ func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Lo
 	return &Loaded{PrebindConfiguration: c, Hash: Hash(encoded), Content: content}, nil
 }
 
-// Hash returns a short hash of a content.
+// Hash returns a short hash of the content.
 func Hash(content []byte) string {
 	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:])[:12]
 }
 
-// located names the source of the problem: the flag if it was given, else the line of the
-// file, else the flag that sets the field.
+// located adds the source to a problem: the flag if it is set, otherwise the line of the file if the
+// file contains the field, otherwise the flag of the field.
 func located(p Problem, file *File, given *pflag.FlagSet) error {
 	flag := flagOf(p.Field)
 	if !given.Changed(flag) && file != nil && file.Has(p.Field) {

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 is the configuration of Prebind, which a file and flags set: types, flags,
-// defaults, validation, and the JSON schema of the file.
+// Package v1alpha1 defines the configuration of Prebind: types, flags, defaults, validation, and
+// the JSON schema of the configuration file.
 package v1alpha1
 
 import (
@@ -19,23 +19,23 @@ const (
 	Kind       = "PrebindConfiguration"
 )
 
-// Mode is what Prebind does with its decisions.
+// Mode is the effect of Prebind's decisions.
 type Mode string
 
 const (
-	// ModeEnforce applies them.
+	// ModeEnforce applies the decisions.
 	ModeEnforce Mode = "Enforce"
-	// ModeAudit only reports them: nothing is rejected, added, written or waited for.
+	// ModeAudit only reports the decisions: Prebind rejects, adds, writes and waits for nothing.
 	ModeAudit Mode = "Audit"
-	// ModeOff makes none: every Binding passes.
+	// ModeOff makes no decisions: every Binding passes.
 	ModeOff Mode = "Off"
 )
 
-// Modes returns all modes; the caller owns the slice.
+// Modes returns all modes. The caller owns the slice.
 func Modes() []Mode { return []Mode{ModeEnforce, ModeAudit, ModeOff} }
 
-// PrebindConfiguration has the settings that can change while Prebind runs. Others, such as
-// addresses, have flags only. The zero value is not valid; see Default.
+// PrebindConfiguration contains the settings that can change while Prebind runs. Other settings,
+// such as addresses, have only flags. The zero value is not valid; see Default.
 type PrebindConfiguration struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string `yaml:"kind"`
@@ -48,7 +48,7 @@ type PrebindConfiguration struct {
 	RequiredMutators []string `yaml:"requiredMutators"`
 	PreBindPlugins   []string `yaml:"prebindPlugins"`
 	Budgets          Budgets  `yaml:"budgets"`
-	// Namespaces has rules for some namespaces. Only the first rule that matches a namespace
+	// Namespaces contains rules for some namespaces. Only the first rule that matches a namespace
 	// applies.
 	Namespaces []NamespaceRule `yaml:"namespaces"`
 	// Arguments of the mutators and plugins that have any.
@@ -70,19 +70,19 @@ type Budgets struct {
 	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
 }
 
-// NamespaceRule is what differs for the pods of some namespaces.
+// NamespaceRule overrides settings for the pods of some namespaces.
 type NamespaceRule struct {
 	// Names of the namespaces: literal, or patterns of path.Match such as team-*.
 	Names []string `yaml:"names"`
-	// Mode is empty for that of the configuration.
+	// Mode overrides the mode of the configuration. Empty means no override.
 	Mode Mode `yaml:"mode"`
-	// PreBindTimeout and MaxPreBindTimeout are zero for those of the budgets.
+	// PreBindTimeout and MaxPreBindTimeout override those of the budgets. Zero means no override.
 	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
 	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
 }
 
-// Default returns the configuration with all defaults, and with new arguments of
-// everything that is registered.
+// Default returns the configuration with all defaults, and with new arguments of all
+// registered mutators and plugins.
 func Default(r Registered) *PrebindConfiguration {
 	c := &PrebindConfiguration{
 		APIVersion: APIVersion, Kind: Kind,
@@ -102,7 +102,7 @@ func Default(r Registered) *PrebindConfiguration {
 	return c
 }
 
-// Registered returns what Default was given.
+// Registered returns the argument of Default.
 func (c *PrebindConfiguration) Registered() Registered { return c.registered }
 
 // Registered are the mutators and PreBind plugins that a configuration can switch on, in
@@ -114,18 +114,18 @@ type Component struct {
 	Name string
 	// On means that "*" includes it.
 	On bool
-	// Arguments returns new ones with their defaults; nil if there are none.
+	// Arguments returns new arguments with their defaults. Nil means no arguments.
 	Arguments func() Arguments
 }
 
-// Arguments are those of one mutator or plugin.
+// Arguments are the arguments of one mutator or plugin.
 type Arguments = registration.Arguments
 
-// Problem says why one field is invalid.
+// Problem is the reason why a field is invalid.
 type Problem = registration.Problem
 
-// ArgumentsList are the arguments of mutators and plugins, by name. In the file it is a
-// map. No name is in it twice.
+// ArgumentsList contains the arguments of mutators and plugins. Names are unique. In the file, it is
+// a map by name.
 type ArgumentsList []NamedArguments
 
 // NamedArguments are the arguments of one mutator or plugin.
@@ -134,7 +134,7 @@ type NamedArguments struct {
 	Arguments
 }
 
-// Of returns the arguments of a mutator or plugin; nil if it has none.
+// Of returns the arguments of a mutator or plugin, or nil if it has none.
 func (l ArgumentsList) Of(name string) Arguments {
 	for _, a := range l {
 		if a.Name == name {

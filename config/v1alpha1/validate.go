@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Waiter is implemented by arguments with a wait that cannot be longer than
+// Waiter is implemented by arguments with a wait time. The wait must not be longer than
 // budgets.maxPrebindTimeout.
 type Waiter interface {
-	// LongestWait returns the wait and its field.
+	// LongestWait returns the maximum wait and its field.
 	LongestWait() (field string, wait time.Duration)
 }
 
@@ -53,7 +53,7 @@ func (c *PrebindConfiguration) Validate() []Problem {
 	return all
 }
 
-// problems returns all problems of the rule, which is the field.
+// problems returns all problems of the rule. field is the path of the rule.
 func (r NamespaceRule) problems(field string) problems {
 	var all problems
 	all.check(len(r.Names) > 0, field, "requires names")
@@ -83,12 +83,12 @@ func modeNames() string {
 	return fmt.Sprintf("%s, %s or %s", ModeEnforce, ModeAudit, ModeOff)
 }
 
-// SelectedMutators returns the names of the mutators that are on, in their order.
+// SelectedMutators returns the names of the mutators that are on, in order of registration.
 func (c *PrebindConfiguration) SelectedMutators() ([]string, error) {
 	return selected(c.registered.Mutators, "mutator", c.Mutators)
 }
 
-// SelectedPlugins returns the names of the PreBind plugins that are on, in their order.
+// SelectedPlugins returns the names of the PreBind plugins that are on, in order of registration.
 func (c *PrebindConfiguration) SelectedPlugins() ([]string, error) {
 	return selected(c.registered.Plugins, "PreBind plugin", c.PreBindPlugins)
 }
@@ -119,7 +119,7 @@ func selected(list []Component, what string, toggles []string) ([]string, error)
 	return on, nil
 }
 
-// Summary returns the mode and everything that is switched on, as one line. The
+// Summary returns the mode, and the mutators and plugins that are on, as one line. The
 // configuration must be valid.
 func (c *PrebindConfiguration) Summary() string {
 	list := func(names []string, _ error) string {

@@ -70,7 +70,7 @@ func TestSelected(t *testing.T) {
 		reason string
 		flag   []string
 		want   []string
-		// says is part of the error; empty for none.
+		// says is part of the error. It is empty for no error.
 		says string
 	}{
 		"Default":         {reason: "'*' selects everything that is on by default", flag: []string{"*"}, want: []string{"a", "b"}},

@@ -9,9 +9,9 @@
 //	time       the time of the bind, such as 2026-01-31T12:00:00Z
 //	calls      the number of calls for the Binding, such as 1
 //	waited     the time since the first call, such as 0.000s or 12.345s
-//	attempt    the attempt that prepared the bind, if there was one
+//	attempt    the attempt that prepared the bind, if any
 //
-// Empty values give no annotation.
+// The mutator omits annotations with empty values.
 package bindinfo
 
 import (
@@ -23,13 +23,13 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// Name of the mutator.
+// Name is the name of the mutator.
 const Name = "bind-info"
 
-// maxRunes limits values such as the name of the user, which can have any length.
+// maxRunes is the maximum length of a value in characters. The name of a user can have any length.
 const maxRunes = 256
 
-// changing are the keys whose values differ from call to call.
+// changing lists the keys whose values differ from call to call.
 var changing = []string{"time", "calls", "waited", "attempt"}
 
 // Mutator adds information about the bind; see New.
@@ -60,8 +60,8 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return mutators.Output{Annotations: annotations, Changing: changing}, nil
 }
 
-// seconds formats the duration in a fixed pattern, with milliseconds. A negative duration, after
-// a change of the clock, becomes 0.
+// seconds formats the duration as seconds with milliseconds. A negative duration becomes 0. A clock
+// that is set back can cause one.
 func seconds(d time.Duration) string {
 	ms := max(d, 0).Milliseconds()
 	return fmt.Sprintf("%d.%03ds", ms/1000, ms%1000)

@@ -33,19 +33,19 @@ func TestMutate(t *testing.T) {
 			want: map[string]string{"user": "system:kube-scheduler", "scheduler": "default-scheduler", "time": "2026-01-31T12:00:00Z", "calls": "3", "waited": "12.345s", "attempt": "x7k2"},
 		},
 		"NothingToPrepare": {
-			reason: "no attempt, and an answer at once", user: "u", scheduler: "s", bind: mutators.Bind{Calls: 1, At: noon},
+			reason: "a bind without an attempt has no attempt annotation", user: "u", scheduler: "s", bind: mutators.Bind{Calls: 1, At: noon},
 			want: map[string]string{"user": "u", "scheduler": "s", "time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
 		},
 		"Unknown": {
-			reason: "an empty name gives no annotation", bind: mutators.Bind{Calls: 1, At: noon},
+			reason: "empty values are omitted", bind: mutators.Bind{Calls: 1, At: noon},
 			want: map[string]string{"time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
 		},
 		"OtherZone": {
-			reason: "the time is in UTC wherever the replica runs", bind: mutators.Bind{Calls: 1, At: noon.In(time.FixedZone("east", 2*60*60))},
+			reason: "the time is in UTC", bind: mutators.Bind{Calls: 1, At: noon.In(time.FixedZone("east", 2*60*60))},
 			want: map[string]string{"time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
 		},
 		"AnyUser": {
-			reason: "a name may hold anything, but a string is UTF-8", user: "oidc:Jürgen\n\xff\xfe/a b", bind: mutators.Bind{Calls: 1, At: noon},
+			reason: "invalid UTF-8 in a user name is replaced", user: "oidc:Jürgen\n\xff\xfe/a b", bind: mutators.Bind{Calls: 1, At: noon},
 			want: map[string]string{"user": "oidc:Jürgen\n\uFFFD/a b", "time": "2026-01-31T12:00:00Z", "calls": "1", "waited": "0.000s"},
 		},
 	}
@@ -59,7 +59,7 @@ func TestMutate(t *testing.T) {
 			out, err := New().Mutate(in)
 			require.NoError(t, err)
 			assert.Equal(t, mutators.Output{Annotations: tc.want, Changing: []string{"time", "calls", "waited", "attempt"}}, out, tc.reason)
-			assert.Equal(t, before, in, "the input is shared and does not change")
+			assert.Equal(t, before, in, "the mutator does not change its input")
 		})
 	}
 	assert.Equal(t, "bind-info", New().Name())
@@ -71,11 +71,11 @@ func TestSeconds(t *testing.T) {
 		waited time.Duration
 		want   string
 	}{
-		"None":     {reason: "always with milliseconds", want: "0.000s"},
-		"Short":    {reason: "and with zeros before them", waited: 7 * time.Millisecond, want: "0.007s"},
+		"None":     {reason: "zero has milliseconds", want: "0.000s"},
+		"Short":    {reason: "milliseconds have leading zeros", waited: 7 * time.Millisecond, want: "0.007s"},
 		"Cut":      {reason: "smaller units are truncated", waited: 1999*time.Millisecond + 999*time.Microsecond, want: "1.999s"},
-		"Whole":    {reason: "with zeros behind", waited: 2 * time.Second, want: "2.000s"},
-		"Long":     {reason: "never minutes", waited: time.Hour + time.Millisecond, want: "3600.001s"},
+		"Whole":    {reason: "a whole second has milliseconds", waited: 2 * time.Second, want: "2.000s"},
+		"Long":     {reason: "the unit is always seconds", waited: time.Hour + time.Millisecond, want: "3600.001s"},
 		"Backward": {reason: "the clock was set back", waited: -time.Second, want: "0.000s"},
 	}
 	for name, tc := range cases {
@@ -83,7 +83,7 @@ func TestSeconds(t *testing.T) {
 			got := seconds(tc.waited)
 			assert.Equal(t, tc.want, got, tc.reason)
 			_, err := time.ParseDuration(got)
-			assert.NoError(t, err, "Go reads it too")
+			assert.NoError(t, err, "Go can parse the value")
 		})
 	}
 }
@@ -94,11 +94,11 @@ func TestClean(t *testing.T) {
 		s      string
 		want   string
 	}{
-		"Empty":    {reason: "nothing"},
-		"Longest":  {reason: "256 are fine", s: strings.Repeat("a", 256), want: strings.Repeat("a", 256)},
-		"Long":     {reason: "one more is cut, with the ellipsis as the last", s: strings.Repeat("a", 257), want: strings.Repeat("a", 255) + "…"},
-		"LongRune": {reason: "it counts runes and splits none", s: strings.Repeat("ü", 1000), want: strings.Repeat("ü", 255) + "…"},
-		"Runes":    {reason: "256 of them, whatever their bytes", s: strings.Repeat("𝄞", 256), want: strings.Repeat("𝄞", 256)},
+		"Empty":    {reason: "an empty string stays empty"},
+		"Longest":  {reason: "256 characters are allowed", s: strings.Repeat("a", 256), want: strings.Repeat("a", 256)},
+		"Long":     {reason: "a longer string ends with an ellipsis", s: strings.Repeat("a", 257), want: strings.Repeat("a", 255) + "…"},
+		"LongRune": {reason: "the limit counts characters, not bytes", s: strings.Repeat("ü", 1000), want: strings.Repeat("ü", 255) + "…"},
+		"Runes":    {reason: "256 characters of 4 bytes are allowed", s: strings.Repeat("𝄞", 256), want: strings.Repeat("𝄞", 256)},
 		"Invalid":  {reason: "invalid UTF-8 is replaced", s: "a\xffb\xc3", want: "a\uFFFDb\uFFFD"},
 	}
 	for name, tc := range cases {
@@ -106,7 +106,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// FuzzUser holds that any name makes a short and valid value.
+// FuzzUser checks that any user name results in a short and valid value.
 func FuzzUser(f *testing.F) {
 	for _, seed := range []string{"", "system:serviceaccount:kube-system:default", "\xff", "ä\n\x00", strings.Repeat("ü", 256), strings.Repeat("\xff\xc3", 300), strings.Repeat("a", 257)} {
 		f.Add(seed, seed, int64(1))
@@ -123,7 +123,7 @@ func FuzzUser(f *testing.F) {
 			assert.LessOrEqual(t, utf8.RuneCountInString(value), 256)
 		}
 		if utf8.ValidString(user) && utf8.RuneCountInString(user) <= 256 {
-			assert.Equal(t, user, out.Annotations["user"], "what fits is not changed")
+			assert.Equal(t, user, out.Annotations["user"], "a short name is not changed")
 		}
 		assert.Regexp(t, `^\d+\.\d{3}s$`, out.Annotations["waited"])
 	})

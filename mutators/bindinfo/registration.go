@@ -8,7 +8,7 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-// Registration returns the mutator's entry in the registry.
+// Registration returns the registry entry of the mutator.
 func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,

@@ -4,9 +4,9 @@
 // Package deviceinfo is the mutator that adds the devices of the pod as annotations
 // device-info.prebind.dev/<request>.
 //
-// The value is a list of devices without duplicates, in the order of their allocation, separated
-// by commas. A device of a driver is driver/pool/device, another device is its name. A share
-// follows after a colon:
+// The value is a list of devices without duplicates, separated by commas, in the order of their
+// allocation. The format is driver/pool/device for a device of a ResourceClaim, and the name for any
+// other device. A share follows after a colon:
 //
 //	device-info.prebind.dev/gpu: gpu.example.com/node-a/gpu-0,gpu.example.com/node-a/gpu-3
 //	device-info.prebind.dev/fpga: F-1:0.5
@@ -22,10 +22,10 @@ import (
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
-// Name of the mutator.
+// Name is the name of the mutator.
 const Name = "device-info"
 
-// hashLength is the length of the hash in a shortened key.
+// hashLength is the length of the hash in a shortened key, in characters.
 const hashLength = 8
 
 // Mutator adds the devices; see New.
@@ -72,12 +72,12 @@ func text(d *mutators.Device) string {
 	return name
 }
 
-// lists returns whether the list contains the device.
+// lists reports whether the list contains the device.
 func lists(list, device string) bool { return slices.Contains(strings.Split(list, ","), device) }
 
 // keyOf returns a valid annotation key for a request. The subrequest gpu/large of a ResourceClaim
-// becomes gpu.large. Other invalid characters become '-', and are removed at the beginning and the
-// end. A key that is too long or empty ends with a hash of the request, so that keys stay unique.
+// becomes gpu.large. keyOf replaces other invalid characters with '-', and removes them at the beginning
+// and the end. A key that is too long or empty ends with a hash of the request, so that keys stay unique.
 func keyOf(request string) string {
 	if keys.Valid(request) {
 		return request

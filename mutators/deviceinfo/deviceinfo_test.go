@@ -21,14 +21,14 @@ func TestMutate(t *testing.T) {
 		devices []mutators.Device
 		want    map[string]string
 	}{
-		"None":      {reason: "most pods have none"},
-		"Named":     {reason: "a device plugin's has its name alone", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1"}}, want: map[string]string{"gpu": "GPU-1"}},
-		"Allocated": {reason: "a driver's has a driver and a pool", devices: []mutators.Device{{Request: "gpu", Driver: "gpu.example.com", Pool: "node-a", Name: "gpu-0"}}, want: map[string]string{"gpu": "gpu.example.com/node-a/gpu-0"}},
+		"None":      {reason: "a pod without devices gets no annotations"},
+		"Named":     {reason: "a device without a driver is its name", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1"}}, want: map[string]string{"gpu": "GPU-1"}},
+		"Allocated": {reason: "a device of a driver has a driver and a pool", devices: []mutators.Device{{Request: "gpu", Driver: "gpu.example.com", Pool: "node-a", Name: "gpu-0"}}, want: map[string]string{"gpu": "gpu.example.com/node-a/gpu-0"}},
 		"Share":     {reason: "the value contains the share", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "nic", Driver: "d", Pool: "p", Name: "n", Share: "s1"}}, want: map[string]string{"gpu": "GPU-1:0.5", "nic": "d/p/n:s1"}},
-		"InOrder":   {reason: "in the order that they were given", devices: []mutators.Device{{Request: "gpu", Name: "b"}, {Request: "nic", Name: "n"}, {Request: "gpu", Name: "c"}, {Request: "gpu", Name: "a"}}, want: map[string]string{"gpu": "b,c,a", "nic": "n"}},
-		"OneKey":    {reason: "two requests that give one key are joined", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "a"}}, want: map[string]string{"gpu.large": "b,a"}},
-		"Duplicate": {reason: "without duplicates", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "b"}, {Request: "gpu.large", Name: "a"}, {Request: "gpu/large", Name: "b"}}, want: map[string]string{"gpu.large": "b,a"}},
-		"NearlySo":  {reason: "of whole names", devices: []mutators.Device{{Request: "gpu", Name: "gpu-10"}, {Request: "gpu", Name: "gpu-1"}, {Request: "gpu", Name: "gpu-1", Share: "0.5"}}, want: map[string]string{"gpu": "gpu-10,gpu-1,gpu-1:0.5"}},
+		"InOrder":   {reason: "the order of the devices is kept", devices: []mutators.Device{{Request: "gpu", Name: "b"}, {Request: "nic", Name: "n"}, {Request: "gpu", Name: "c"}, {Request: "gpu", Name: "a"}}, want: map[string]string{"gpu": "b,c,a", "nic": "n"}},
+		"OneKey":    {reason: "requests with the same key are joined", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "a"}}, want: map[string]string{"gpu.large": "b,a"}},
+		"Duplicate": {reason: "duplicates are removed", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "b"}, {Request: "gpu.large", Name: "a"}, {Request: "gpu/large", Name: "b"}}, want: map[string]string{"gpu.large": "b,a"}},
+		"NearlySo":  {reason: "only complete names are duplicates", devices: []mutators.Device{{Request: "gpu", Name: "gpu-10"}, {Request: "gpu", Name: "gpu-1"}, {Request: "gpu", Name: "gpu-1", Share: "0.5"}}, want: map[string]string{"gpu": "gpu-10,gpu-1,gpu-1:0.5"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestMutate(t *testing.T) {
 			out, err := New().Mutate(mutators.Input{Devices: tc.devices})
 			require.NoError(t, err)
 			assert.Equal(t, mutators.Output{Annotations: tc.want}, out, tc.reason)
-			assert.Equal(t, before, tc.devices, "the input is shared and does not change")
+			assert.Equal(t, before, tc.devices, "the mutator does not change its input")
 		})
 	}
 	assert.Equal(t, "device-info", New().Name())
@@ -48,18 +48,18 @@ func TestKeyOf(t *testing.T) {
 		request string
 		want    string
 	}{
-		"Valid":      {reason: "most are", request: "gpu-1.Large_x", want: "gpu-1.Large_x"},
+		"Valid":      {reason: "a valid key is not changed", request: "gpu-1.Large_x", want: "gpu-1.Large_x"},
 		"Subrequest": {reason: "a slash becomes a dot", request: "gpu/large", want: "gpu.large"},
-		"Resource":   {reason: "also one of an extended resource", request: "example.com/gpu", want: "example.com.gpu"},
-		"Other":      {reason: "anything else becomes a dash, rune by rune", request: "gpu für b", want: "gpu-f-r-b"},
+		"Resource":   {reason: "a slash in an extended resource becomes a dot", request: "example.com/gpu", want: "example.com.gpu"},
+		"Other":      {reason: "any other invalid character becomes a dash", request: "gpu für b", want: "gpu-f-r-b"},
 		"NoUTF8":     {reason: "invalid UTF-8 is replaced", request: "a\xffb", want: "a-b"},
-		"Ends":       {reason: "it begins and ends with a letter or a digit", request: "/_gpu (2)", want: "gpu--2"},
-		"Longest":    {reason: "63 are fine", request: strings.Repeat("a", 31) + "/" + strings.Repeat("b", 31), want: strings.Repeat("a", 31) + "." + strings.Repeat("b", 31)},
-		"Long":       {reason: "64 are cut, with a hash of all", request: strings.Repeat("a", 64), want: strings.Repeat("a", 54) + "-ffe054fe"},
-		"LongEnds":   {reason: "trimmed before it is cut", request: "-" + strings.Repeat("a", 70), want: strings.Repeat("a", 54) + "-699185df"},
+		"Ends":       {reason: "a key begins and ends with a letter or a digit", request: "/_gpu (2)", want: "gpu--2"},
+		"Longest":    {reason: "63 characters are allowed", request: strings.Repeat("a", 31) + "/" + strings.Repeat("b", 31), want: strings.Repeat("a", 31) + "." + strings.Repeat("b", 31)},
+		"Long":       {reason: "a longer key is cut and ends with a hash", request: strings.Repeat("a", 64), want: strings.Repeat("a", 54) + "-ffe054fe"},
+		"LongEnds":   {reason: "a key is trimmed before it is cut", request: "-" + strings.Repeat("a", 70), want: strings.Repeat("a", 54) + "-699185df"},
 		"LongShort":  {reason: "a shortened key differs from a short key", request: "gpu" + strings.Repeat("-", 61), want: "gpu-503ba10a"},
-		"Nothing":    {reason: "where nothing is left, a hash is", request: "ключ", want: "request-1de36a32"},
-		"Empty":      {reason: "also of nothing", request: "", want: "request-e3b0c442"},
+		"Nothing":    {reason: "a request without valid characters becomes a hash", request: "ключ", want: "request-1de36a32"},
+		"Empty":      {reason: "an empty request becomes a hash", request: "", want: "request-e3b0c442"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -70,14 +70,13 @@ func TestKeyOf(t *testing.T) {
 	}
 }
 
-// isRequest says whether a ResourceClaim can have this request or subrequest.
+// isRequest reports whether a ResourceClaim can have this request or subrequest.
 func isRequest(name string) bool {
 	parts := strings.Split(name, "/")
 	return len(parts) <= 2 && !slices.ContainsFunc(parts, func(part string) bool { return len(validation.IsDNS1123Label(part)) > 0 })
 }
 
-// FuzzKeyOf holds that any request makes a valid key, and that long ones stay
-// apart.
+// FuzzKeyOf checks that any request results in a valid key, and that long requests have different keys.
 func FuzzKeyOf(f *testing.F) {
 	long := strings.Repeat("a", 64)
 	f.Add("gpu", "gpu/large")
@@ -91,16 +90,16 @@ func FuzzKeyOf(f *testing.F) {
 		for _, request := range []string{a, b} {
 			key := keyOf(request)
 			assert.Empty(t, validation.IsQualifiedName("device-info.prebind.dev/"+key), "%q gives %q", request, key)
-			assert.Equal(t, key, keyOf(key), "a key gives itself")
+			assert.Equal(t, key, keyOf(key), "a valid key is not changed")
 			if len(validation.IsQualifiedName("x/"+request)) == 0 {
-				assert.Equal(t, request, key, "a request that is a key stays as it is")
+				assert.Equal(t, request, key, "a request that is a valid key is not changed")
 			}
 		}
 		if a != b && len([]rune(a)) > 63 && len([]rune(b)) > 63 {
 			assert.NotEqual(t, keyOf(a), keyOf(b), "%q and %q", a, b)
 		}
 		if a != b && isRequest(a) && isRequest(b) {
-			assert.NotEqual(t, keyOf(a), keyOf(b), "requests of ResourceClaims are DNS labels, one slash between them, and stay apart")
+			assert.NotEqual(t, keyOf(a), keyOf(b), "requests of ResourceClaims have different keys")
 		}
 	})
 }

@@ -1,14 +1,14 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeinfo is the mutator that tells a pod what its node is: facts of
-// the node become annotations node-info.prebind.dev/<key>.
+// Package nodeinfo is the mutator that adds facts about the node as annotations
+// node-info.prebind.dev/<key>.
 //
 //	instance-type              label node.kubernetes.io/instance-type, or else
 //	                           beta.kubernetes.io/instance-type
 //	capacity-type              see below
 //	provider-id                spec.providerID
-//	architecture               status.nodeInfo, as are the next five
+//	architecture               status.nodeInfo, as for the next five keys
 //	operating-system
 //	os-image
 //	kernel-version
@@ -20,8 +20,8 @@
 //	external-dns               of the type ExternalDNS
 //	hostname                   of the type Hostname
 //
-// Several addresses of one type are joined by commas in the node's order. Empty values give no
-// annotation.
+// Several addresses of one type are separated by commas, in the order of the node. The mutator omits
+// annotations with empty values.
 //
 // capacity-type shows whether the node can be reclaimed at short notice. It is the value of the
 // first of these labels that is set, in lower case and with '-' instead of '_':
@@ -34,8 +34,8 @@
 //	kubernetes.azure.com/scalesetpriority   spot, regular
 //	node.kubernetes.io/lifecycle            spot, normal; also Ec2Spot, OnDemand
 //
-// standard, regular, normal, and ondemand become on-demand, and ec2spot becomes spot. Other values
-// do not change.
+// The values standard, regular, normal, and ondemand become on-demand, and ec2spot becomes spot.
+// Other values do not change.
 package nodeinfo
 
 import (
@@ -48,7 +48,7 @@ import (
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
-// Name of the mutator.
+// Name is the name of the mutator.
 const Name = "node-info"
 
 // Mutator adds information about the node; see New.
@@ -86,8 +86,8 @@ func New(a *Arguments) (*Mutator, error) {
 // Name implements mutators.Mutator.
 func (*Mutator) Name() string { return Name }
 
-// Mutate returns the facts of the node and the configured annotations. An empty configured
-// annotation gives an empty annotation.
+// Mutate returns the facts of the node and the configured annotations. It also copies an empty
+// configured annotation.
 func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	out := mutators.Output{Annotations: make(map[string]string, len(facts)+len(m.copies))}
 	for i := range facts {
@@ -106,7 +106,7 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return out, nil
 }
 
-// facts are the built-in keys and their values.
+// facts are the built-in keys and the functions that return their values.
 var facts = []struct {
 	key string
 	of  func(node *corev1.Node) string
@@ -134,7 +134,7 @@ func instanceType(node *corev1.Node) string {
 	return node.Labels[corev1.LabelInstanceType]
 }
 
-// addresses joins the node's addresses of the type.
+// addresses returns the node's addresses of the type, separated by commas.
 func addresses(kind corev1.NodeAddressType) func(*corev1.Node) string {
 	return func(node *corev1.Node) string {
 		joined := ""
@@ -152,8 +152,8 @@ func addresses(kind corev1.NodeAddressType) func(*corev1.Node) string {
 	}
 }
 
-// capacityLabels are the labels for the capacity type, by value or, with a flag, by "true". The
-// label of the provisioner comes first, and the label that anyone can set comes last.
+// capacityLabels are the labels for the capacity type. A label with a flag applies if its value is
+// "true". The label of the provisioner comes first, and the label that any user can set comes last.
 var capacityLabels = []struct{ label, flag string }{
 	{label: "karpenter.sh/capacity-type"},
 	{label: "eks.amazonaws.com/capacityType"},

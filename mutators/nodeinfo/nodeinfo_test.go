@@ -21,18 +21,18 @@ func TestNew(t *testing.T) {
 	cases := map[string]struct {
 		reason      string
 		annotations []string
-		// says is part of the error; empty for none.
+		// says is part of the error. It is empty for no error.
 		says string
 	}{
-		"None":      {reason: "the facts are there without any"},
-		"Some":      {reason: "with and without a key", annotations: []string{"example.com/rack-unit", "example.com/serial=serial-number"}},
+		"None":      {reason: "the facts need no arguments"},
+		"Some":      {reason: "an entry can set the key", annotations: []string{"example.com/rack-unit", "example.com/serial=serial-number"}},
 		"Duplicate": {reason: "two annotations cannot become one key", annotations: []string{"a/unit", "b/unit"}, says: `node annotations "a/unit" and "b/unit" have the same key "unit"`},
-		"Bad":       {reason: "no node can have the label", annotations: []string{"no good"}, says: "invalid annotation key"},
-		"Star":      {reason: "annotations are no topology: each is named", annotations: []string{"example.com/*"}, says: "invalid annotation key"},
-		"BadKey":    {reason: "the prefix is the chain's", annotations: []string{"unit=a/b"}, says: "without a prefix"},
-		"Taken":     {reason: "the key has its meaning", annotations: []string{"example.com/os-image"}, says: `node annotation "example.com/os-image" has the key "os-image", which node-info uses itself: set another key, such as example.com/os-image=other-key`},
-		"TakenToo":  {reason: "also one that this node may lack", annotations: []string{"example.com/price=capacity-type"}, says: "capacity-type"},
-		"Freed":     {reason: "under another key it is fine", annotations: []string{"example.com/os-image=image"}},
+		"Bad":       {reason: "a node cannot have such an annotation", annotations: []string{"no good"}, says: "invalid annotation key"},
+		"Star":      {reason: "annotations do not support '*'", annotations: []string{"example.com/*"}, says: "invalid annotation key"},
+		"BadKey":    {reason: "the key must not have a prefix", annotations: []string{"unit=a/b"}, says: "without a prefix"},
+		"Taken":     {reason: "a built-in key cannot be used", annotations: []string{"example.com/os-image"}, says: `node annotation "example.com/os-image" has the key "os-image", which node-info uses itself: set another key, such as example.com/os-image=other-key`},
+		"TakenToo":  {reason: "a built-in key cannot be used even if the node lacks the fact", annotations: []string{"example.com/price=capacity-type"}, says: "capacity-type"},
+		"Freed":     {reason: "the annotation can have another key", annotations: []string{"example.com/os-image=image"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// node is one with all the facts but those of labels.
+// node returns a node with all facts except those from labels.
 func node(options ...gen.NodeOption) *corev1.Node {
 	n := gen.Node("node-a", options...)
 	n.Spec.ProviderID = "aws:///eu-west-1a/i-0abc"
@@ -91,14 +91,14 @@ func TestMutate(t *testing.T) {
 		want        map[string]string
 		missing     []string
 	}{
-		"Facts":        {reason: "each under its key; several addresses in the node's order", node: node(), want: all},
-		"Bare":         {reason: "an empty fact gives no annotation", node: &corev1.Node{}, want: map[string]string{}},
-		"InstanceType": {reason: "the stable label goes first", node: node(gen.Label("node.kubernetes.io/instance-type", "m7g.large"), gen.Label("beta.kubernetes.io/instance-type", "old")), want: with("instance-type", "m7g.large")},
-		"BetaType":     {reason: "the old label is as good", node: node(gen.Label("beta.kubernetes.io/instance-type", "m7g.large")), want: with("instance-type", "m7g.large")},
-		"EmptyType":    {reason: "also where the stable one is empty", node: node(gen.Label("node.kubernetes.io/instance-type", ""), gen.Label("beta.kubernetes.io/instance-type", "m7g.large")), want: with("instance-type", "m7g.large")},
-		"CapacityType": {reason: "what the labels say", node: node(gen.Label("karpenter.sh/capacity-type", "spot")), want: with("capacity-type", "spot")},
+		"Facts":        {reason: "each fact has its key, and addresses keep their order", node: node(), want: all},
+		"Bare":         {reason: "empty facts are omitted", node: &corev1.Node{}, want: map[string]string{}},
+		"InstanceType": {reason: "the stable label has priority", node: node(gen.Label("node.kubernetes.io/instance-type", "m7g.large"), gen.Label("beta.kubernetes.io/instance-type", "old")), want: with("instance-type", "m7g.large")},
+		"BetaType":     {reason: "the beta label is a fallback", node: node(gen.Label("beta.kubernetes.io/instance-type", "m7g.large")), want: with("instance-type", "m7g.large")},
+		"EmptyType":    {reason: "an empty stable label is ignored", node: node(gen.Label("node.kubernetes.io/instance-type", ""), gen.Label("beta.kubernetes.io/instance-type", "m7g.large")), want: with("instance-type", "m7g.large")},
+		"CapacityType": {reason: "the capacity type comes from the labels", node: node(gen.Label("karpenter.sh/capacity-type", "spot")), want: with("capacity-type", "spot")},
 		"Annotations": {
-			reason: "what the operator asks for, an empty value too", annotations: []string{"example.com/unit", "example.com/serial=serial-number", "example.com/empty"},
+			reason: "configured annotations are copied, including empty values", annotations: []string{"example.com/unit", "example.com/serial=serial-number", "example.com/empty"},
 			node: node(gen.Annotation("example.com/unit", "7 a/b"), gen.Annotation("example.com/serial", "X1"), gen.Annotation("example.com/empty", ""), gen.Annotation("other", "x")),
 			want: with("unit", "7 a/b", "serial-number", "X1", "empty", ""),
 		},
@@ -118,7 +118,7 @@ func TestMutate(t *testing.T) {
 			assert.Equal(t, tc.want, out.Annotations, tc.reason)
 			assert.Empty(t, out.Labels)
 			assert.Equal(t, tc.missing, out.Missing, tc.reason)
-			assert.Equal(t, before, tc.node, "the node is shared and does not change")
+			assert.Equal(t, before, tc.node, "the mutator does not change the node")
 		})
 	}
 }
@@ -129,25 +129,25 @@ func TestCapacityType(t *testing.T) {
 		labels map[string]string
 		want   string
 	}{
-		"None":             {reason: "no one says so"},
-		"Karpenter":        {reason: "as it is", labels: map[string]string{"karpenter.sh/capacity-type": "on-demand"}, want: "on-demand"},
-		"KarpenterReserve": {reason: "as it is", labels: map[string]string{"karpenter.sh/capacity-type": "reserved"}, want: "reserved"},
-		"EKS":              {reason: "in lower case", labels: map[string]string{"eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
-		"EKSOnDemand":      {reason: "with a dash", labels: map[string]string{"eks.amazonaws.com/capacityType": "ON_DEMAND"}, want: "on-demand"},
-		"EKSBlock":         {reason: "whatever it is", labels: map[string]string{"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, want: "capacity-block"},
-		"GKESpot":          {reason: "a flag", labels: map[string]string{"cloud.google.com/gke-spot": "true"}, want: "spot"},
-		"GKENotSpot":       {reason: "a flag that is not set says nothing", labels: map[string]string{"cloud.google.com/gke-spot": "false"}},
-		"GKEPreemptible":   {reason: "a flag", labels: map[string]string{"cloud.google.com/gke-preemptible": "true"}, want: "preemptible"},
-		"GKEStandard":      {reason: "another word for it", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard"}, want: "on-demand"},
-		"GKEFlagFirst":     {reason: "the flag says more", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard", "cloud.google.com/gke-spot": "true"}, want: "spot"},
-		"GKEFlagFalse":     {reason: "the next one is asked", labels: map[string]string{"cloud.google.com/gke-provisioning": "spot", "cloud.google.com/gke-preemptible": "false"}, want: "spot"},
-		"AKS":              {reason: "as it is", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "spot"}, want: "spot"},
-		"AKSRegular":       {reason: "another word for it", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "regular"}, want: "on-demand"},
-		"Lifecycle":        {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal"}, want: "on-demand"},
-		"LifecycleOld":     {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "Ec2Spot"}, want: "spot"},
-		"LifecycleOldToo":  {reason: "another word for it", labels: map[string]string{"node.kubernetes.io/lifecycle": "OnDemand"}, want: "on-demand"},
+		"None":             {reason: "a node without the labels has no capacity type"},
+		"Karpenter":        {reason: "the value is not changed", labels: map[string]string{"karpenter.sh/capacity-type": "on-demand"}, want: "on-demand"},
+		"KarpenterReserve": {reason: "the value is not changed", labels: map[string]string{"karpenter.sh/capacity-type": "reserved"}, want: "reserved"},
+		"EKS":              {reason: "the value is in lower case", labels: map[string]string{"eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
+		"EKSOnDemand":      {reason: "an underscore becomes a dash", labels: map[string]string{"eks.amazonaws.com/capacityType": "ON_DEMAND"}, want: "on-demand"},
+		"EKSBlock":         {reason: "an unknown value is in lower case and has dashes", labels: map[string]string{"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, want: "capacity-block"},
+		"GKESpot":          {reason: "the label is a flag", labels: map[string]string{"cloud.google.com/gke-spot": "true"}, want: "spot"},
+		"GKENotSpot":       {reason: "a flag that is false is ignored", labels: map[string]string{"cloud.google.com/gke-spot": "false"}},
+		"GKEPreemptible":   {reason: "the label is a flag", labels: map[string]string{"cloud.google.com/gke-preemptible": "true"}, want: "preemptible"},
+		"GKEStandard":      {reason: "the value is a synonym", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard"}, want: "on-demand"},
+		"GKEFlagFirst":     {reason: "the flag has priority", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard", "cloud.google.com/gke-spot": "true"}, want: "spot"},
+		"GKEFlagFalse":     {reason: "the next label is used", labels: map[string]string{"cloud.google.com/gke-provisioning": "spot", "cloud.google.com/gke-preemptible": "false"}, want: "spot"},
+		"AKS":              {reason: "the value is not changed", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "spot"}, want: "spot"},
+		"AKSRegular":       {reason: "the value is a synonym", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "regular"}, want: "on-demand"},
+		"Lifecycle":        {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal"}, want: "on-demand"},
+		"LifecycleOld":     {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "Ec2Spot"}, want: "spot"},
+		"LifecycleOldToo":  {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "OnDemand"}, want: "on-demand"},
 		"Order":            {reason: "the label of the provisioner has priority", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal", "kubernetes.azure.com/scalesetpriority": "regular", "karpenter.sh/capacity-type": "spot"}, want: "spot"},
-		"EmptySkipped":     {reason: "an empty label says nothing", labels: map[string]string{"karpenter.sh/capacity-type": "", "eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
+		"EmptySkipped":     {reason: "an empty label is ignored", labels: map[string]string{"karpenter.sh/capacity-type": "", "eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -158,17 +158,16 @@ func TestCapacityType(t *testing.T) {
 	}
 }
 
-func TestFactsAreKeys(t *testing.T) {
+func TestFacts_ValidKeys(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range facts {
 		assert.Empty(t, validation.IsQualifiedName("node-info.prebind.dev/"+f.key))
-		assert.False(t, seen[f.key], "%s is given once", f.key)
+		assert.False(t, seen[f.key], "%s is unique", f.key)
 		seen[f.key] = true
 	}
 }
 
-// FuzzMutate holds that whatever an operator writes and a node says, the output
-// is fit for a pod and always the same.
+// FuzzMutate checks that the output is valid for a pod and deterministic, for any arguments and any node.
 func FuzzMutate(f *testing.F) {
 	f.Add("example.com/unit=u,serial", "serial", "x", "karpenter.sh/capacity-type", "SPOT", "10.0.0.1")
 	f.Add("", "", "", "beta.kubernetes.io/instance-type", "ON_DEMAND", "")
@@ -194,14 +193,14 @@ func FuzzMutate(f *testing.F) {
 		again, err := m.Mutate(mutators.Input{Node: n})
 		require.NoError(t, err)
 		assert.Equal(t, out, again)
-		assert.Equal(t, before, n, "the node is shared and does not change")
+		assert.Equal(t, before, n, "the mutator does not change the node")
 		written := 0
 		for _, c := range m.copies {
 			if _, ok := out.Annotations[c.Key]; ok {
 				written++
 			}
 		}
-		assert.Equal(t, len(m.copies), written+len(out.Missing), "each is written or missed")
+		assert.Equal(t, len(m.copies), written+len(out.Missing), "each annotation is copied or missing")
 	})
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-// Registration returns the mutator's entry in the registry.
+// Registration returns the registry entry of the mutator.
 func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,
@@ -26,7 +26,7 @@ func Registration() mutators.Registration {
 	}
 }
 
-// Arguments of the mutator.
+// Arguments are the arguments of the mutator.
 type Arguments struct {
 	// Annotations are the node annotations to copy, each as "annotation" or "annotation=key".
 	// The default key is the part after the slash. Keys must be unique and differ from those of

@@ -44,7 +44,7 @@ func parsePrefix(entry string) (prefix, error) {
 	return prefix{begin: begin, named: true, before: before, after: after}, nil
 }
 
-// begins returns whether a valid label can begin with the string.
+// begins reports whether a valid label key can begin with the string.
 func begins(begin string) bool {
 	return len(validation.IsQualifiedName(begin+"x")) == 0 ||
 		!strings.Contains(begin, "/") && len(validation.IsQualifiedName(begin+"x/x")) == 0
@@ -64,7 +64,7 @@ func (p *prefix) key(label string) (key string, ok bool) {
 	return key, keys.Valid(key)
 }
 
-// canGive returns whether a label can have the key.
+// canGive reports whether a label can have the key.
 func (p *prefix) canGive(key string) bool {
 	if !keys.Valid(key) {
 		return false
@@ -72,7 +72,7 @@ func (p *prefix) canGive(key string) bool {
 	if p.named {
 		return len(key) >= len(p.before)+len(p.after) && strings.HasPrefix(key, p.before) && strings.HasSuffix(key, p.after)
 	}
-	// Without a slash, the star matches the label's prefix, so that every key is possible.
+	// Without a slash, the star also matches the prefix of the label, so every key is possible.
 	_, begin, _ := strings.Cut(p.begin, "/")
 	return strings.HasPrefix(key, begin)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-// Registration returns the mutator's entry in the registry.
+// Registration returns the registry entry of the mutator.
 func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,
@@ -27,9 +27,9 @@ func Registration() mutators.Registration {
 	}
 }
 
-// Arguments of the mutator.
+// Arguments are the arguments of the mutator.
 type Arguments struct {
-	// Labels are the node labels to copy; the package comment describes the entries. Two
+	// Labels are the node labels to copy. The package comment describes the entries. Two
 	// entries without a star must not have the same key.
 	Labels []string `yaml:"labels"`
 	// Path are the node labels whose values, joined by '/', become the key "path". Label values
@@ -38,7 +38,7 @@ type Arguments struct {
 	// PodLabels are the keys that also become labels of the pod, without prefix. "*" means
 	// every key except path.
 	PodLabels []string `yaml:"podLabels"`
-	// ReplacePodLabels means that these labels replace values of the pod or the Binding.
+	// ReplacePodLabels means that these labels replace existing values of the pod or the Binding.
 	ReplacePodLabels bool `yaml:"replacePodLabels"`
 }
 

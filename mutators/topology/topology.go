@@ -10,12 +10,12 @@
 //	example.com/rack=row       the key is row
 //	example.com/net-*          every label with the prefix; the key of example.com/net-leaf
 //	                           is net-leaf
-//	example.com/net-*=n-*      the star is the rest of the label: the key is n-leaf
+//	example.com/net-*=n-*      the star in the key is the rest of the label: the key is n-leaf
 //	*                          every label of the node
 //
-// An entry without a star has priority over those with a star, for its label and for its key. If
-// entries with a star give two labels of a node the same key, the first label in sorted order
-// wins.
+// An entry without a star has priority over entries with a star, both for its label and for its key.
+// If entries with a star result in the same key for two labels of a node, the first label in sorted
+// order has priority.
 package topology
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
-// Name of the mutator.
+// Name is the name of the mutator.
 const Name = "topology"
 
 // pathKey is the key of the path.
@@ -159,12 +159,12 @@ func (m *Mutator) setPodLabels(wanted []string) error {
 	return nil
 }
 
-// canGive returns whether a node can have the key.
+// canGive reports whether the labels of a node can result in the key.
 func (m *Mutator) canGive(key string) bool {
 	return m.short[key] || slices.ContainsFunc(m.prefixes, func(p prefix) bool { return p.canGive(key) })
 }
 
-// examples completes an error with a valid key.
+// examples returns the end of an error message with a valid key.
 func (m *Mutator) examples() string {
 	if len(m.copies) == 0 {
 		return ""
@@ -175,8 +175,8 @@ func (m *Mutator) examples() string {
 // Name implements mutators.Mutator.
 func (*Mutator) Name() string { return Name }
 
-// Mutate returns the configured labels of the node, and its path. A missing label gives no
-// annotation, and an empty label gives an empty annotation.
+// Mutate returns the configured labels of the node and its path. It omits missing labels and copies
+// empty labels.
 func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	labels := in.Node.Labels
 	out := mutators.Output{Annotations: make(map[string]string, m.size(labels)), ReplaceLabels: m.replace}
@@ -218,14 +218,14 @@ func (m *Mutator) copyByPrefix(out *mutators.Output, labels map[string]string) {
 	if !clash {
 		return
 	}
-	// Two labels have the same key. Repeat in reverse order, so that the first label wins.
+	// Two labels have the same key. Repeat in reverse order, so that the first label has priority.
 	sorted := slices.Sorted(maps.Keys(labels))
 	for _, label := range slices.Backward(sorted) {
 		m.copyMatch(out, label, labels[label])
 	}
 }
 
-// copyMatch copies a label for every matching entry with a star, and returns whether it replaced
+// copyMatch copies a label for every matching entry with a star. It reports whether it replaced
 // another value.
 func (m *Mutator) copyMatch(out *mutators.Output, label, value string) (clash bool) {
 	if m.labels[label] {
@@ -273,8 +273,8 @@ func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 	out.Annotations[pathKey] = path.String()
 }
 
-// add adds the annotation and, if requested, the label of the pod. It skips an invalid label
-// value, which a node cannot have.
+// add adds the annotation and, if requested, the label of the pod. It skips an invalid label value,
+// although a node in the API server cannot have one.
 func add(out *mutators.Output, key, value string, pod bool) {
 	out.Annotations[key] = value
 	if !pod {

@@ -24,71 +24,71 @@ func TestNew(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		options Arguments
-		// says is part of the error; empty for none.
+		// says is part of the error. It is empty for no error.
 		says string
 	}{
-		"None":           {reason: "nothing is copied"},
-		"Default":        {reason: "the well-known labels", options: Arguments{Labels: DefaultLabels()}},
-		"SameLabelTwice": {reason: "one label under two keys is fine", options: Arguments{Labels: []string{"example.com/rack", "example.com/rack=row"}}},
-		"Duplicate":      {reason: "two labels cannot become one key", options: Arguments{Labels: []string{"a.example/rack", "b.example/rack"}}, says: "b.example/rack=other-key"},
-		"DuplicateAside": {reason: "also with one by a star between them", options: Arguments{Labels: []string{"a.example/rack", "c/*", "b.example/rack"}}, says: "other-key"},
+		"None":           {reason: "an empty list copies nothing"},
+		"Default":        {reason: "the defaults are valid", options: Arguments{Labels: DefaultLabels()}},
+		"SameLabelTwice": {reason: "a label can have two keys", options: Arguments{Labels: []string{"example.com/rack", "example.com/rack=row"}}},
+		"Duplicate":      {reason: "two labels cannot have the same key", options: Arguments{Labels: []string{"a.example/rack", "b.example/rack"}}, says: "b.example/rack=other-key"},
+		"DuplicateAside": {reason: "an entry with a star between two duplicates does not hide them", options: Arguments{Labels: []string{"a.example/rack", "c/*", "b.example/rack"}}, says: "other-key"},
 		"Repeated":       {reason: "a label cannot be listed twice", options: Arguments{Labels: []string{"rack", "rack"}}, says: `"rack"`},
-		"Empty":          {reason: "no label", options: Arguments{Labels: []string{""}}, says: "invalid label key"},
-		"TwoEquals":      {reason: "the rest is the key, and no valid one", options: Arguments{Labels: []string{"rack=a=b"}}, says: "a=b"},
-		"BadLabel":       {reason: "no node can have the label", options: Arguments{Labels: []string{"no good"}}, says: "invalid label key"},
-		"LongKey":        {reason: "63 characters at most", options: Arguments{Labels: []string{"rack=" + long + "a"}}, says: "63"},
+		"Empty":          {reason: "a label key is required", options: Arguments{Labels: []string{""}}, says: "invalid label key"},
+		"TwoEquals":      {reason: "a key must not contain '='", options: Arguments{Labels: []string{"rack=a=b"}}, says: "a=b"},
+		"BadLabel":       {reason: "a node cannot have such a label", options: Arguments{Labels: []string{"no good"}}, says: "invalid label key"},
+		"LongKey":        {reason: "a key has at most 63 characters", options: Arguments{Labels: []string{"rack=" + long + "a"}}, says: "63"},
 
-		"Star":             {reason: "all labels", options: Arguments{Labels: []string{"*"}}},
-		"StarBehindSlash":  {reason: "all of a prefix", options: Arguments{Labels: []string{"example.com/*"}}},
-		"StarInName":       {reason: "all labels with a prefix", options: Arguments{Labels: []string{"example.com/net-*", "net-*", "net*"}}},
-		"StarInPrefix":     {reason: "of several prefixes", options: Arguments{Labels: []string{"example.*", "a" + strings.Repeat(".example", 20) + "*"}}},
-		"StarNamed":        {reason: "the star is the rest of the label", options: Arguments{Labels: []string{"example.com/net-*=n-*", "example.com/net-*=*", "example.com/net-*=*-net", "example.com/net-*=n-*-n"}}},
-		"StarTwice":        {reason: "duplicates are an error", options: Arguments{Labels: []string{"a/*", "a/*"}}, says: `duplicate entry "a/*"`},
+		"Star":             {reason: "'*' matches all labels", options: Arguments{Labels: []string{"*"}}},
+		"StarBehindSlash":  {reason: "'*' can follow a slash", options: Arguments{Labels: []string{"example.com/*"}}},
+		"StarInName":       {reason: "'*' can follow a part of a name", options: Arguments{Labels: []string{"example.com/net-*", "net-*", "net*"}}},
+		"StarInPrefix":     {reason: "'*' can follow a part of a prefix", options: Arguments{Labels: []string{"example.*", "a" + strings.Repeat(".example", 20) + "*"}}},
+		"StarNamed":        {reason: "the key can contain '*'", options: Arguments{Labels: []string{"example.com/net-*=n-*", "example.com/net-*=*", "example.com/net-*=*-net", "example.com/net-*=n-*-n"}}},
+		"StarTwice":        {reason: "an entry cannot be listed twice", options: Arguments{Labels: []string{"a/*", "a/*"}}, says: `duplicate entry "a/*"`},
 		"StarWithin":       {reason: "the star must be at the end", options: Arguments{Labels: []string{"example.com/*-net"}}, says: "such as example.com/*"},
-		"TwoStars":         {reason: "one star is enough", options: Arguments{Labels: []string{"example.com/**"}}, says: "at the end of the label"},
-		"StarBadPrefix":    {reason: "no label can have this prefix", options: Arguments{Labels: []string{"Example.com/*"}}, says: `no label can begin with "Example.com/"`},
-		"StarSpace":        {reason: "no label can have this prefix", options: Arguments{Labels: []string{" *"}}, says: "no label can begin"},
-		"StarSlash":        {reason: "no label can have this prefix", options: Arguments{Labels: []string{"/*"}}, says: "no label can begin"},
-		"StarTwoSlashes":   {reason: "no label can have this prefix", options: Arguments{Labels: []string{"a/b/*"}}, says: "no label can begin"},
-		"StarDash":         {reason: "no label can have this prefix", options: Arguments{Labels: []string{"a/-*"}}, says: "no label can begin"},
-		"StarLong":         {reason: "it would be longer than a label", options: Arguments{Labels: []string{"a/" + long + "*"}}, says: "no label can begin"},
-		"StarOneKey":       {reason: "all of them would be one key", options: Arguments{Labels: []string{"a/net-*=net"}}, says: "such as a/net-*=key-*"},
-		"StarEmptyKey":     {reason: "an equals sign asks for a key", options: Arguments{Labels: []string{"a/net-*="}}, says: "add '*'"},
-		"StarKeyTwoStars":  {reason: "the rest stands once", options: Arguments{Labels: []string{"a/net-*=*-*"}}, says: "one '*'"},
-		"StarKeySlash":     {reason: "the prefix is the chain's", options: Arguments{Labels: []string{"a/net-*=b/*"}}, says: "without a prefix"},
-		"StarKeyDash":      {reason: "every key would be bad", options: Arguments{Labels: []string{"a/net-*=-*"}}, says: "invalid key"},
+		"TwoStars":         {reason: "a label can contain only one '*'", options: Arguments{Labels: []string{"example.com/**"}}, says: "at the end of the label"},
+		"StarBadPrefix":    {reason: "a label cannot have this prefix", options: Arguments{Labels: []string{"Example.com/*"}}, says: `no label can begin with "Example.com/"`},
+		"StarSpace":        {reason: "a label cannot have this prefix", options: Arguments{Labels: []string{" *"}}, says: "no label can begin"},
+		"StarSlash":        {reason: "a label cannot have this prefix", options: Arguments{Labels: []string{"/*"}}, says: "no label can begin"},
+		"StarTwoSlashes":   {reason: "a label cannot have this prefix", options: Arguments{Labels: []string{"a/b/*"}}, says: "no label can begin"},
+		"StarDash":         {reason: "a label cannot have this prefix", options: Arguments{Labels: []string{"a/-*"}}, says: "no label can begin"},
+		"StarLong":         {reason: "the prefix is longer than a label key", options: Arguments{Labels: []string{"a/" + long + "*"}}, says: "no label can begin"},
+		"StarOneKey":       {reason: "all labels would have the same key", options: Arguments{Labels: []string{"a/net-*=net"}}, says: "such as a/net-*=key-*"},
+		"StarEmptyKey":     {reason: "a key is required after '='", options: Arguments{Labels: []string{"a/net-*="}}, says: "add '*'"},
+		"StarKeyTwoStars":  {reason: "a key can contain only one '*'", options: Arguments{Labels: []string{"a/net-*=*-*"}}, says: "one '*'"},
+		"StarKeySlash":     {reason: "a key must not have a prefix", options: Arguments{Labels: []string{"a/net-*=b/*"}}, says: "without a prefix"},
+		"StarKeyDash":      {reason: "every key would be invalid", options: Arguments{Labels: []string{"a/net-*=-*"}}, says: "invalid key"},
 		"StarKeyLong":      {reason: "every key would be too long", options: Arguments{Labels: []string{"a/net-*=" + long + "*"}}, says: "63"},
-		"StarOnlyInKey":    {reason: "without a star in the label, a star in the key is invalid", options: Arguments{Labels: []string{"a/net=n-*"}}, says: "n-*"},
-		"StarBesidePlain":  {reason: "entries without a star go before", options: Arguments{Labels: []string{"a/*", "a/rack", "b/rack=rack2"}}},
-		"StarBesideItself": {reason: "with another key it is another entry", options: Arguments{Labels: []string{"a/*", "a/*=x-*"}}},
+		"StarOnlyInKey":    {reason: "a key with '*' requires a label with '*'", options: Arguments{Labels: []string{"a/net=n-*"}}, says: "n-*"},
+		"StarBesidePlain":  {reason: "a label can match entries with and without '*'", options: Arguments{Labels: []string{"a/*", "a/rack", "b/rack=rack2"}}},
+		"StarBesideItself": {reason: "the same prefix can have two keys", options: Arguments{Labels: []string{"a/*", "a/*=x-*"}}},
 
-		"Path":          {reason: "labels in order", options: Arguments{Path: []string{"topology.kubernetes.io/region", "rack"}}},
-		"PathAndLabels": {reason: "a label may be in both", options: Arguments{Labels: DefaultLabels(), Path: DefaultLabels()}},
-		"PathTaken":     {reason: "the key is the path's", options: Arguments{Labels: []string{"example.com/path"}, Path: []string{"rack"}}, says: "example.com/path=other-key"},
-		"PathNotTaken":  {reason: "without a path it is as good as any", options: Arguments{Labels: []string{"example.com/path"}}},
+		"Path":          {reason: "the path is a list of labels", options: Arguments{Path: []string{"topology.kubernetes.io/region", "rack"}}},
+		"PathAndLabels": {reason: "a label can be copied and also be in the path", options: Arguments{Labels: DefaultLabels(), Path: DefaultLabels()}},
+		"PathTaken":     {reason: "a label cannot have the key of the path", options: Arguments{Labels: []string{"example.com/path"}, Path: []string{"rack"}}, says: "example.com/path=other-key"},
+		"PathNotTaken":  {reason: "without a path, the key path is available", options: Arguments{Labels: []string{"example.com/path"}}},
 		"PathTwice":     {reason: "a label cannot be in the path twice", options: Arguments{Path: []string{"rack", "row", "rack"}}, says: `duplicate node label "rack"`},
-		"PathEmpty":     {reason: "no label", options: Arguments{Path: []string{""}}, says: "path: "},
+		"PathEmpty":     {reason: "a label key is required", options: Arguments{Path: []string{""}}, says: "path: "},
 		"PathKey":       {reason: "entries of the path have no keys", options: Arguments{Path: []string{"rack=row"}}, says: `path: invalid label key "rack=row"`},
-		"PathStar":      {reason: "which order would they have", options: Arguments{Path: []string{"rack-*"}}, says: "path: "},
-		"PathJoined":    {reason: "one label for each step", options: Arguments{Path: []string{"a/b/c"}}, says: "widest"},
+		"PathStar":      {reason: "labels that match '*' have no order", options: Arguments{Path: []string{"rack-*"}}, says: "path: "},
+		"PathJoined":    {reason: "an entry of the path is one label", options: Arguments{Path: []string{"a/b/c"}}, says: "widest"},
 
-		"PodLabels":         {reason: "keys that are there", options: Arguments{Labels: []string{"a/rack", "a/b=row"}, PodLabels: []string{"rack", "row"}}},
-		"PodLabelsTwice":    {reason: "no more than once", options: Arguments{Labels: []string{"rack"}, PodLabels: []string{"rack", "rack"}}},
-		"PodLabelsAll":      {reason: "all but the path", options: Arguments{Labels: []string{"rack"}, Path: []string{"rack"}, PodLabels: []string{"*"}}},
-		"PodLabelsNone":     {reason: "all of none", options: Arguments{PodLabels: []string{"*"}}},
-		"PodLabelsPath":     {reason: "no label value", options: Arguments{Path: []string{"rack"}, PodLabels: []string{"path"}}, says: "its value contains"},
-		"PodLabelsAllPath":  {reason: "no label value", options: Arguments{Path: []string{"rack"}, PodLabels: []string{"*", "path"}}, says: "its value contains"},
-		"PodLabelsNoPath":   {reason: "no such key", options: Arguments{PodLabels: []string{"path"}}, says: `"path" is not the key`},
-		"PodLabelsOwnPath":  {reason: "an ordinary key without a path", options: Arguments{Labels: []string{"a/path"}, PodLabels: []string{"path"}}},
-		"PodLabelsUnknown":  {reason: "it would never be there", options: Arguments{Labels: []string{"a/rack=row"}, PodLabels: []string{"rack"}}, says: `"rack" is not the key of a copied node label: use a key without prefix, such as row`},
-		"PodLabelsUnknown2": {reason: "a full key is none either", options: Arguments{Labels: []string{"rack"}, PodLabels: []string{"topology.prebind.dev/rack"}}, says: "without prefix"},
-		"PodLabelsEmpty":    {reason: "no label has an empty key", options: Arguments{Labels: []string{"*"}, PodLabels: []string{""}}, says: `"" is not the key`},
-		"PodLabelsByStar":   {reason: "some node may have it", options: Arguments{Labels: []string{"example.com/*"}, PodLabels: []string{"rack"}}},
-		"PodLabelsByStar2":  {reason: "the star covers the prefix", options: Arguments{Labels: []string{"exam*"}, PodLabels: []string{"rack"}}},
-		"PodLabelsByName":   {reason: "some node may have it", options: Arguments{Labels: []string{"example.com/net-*"}, PodLabels: []string{"net-leaf"}}},
-		"PodLabelsNoName":   {reason: "none can", options: Arguments{Labels: []string{"example.com/net-*"}, PodLabels: []string{"rack"}}, says: "is not the key"},
-		"PodLabelsNamed":    {reason: "some node may have it", options: Arguments{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-leaf-n"}}},
-		"PodLabelsNotNamed": {reason: "none can", options: Arguments{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-n"}}, says: "is not the key"},
+		"PodLabels":         {reason: "the keys are those of copied labels", options: Arguments{Labels: []string{"a/rack", "a/b=row"}, PodLabels: []string{"rack", "row"}}},
+		"PodLabelsTwice":    {reason: "a duplicate has no effect", options: Arguments{Labels: []string{"rack"}, PodLabels: []string{"rack", "rack"}}},
+		"PodLabelsAll":      {reason: "'*' means every key except path", options: Arguments{Labels: []string{"rack"}, Path: []string{"rack"}, PodLabels: []string{"*"}}},
+		"PodLabelsNone":     {reason: "'*' without copied labels is valid", options: Arguments{PodLabels: []string{"*"}}},
+		"PodLabelsPath":     {reason: "a label value cannot contain '/'", options: Arguments{Path: []string{"rack"}, PodLabels: []string{"path"}}, says: "its value contains"},
+		"PodLabelsAllPath":  {reason: "a label value cannot contain '/'", options: Arguments{Path: []string{"rack"}, PodLabels: []string{"*", "path"}}, says: "its value contains"},
+		"PodLabelsNoPath":   {reason: "without a path, the key path does not exist", options: Arguments{PodLabels: []string{"path"}}, says: `"path" is not the key`},
+		"PodLabelsOwnPath":  {reason: "without a path, a label can have the key path", options: Arguments{Labels: []string{"a/path"}, PodLabels: []string{"path"}}},
+		"PodLabelsUnknown":  {reason: "the key must be one of a copied label", options: Arguments{Labels: []string{"a/rack=row"}, PodLabels: []string{"rack"}}, says: `"rack" is not the key of a copied node label: use a key without prefix, such as row`},
+		"PodLabelsUnknown2": {reason: "a key must not have a prefix", options: Arguments{Labels: []string{"rack"}, PodLabels: []string{"topology.prebind.dev/rack"}}, says: "without prefix"},
+		"PodLabelsEmpty":    {reason: "an empty key is invalid", options: Arguments{Labels: []string{"*"}, PodLabels: []string{""}}, says: `"" is not the key`},
+		"PodLabelsByStar":   {reason: "a label that matches can have the key", options: Arguments{Labels: []string{"example.com/*"}, PodLabels: []string{"rack"}}},
+		"PodLabelsByStar2":  {reason: "'*' can match the prefix of a label", options: Arguments{Labels: []string{"exam*"}, PodLabels: []string{"rack"}}},
+		"PodLabelsByName":   {reason: "a label that matches can have the key", options: Arguments{Labels: []string{"example.com/net-*"}, PodLabels: []string{"net-leaf"}}},
+		"PodLabelsNoName":   {reason: "a label that matches cannot have the key", options: Arguments{Labels: []string{"example.com/net-*"}, PodLabels: []string{"rack"}}, says: "is not the key"},
+		"PodLabelsNamed":    {reason: "a label that matches can have the key", options: Arguments{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-leaf-n"}}},
+		"PodLabelsNotNamed": {reason: "a label that matches cannot have the key", options: Arguments{Labels: []string{"example.com/net-*=n-*-n"}, PodLabels: []string{"n-n"}}, says: "is not the key"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -104,8 +104,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// labelled is a node with exactly these labels, given as keys and values that
-// alternate.
+// labelled returns a node with exactly these labels, given as alternating keys and values.
 func labelled(kv ...string) *corev1.Node {
 	node := gen.Node("node-a")
 	node.Labels = pairs(kv...)
@@ -132,61 +131,61 @@ func TestMutate(t *testing.T) {
 		missing []string
 	}{
 		"All": {
-			reason: "what the node has", options: Arguments{Labels: well},
+			reason: "the configured labels are copied", options: Arguments{Labels: well},
 			node: gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"), gen.Label("example.com/rack", "7"), gen.Label("other", "x")),
 			want: pairs("zone", "z1", "region", "r1", "hostname", "node-a", "row", "7"),
 		},
 		"Missing": {
-			reason: "a missing label gives no annotation and is reported", options: Arguments{Labels: well},
+			reason: "a missing label is omitted and reported", options: Arguments{Labels: well},
 			node: gen.Node("node-a"), want: pairs("hostname", "node-a"),
 			missing: []string{"the node has no label topology.kubernetes.io/zone", "the node has no label topology.kubernetes.io/region", "the node has no label example.com/rack"},
 		},
 		"Empty": {
-			reason: "an empty label gives an empty annotation", options: Arguments{Labels: []string{"zone"}},
+			reason: "an empty label is copied", options: Arguments{Labels: []string{"zone"}},
 			node: labelled("zone", ""), want: pairs("zone", ""),
 		},
-		"NoLabels": {reason: "a node without labels", options: Arguments{Labels: []string{"*"}}, node: &corev1.Node{}, want: pairs()},
+		"NoLabels": {reason: "the node has no labels", options: Arguments{Labels: []string{"*"}}, node: &corev1.Node{}, want: pairs()},
 
 		"Star": {
-			reason: "all that begin so, by the part behind the slash", options: Arguments{Labels: []string{"example.com/*"}},
+			reason: "all labels with the prefix are copied", options: Arguments{Labels: []string{"example.com/*"}},
 			node: labelled("example.com/rack", "7", "example.com/row", "", "example.com", "x", "an.example.com/rack", "x", "rack", "x"), want: pairs("rack", "7", "row", ""),
 		},
 		"StarInName": {
-			reason: "the key is all behind the slash", options: Arguments{Labels: []string{"example.com/net-*", "net*"}},
+			reason: "the key is the part after the slash", options: Arguments{Labels: []string{"example.com/net-*", "net*"}},
 			node: labelled("example.com/net-leaf", "l", "example.com/net", "x", "net", "n", "net.example.com/b", "b"), want: pairs("net-leaf", "l", "net", "n", "b", "b"),
 		},
 		"StarNamed": {
-			reason: "the star is the rest of the label", options: Arguments{Labels: []string{"example.com/net-*=n-*.n", "example.com/net-*=*"}},
+			reason: "'*' in the key is the rest of the label", options: Arguments{Labels: []string{"example.com/net-*=n-*.n", "example.com/net-*=*"}},
 			node: labelled("example.com/net-leaf", "l", "example.com/net-1", "1"), want: pairs("n-leaf.n", "l", "n-1.n", "1", "leaf", "l", "1", "1"),
 		},
 		"StarNamedBadRest": {
-			reason: "a rest that makes no key is left out", options: Arguments{Labels: []string{"net*=*-net"}},
+			reason: "a label that results in an invalid key is skipped", options: Arguments{Labels: []string{"net*=*-net"}},
 			node: labelled("net-leaf", "-leaf-net", "net", "-net", "net.example.com/x", "a slash", "neta"+strings.Repeat("a", 58), "63", "neta"+strings.Repeat("a", 59), "64", "net1", "1"),
 			want: pairs("a"+strings.Repeat("a", 58)+"-net", "63", "1-net", "1"),
 		},
 		"StarAlone": {
-			reason: "all labels", options: Arguments{Labels: []string{"*"}},
+			reason: "'*' copies all labels", options: Arguments{Labels: []string{"*"}},
 			node: labelled("a/rack", "7", "row", "8"), want: pairs("rack", "7", "row", "8"),
 		},
-		"StarNeverMisses": {reason: "there may be none", options: Arguments{Labels: []string{"a/*"}}, node: labelled("b/rack", "7"), want: pairs()},
+		"StarNeverMisses": {reason: "an entry with '*' reports no missing labels", options: Arguments{Labels: []string{"a/*"}}, node: labelled("b/rack", "7"), want: pairs()},
 		"PlainLabelWins": {
-			reason: "an entry without a star has priority", options: Arguments{Labels: []string{"a/*", "*=x-*", "a/rack=row"}},
+			reason: "an entry without '*' has priority for its label", options: Arguments{Labels: []string{"a/*", "*=x-*", "a/rack=row"}},
 			node: labelled("a/rack", "7", "a/zone", "z", "b", "b"), want: pairs("row", "7", "zone", "z", "x-b", "b"),
 		},
 		"PlainKeyWins": {
-			reason: "and about the key", options: Arguments{Labels: []string{"a/*", "z/rack"}},
+			reason: "an entry without '*' has priority for its key", options: Arguments{Labels: []string{"a/*", "z/rack"}},
 			node: labelled("a/rack", "a", "z/rack", "z"), want: pairs("rack", "z"),
 		},
 		"PlainKeyWinsUnseen": {
-			reason: "also on a node that lacks the label: the key means the same on every node", options: Arguments{Labels: []string{"a/*", "z/rack"}},
+			reason: "the priority applies even if the node lacks the label, so that a key has one meaning", options: Arguments{Labels: []string{"a/*", "z/rack"}},
 			node: labelled("a/rack", "a"), want: pairs(), missing: []string{"the node has no label z/rack"},
 		},
 		"StarsClash": {
-			reason: "the label first in sorted order has the key", options: Arguments{Labels: []string{"*"}, PodLabels: []string{"rack"}},
+			reason: "the first label in sorted order has priority", options: Arguments{Labels: []string{"*"}, PodLabels: []string{"rack"}},
 			node: labelled("c/rack", "c", "b/rack", "b", "d/rack", "d", "rack2", "2", "e/rack2", "e"), want: pairs("rack", "b", "rack2", "e"), labels: pairs("rack", "b"),
 		},
 		"StarsClashAcrossEntries": {
-			reason: "whatever the order of the entries", options: Arguments{Labels: []string{"b/*", "a/*"}},
+			reason: "the order of the entries does not matter", options: Arguments{Labels: []string{"b/*", "a/*"}},
 			node: labelled("b/rack", "b", "a/rack", "a"), want: pairs("rack", "a"),
 		},
 		"StarsAgree": {
@@ -194,53 +193,53 @@ func TestMutate(t *testing.T) {
 			node: labelled("a/rack", "7"), want: pairs("rack", "7"),
 		},
 		"StarsClashEmpty": {
-			reason: "an empty value is a value", options: Arguments{Labels: []string{"*"}},
+			reason: "an empty label has priority too", options: Arguments{Labels: []string{"*"}},
 			node: labelled("a/rack", "", "b/rack", "b"), want: pairs("rack", ""),
 		},
 
 		"Path": {
-			reason: "joined in the order that was asked for", options: Arguments{Path: path},
+			reason: "the path has the configured order", options: Arguments{Path: path},
 			node: labelled("zone", "z-1", "region", "r.1", "rack", "7"), want: pairs("path", "r.1/z-1/7"),
 		},
-		"PathOfOne": {reason: "it has no slash", options: Arguments{Path: []string{"rack"}}, node: labelled("rack", "7"), want: pairs("path", "7")},
+		"PathOfOne": {reason: "a path of one label has no slash", options: Arguments{Path: []string{"rack"}}, node: labelled("rack", "7"), want: pairs("path", "7")},
 		"PathLacks": {
-			reason: "half a path would be another place", options: Arguments{Path: path},
+			reason: "a missing label omits the path, because a part of it is another place", options: Arguments{Path: path},
 			node: labelled("region", "r", "rack", "7"), want: pairs(), missing: []string{"the node has no label zone for the path"},
 		},
 		"PathEmptyLabel": {
-			reason: "an empty label gives no path", options: Arguments{Path: path},
+			reason: "an empty label omits the path", options: Arguments{Path: path},
 			node: labelled("region", "r", "zone", "", "rack", ""), want: pairs(),
 			missing: []string{"the node's label zone for the path is empty", "the node's label rack for the path is empty"},
 		},
 		"PathLastLacks": {
-			reason: "at the end too", options: Arguments{Path: path, Labels: []string{"region", "rack"}},
+			reason: "a missing label at the end omits the path", options: Arguments{Path: path, Labels: []string{"region", "rack"}},
 			node: labelled("region", "r", "zone", "z"), want: pairs("region", "r"),
 			missing: []string{"the node has no label rack", "the node has no label rack for the path"},
 		},
 		"PathBesideStar": {
-			reason: "the key is the path's, also where there is none", options: Arguments{Path: path, Labels: []string{"*"}, PodLabels: []string{"*"}},
+			reason: "no label gets the key of the path, even if the path is missing", options: Arguments{Path: path, Labels: []string{"*"}, PodLabels: []string{"*"}},
 			node: labelled("a/path", "x", "region", "r"), want: pairs("region", "r"), labels: pairs("region", "r"),
 			missing: []string{"the node has no label zone for the path", "the node has no label rack for the path"},
 		},
 		"OwnPath": {
-			reason: "without a path it is a key as any", options: Arguments{Labels: []string{"*"}, PodLabels: []string{"path"}},
+			reason: "without a path, a label can have the key path", options: Arguments{Labels: []string{"*"}, PodLabels: []string{"path"}},
 			node: labelled("a/path", "x"), want: pairs("path", "x"), labels: pairs("path", "x"),
 		},
 
 		"PodLabels": {
-			reason: "only what was asked for", options: Arguments{Labels: []string{"zone", "a/b=row", "c"}, PodLabels: []string{"row", "c"}},
+			reason: "only the configured keys become labels", options: Arguments{Labels: []string{"zone", "a/b=row", "c"}, PodLabels: []string{"row", "c"}},
 			node: labelled("zone", "z", "a/b", "7"), want: pairs("zone", "z", "row", "7"), labels: pairs("row", "7"), missing: []string{"the node has no label c"},
 		},
 		"PodLabelsAll": {
-			reason: "all but the path", options: Arguments{Labels: []string{"zone", "a/*"}, Path: []string{"zone"}, PodLabels: []string{"*"}},
+			reason: "'*' means every key except path", options: Arguments{Labels: []string{"zone", "a/*"}, Path: []string{"zone"}, PodLabels: []string{"*"}},
 			node: labelled("zone", "z", "a/rack", ""), want: pairs("zone", "z", "rack", "", "path", "z"), labels: pairs("zone", "z", "rack", ""),
 		},
 		"PodLabelsByStar": {
-			reason: "a key that some node may have", options: Arguments{Labels: []string{"net-*=n-*"}, PodLabels: []string{"n-leaf", "n-spine"}},
+			reason: "a configured key can be missing on a node", options: Arguments{Labels: []string{"net-*=n-*"}, PodLabels: []string{"n-leaf", "n-spine"}},
 			node: labelled("net-leaf", "l", "net-rail", "r"), want: pairs("n-leaf", "l", "n-rail", "r"), labels: pairs("n-leaf", "l"),
 		},
 		"PodLabelsInvalid": {
-			reason: "no API server has such a node; its value is none for a pod", options: Arguments{Labels: []string{"zone", "*"}, PodLabels: []string{"*"}},
+			reason: "an invalid label value is not copied to the pod", options: Arguments{Labels: []string{"zone", "*"}, PodLabels: []string{"*"}},
 			node: labelled("zone", "a b", "a/rack", "c/d", "b/rack", "fine", "row", "8"), want: pairs("zone", "a b", "rack", "c/d", "row", "8"), labels: pairs("row", "8"),
 		},
 	}
@@ -250,7 +249,7 @@ func TestMutate(t *testing.T) {
 			require.NoError(t, err)
 			in := mutators.Input{Node: tc.node}
 			before := tc.node.DeepCopy()
-			// The order of a map is another every time.
+			// The iteration order of a map varies.
 			for range 10 {
 				out, err := m.Mutate(in)
 				require.NoError(t, err)
@@ -259,12 +258,12 @@ func TestMutate(t *testing.T) {
 				require.Equal(t, tc.missing, out.Missing, tc.reason)
 				require.False(t, out.ReplaceLabels)
 			}
-			assert.Equal(t, before, tc.node, "the node is shared and does not change")
+			assert.Equal(t, before, tc.node, "the mutator does not change the node")
 		})
 	}
 }
 
-func TestMutateAllocatesTheResult(t *testing.T) {
+func TestMutate_Allocations(t *testing.T) {
 	m, err := New(&Arguments{Labels: append(DefaultLabels(), "net.example.com/*"), Path: DefaultLabels(), PodLabels: []string{"zone"}})
 	require.NoError(t, err)
 	node := gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"))
@@ -274,10 +273,10 @@ func TestMutateAllocatesTheResult(t *testing.T) {
 	in := mutators.Input{Node: node}
 	allocations := testing.AllocsPerRun(100, func() { _, err = m.Mutate(in) })
 	require.NoError(t, err)
-	assert.LessOrEqual(t, allocations, 6.0, "two maps and a path, however many labels the node has")
+	assert.LessOrEqual(t, allocations, 6.0, "the allocations do not depend on the number of labels")
 }
 
-func TestReplacePodLabels(t *testing.T) {
+func TestMutate_ReplacePodLabels(t *testing.T) {
 	m, err := New(&Arguments{Labels: []string{"zone"}, PodLabels: []string{"zone"}, ReplacePodLabels: true})
 	require.NoError(t, err)
 	out, err := m.Mutate(mutators.Input{Node: labelled("zone", "z")})
@@ -285,7 +284,7 @@ func TestReplacePodLabels(t *testing.T) {
 	assert.True(t, out.ReplaceLabels)
 }
 
-func TestInChain(t *testing.T) {
+func TestMutate_InChain(t *testing.T) {
 	m, err := New(&Arguments{Labels: []string{"zone"}, Path: []string{"zone", "rack"}, PodLabels: []string{"*"}})
 	require.NoError(t, err)
 	c, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{m}, Required: []string{Name}})
@@ -300,12 +299,11 @@ func TestInChain(t *testing.T) {
 
 	in.Node = labelled("zone", "z")
 	got = c.Mutate(in)
-	require.NotNil(t, got.Refused, "where the mutator is required, so is a node that knows its place")
+	require.NotNil(t, got.Refused, "a required mutator rejects a node without a path")
 	assert.ErrorContains(t, got.Refused, "the node has no label rack for the path")
 }
 
-// FuzzMutate holds that whatever an operator writes and a node has, the output is
-// fit for a pod and always the same.
+// FuzzMutate checks that the output is valid for a pod and deterministic, for any arguments and any node.
 func FuzzMutate(f *testing.F) {
 	f.Add("example.com/rack=row,zone", "zone,example.com/rack", "row,*", "zone=z\nexample.com/rack=7")
 	f.Add("*", "", "*", "a/rack=1\nb/rack=2\nrack=\npath=/")
@@ -332,7 +330,7 @@ func FuzzMutate(f *testing.F) {
 		for key, value := range out.Annotations {
 			assert.Empty(t, validation.IsQualifiedName("topology.prebind.dev/"+key), "%q", key)
 			if key != "path" {
-				assert.Contains(t, values, value, "it is the value of a label of the node")
+				assert.Contains(t, values, value, "the value is that of a label of the node")
 			}
 		}
 		for key, value := range out.Labels {
@@ -347,11 +345,11 @@ func FuzzMutate(f *testing.F) {
 			require.NoError(t, err)
 			require.Equal(t, out, again)
 		}
-		assert.Equal(t, before, node.Labels, "the node is shared and does not change")
+		assert.Equal(t, before, node.Labels, "the mutator does not change the node")
 	})
 }
 
-// split is what a flag makes of a list.
+// split parses a list like a flag.
 func split(list string) []string {
 	if list == "" {
 		return nil

@@ -296,7 +296,7 @@ func TestResourceClaimsAbsent(t *testing.T) {
 	require.NoError(t, err)
 	var lines []string
 	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, "Left a PreBind plugin out") {
+		if strings.Contains(line, "Skipped a PreBind plugin") {
 			lines = append(lines, line)
 		}
 	}

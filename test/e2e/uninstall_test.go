@@ -107,7 +107,7 @@ func TestUnregister(t *testing.T) {
 		require.NoError(t, err)
 		return out
 	}
-	assert.Equal(t, "MutatingWebhookConfiguration "+name+" deleted: the API server does not call Prebind any more\n", unregister())
+	assert.Equal(t, "MutatingWebhookConfiguration "+name+" deleted: the API server no longer calls Prebind\n", unregister())
 	_, err = configurations.Get(t.Context(), name, metav1.GetOptions{})
 	assert.True(t, apierrors.IsNotFound(err))
 	assert.Equal(t, "MutatingWebhookConfiguration "+name+" does not exist: the API server does not call Prebind\n", unregister())

@@ -2,6 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package certificates provides the serving certificate of the webhook and the CAs of its callers.
-// Both come from files and are reloaded when the files change. Package selfmanaged creates the serving
+// It reads both from files and reloads changed files. Package selfmanaged creates the serving
 // certificate without files.
 package certificates

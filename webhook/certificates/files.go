@@ -16,7 +16,7 @@ import (
 
 // Files serves the certificate in a directory with the files tls.crt and tls.key, such as a mounted
 // Secret. While Start runs, it loads changed files. It keeps the previous certificate if the new
-// files are bad or the new certificate is not valid at that time.
+// files or the new certificate are not valid.
 type Files struct {
 	follower[*tls.Certificate]
 }
@@ -57,7 +57,7 @@ func validAt(c *x509.Certificate, now time.Time) error {
 	case now.After(c.NotAfter):
 		return fmt.Errorf("the certificate of %q expired at %s: renew it", nameOf(c), c.NotAfter.Format(time.RFC3339))
 	case now.Before(c.NotBefore):
-		return fmt.Errorf("the certificate of %q is not valid before %s: is this machine's clock right?", nameOf(c), c.NotBefore.Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %q is not valid before %s: check the clock of this machine", nameOf(c), c.NotBefore.Format(time.RFC3339))
 	default:
 		return nil
 	}
@@ -71,8 +71,8 @@ func nameOf(c *x509.Certificate) string {
 	return c.Subject.CommonName
 }
 
-// Clients holds the CAs of callers, one or more in a file. While Start runs, it loads a changed file
-// if that is good.
+// Clients contains the CAs of callers from a file with one or more CAs. While Start runs, it loads a
+// changed file that is valid.
 type Clients struct {
 	follower[*authorities]
 }
@@ -113,7 +113,7 @@ func parseAuthorities(files [][]byte, now time.Time) (*authorities, error) {
 	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
-			return nil, fmt.Errorf("the certificate of %q is not one of a CA: give the CA that signs the API server's client certificate", nameOf(c))
+			return nil, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
 		}
 		if err := validAt(c, now); err != nil {
 			invalid = err

@@ -98,7 +98,7 @@ func TestFiles_Reload(t *testing.T) {
 	assert.InDelta(t, first.Cert.NotAfter.Unix(), expires(), 0)
 	looks(3)
 	assert.Equal(t, first.Cert.SerialNumber.String(), served())
-	assert.Empty(t, log.String(), "nothing has changed")
+	assert.Empty(t, log.String(), "unchanged files are not logged")
 
 	// The certificate is written before its key.
 	second := ca.Sign(t, "prebind", gencert.Valid(-time.Hour, day))
@@ -163,7 +163,7 @@ func TestNewClients(t *testing.T) {
 		"NoFile":      {reason: "the file is missing", says: []string{"no such file"}},
 		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: []string{"ca.crt", "no certificate"}},
 		"Key":         {reason: "the file has a key", file: ca.KeyPEM, says: []string{"no certificate"}},
-		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not one of a CA"}},
+		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not a CA certificate"}},
 		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: []string{`"old"`, "expired"}},
 	}
 	for name, tc := range cases {

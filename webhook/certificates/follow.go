@@ -20,8 +20,8 @@ import (
 // Interval is the time between two reads of the files.
 const Interval = time.Second
 
-// readsUntilReported is the number of consecutive reads of bad files after which the follower
-// reports them. Two files are not replaced at the same moment.
+// readsUntilReported is the number of consecutive reads of invalid files after which the follower
+// reports them. Two files cannot be replaced at the same moment.
 const readsUntilReported = 5
 
 // Shared holds the dependencies of everything in this package. All fields are required.
@@ -38,7 +38,7 @@ func (o Shared) validate() error {
 	return nil
 }
 
-// follower keeps the latest good content of some files. It replaces certwatcher of
+// follower keeps the latest valid content of some files. It replaces certwatcher of
 // controller-runtime and dynamiccertificates of the API server, because they accept an expired
 // certificate and do not report failures.
 type follower[T any] struct {
@@ -52,7 +52,7 @@ type follower[T any] struct {
 	expires func(T) time.Time
 
 	current atomic.Pointer[content[T]]
-	// failures is the number of consecutive reads of bad files.
+	// failures is the number of consecutive reads of invalid files.
 	failures int
 	// reported is set once the log says that the current content has expired.
 	reported bool
@@ -73,7 +73,7 @@ func (f *follower[T]) begin() error {
 	return nil
 }
 
-// get returns the latest good content.
+// get returns the latest valid content.
 func (f *follower[T]) get() T { return f.current.Load().value }
 
 // Start follows the files until the context ends. It implements manager.Runnable.
@@ -93,7 +93,7 @@ func (f *follower[T]) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*follower[T]) NeedLeaderElection() bool { return false }
 
-// look uses the files if they have changed and are good. It reports bad files once.
+// look loads the files if they are changed and valid. It reports invalid files once.
 func (f *follower[T]) look() {
 	loaded, err := f.load()
 	switch {

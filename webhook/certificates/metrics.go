@@ -23,7 +23,7 @@ const (
 	CA = selfmanaged.CA
 )
 
-// Metrics show when certificates expire, and count changes. They are safe for concurrent use.
+// Metrics record the expiration times and the changes of certificates. They are safe for concurrent use.
 type Metrics struct {
 	expiration *prometheus.GaugeVec
 	reloads    *prometheus.CounterVec
@@ -34,11 +34,11 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		expiration: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "prebind_certificate_expiration_timestamp_seconds",
-			Help: "When the certificate in use expires, in seconds since 1970: the serving one, the CA of clients (--client-ca-file, the first to expire), or the CA of self-managed certificates.",
+			Help: "Expiration time of the certificate in use, in seconds since 1970: the serving certificate, the CA of clients (--client-ca-file, the first to expire), or the CA of self-managed certificates.",
 		}, []string{"certificate"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prebind_certificate_reloads_total",
-			Help: "Changes of certificates while Prebind runs, by result: done, or failed while the one before stays in use.",
+			Help: "Changes of certificates while Prebind runs, by result: done, or failed if the previous certificate stays in use.",
 		}, []string{"certificate", "result"}),
 	}
 }

@@ -22,9 +22,9 @@ type Source struct {
 	shared Shared
 
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// clientCAs is nil if everybody may call.
+	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
-	// ready is nil if the serving certificate was there from the start.
+	// ready is nil if the serving certificate comes from files.
 	ready func() error
 	runs  []interface {
 		Start(ctx context.Context) error
@@ -88,8 +88,8 @@ func (s *Source) Ready() error {
 	return s.ready()
 }
 
-// Configure makes the server of this configuration present the current certificate and require client
-// certificates where the options do. It has the type of an element of TLSOpts in controller-runtime.
+// Configure makes the server of this configuration present the current certificate and, if the options do,
+// require client certificates. It has the type of an element of TLSOpts in controller-runtime.
 func (s *Source) Configure(c *tls.Config) {
 	c.GetCertificate = s.getCertificate
 	if s.clientCAs != nil {
@@ -97,10 +97,10 @@ func (s *Source) Configure(c *tls.Config) {
 	}
 }
 
-// RequireClients makes the server of this configuration require a client certificate of one of the CAs, which it
-// asks for at each new connection.
+// RequireClients makes the server of this configuration require a client certificate of one of the CAs. It calls
+// cas for each new connection.
 func RequireClients(c *tls.Config, cas func() *x509.CertPool) {
-	// A resumed session would not be verified against the current CAs.
+	// The server would not verify a resumed session against the current CAs.
 	c.SessionTicketsDisabled = true
 	c.ClientAuth = tls.RequireAndVerifyClientCert
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {

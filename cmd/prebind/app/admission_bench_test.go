@@ -46,9 +46,9 @@ import (
 )
 
 // BenchmarkAdmission measures the cost of one review, from the bytes of the request to
-// those of the answer. It compares Prebind with everything that is on by default, with and
-// without metrics, with two handlers of controller-runtime, with and without metrics: one
-// does nothing, and one adds a constant annotation.
+// those of the answer. It compares Prebind in its default configuration with two handlers of
+// controller-runtime: one does nothing, and one adds a constant annotation. It runs each with
+// and without metrics.
 //
 //	make bench
 func BenchmarkAdmission(b *testing.B) {
@@ -68,7 +68,7 @@ func BenchmarkAdmission(b *testing.B) {
 					b.Fatalf("answered %d with %d bytes", w.code, w.size)
 				}
 			}
-			// On a busy machine, CPU time says more than elapsed time.
+			// On a busy machine, CPU time varies less than elapsed time.
 			b.ReportMetric(float64((processorTime(b)-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
 		})
 	}
@@ -82,7 +82,7 @@ func processorTime(tb testing.TB) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// TestAdmissionVariants: each variant of the benchmark returns the expected patch.
+// TestAdmissionVariants checks that each variant of the benchmark returns the expected patch.
 func TestAdmissionVariants(t *testing.T) {
 	pod := benchPod()
 	zone := `"topology.prebind.dev/zone":"zone-a"`
@@ -155,7 +155,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	return handlerOf(engine), handlerOf(benchEngine(tb, recorder.Mutator, recorder))
 }
 
-// benchEngine returns an engine with everything that is on by default.
+// benchEngine returns an engine with the default configuration.
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
 	registry := newRegistry()
@@ -255,8 +255,8 @@ func (d *discarding) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// memory reads pods and nodes like the cache of informers: from a map, as shallow copies.
-// Nothing can be written.
+// memory is a read-only client. Like the cache of informers, it reads pods and nodes from a map and
+// returns shallow copies.
 type memory struct {
 	client.Client
 	pods  map[client.ObjectKey]*corev1.Pod

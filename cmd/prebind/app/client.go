@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// userClient connects the commands for users to the cluster in the way of kubectl, also
+// userClient connects the commands for users to the cluster like kubectl, also
 // from within a pod.
 type userClient struct {
 	rules     *clientcmd.ClientConfigLoadingRules
@@ -30,7 +30,7 @@ func (u *userClient) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
 	flags := clientcmd.RecommendedConfigOverrideFlags("")
 	if fs.Lookup("namespace") != nil {
-		flags.ContextOverrideFlags.Namespace.LongName = "" // The command has its own.
+		flags.ContextOverrideFlags.Namespace.LongName = "" // Commands define their own flag.
 	}
 	clientcmd.BindOverrideFlags(&u.overrides, fs, flags)
 }
@@ -75,7 +75,7 @@ func (f format) validate() error {
 	}
 }
 
-// write writes the value in the format; text writes it as text.
+// write writes the value in the format. It calls text for the text format.
 func (f format) write(out io.Writer, value any, text func(io.Writer) error) error {
 	if f == formatText {
 		return text(out)
@@ -91,7 +91,7 @@ func (f format) write(out io.Writer, value any, text func(io.Writer) error) erro
 	return err
 }
 
-// exitError ends the program with an exit code other than 1. Its text may be empty.
+// exitError ends the program with an exit code other than 1. Its text can be empty.
 type exitError struct {
 	code int
 	err  error
@@ -105,11 +105,11 @@ func (e exitError) Error() string {
 	return e.err.Error()
 }
 
-// Unwrap returns the cause, if there is one.
+// Unwrap returns the cause, if any.
 func (e exitError) Unwrap() error { return e.err }
 
 // ExitCode returns the exit code for an error of NewCommand. The text of the error is for
-// the user, and may be empty.
+// the user, and can be empty.
 func ExitCode(err error) int {
 	var exit exitError
 	switch {
@@ -122,7 +122,7 @@ func ExitCode(err error) int {
 	}
 }
 
-// oneLine joins errors without line breaks.
+// oneLine returns an error with all problems in one line, or nil if there are none.
 func oneLine(problems []error) error {
 	if err := errors.Join(problems...); err != nil {
 		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))

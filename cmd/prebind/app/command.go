@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app is the program prebind: its commands, their flags, and the one list of
-// everything that is compiled in.
+// Package app implements the commands of prebind and their flags. It also defines the list of
+// registered mutators and PreBind plugins.
 package app
 
 import (
@@ -14,9 +14,9 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// NewCommand returns the program. Options add mutators and plugins, so that a program of a
-// few lines can bring its own. Its errors are one line each, for main to print. It never
-// exits by itself.
+// NewCommand returns the command prebind. Options add mutators and plugins, so that you can build a
+// program with your own. Each error of the command is one line. The caller prints it. The command
+// never exits the process.
 func NewCommand(options ...Option) *cobra.Command {
 	registry := newRegistry(options...)
 	root := &cobra.Command{
@@ -30,12 +30,12 @@ prepare what the pod needs on the node, such as volumes and devices, and wait
 until it is ready. Then the API server binds the pod. Schedulers need no change.`,
 		SilenceUsage:       true,
 		SilenceErrors:      true,
-		DisableSuggestions: true, // Suggestions would be further lines.
+		DisableSuggestions: true, // Suggestions would add lines to an error.
 		PersistentPreRunE:  func(*cobra.Command, []string) error { return registry.Check() },
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
-		// The program runs as a plugin of kubectl.
+		// The program runs as a kubectl plugin.
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl prebind"}
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)

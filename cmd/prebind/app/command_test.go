@@ -23,7 +23,7 @@ func visit(t *testing.T, known map[string]bool) func(f *pflag.Flag) {
 	}
 }
 
-// run runs the program and returns its output.
+// run executes the command and returns its output.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -35,7 +35,7 @@ func run(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestCommandFails(t *testing.T) {
+func TestCommand_Errors(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		args   []string
@@ -43,8 +43,8 @@ func TestCommandFails(t *testing.T) {
 	}{
 		"UnknownCommand": {reason: "an unknown command is an error", args: []string{"frobnicate"}, says: `"frobnicate"`},
 		"UnknownFlag":    {reason: "an unknown flag is an error", args: []string{"serve", "--frobnicate"}, says: "--frobnicate"},
-		"ServeArgument":  {reason: "serve takes flags only", args: []string{"serve", "now"}, says: `"now"`},
-		"PluginsArg":     {reason: "plugins takes no arguments", args: []string{"plugins", "all"}, says: `"all"`},
+		"ServeArgument":  {reason: "serve accepts only flags", args: []string{"serve", "now"}, says: `"now"`},
+		"PluginsArg":     {reason: "plugins accepts no arguments", args: []string{"plugins", "all"}, says: `"all"`},
 		"BadDuration":    {reason: "a duration has a unit", args: []string{"serve", "--hold=5"}, says: "--hold"},
 		"BadNumber":      {reason: "the value must be a number", args: []string{"serve", "--max-holds=many"}, says: "--max-holds"},
 		"NegativeHold":   {reason: "flags are validated before anything is started", args: []string{"serve", "--hold=-1s"}, says: "--hold"},
@@ -66,9 +66,9 @@ func TestCommandFails(t *testing.T) {
 	}
 }
 
-func TestUnderscoresInFlags(t *testing.T) {
+func TestFlags_Underscores(t *testing.T) {
 	_, err := run(t, "serve", "--max_holds=0")
-	assert.ErrorContains(t, err, "--max-holds", "as in Kubernetes components, _ and - are the same in flags")
+	assert.ErrorContains(t, err, "--max-holds", "flags accept _ instead of -, as in Kubernetes components")
 }
 
 func TestVersion(t *testing.T) {
@@ -81,7 +81,7 @@ func TestPlugins(t *testing.T) {
 	out, err := run(t, "plugins")
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 1+len(RegisteredMutators())+len(RegisteredPlugins()), "a line for each, and the header")
+	require.Len(t, lines, 1+len(RegisteredMutators())+len(RegisteredPlugins()), "the output has a header and a line for each mutator and plugin")
 	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "ARGUMENTS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
@@ -106,7 +106,7 @@ func TestHelp(t *testing.T) {
 	assert.NotContains(t, out, "[Alpha]", "alpha flags are hidden")
 }
 
-// TestRegistry: names are unique, and everything can be built with its default arguments.
+// TestRegistry checks that names are unique, and that all mutators and plugins can be built with default arguments.
 func TestRegistry(t *testing.T) {
 	seen := map[string]bool{}
 	r := newRegistry()
@@ -121,7 +121,7 @@ func TestRegistry(t *testing.T) {
 	}
 	var order []string
 	for _, p := range r.Plugins {
-		assert.False(t, seen[p.Name], "mutators and plugins write annotations under their names: %s", p.Name)
+		assert.False(t, seen[p.Name], "names are unique, because they are prefixes of annotations: %s", p.Name)
 		seen[p.Name] = true
 		order = append(order, p.Name)
 		if p.Permissions != nil {
@@ -133,11 +133,11 @@ func TestRegistry(t *testing.T) {
 			assert.NotContains(t, p.Watches(c.Arguments.Of(p.Name)), nil)
 		}
 	}
-	assert.Equal(t, []string{"node-state", "device", "resource-claims", "volumebinding"}, order, "plugins that only read come first, those that cannot roll back last")
+	assert.Equal(t, []string{"node-state", "device", "resource-claims", "volumebinding"}, order, "plugins that only read come first, and plugins that cannot roll back come last")
 	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins node-state, device, resource-claims, volumebinding", c.Summary())
 }
 
-func TestSuggestionIsOneLine(t *testing.T) {
+func TestUnknownCommand_OneLine(t *testing.T) {
 	_, err := run(t, "serv")
 	assert.NotContains(t, err.Error(), "\n")
 }

@@ -31,7 +31,7 @@ func fileWith(t *testing.T, content string) string {
 	return name
 }
 
-// TestConfiguration: the file overrides the defaults, and flags override the file.
+// TestConfiguration checks that the file overrides the defaults, and that flags override the file.
 func TestConfiguration(t *testing.T) {
 	file := fileWith(t, fileHead+`
 mode: Audit
@@ -65,7 +65,7 @@ namespaces:
 	require.NoError(t, err)
 	assert.Equal(t, string(encoded), string(got))
 	assert.Equal(t, &topology.Arguments{Labels: []string{"a", "b"}}, c.Arguments.Of("topology"), "a flag replaces the list of the file")
-	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.Arguments.Of("device"), "fields that are not given keep their defaults")
+	assert.Equal(t, &device.Arguments{NodeLocks: true, NodeLockTimeout: 15 * time.Minute}, c.Arguments.Of("device"), "fields that are not set keep their defaults")
 	assert.Equal(t, &nodeinfo.Arguments{}, c.Arguments.Of("node-info"), "null means the defaults")
 
 	same, err := completed(t, "--config="+fileWith(t, fileHead))
@@ -82,9 +82,9 @@ func TestConfiguration_Problems(t *testing.T) {
 		args            []string
 		want            []string
 	}{
-		"UnknownField":    {reason: "the error has the line and the known fields", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
-		"UnknownPlugin":   {reason: "the same is true for arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, node-state, device, resource-claims`}},
-		"UnknownArgument": {reason: "the same is true for the arguments of a plugin", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
+		"UnknownField":    {reason: "the error contains the line and the known fields", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
+		"UnknownPlugin":   {reason: "the error lists the known arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, node-state, device, resource-claims`}},
+		"UnknownArgument": {reason: "the error lists the known fields of the arguments", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
 		"Values": {
 			reason: "an invalid value is reported with its field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
 			want: []string{
@@ -95,7 +95,7 @@ func TestConfiguration_Problems(t *testing.T) {
 		},
 		"FlagIsWrong": {reason: "a flag overrides the file, so the error names the flag", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},
 		"Namespaces": {
-			reason: "a rule without an effect is a mistake", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
+			reason: "a rule must have an effect", content: "namespaces:\n- mode: Audit\n- names: [a]\n- names: [\"[\"]\n  mode: On\n- names: [b]\n  prebindTimeout: 2m\n  maxPrebindTimeout: 1m\n",
 			want: []string{
 				"FILE:4: namespaces[0]: requires names", "FILE:5: namespaces[1]: requires mode, prebindTimeout or maxPrebindTimeout",
 				`FILE:6: namespaces[2].names[0]: must be a namespace or a pattern such as team-*, got "["`, `FILE:7: namespaces[2].mode: must be Enforce, Audit or Off, got "On"`,
@@ -111,14 +111,14 @@ func TestConfiguration_Problems(t *testing.T) {
 			for _, want := range tc.want {
 				assert.Contains(t, err.Error(), strings.ReplaceAll(want, "FILE", file), tc.reason)
 			}
-			assert.Equal(t, len(tc.want), strings.Count(err.Error(), file)+strings.Count(err.Error(), "--"), "nothing else is wrong: %v", err)
+			assert.Equal(t, len(tc.want), strings.Count(err.Error(), file)+strings.Count(err.Error(), "--"), "there are no other problems: %v", err)
 			assert.NotContains(t, err.Error(), "\n")
 		})
 	}
 }
 
-// TestConfiguration_EveryFieldHasAFlag: each field has a flag, which describes it in the file and in the schema.
-// Only rules for namespaces have none.
+// TestConfiguration_EveryFieldHasAFlag checks that each field except namespaces has a flag. The description of the flag is
+// also that of the field in the file and in the schema.
 func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
 	c := v1alpha1.Default(newRegistry().Components())
 	var sets cliflag.NamedFlagSets
@@ -131,7 +131,7 @@ func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
 	visit = func(prefix string, schema map[string]any) {
 		properties, _ := schema["properties"].(map[string]any)
 		for name, property := range properties {
-			field, below := prefix+name, property.(map[string]any) //nolint:errcheck,forcetypeassert // It is one.
+			field, below := prefix+name, property.(map[string]any) //nolint:errcheck,forcetypeassert // A property is always a map.
 			switch {
 			case below["properties"] != nil:
 				visit(field+".", below)

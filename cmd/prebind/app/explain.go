@@ -86,17 +86,17 @@ type report struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Node      string `json:"node"`
-	// Verdict is the result of the bind, whether Prebind or the API server decides.
+	// Verdict is the result of the bind, from Prebind or the API server.
 	Verdict binder.Verdict `json:"verdict"`
 	// Reason is why the pod would not be bound.
 	Reason string `json:"reason,omitempty"`
-	// Prebind is the answer of Prebind; nil if it does not take part in the bind.
+	// Prebind is the answer of Prebind. It is nil if Prebind does not take part in the bind.
 	Prebind *binder.Explanation `json:"prebind,omitempty"`
-	// Warnings are those of the API server and of other webhooks.
+	// Warnings are the warnings of the API server and of other webhooks.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// run explains one bind.
+// run posts the Binding and prints the report.
 func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) error {
 	if o.node == "" {
 		return errors.New("--node: required")
@@ -150,7 +150,7 @@ func post(ctx context.Context, client kubernetes.Interface, b *corev1.Binding) e
 		MaxRetries(0).Body(b).Do(ctx).Error()
 }
 
-// explain makes the report from the API server's answer and its warnings.
+// explain creates the report from the API server's answer and its warnings.
 func (o *explainOptions) explain(pod *corev1.Pod, answer error, warnings []string) (*report, error) {
 	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: o.node, Verdict: binder.VerdictBind}
 	for _, w := range warnings {
@@ -167,8 +167,8 @@ func (o *explainOptions) explain(pod *corev1.Pod, answer error, warnings []strin
 	return r, r.judge(answer)
 }
 
-// judge sets the verdict. If the API server allows the dry run, the verdict of Prebind
-// counts, because Prebind allows a dry run that it would hold or reject otherwise.
+// judge sets the verdict. If the API server allows the dry run, judge uses the verdict of Prebind,
+// because Prebind allows the dry run of a bind that it would hold or reject.
 func (r *report) judge(answer error) error {
 	var status apierrors.APIStatus
 	switch {
@@ -193,8 +193,8 @@ func (r *report) judge(answer error) error {
 	return nil
 }
 
-// undecided returns the error for an API server that could not decide. The usual cause is
-// a webhook that it cannot call.
+// undecided returns the error for an API server that could not decide. The usual cause is that it
+// cannot call a webhook.
 func undecided(answer error) error {
 	_, after, failing := strings.Cut(answer.Error(), "failed calling webhook \"")
 	name, _, _ := strings.Cut(after, "\"")
@@ -208,7 +208,7 @@ func undecided(answer error) error {
 	}
 }
 
-// text writes the report as text.
+// text writes the report in the text format.
 func (r *report) text(out io.Writer) error {
 	verdicts := map[binder.Verdict]string{binder.VerdictBind: "would be bound", binder.VerdictWait: "would wait", binder.VerdictRefuse: "would be rejected"}
 	fmt.Fprintf(out, "Bind of pod %s/%s to node %s: %s\n", r.Namespace, r.Pod, r.Node, verdicts[r.Verdict])
@@ -235,7 +235,7 @@ func (r *report) text(out io.Writer) error {
 	if x.Incomplete {
 		fmt.Fprintln(out, "\nThe explanation is incomplete: it is longer than the API server allows.")
 	}
-	// The lines of the plugins contain the warnings about the dry run.
+	// Omit warnings about the dry run, because the lines of the plugins already contain them.
 	own := slices.DeleteFunc(slices.Clone(x.Warnings), func(w string) bool { return strings.HasPrefix(w, "dry run: ") })
 	return textWarnings(out, slices.Concat(r.Warnings, own))
 }

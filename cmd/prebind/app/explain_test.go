@@ -22,7 +22,7 @@ func denial(code int32, reason metav1.StatusReason, message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}}
 }
 
-// TestJudge: a rejection by the API server counts, else the verdict of Prebind.
+// TestJudge checks that a rejection by the API server overrides the verdict of Prebind.
 func TestJudge(t *testing.T) {
 	refusal := &binder.Refusal{Kind: framework.KindRefuse, Plugin: "p", Object: "Node a", Message: "no", Advice: "do"}
 	cases := map[string]struct {
@@ -40,8 +40,8 @@ func TestJudge(t *testing.T) {
 		"WaitRejected": {reason: "a 429 means that the bind waits", answer: denial(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not made yet"), prebind: &binder.Explanation{Verdict: binder.VerdictWait, Refusal: refusal}, want: binder.VerdictWait, says: "not made yet"},
 		"Refused":      {reason: "Prebind rejects the bind", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "p: Node a: no"), prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "p: Node a: no"},
 		"ByAnother":    {reason: "another webhook rejects a bind that Prebind allows", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, "policy"), prebind: &binder.Explanation{Verdict: binder.VerdictBind}, want: binder.VerdictRefuse, says: "policy"},
-		"Audit":        {reason: "in mode Audit, the pod is bound whatever the verdict of Prebind", prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Refusal: refusal}, want: binder.VerdictBind},
-		"NoPermission": {reason: "a missing permission of the user says nothing about the pod", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, `User "x" cannot create resource "pods/binding"`), err: "pods/binding"},
+		"Audit":        {reason: "in mode Audit, the verdict of Prebind has no effect", prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Refusal: refusal}, want: binder.VerdictBind},
+		"NoPermission": {reason: "a missing permission of the user is not a verdict on the pod", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, `User "x" cannot create resource "pods/binding"`), err: "pods/binding"},
 		"Unreachable": {
 			reason: "the API server cannot call Prebind, so the verdict is unknown",
 			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "pods-binding.prebind.dev": failed to call webhook: connection refused`),
@@ -79,7 +79,7 @@ func TestJudge(t *testing.T) {
 
 func TestReportText(t *testing.T) {
 	r := &report{
-		Namespace: "shop", Pod: "web", Node: "a", Verdict: binder.VerdictRefuse, Reason: "p: no", Warnings: []string{"somebody's"},
+		Namespace: "shop", Pod: "web", Node: "a", Verdict: binder.VerdictRefuse, Reason: "p: no", Warnings: []string{"another's"},
 		Prebind: &binder.Explanation{
 			Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Incomplete: true,
 			Annotations: map[string]string{"b": "2", "a": "1"}, Labels: map[string]string{"l": "3"},
@@ -110,7 +110,7 @@ label        l     3
 
 The explanation is incomplete: it is longer than the API server allows.
 
-Warning: somebody's
+Warning: another's
 Warning: ours
 `, out.String())
 }

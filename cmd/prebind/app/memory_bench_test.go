@@ -45,13 +45,13 @@ func TestMain(m *testing.M) {
 
 // usage is the memory of a process with the shipped cache, in bytes.
 type usage struct {
-	// Peak is the maximum resident memory until the cache was filled, Live the live heap then.
+	// Peak is the maximum resident memory until the cache is filled. Live is the live heap at that time.
 	Peak, Live float64
 	// Seconds is the time to fill the cache.
 	Seconds float64
 }
 
-// inCluster has the numbers of objects in a cluster.
+// inCluster contains the numbers of objects in a cluster.
 type inCluster struct{ pairs, nodes, pods, records int }
 
 // BenchmarkReplicaMemory measures the sizing table of docs/performance: the memory of a process with the shipped
@@ -70,7 +70,7 @@ func BenchmarkReplicaMemory(b *testing.B) {
 			var u usage
 			for b.Loop() {
 				u = processWith(b, in)
-				assert.Less(b, u.Peak, float64(shippedLimit), "above its limit, the container is killed")
+				assert.Less(b, u.Peak, float64(shippedLimit), "the kubelet kills a container above its memory limit")
 			}
 			b.ReportMetric(u.Peak/(1<<20), "peak-MiB")
 			b.ReportMetric(u.Live/(1<<20), "live-MiB")
@@ -79,7 +79,7 @@ func BenchmarkReplicaMemory(b *testing.B) {
 	}
 }
 
-// processWith runs a process with the cache of this cluster.
+// processWith runs a process that fills the cache from this cluster.
 func processWith(tb testing.TB, in inCluster) usage {
 	tb.Helper()
 	server := httptest.NewServer(streaming(in.objects()))
@@ -180,7 +180,7 @@ func somePod(i int) client.Object {
 	return pod
 }
 
-// someRecord returns the record of a node where eight pods hold one device each.
+// someRecord returns the record of a node with eight pods that have one device each.
 func someRecord(i int) client.Object {
 	node := fmt.Sprintf("node-%d", i)
 	record := &corev1.ConfigMap{

@@ -39,7 +39,8 @@ import (
 // maxPair is the maximum live heap of a bound claim and its volume, in bytes.
 const maxPair = 1500
 
-// TestCache_BoundPairsAreSmall: bound claims and their volumes use most of the memory of a replica.
+// TestCache_BoundPairsAreSmall limits the memory of bound claims and their volumes, which use most of the memory of a
+// replica.
 func TestCache_BoundPairsAreSmall(t *testing.T) {
 	const pairs = 5000
 	c, heap := cacheOf(t, boundPairs(pairs))
@@ -54,8 +55,8 @@ func TestCache_BoundPairsAreSmall(t *testing.T) {
 	assert.NoError(t, volume.CheckNodeAffinity(pv, map[string]string{corev1.LabelTopologyZone: "zone-1"}))
 }
 
-// TestCache_TenantsDoNotFillIt: large claims and pending pods of a tenant do not use memory.
-func TestCache_TenantsDoNotFillIt(t *testing.T) {
+// TestCache_LargeObjects checks that large claims and pending pods of a tenant do not fill the cache.
+func TestCache_LargeObjects(t *testing.T) {
 	const objects, size = 25, 256 << 10
 	large := strings.Repeat("x", size-100)
 	all := func(yield func(client.Object) bool) {
@@ -76,14 +77,14 @@ func TestCache_TenantsDoNotFillIt(t *testing.T) {
 		_ = yield(gen.Pod("small", gen.Annotation("example.com/note", "kept"))) && yield(gen.Claim("small", gen.SelectedNode("node-a")))
 	}
 	c, heap := cacheOf(t, all)
-	assert.Less(t, heap/(5*objects), 64.0*1024, "bytes of live heap for an object of %d; including buffers of the connections", size)
+	assert.Less(t, heap/(5*objects), 64.0*1024, "bytes of live heap for an object of %d bytes, including buffers of connections", size)
 
 	pod, claim := &corev1.Pod{}, &corev1.PersistentVolumeClaim{}
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "small"}, pod))
 	assert.Equal(t, "kept", pod.Annotations["example.com/note"], "annotations of pods are parameters of plugins")
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "small"}, claim))
 	assert.Equal(t, "node-a", claim.Annotations[volume.AnnSelectedNode])
-	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, claim), "the large fields were removed, because no plugin reads them")
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, claim), "the cache contains the claim without its large fields")
 	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, pod)), "large objects are read live")
 	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "selector-large-1"}, claim)), "large objects are read live")
 }
@@ -109,7 +110,7 @@ func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float6
 	return c, liveHeap() - before
 }
 
-// cacheFrom returns the shipped cache with the kinds that it watches in every cluster.
+// cacheFrom returns the shipped cache with the kinds that Prebind watches in every cluster.
 func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for kind, scope := range map[string]meta.RESTScope{
@@ -135,7 +136,7 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	return c, nil
 }
 
-// onlyVolumes skips indexes of kinds that the server does not serve.
+// onlyVolumes ignores indexes of kinds that the test server does not serve.
 type onlyVolumes struct{ client.FieldIndexer }
 
 func (i onlyVolumes) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
@@ -153,7 +154,7 @@ func liveHeap() float64 {
 	return float64(m.HeapAlloc)
 }
 
-// streaming answers a watch like an API server with streaming lists: first with all objects. It makes each object
+// streaming answers a watch like an API server with streaming lists, which sends all objects first. It creates each object
 // when it sends it, so that only the cache keeps objects in the heap.
 func streaming(objects iter.Seq[client.Object]) http.Handler {
 	kinds := map[string]string{

@@ -33,8 +33,8 @@ import (
 	"github.com/prebind/prebind/webhook/certificates"
 )
 
-// process is a replica while it is built: each build method adds to the manager what it
-// makes, and later ones use it.
+// process contains the parts of a replica. Each build method creates some parts and adds them to the
+// manager. Later methods use these parts.
 type process struct {
 	o         *serveOptions
 	id        string
@@ -54,8 +54,8 @@ type process struct {
 	reloader *assembly.Reloader
 }
 
-// serve runs the webhook until the context ends. It finds problems of the flags and of
-// the cluster before it starts anything.
+// serve runs the webhook until the context ends. It checks the flags and the cluster
+// before it starts the manager.
 func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
 	p := &process{o: o, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
@@ -71,7 +71,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	}
 	defer closeAll(p.listeners)
 
-	// Libraries log only from here on: earlier problems are reported in one line.
+	// Libraries log only after this line, because earlier problems are reported in one line.
 	ctrl.SetLogger(klog.Background())
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -96,10 +96,10 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	return p.mgr.Start(running)
 }
 
-// shutDown returns when the manager may stop everything. Held calls are answered with 429,
-// and new ones go to other replicas. Until no endpoint leads here any more, allowed binds
-// come to their outcome. The attempts end while the lease still shows that this replica is
-// alive, so that no other replica touches them.
+// shutDown returns when the manager can stop all parts. Prebind answers held calls with 429, and
+// new calls go to other replicas. While the cluster removes the endpoint of this replica, shutDown
+// waits for the outcome of allowed binds. The attempts end while the lease still shows that this
+// replica is alive, so that other replicas do not change them.
 func (p *process) shutDown(ctx context.Context) {
 	wasReady := p.ready.Check() == nil
 	p.ready.Drain()
@@ -118,7 +118,7 @@ func (p *process) shutDown(ctx context.Context) {
 	}
 }
 
-// listen opens all addresses, by flag, or none.
+// listen opens a listener for each address, by flag. After an error, it closes all listeners.
 func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, error) {
 	all := map[string]net.Listener{}
 	for _, l := range []struct{ flag, address string }{
@@ -137,14 +137,14 @@ func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, err
 	return all, nil
 }
 
-// closeAll closes listeners. Servers that ran have closed theirs.
+// closeAll closes the listeners. Servers close their own listeners when they stop.
 func closeAll(all map[string]net.Listener) {
 	for _, l := range all {
 		_ = l.Close()
 	}
 }
 
-// buildEngine makes the engine for the configuration.
+// buildEngine creates the engine for the configuration.
 func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *certificates.Metrics) error {
 	var err error
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
@@ -197,8 +197,8 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	return p.add(p.replicas, elected, sweeping(p.engine.OwnSweeper()))
 }
 
-// status returns what the lease of this replica reports. It is called only while
-// everything runs.
+// status returns the status for the lease of this replica. It is called only while
+// all parts run.
 func (p *process) status() (string, error) {
 	stats, c := p.engine.Stats(), p.reloader.Current()
 	s := replica.Status{
@@ -211,7 +211,7 @@ func (p *process) status() (string, error) {
 	return s.Encode(p.engine.InFlight())
 }
 
-// buildWatches adds what follows permissions, the configuration file and the FlowSchema.
+// buildWatches adds the runnables that follow permissions, the configuration file and the FlowSchema.
 func (p *process) buildWatches(c *v1alpha1.Loaded) error {
 	regarding := &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: p.o.namespace}
 	if p.o.podName != "" {
@@ -231,7 +231,7 @@ func (p *process) buildWatches(c *v1alpha1.Loaded) error {
 	return p.add(permissions, p.reloader, apiclient.NewExemption(p.client, p.engine.Exempt))
 }
 
-// sweeping runs the sweeper in every replica.
+// sweeping returns a function that runs the sweeper in every replica.
 func sweeping(sweeper *recovery.Sweeper) everyReplica {
 	return func(ctx context.Context) error {
 		sweeper.Run(ctx)
@@ -239,7 +239,7 @@ func sweeping(sweeper *recovery.Sweeper) everyReplica {
 	}
 }
 
-// everyReplica is a Runnable that does not wait for an election of the manager.
+// everyReplica is a Runnable that runs without leader election of the manager.
 type everyReplica func(ctx context.Context) error
 
 // Start implements manager.Runnable.

@@ -38,7 +38,7 @@ func RegisteredPlugins() []framework.Registration {
 	}
 }
 
-// Option adds to the program; see NewCommand.
+// Option adds a mutator or plugin to the program; see NewCommand.
 type Option func(*assembly.Registry)
 
 // WithMutator adds a mutator. It runs after those of Prebind.
@@ -46,7 +46,7 @@ func WithMutator(m mutators.Registration) Option {
 	return func(r *assembly.Registry) { r.Mutators = append(r.Mutators, m) }
 }
 
-// WithPlugin adds a PreBind plugin, as WithPlugin of kube-scheduler's command does. It runs
+// WithPlugin adds a PreBind plugin, like WithPlugin in the command of kube-scheduler. It runs
 // after those of Prebind.
 func WithPlugin(p framework.Registration) Option {
 	return func(r *assembly.Registry) { r.Plugins = append(r.Plugins, p) }

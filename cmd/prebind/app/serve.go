@@ -34,7 +34,7 @@ const defaultNamespace = "prebind-system"
 // serveOptions are the flags of prebind serve.
 type serveOptions struct {
 	registry *assembly.Registry
-	// given are the flags as they were parsed.
+	// given contains the parsed flags.
 	given *pflag.FlagSet
 
 	kubeconfig      string
@@ -133,14 +133,14 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs = sets.FlagSet("Logging")
 	logsapi.AddFlags(o.logging, fs)
 	fs.VisitAll(func(f *pflag.Flag) {
-		// Alpha flags of the library work, but may be removed.
+		// Hide alpha flags of the library, because a later version can remove them.
 		f.Hidden = f.Hidden || strings.HasPrefix(f.Usage, "[Alpha]")
 	})
 	return sets
 }
 
-// complete returns the configuration from flags and file, or all problems as one error
-// of one line.
+// complete returns the configuration from flags and file. Its error contains all problems in
+// one line.
 func (o *serveOptions) complete(given *pflag.FlagSet) (*v1alpha1.Loaded, error) {
 	o.given = given
 	problems := o.validate()
@@ -170,7 +170,7 @@ func (o *serveOptions) validate() []error {
 		checkAddress("metrics-bind-address", o.metricsAddress)
 	}
 	if o.debugAddress != "" {
-		// The endpoints authenticate nobody.
+		// The endpoints do not authenticate clients.
 		if host := checkAddress("debug-bind-address", o.debugAddress); len(problems) == 0 {
 			ip, err := netip.ParseAddr(host)
 			check(host == "localhost" || err == nil && ip.IsLoopback(),
@@ -188,12 +188,12 @@ const (
 	// memoryLimitVariable is an environment variable with the memory limit of the container in bytes. The
 	// shipped manifests set it with the downward API.
 	memoryLimitVariable = "PREBIND_MEMORY_LIMIT"
-	// goMemoryLimitVariable is that of the Go runtime. It overrides the other.
+	// goMemoryLimitVariable is the variable of the Go runtime. It overrides memoryLimitVariable.
 	goMemoryLimitVariable = "GOMEMLIMIT"
 )
 
-// limitMemory makes the garbage collector work harder before the process reaches the memory limit of its
-// container. It leaves a tenth of the limit for memory that the Go runtime does not count, such as the binary.
+// limitMemory sets the memory limit of the Go runtime, so that the garbage collector runs more often before the
+// process reaches the memory limit of its container. It leaves a tenth of the limit for memory that the Go runtime does not count, such as the binary.
 // set is debug.SetMemoryLimit.
 func limitMemory(getenv func(string) string, set func(int64) int64) error {
 	text := getenv(memoryLimitVariable)

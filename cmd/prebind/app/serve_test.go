@@ -31,7 +31,7 @@ func TestComplete(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		args   []string
-		// says are parts of the error; none for no error.
+		// says contains parts of the error. It is empty for no error.
 		says []string
 	}{
 		"Default":          {reason: "the defaults are valid"},
@@ -62,7 +62,7 @@ func TestComplete(t *testing.T) {
 		"TopologyPodLabel": {reason: "the key must be one that the mutator writes", args: []string{"--topology-pod-labels=rack"}, says: []string{"--topology-pod-labels", "rack"}},
 		"NodeAnnotations":  {reason: "the value must be an annotation key", args: []string{"--node-info-annotations=a/b/c"}, says: []string{"--node-info-annotations"}},
 		"Required":         {reason: "a mutator that is on can be required", args: []string{"--required-mutators=topology"}},
-		"RequiredOff":      {reason: "a mutator that is off never runs", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
+		"RequiredOff":      {reason: "a mutator that is off cannot be required", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
 		"NodeStateChecks":  {reason: "the error lists the known values", args: []string{"--node-state-checks=raedy"}, says: []string{"--node-state-checks", "raedy", "ready"}},
 		"NoNodeState":      {reason: "all checks can be switched off", args: []string{"--node-state-checks="}},
 		"NodeStateWait":    {reason: "the value must be positive", args: []string{"--node-state-max-wait=0s"}, says: []string{"--node-state-max-wait"}},
@@ -92,7 +92,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestFlags_Documented: every flag has a description, and the flags in the manifests exist.
+// TestFlags_Documented checks that every flag has a description, and that the flags in the manifests exist.
 func TestFlags_Documented(t *testing.T) {
 	sets := defaultServeOptions(newRegistry()).flags()
 	known := map[string]bool{}
@@ -110,14 +110,14 @@ func TestFlags_Documented(t *testing.T) {
 func TestDebugAddress(t *testing.T) {
 	cases := map[string]struct {
 		reason, address string
-		// says is part of the error; empty for none.
+		// says is part of the error. It is empty for no error.
 		says string
 	}{
 		"Off":        {reason: "the server is off by default", address: ""},
 		"Loopback":   {reason: "an IPv4 loopback address is valid", address: "127.0.0.1:6060"},
 		"Loopback6":  {reason: "an IPv6 loopback address is valid", address: "[::1]:6060"},
 		"Localhost":  {reason: "the name localhost is valid", address: "localhost:6060"},
-		"Everywhere": {reason: "the endpoints authenticate nobody", address: ":6060", says: "must be a loopback address"},
+		"Everywhere": {reason: "the endpoints do not authenticate clients", address: ":6060", says: "must be a loopback address"},
 		"Zero":       {reason: "the unspecified address is not a loopback address", address: "0.0.0.0:6060", says: "must be a loopback address"},
 		"Address":    {reason: "the address of the pod is not a loopback address", address: "10.0.0.7:6060", says: "must be a loopback address"},
 		"Name":       {reason: "a name can resolve to any address", address: "debug.example.com:6060", says: "must be a loopback address"},
@@ -139,8 +139,8 @@ func TestDebugAddress(t *testing.T) {
 	}
 }
 
-// TestListen: the error names the flag of an address that is in use, and the listeners that
-// were open before are closed.
+// TestListen checks that the error names the flag of an address that is in use, and that all
+// other listeners are closed.
 func TestListen(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -35,7 +35,7 @@ type statusOptions struct {
 	output format
 	watch  bool
 	own    string
-	// namespace and pod select binds; empty selects all.
+	// namespace and pod select binds. Empty values select all.
 	namespace, pod string
 	clock          clock.Clock
 }
@@ -115,7 +115,7 @@ func (o *statusOptions) filter(all []replica.Status) {
 	}
 }
 
-// text writes the replicas, then their binds.
+// text writes the replicas and their binds.
 func (o *statusOptions) text(out io.Writer, all []replica.Status) error {
 	if len(all) == 0 {
 		_, err := fmt.Fprintf(out, "No replica of Prebind has a lease in namespace %s.\n", o.own)
@@ -167,7 +167,7 @@ func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
 	return nil
 }
 
-// health returns the column READY.
+// health returns the value of the column READY.
 func health(s replica.Status, now time.Time) string {
 	if silent := now.Sub(s.Reported.Time); silent > silentAfter {
 		return "unknown: no report for " + duration.HumanDuration(silent)

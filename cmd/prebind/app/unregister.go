@@ -93,7 +93,7 @@ func unregister(ctx context.Context, client kubernetes.Interface, o *unregisterO
 	})
 	switch {
 	case err == nil:
-		_, err = fmt.Fprintf(out, "MutatingWebhookConfiguration %s deleted: the API server does not call Prebind any more\n", o.name)
+		_, err = fmt.Fprintf(out, "MutatingWebhookConfiguration %s deleted: the API server no longer calls Prebind\n", o.name)
 		return err
 	case !errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("waiting until MutatingWebhookConfiguration %s is gone: %w", o.name, err)

@@ -26,7 +26,7 @@ import (
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
 
-// swallow makes a fake API server accept a deletion and keep the object, as with a
+// swallow makes a fake API server accept a deletion but keep the object, like an object with a
 // finalizer.
 func swallow(client *fake.Clientset) {
 	client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
@@ -35,21 +35,21 @@ func swallow(client *fake.Clientset) {
 func TestUnregister(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		// there are the configurations before the command.
+		// there lists the configurations before the command.
 		there []string
 		// prepare changes the API server.
 		prepare func(client *fake.Clientset)
 		timeout time.Duration
 		says    string
-		// fails is part of the error; empty for none.
+		// fails is part of the error. It is empty for no error.
 		fails string
-		// left are the configurations after the command.
+		// left lists the configurations after the command.
 		left []string
 	}{
 		"There": {
 			reason: "only the named object is deleted",
 			there:  []string{"other", "prebind"},
-			says:   "MutatingWebhookConfiguration prebind deleted: the API server does not call Prebind any more\n",
+			says:   "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
 			left:   []string{"other"},
 		},
 		"Gone": {
@@ -59,7 +59,7 @@ func TestUnregister(t *testing.T) {
 			left:   []string{"other"},
 		},
 		"Held": {
-			reason:  "removing the rest while the API server still calls Prebind would stop every bind",
+			reason:  "the command fails while the API server still calls Prebind",
 			there:   []string{"prebind"},
 			prepare: swallow,
 			timeout: time.Millisecond,
@@ -67,7 +67,7 @@ func TestUnregister(t *testing.T) {
 			left:    []string{"prebind"},
 		},
 		"Slow": {
-			reason: "a finalizer may delay the deletion",
+			reason: "a finalizer can delay the deletion",
 			there:  []string{"prebind"},
 			prepare: func(client *fake.Clientset) {
 				swallow(client)
@@ -79,7 +79,7 @@ func TestUnregister(t *testing.T) {
 					return false, nil, nil
 				})
 			},
-			says: "MutatingWebhookConfiguration prebind deleted: the API server does not call Prebind any more\n",
+			says: "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
 		},
 		"Forbidden": {
 			reason: "the error names the missing permission",
@@ -139,8 +139,8 @@ func TestUnregister(t *testing.T) {
 	}
 }
 
-// TestUnregister_FindsTheClusterAsKubectlDoes: the command takes the flags and the environment of kubectl.
-func TestUnregister_FindsTheClusterAsKubectlDoes(t *testing.T) {
+// TestUnregister_KubectlFlags checks that the command uses the flags and the environment of kubectl.
+func TestUnregister_KubectlFlags(t *testing.T) {
 	asked := make(chan string, 10)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- r.Method + " " + r.URL.Path + " as " + r.Header.Get("Impersonate-User")

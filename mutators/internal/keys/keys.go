@@ -1,8 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package keys validates short keys, and parses the entries with which operators select values to
-// copy.
+// Package keys validates short keys and parses the entries that select values to copy.
 package keys
 
 import (
@@ -12,12 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// MaxLength is the API server's maximum length of a short key and of a label value.
+// MaxLength is the maximum length of a short key and of a label value in the API server.
 const MaxLength = 63
 
-// Valid returns whether the short key, after a valid prefix and a slash, is a valid key of
-// annotations and labels. It equals validation.IsQualifiedName for keys without a slash, but does
-// not allocate, because it runs for every key of every bind.
+// Valid reports whether the short key, after a valid prefix and a slash, is a valid key of
+// annotations and labels. Its result equals that of validation.IsQualifiedName for keys without a
+// slash. It does not allocate memory, because it runs for every key of every bind.
 func Valid(short string) bool {
 	if short == "" || len(short) > MaxLength || !Alphanumeric(short[0]) || !Alphanumeric(short[len(short)-1]) {
 		return false
@@ -30,11 +29,11 @@ func Valid(short string) bool {
 	return true
 }
 
-// ValidLabelValue returns whether the label value is valid. It equals
+// ValidLabelValue reports whether the label value is valid. Its result equals that of
 // validation.IsValidLabelValue.
 func ValidLabelValue(value string) bool { return value == "" || Valid(value) }
 
-// Alphanumeric returns whether a key may begin and end with the character.
+// Alphanumeric reports whether a key can begin and end with the character.
 func Alphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
@@ -76,7 +75,7 @@ func parse(source Source, entry string) (Copy, error) {
 	from, key, named := strings.Cut(entry, "=")
 	name := from
 	if source == Annotation {
-		// The API server accepts upper case in the prefix of an annotation.
+		// The API server accepts upper case in the prefix of an annotation key.
 		name = strings.ToLower(from)
 	}
 	if problems := validation.IsQualifiedName(name); len(problems) > 0 {

@@ -38,7 +38,7 @@ const (
 
 const (
 	fieldManager = "prebind"
-	// oneCall is the timeout of the API calls of one step.
+	// oneCall is the timeout for the API calls of one step.
 	oneCall = 10 * time.Second
 	// retry is the pause after an error.
 	retry = time.Second
@@ -95,8 +95,8 @@ type Manager struct {
 	// The following fields belong to Start.
 	known   *record
 	trusted trust
-	// told is the last problem in the log.
-	told string
+	// logged is the last problem in the log.
+	logged string
 	// garbled is the version of the last invalid Secret in the log.
 	garbled string
 }
@@ -156,7 +156,7 @@ func (m *Manager) Start(ctx context.Context) error {
 		return nil // The context has ended.
 	}
 	for {
-		// Some steps depend on the time alone. None of them needs to be exact.
+		// Some steps depend only on the time. Their exact time does not matter.
 		pause := m.o.Overlap / 4
 		if err := m.work(ctx, one[*corev1.Secret](secrets), one[*admissionregistrationv1.MutatingWebhookConfiguration](configs)); err != nil {
 			pause = min(pause, retry)
@@ -173,17 +173,17 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 }
 
-// work takes all steps that are due, and reports errors.
+// work applies all steps that are due and reports errors.
 func (m *Manager) work(ctx context.Context, secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, oneCall)
 	defer cancel()
 	v := m.look(secret, config)
 	err := errors.Join(m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config))
-	m.tell(err)
+	m.report(err)
 	return err
 }
 
-// look returns the view, and stores the parts that later views need.
+// look returns the current view and stores the parts that later views need.
 func (m *Manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) view {
 	now := m.o.Clock.Now()
 	m.trusted = m.trusted.seen(now, injected(config))
@@ -223,7 +223,7 @@ func (m *Manager) certify(v view) error {
 	return nil
 }
 
-// step takes one step of the Secret. The event of the watch starts the next one.
+// step applies one step to the Secret. The resulting watch event starts the next one.
 func (m *Manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
 	s := m.lives.next(v)
 	if s == stepNone {
@@ -262,7 +262,7 @@ func (m *Manager) trust(ctx context.Context, v view, config *admissionregistrati
 	case config == nil:
 		return fmt.Errorf("%w %s: apply it; Prebind then writes the CA bundle to it", errNoConfiguration, m.o.Configuration)
 	case v.held == nil:
-		return nil // The next step of the Secret comes first.
+		return nil // The Secret needs another step first.
 	}
 	if err := contested(config); err != nil {
 		return err
@@ -279,19 +279,19 @@ func (m *Manager) trust(ctx context.Context, v view, config *admissionregistrati
 	return err
 }
 
-// tell logs an error once.
-func (m *Manager) tell(err error) {
+// report logs an error once.
+func (m *Manager) report(err error) {
 	if err == nil {
-		m.told = ""
+		m.logged = ""
 		m.wait(errors.New("waiting for the CA bundle in the webhook configuration"))
 		return
 	}
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
 	m.wait(errors.New(text))
-	if text == m.told {
+	if text == m.logged {
 		return
 	}
-	m.told = text
+	m.logged = text
 	if errors.Is(err, errNoConfiguration) {
 		m.o.Log.Info("Waiting for the webhook configuration", "reason", text)
 		return
@@ -322,16 +322,16 @@ func only(name string) func(*metav1.ListOptions) {
 
 // watched sends to changed on every event of the informer.
 func watched(informer cache.SharedIndexInformer, changed chan<- struct{}) (cache.SharedIndexInformer, error) {
-	tell := func() {
+	signal := func() {
 		select {
 		case changed <- struct{}{}:
 		default: // A signal is already pending.
 		}
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { tell() },
-		UpdateFunc: func(any, any) { tell() },
-		DeleteFunc: func(any) { tell() },
+		AddFunc:    func(any) { signal() },
+		UpdateFunc: func(any, any) { signal() },
+		DeleteFunc: func(any) { signal() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("watching: %w", err)

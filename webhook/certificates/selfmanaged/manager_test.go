@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-func TestMends(t *testing.T) {
+func TestManager_RestoresChangedObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
 		a, b := w.start(times), w.start(times)
@@ -53,19 +53,19 @@ func TestMends(t *testing.T) {
 
 		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), SecretName, metav1.DeleteOptions{}))
 		synctest.Wait()
-		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the CA is not lost with its Secret")
+		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the replica restores the CA")
 
 		w.setSecret(func(s *corev1.Secret) { s.Data = map[string][]byte{"tls.crt": []byte("x")} })
 		synctest.Wait()
-		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the CA is not lost with its Secret")
+		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the replica restores the CA")
 		a.stop()
 		b.stop()
 		assert.Equal(t, 1, strings.Count(a.log.String(), "is not valid"))
 	})
 }
 
-// Without a webhook configuration, replicas wait and log once.
-func TestWithoutConfiguration(t *testing.T) {
+// TestManager_MissingConfiguration checks that replicas wait for a webhook configuration and log once.
+func TestManager_MissingConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.start(times)
@@ -87,12 +87,13 @@ func TestWithoutConfiguration(t *testing.T) {
 		pass(time.Minute)
 		require.NoError(t, r.Ready(), "a replica with a certificate stays ready")
 		r.stop()
-		assert.Equal(t, 2, strings.Count(r.log.String(), "Waiting for the webhook configuration"), "one line for each time:\n%s", r.log)
+		assert.Equal(t, 2, strings.Count(r.log.String(), "Waiting for the webhook configuration"), "the replica logs one line each time it waits:\n%s", r.log)
 	})
 }
 
-// A replica serves no certificate before the API server trusts it. It logs a problem once.
-func TestWithoutPermission(t *testing.T) {
+// TestManager_MissingPermission checks that a replica serves no certificate before the API server trusts it, and logs a
+// problem once.
+func TestManager_MissingPermission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
 		w.client.Before(func(action clienttesting.Action) error {
@@ -113,8 +114,8 @@ func TestWithoutPermission(t *testing.T) {
 	})
 }
 
-// Prebind does not write a bundle that cert-manager writes.
-func TestContested(t *testing.T) {
+// TestManager_CertManager checks that Prebind does not write a bundle that cert-manager writes.
+func TestManager_CertManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := webhooks([]byte("its own"))
 		c.Annotations = map[string]string{"cert-manager.io/inject-ca-from": "prebind-system/prebind-webhook"}
@@ -130,8 +131,8 @@ func TestContested(t *testing.T) {
 	})
 }
 
-// A replica with old caches does not undo a write of another replica.
-func TestBehindAnother(t *testing.T) {
+// TestManager_StaleCache checks that a replica with old caches does not undo a write of another replica.
+func TestManager_StaleCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, webhooks(nil))
 		r := w.start(times)

@@ -19,14 +19,14 @@ import (
 	"github.com/prebind/prebind/test/seeds"
 )
 
-// model runs replicas and disturbs them and the Secret. Every API server must trust the certificate of every replica, although
-// an API server may be behind by most of the overlap.
+// model runs replicas and injects faults. Every API server must trust the certificate of every replica, although
+// an API server may use a bundle that is older by most of the overlap.
 type model struct {
 	*world
 	random   *rand.Rand
 	lives    lives
 	replicas []*replica
-	// stalled contains the certificates of replicas without a connection, which still serve.
+	// stalled contains the certificates of replicas that still serve without a connection.
 	stalled []*leaf
 	// bundles contains the bundles of the last overlap, the oldest first.
 	bundles []bundleAt
@@ -40,7 +40,7 @@ type bundleAt struct {
 	bundle []byte
 }
 
-func TestModel_NeverServesWhatIsNotTrusted(t *testing.T) {
+func TestModel_ServesOnlyTrustedCertificates(t *testing.T) {
 	for _, seed := range seeds.Of(t, 3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -60,20 +60,20 @@ func TestModel_NeverServesWhatIsNotTrusted(t *testing.T) {
 				for _, r := range m.replicas {
 					r.stop()
 				}
-				assert.Greater(t, len(m.cas), 4, "the CA should have been changed several times")
+				assert.Greater(t, len(m.cas), 4, "the CA changes several times")
 			})
 		})
 	}
 }
 
-// disturb changes the replicas or the Secret at random.
+// disturb injects a random fault into the replicas or the Secret.
 func (m *model) disturb() {
 	i := m.random.IntN(len(m.replicas))
 	switch m.random.IntN(200) {
 	case 0: // Replace a replica like a rollout.
 		m.replicas[i].stop()
 		m.replicas[i] = m.start(m.lives)
-	case 1: // Cut off a replica, which still serves.
+	case 1: // Disconnect a replica, which still serves.
 		m.replicas[i].stop()
 		m.stall(m.replicas[i])
 		m.replicas[i] = m.start(m.lives)
@@ -111,7 +111,7 @@ func (m *model) check() {
 	bundle := c.Webhooks[0].ClientConfig.CABundle
 	require.Equal(m.t, bundle, c.Webhooks[1].ClientConfig.CABundle)
 	m.bundles = append(m.bundles, bundleAt{now, bundle})
-	// An API server may be behind by most of the overlap.
+	// An API server may use a bundle that is older by most of the overlap.
 	for now.Sub(m.bundles[0].when) > m.lives.overlap*3/4 {
 		m.bundles = m.bundles[1:]
 	}

@@ -21,7 +21,7 @@ const (
 	SecretName = "prebind-webhook-ca"
 	// RotateAnnotation on the Secret, with any value, requests a new CA.
 	RotateAnnotation = "prebind.dev/rotate"
-	// promotedAnnotation is the time since which the CA signs.
+	// promotedAnnotation is the time at which the CA started to sign.
 	promotedAnnotation = "prebind.dev/promoted-at"
 
 	bundleKey   = "ca.crt"
@@ -35,7 +35,7 @@ type record struct {
 	current, next *authority
 	// bundle contains the trusted CAs: current, next and earlier ones.
 	bundle []*x509.Certificate
-	// promoted is the time since which current signs, or zero if it is unknown.
+	// promoted is the time at which current started to sign. Zero means unknown.
 	promoted time.Time
 	// rotate requests a new CA.
 	rotate bool
@@ -62,7 +62,7 @@ func parseRecord(secret *corev1.Secret) (*record, error) {
 	if !holds(r.bundle, r.current.cert) || r.next != nil && !holds(r.bundle, r.next.cert) {
 		return nil, fmt.Errorf("%s does not contain the signing CAs", bundleKey)
 	}
-	// An invalid time is unknown, as a missing one.
+	// An invalid time is treated like a missing one.
 	r.promoted, _ = time.Parse(time.RFC3339, secret.Annotations[promotedAnnotation])
 	_, r.rotate = secret.Annotations[RotateAnnotation]
 	return r, nil

@@ -48,13 +48,13 @@ type view struct {
 	now time.Time
 	// held is the content of the Secret, or nil if the Secret is missing or not valid.
 	held *record
-	// known is the last valid record that this replica has seen, or nil.
+	// known is the last valid record that this replica read, or nil.
 	known *record
 	// trusted contains the CAs in the webhook configuration.
 	trusted trust
 }
 
-// trust contains trusted CAs with the time at which this replica first saw them.
+// trust contains trusted CAs with the time at which this replica first observed them.
 type trust []trusted
 
 type trusted struct {
@@ -93,7 +93,7 @@ const (
 	stepDrop    step = "drop earlier CAs"
 )
 
-// next returns the step to take now.
+// next returns the step to apply now.
 func (l lives) next(v view) step {
 	r := v.held
 	switch {
@@ -109,7 +109,7 @@ func (l lives) next(v view) step {
 		return stepAdd
 	case len(r.earlier()) == 0:
 		return stepNone
-	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Or an impossible time.
+	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Unknown, or in the future.
 		return stepDate
 	// A replica without a connection since the promotion serves a certificate of the earlier CA until that expires.
 	case !v.now.Before(r.promoted.Add(l.cert + l.overlap)):
@@ -119,7 +119,7 @@ func (l lives) next(v view) step {
 	}
 }
 
-// take returns the record after the step.
+// take returns the record that results from the step.
 func (l lives) take(s step, v view) (*record, error) {
 	switch s {
 	case stepCreate:
@@ -167,7 +167,7 @@ func (l lives) create(v view) (*record, error) {
 	return r, nil
 }
 
-// renews reports whether a replica creates a new serving certificate now. served may be nil. A replica never serves a
+// renews reports whether a replica must create a new serving certificate now. served may be nil. A replica never serves a
 // certificate of a CA that is not in the webhook configuration.
 func (l lives) renews(v view, served *leaf) bool {
 	if v.held == nil {

@@ -28,8 +28,8 @@ func ca(t *testing.T, made time.Duration) *authority {
 	return a
 }
 
-// TestMadeByAClockThatIsAhead checks that other machines accept certificates of a replica whose clock is ahead.
-func TestMadeByAClockThatIsAhead(t *testing.T) {
+// TestCertificates_ClockAhead checks that other machines accept certificates of a replica whose clock is ahead.
+func TestCertificates_ClockAhead(t *testing.T) {
 	made := ca(t, 12*time.Hour)
 	l, err := made.issue(at(12*time.Hour), times.cert, []string{"prebind.svc"})
 	require.NoError(t, err)
@@ -79,7 +79,7 @@ func TestNext(t *testing.T) {
 		"OldAlmostOver":     {reason: "a replica without a connection serves until its certificate expires", now: 18*time.Hour + 59*time.Second, held: promoted, want: stepNone},
 		"OldOver":           {reason: "all certificates of the old CA have expired", now: 18*time.Hour + time.Minute, held: promoted, want: stepDrop},
 		"PromotedWhen":      {reason: "the annotation is missing, so the time is recorded again", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b)}, want: stepDate},
-		"PromotedInFuture":  {reason: "the annotation is in the future, so the time is recorded again", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(1000 * time.Hour)}, want: stepDate},
+		"PromotedInFuture":  {reason: "the time is in the future, so it is recorded again", now: 20 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(1000 * time.Hour)}, want: stepDate},
 		"OldWhileNext":      {reason: "the next rotation started before the old CA is dropped", now: 18*time.Hour + time.Minute, held: &record{current: a, next: b, bundle: certs(old, a, b), promoted: at(0)}, want: stepDrop},
 		"PromotedAndOneDue": {reason: "an operator requests another rotation", now: 18 * time.Hour, held: &record{current: b, bundle: certs(a, b), promoted: at(17 * time.Hour), rotate: true}, want: stepAdd},
 	}
@@ -117,7 +117,7 @@ func TestTake(t *testing.T) {
 	r, err := times.take(stepCreate, view{now: now, trusted: trust{{ca: foreign.cert}, {ca: over.cert}}})
 	require.NoError(t, err)
 	assert.Equal(t, []*x509.Certificate{r.current.cert, foreign.cert}, r.bundle, "CAs of certificates in use stay trusted")
-	assert.Equal(t, now, r.promoted, "for a limited time")
+	assert.Equal(t, now, r.promoted, "the promotion time limits this trust")
 
 	r, err = times.take(stepAdd, view{now: now, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, rotate: true}})
 	require.NoError(t, err)
@@ -189,12 +189,12 @@ func TestSeen(t *testing.T) {
 	a, b := ca(t, 0), ca(t, 1)
 	first := trust(nil).seen(at(0), []*x509.Certificate{a.cert})
 	second := first.seen(at(time.Minute), []*x509.Certificate{a.cert, b.cert})
-	assert.True(t, second.has(a.cert, at(time.Minute), time.Minute), "the time continues")
+	assert.True(t, second.has(a.cert, at(time.Minute), time.Minute), "the first time is kept")
 	assert.False(t, second.has(b.cert, at(time.Minute), time.Second))
 	gone := second.seen(at(2*time.Minute), []*x509.Certificate{b.cert})
 	assert.False(t, gone.has(a.cert, at(2*time.Minute), 0))
 	back := gone.seen(at(3*time.Minute), []*x509.Certificate{a.cert})
-	assert.False(t, back.has(a.cert, at(3*time.Minute), time.Second), "the time restarts after a removal")
+	assert.False(t, back.has(a.cert, at(3*time.Minute), time.Second), "the time starts again after a removal")
 }
 
 func TestParseRecord(t *testing.T) {
@@ -233,7 +233,7 @@ func TestParseRecord(t *testing.T) {
 	assert.Error(t, err)
 }
 
-func TestLivesValidate(t *testing.T) {
+func TestLives_Validate(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		lives  lives
