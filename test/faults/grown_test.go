@@ -14,7 +14,7 @@ func at(value int, stack ...string) sample {
 	return sample{count: value, bytes: float64(value), stack: stack}
 }
 
-// TestGrown: growth is reported with its location.
+// TestGrown checks that the report of growth contains the stack.
 func TestGrown(t *testing.T) {
 	const run, plugin, conn = own + "binder.(*attempts).run", own + "binder/plugins/device.(*Plugin).PreBind", "net/http.(*conn).serve"
 	most := func(kind goroutine) int {
@@ -32,23 +32,23 @@ func TestGrown(t *testing.T) {
 		now    held
 		want   []string
 	}{
-		"Same":      {reason: "nothing is more", now: first},
-		"Fewer":     {reason: "less is well", now: look(at(1, "read", conn))},
-		"WhereElse": {reason: "it is the same, at other work", now: look(at(1, "select", plugin, "contained", run), at(3, "write", conn))},
+		"Same":      {reason: "no number has grown", now: first},
+		"Fewer":     {reason: "fewer goroutines are permitted", now: look(at(1, "read", conn))},
+		"WhereElse": {reason: "the number per entry function is the same", now: look(at(1, "select", plugin, "contained", run), at(3, "write", conn))},
 		"Ours": {
-			reason: "one of Prebind's is one too many", now: look(at(1, "select", run), at(1, "sleep", plugin, "contained", run)),
+			reason: "the goroutines of Prebind may not grow", now: look(at(1, "select", run), at(1, "sleep", plugin, "contained", run)),
 			want: []string{"has 2 goroutines of " + run + ", at first there were 1, and there may be 0 more; one is in\n\tsleep\n\t" + plugin + "\n\tcontained\n\t" + run},
 		},
-		"OfOthers": {reason: "so many more there may be", now: look(at(5, "read", conn))},
+		"OfOthers": {reason: "the growth is within the limit", now: look(at(5, "read", conn))},
 		"TooManyOfOthers": {
-			reason: "and no more", now: look(at(4, "read", conn), at(2, "write", conn)),
+			reason: "the growth exceeds the limit", now: look(at(4, "read", conn), at(2, "write", conn)),
 			want: []string{"has 6 goroutines of " + conn + ", at first there were 3, and there may be 2 more; one is in\n\twrite\n\t" + conn},
 		},
 		"OursInOthers": {
-			reason: "a call that a server never ends is Prebind's", now: look(at(1, "select", plugin, conn)),
+			reason: "a goroutine of a server that runs Prebind's code belongs to Prebind", now: look(at(1, "select", plugin, conn)),
 			want: []string{"has 1 goroutines of " + conn + " in " + plugin + ", at first there were 0, and there may be 0 more; one is in\n\tselect\n\t" + plugin + "\n\t" + conn},
 		},
-		"Asker": {reason: "not the goroutine that reports", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
+		"Asker": {reason: "the goroutine that writes the profile does not count", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
