@@ -74,15 +74,15 @@ func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Du
 		reports, err := leases.Reports(ctx, w.client, install.Namespace)
 		require.NoError(t, err, "no lease has a renewal time with offset %s and %d binds; last reports: %+v", wrong, binds, last)
 		for _, r := range reports {
-			var told struct {
+			var status struct {
 				InFlight []attempt.InFlight `json:"inFlight"`
 			}
 			off := r.Ahead - wrong
-			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &told) != nil || len(told.InFlight) != binds {
+			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &status) != nil || len(status.InFlight) != binds {
 				continue
 			}
 			var ages []time.Duration
-			for _, f := range told.InFlight {
+			for _, f := range status.InFlight {
 				ages = append(ages, r.Renewed.Add(r.Ahead).Sub(f.Since.Time))
 			}
 			return ages
