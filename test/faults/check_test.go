@@ -40,17 +40,17 @@ func (r *replica) attempts(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	sum, told := 0.0, false
+	sum, found := 0.0, false
 	for line := range strings.SplitSeq(text, "\n") {
 		if name, value, _ := strings.Cut(line, " "); strings.HasPrefix(name, "prebind_attempts{") {
 			n, err := strconv.ParseFloat(value, 64)
 			if err != nil {
 				return 0, fmt.Errorf("%s reports %q: %w", r.Name(), line, err)
 			}
-			sum, told = sum+n, true
+			sum, found = sum+n, true
 		}
 	}
-	if !told {
+	if !found {
 		return 0, fmt.Errorf("%s does not report its number of attempts", r.Name())
 	}
 	return sum, nil
@@ -78,7 +78,7 @@ func (w *world) untilClean(t *testing.T, l *load, most time.Duration) []string {
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var left []string
-	began, told := time.Now(), time.Time{}
+	began, logged := time.Now(), time.Time{}
 	for {
 		found, err := w.left(ctx, l)
 		if ctx.Err() != nil {
@@ -90,8 +90,8 @@ func (w *world) untilClean(t *testing.T, l *load, most time.Duration) []string {
 		if len(left) == 0 {
 			return nil
 		}
-		if time.Since(told) > 20*time.Second {
-			told = time.Now()
+		if time.Since(logged) > 20*time.Second {
+			logged = time.Now()
 			t.Logf("after %s, %d problems remain, such as: %s", time.Since(began).Round(time.Second), len(left), strings.Join(left[:min(3, len(left))], "; "))
 		}
 		pause(ctx, 3*time.Second)
@@ -159,8 +159,8 @@ func (s *state) checkPods(l *load) {
 		}
 	}
 	for uid, pod := range s.pods {
-		told := s.events[uid] || pod.Spec.SchedulerName == byHand && l.answers[pod.Name] != ""
-		if pod.Spec.NodeName == "" && !told {
+		explained := s.events[uid] || pod.Spec.SchedulerName == byHand && l.answers[pod.Name] != ""
+		if pod.Spec.NodeName == "" && !explained {
 			s.odd("the pod %s is pending, and no event or response contains a reason", pod.Name)
 		}
 	}

@@ -121,8 +121,8 @@ func (g *guard) end(t *testing.T) []string {
 			t.Logf("%d ordinary binds %s: median %s, p99 %s, slowest %s", n, what, round(took[n/2]), round(took[n*99/100]), round(took[n-1]))
 		}
 	}
-	for _, told := range g.slow {
-		t.Log(told)
+	for _, line := range g.slow {
+		t.Log(line)
 	}
 	return slices.Sorted(maps.Keys(g.wrong))
 }
