@@ -72,10 +72,10 @@ func TestQuantile(t *testing.T) {
 	}{
 		"none":           {reason: "without values, the quantile is 0", q: 0.5},
 		"one":            {reason: "a single value is every quantile", values: []time.Duration{7}, q: 0.9, want: 7},
-		"median, odd":    {reason: "the middle value, in any order", values: []time.Duration{9, 1, 5}, q: 0.5, want: 5},
-		"median, even":   {reason: "the mean of the two middle values", values: []time.Duration{1, 3, 5, 9}, q: 0.5, want: 4},
+		"median, odd":    {reason: "the median is the middle value, in any order", values: []time.Duration{9, 1, 5}, q: 0.5, want: 5},
+		"median, even":   {reason: "the median is the mean of the two middle values", values: []time.Duration{1, 3, 5, 9}, q: 0.5, want: 4},
 		"nine of ten":    {reason: "the value is interpolated", values: []time.Duration{0, 100}, q: 0.9, want: 90},
-		"the very worst": {reason: "the maximum", values: []time.Duration{1, 2, 3}, q: 1, want: 3},
+		"the very worst": {reason: "the quantile 1 is the maximum", values: []time.Duration{1, 2, 3}, q: 1, want: 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -16,28 +16,27 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// unlearned ends the name of the variant of replicas that have seen no wait before.
+// unlearned is the suffix of the variant in which the replicas have just started.
 const unlearned = "-unlearned"
 
 // BenchmarkDelayOfACrowd measures the delay from claim bound to pod bound for 1,000 pods
-// whose claims take 40 s each, with two replicas. In the first round the replicas have
-// seen no wait before: that round has a variant of its own. There have to be two rounds
-// at least.
+// whose claims take 40 s each, with two replicas. In the first round the replicas know no
+// durations. That round has a separate variant. The benchmark needs at least two rounds.
 func BenchmarkDelayOfACrowd(b *testing.B) {
 	w := newWorld(b, cluster.Options{SchedulerConfig: schedulerWith(unlimited)})
 	w.crowds(b, "crowd", ways)
 }
 
-// BenchmarkDelayOfACrowdWithSeats measures the same of a scheduler whose Bindings take seats
-// of the API server, without kube-scheduler's own VolumeBinding.
+// BenchmarkDelayOfACrowdWithSeats measures the same delay for a scheduler whose Bindings occupy
+// seats of the API server. It omits kube-scheduler's own VolumeBinding.
 func BenchmarkDelayOfACrowdWithSeats(b *testing.B) {
 	w := newWorld(b, cluster.Options{SchedulerConfig: schedulerWith(unlimited)})
 	require.NoError(b, w.unexempt(b.Context()))
 	w.crowds(b, "crowd-seats", ways[1:])
 }
 
-// unexempt deletes the FlowSchema that exempts kube-scheduler's Bindings, and returns when
-// all replicas have noticed.
+// unexempt deletes the FlowSchema that exempts kube-scheduler's Bindings. It returns when all
+// replicas have reacted.
 func (w *world) unexempt(ctx context.Context) error {
 	if err := w.client.FlowcontrolV1().FlowSchemas().Delete(ctx, "prebind", metav1.DeleteOptions{}); err != nil {
 		return err
@@ -53,10 +52,10 @@ func (w *world) unexempt(ctx context.Context) error {
 	})
 }
 
-// maxHolds is the shipped --max-holds, of one replica.
+// maxHolds is the shipped --max-holds of one replica.
 const maxHolds = 32
 
-// crowds runs the rounds of a benchmark, in which each of the ways has its turn.
+// crowds runs the rounds of a benchmark. Each round measures every way once.
 func (w *world) crowds(b *testing.B, name string, ways []way) {
 	b.Helper()
 	out, round := &results{name: name}, 0
@@ -92,6 +91,6 @@ func (w *world) crowds(b *testing.B, name string, ways []way) {
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
 }

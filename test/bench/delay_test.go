@@ -27,8 +27,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// spread returns n waits from 2 s to 4 min, evenly spread. No two of them, and no timer
-// of Prebind or kube-scheduler, are in step.
+// spread returns n evenly spread waits from 2 s to 4 min. The waits do not coincide with each other or
+// with timers of Prebind or kube-scheduler.
 func spread(n int) []time.Duration {
 	const shortest, longest = 2 * time.Second, 4 * time.Minute
 	waits := make([]time.Duration, 0, n)
@@ -47,19 +47,19 @@ func alike(n int, wait time.Duration) []time.Duration {
 	return waits
 }
 
-// delayed is what was measured of one batch of pods.
+// delayed contains the measurements of one batch of pods.
 type delayed struct {
 	// seconds are the delays from claim bound to pod bound.
 	seconds []float64
-	// repeats is how often the API server answered a Binding with 429.
+	// repeats is the number of Bindings that the API server answered with 429.
 	repeats float64
-	// failed are the FailedScheduling events.
+	// failed is the number of FailedScheduling events.
 	failed float64
 }
 
-// delays binds a pod for each of the waits, all at once, and returns how long after its
-// claim each is bound. The namespace must exist, and the round must be the first one of
-// that number there. The pods and claims are deleted at the end.
+// delays binds one pod per wait, all at the same time, and returns the delay from each claim bound to its
+// pod bound. The namespace must exist, and must not have been used for this round before. delays deletes the
+// pods and claims at the end.
 func (w *world) delays(ctx context.Context, scheduler, namespace string, round int, waits []time.Duration) (delayed, error) {
 	longest := time.Duration(0)
 	for _, wait := range waits {
@@ -75,7 +75,7 @@ func (w *world) delays(ctx context.Context, scheduler, namespace string, round i
 			return d, err
 		}
 	}
-	// The claims are there first: a scheduler that does not see a pod's claim yet reports a failure.
+	// Create the claims first. A scheduler that does not see a pod's claim yet reports a failure.
 	err := inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
 		claim := gen.Claim(nameInCrowd(round, i), gen.InNamespace(namespace), gen.OfClass(classOf(waits[i])))
 		_, err := core.PersistentVolumeClaims(namespace).Create(ctx, claim, metav1.CreateOptions{})
@@ -84,7 +84,7 @@ func (w *world) delays(ctx context.Context, scheduler, namespace string, round i
 	if err != nil {
 		return d, err
 	}
-	// As informers watch: the API server ends a plain watch whose client is slow.
+	// Watch as informers do, because the API server ends a plain watch whose client is slow.
 	watched := func(resource string, of runtime.Object) watch.Interface {
 		_, _, w, _ := watchtools.NewIndexerInformerWatcher(cache.NewListWatchFromClient(core.RESTClient(), resource, namespace, fields.Everything()), of)
 		return w
@@ -143,7 +143,7 @@ func (w *world) namespace(ctx context.Context) (string, error) {
 
 func classOf(wait time.Duration) string { return fmt.Sprintf("wait-%d", wait.Milliseconds()) }
 
-// refused is how many Bindings the API server has answered with 429.
+// refused returns the number of Bindings that the API server has answered with 429.
 func (w *world) refused(ctx context.Context) (float64, error) {
 	raw, err := w.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -162,10 +162,10 @@ func (d delayed) add(out *results, way string, round int) {
 	out.add(way, round, "FailedScheduling", d.failed)
 }
 
-// BenchmarkDelay measures the delay from a claim bound to its pod bound, by how long the
-// claim takes: 30 pods at once, whose waits are spread from 2 s to 4 min, beside
-// kube-scheduler's own VolumeBinding. There is a seat for each of them, so it is the
-// delay of a single pod as well. Both ways run at the same time: all they do is wait.
+// BenchmarkDelay measures the delay from a claim bound to its pod bound for 30 pods that are created at the
+// same time. Their waits are spread from 2 s to 4 min. The baseline is kube-scheduler's own VolumeBinding.
+// Every pod has a seat, so the result also applies to a single pod. Both ways run at the same time, because
+// they only wait.
 func BenchmarkDelay(b *testing.B) {
 	w, out, round := newWorld(b, cluster.Options{}), &results{name: "delay"}, 0
 	for b.Loop() {
@@ -185,11 +185,11 @@ func BenchmarkDelay(b *testing.B) {
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
 }
 
-// TestDelay runs a short round. The delays are not judged.
+// TestDelay runs a short round. It does not check delays.
 func TestDelay(t *testing.T) {
 	w := newWorld(t, cluster.Options{})
 	for _, way := range ways {

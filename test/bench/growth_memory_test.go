@@ -21,13 +21,13 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// fixed returns the arguments for any cluster.
+// fixed returns arguments that do not depend on the cluster.
 func fixed(args []string) func(*cluster.Cluster) ([]string, error) {
 	return func(*cluster.Cluster) ([]string, error) { return args, nil }
 }
 
-// bound is the memory of a replica by claims that are bound to their volumes, in a cluster of 5,000
-// nodes, and the time until such a replica has started and answered its first bind.
+// bound measures the memory of a replica by the number of bound claims, in a cluster of 5,000 nodes. It also
+// measures the time until the replica has started and answered its first bind.
 func bound() growth {
 	debug := ""
 	return growth{
@@ -38,7 +38,7 @@ func bound() growth {
 		}},
 		fill: func(ctx context.Context, g *grown, had, n int) error {
 			if had == 0 {
-				// As many nodes at both sizes. What they cost is measured without any claim.
+				// Both sizes have the same number of nodes. The size without claims measures their cost.
 				if err := g.addNodes(ctx, n); err != nil {
 					return err
 				}
@@ -99,7 +99,7 @@ func (g *grown) weighBound(ctx context.Context, debug string, n int) error {
 	return errors.Join(err, limitErr)
 }
 
-// perPair adds what each pair takes of the memory.
+// perPair adds the memory per pair.
 func (g *grown) perPair(n int) error {
 	value := func(metric string, round int) float64 {
 		for _, s := range g.out.samples {
@@ -116,9 +116,9 @@ func (g *grown) perPair(n int) error {
 	return nil
 }
 
-// liveHeap is what the heap holds after collections, in bytes.
+// liveHeap returns the size of the heap after garbage collection, in bytes.
 func (g *grown) liveHeap(ctx context.Context, debug string) (float64, error) {
-	for range 2 { // What is in a sync.Pool survives one.
+	for range 2 { // A sync.Pool survives one collection.
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+debug+"/debug/pprof/heap?gc=1", nil)
 		if err != nil {
 			return 0, err
@@ -136,7 +136,7 @@ func (g *grown) liveHeap(ctx context.Context, debug string) (float64, error) {
 	return sum(metrics, "go_memstats_heap_alloc_bytes", ""), err
 }
 
-// memoryLimit is that of the shipped Deployment, in bytes.
+// memoryLimit returns the memory limit of the shipped Deployment, in bytes.
 func (g *grown) memoryLimit(ctx context.Context) (float64, error) {
 	d, err := g.client.AppsV1().Deployments(install.Namespace).Get(ctx, "prebind", metav1.GetOptions{})
 	if err != nil {
@@ -146,7 +146,7 @@ func (g *grown) memoryLimit(ctx context.Context) (float64, error) {
 }
 
 // boundPair creates a claim and its volume as a CSI driver and the PV controller leave them.
-// Nobody else writes to them: kube-controller-manager is stopped.
+// kube-controller-manager is stopped, so no controller changes them.
 func (g *grown) boundPair(ctx context.Context, i int) error {
 	core, name, pv := g.client.CoreV1(), fmt.Sprintf("data-%d", i), fmt.Sprintf("pvc-%08d-4c6b-9f5c-0f6c5b4f4b0e", i)
 	const driver, class = "csi.example.com", "fast"

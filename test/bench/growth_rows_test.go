@@ -23,12 +23,12 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// preFlight is the time of a plugin's PreFlight, which writes and waits for nothing.
+// preFlight selects the time of a plugin's PreFlight, which does not write or wait.
 func preFlight(plugin string) ownTime {
 	return ownTime{what: "PreFlight", label: fmt.Sprintf("extension_point=%q,plugin=%q", "PreFlight", plugin)}
 }
 
-// static is a bind to one of many free volumes of one class. The number of nodes stays the same.
+// static measures a bind to one of many free volumes of one class. The number of nodes stays the same.
 func static(name string, options func(node string) []gen.VolumeOption) growth {
 	const nodes, class = 500, "static"
 	return growth{
@@ -80,7 +80,7 @@ func staticShared() growth {
 	return static("static-shared", func(string) []gen.VolumeOption { return nil })
 }
 
-// devices is a grant of a device, and the work of a replica at rest, with one record for each node.
+// devices measures a grant of a device, and the work of a replica at rest, with one record per node.
 // Each record holds two bound pods with four devices each. Prebind writes the records itself.
 func devices() growth {
 	const perNode = 2
@@ -103,14 +103,14 @@ func devices() growth {
 				if err != nil {
 					return err
 				}
-				return g.rest(ctx) // Each grant is confirmed after its bind.
+				return g.rest(ctx) // Prebind confirms each grant after its bind.
 			})
 		},
 		measure: func(ctx context.Context, g *grown, n int) error {
 			if err := g.sinceStart(ctx, n, "start"); err != nil {
 				return err
 			}
-			// Without binds first: a bind leaves something to confirm.
+			// Measure the replica at rest before any bind, because Prebind confirms a grant after the bind.
 			if err := g.idle(ctx, n, "10 s at rest", g.window()); err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func devices() growth {
 	}
 }
 
-// sinceStart adds what the replica has used since it started.
+// sinceStart adds the usage of the replica since its start.
 func (g *grown) sinceStart(ctx context.Context, size int, what string) error {
 	now, err := g.usageAfter(ctx)
 	if err != nil {
@@ -145,9 +145,9 @@ const (
 	perPool    = 8
 )
 
-// owned is the allocation of a claim of a class that belongs to Prebind, and its rejection on a node
-// without a free device. All devices of the other nodes are allocated. The node free-1 has
-// devices for this size, free-2 for the other.
+// owned measures the allocation of a claim of a class that belongs to Prebind, and its rejection on a node
+// without a free device. All devices of the other nodes are allocated. One more node with free devices
+// exists for each size.
 func owned() growth {
 	return growth{
 		name: "owned", size: 400, most: 40,
@@ -166,7 +166,7 @@ func owned() growth {
 			if err := inParallel(ctx, 16, pools-first, func(ctx context.Context, i int) error { return g.fullPool(ctx, large(first+i)) }); err != nil {
 				return err
 			}
-			// One node, with the name of the size, is free.
+			// One node has free devices. Its name contains the size.
 			free := fmt.Sprintf("free-%d", n)
 			if err := g.addNode(ctx, cluster.Node(free)); err != nil {
 				return err
@@ -199,7 +199,7 @@ func owned() growth {
 	}
 }
 
-// withArgs is a Prebind with components and arguments.
+// withArgs returns an installation with additional components and arguments.
 func withArgs(components []string, args ...string) shipped {
 	return shipped{components: components, args: fixed(args)}
 }
@@ -213,8 +213,8 @@ func (g *grown) createClaimant(ctx context.Context, name string) (*corev1.Pod, e
 	return g.createPod(ctx, name, gen.UsesResourceClaim(name))
 }
 
-// fullPool creates the node's slice, claims that have all of its devices, and the pool's record as
-// docs/resource-claims.md describes it.
+// fullPool creates the node's slice, claims that use all of its devices, and the pool's record as
+// described in docs/resource-claims.md.
 func (g *grown) fullPool(ctx context.Context, node string) error {
 	if _, err := g.client.ResourceV1().ResourceSlices().Create(ctx, gen.ResourceSlice(ownedClass, node, gen.Devices("device", perPool)...), metav1.CreateOptions{}); err != nil {
 		return err
@@ -250,8 +250,8 @@ func (g *grown) fullPool(ctx context.Context, node string) error {
 	return err
 }
 
-// marks is a replica that finds marks on ResourceClaims, which anyone with the role edit can write.
-// The number of claims is the same; each has ten times as many marks.
+// marks measures a replica that finds marks on ResourceClaims, which any user with the role edit can write.
+// The number of claims stays the same. At the larger size, each claim has ten times as many marks.
 func marks() growth {
 	const claims = 50
 	return growth{

@@ -24,22 +24,22 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// growthPart makes BenchmarkGrowth smaller.
-var growthPart = flag.Float64("scale-part", 1, "part of the full sizes that BenchmarkGrowth takes, such as 0.1")
+// growthPart scales the sizes of BenchmarkGrowth.
+var growthPart = flag.Float64("scale-part", 1, "Fraction of the full sizes for BenchmarkGrowth, such as 0.1.")
 
-// growth measures what one thing costs in a cluster of one size and of ten times that size.
+// growth measures the cost of one operation in a cluster of one size and of ten times that size.
 type growth struct {
 	name string
-	// size is the smaller one. The larger one is ten times as much.
+	// size is the smaller size. The larger size is ten times as large.
 	size int
-	// most are the binds of one kind that are measured.
+	// most is the maximum number of measured binds of one kind.
 	most    int
 	shipped shipped
 	// controllers keeps kube-controller-manager running. Otherwise it stops before fill.
 	controllers bool
 	// fill creates the objects from had to n.
 	fill func(ctx context.Context, g *grown, had, n int) error
-	// measure runs while the replica runs and after it has come to rest.
+	// measure runs when the replica is idle.
 	measure func(ctx context.Context, g *grown, n int) error
 }
 
@@ -48,18 +48,18 @@ func growths() []growth {
 	return []growth{staticLocal(), staticShared(), devices(), owned(), marks(), bound()}
 }
 
-// grown is the cluster of one growth.
+// grown is the cluster of one measurement.
 type grown struct {
 	*rivals
 	out *results
-	// most is that of the growth.
+	// most is the maximum number of measured binds of one kind.
 	most int
-	// large is the number of nodes large-1 and on that exist.
+	// large is the number of existing nodes with the prefix large-.
 	large int
 }
 
-// BenchmarkGrowth measures cost against size: each sub-benchmark writes growth-NAME.csv with the
-// size as the round. It runs each one once, whatever -benchtime says.
+// BenchmarkGrowth measures cost against size. Each sub-benchmark writes growth-NAME.csv with the size as the
+// round. It runs each sub-benchmark once, regardless of -benchtime.
 func BenchmarkGrowth(b *testing.B) {
 	for _, one := range growths() {
 		b.Run(one.name, func(b *testing.B) {
@@ -70,13 +70,13 @@ func BenchmarkGrowth(b *testing.B) {
 			for _, s := range out.samples {
 				b.Logf("%7d %-34s %.6g", s.Round, s.Metric, s.Value)
 			}
-			b.ReportMetric(0, "ns/op") // Mostly objects being created.
+			b.ReportMetric(0, "ns/op") // Creating objects takes most of the time.
 			b.Logf("took %s", time.Since(began).Round(time.Second))
 		})
 	}
 }
 
-// TestGrowth runs the benchmark with a few objects. It does not judge the figures.
+// TestGrowth runs the benchmark with a few objects. It does not check figures.
 func TestGrowth(t *testing.T) {
 	for _, one := range growths() {
 		t.Run(one.name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// cluster starts a control plane for this growth.
+// cluster starts a control plane for this measurement.
 func (o growth) cluster(tb testing.TB) *grown {
 	tb.Helper()
 	options := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, StartTimeout: 5 * time.Minute}
@@ -119,7 +119,7 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 		tb.Logf("%s: the cluster has size %d after %s", o.name, n, time.Since(began).Round(time.Second))
 		require.NoError(tb, g.forgetLeases(ctx))
 		require.NoError(tb, g.turn(ctx, prebind, func(ctx context.Context) error {
-			// The new leader begins within seconds.
+			// The new leader starts within seconds.
 			if err := errors.Join(g.pass(ctx, min(g.window(), 5*time.Second)), g.rest(ctx)); err != nil {
 				return err
 			}
@@ -148,8 +148,8 @@ func (g *grown) addNodes(ctx context.Context, n int) error {
 	return inParallel(ctx, 32, n-had, func(ctx context.Context, i int) error { return g.addNode(ctx, nodes[had+i]) })
 }
 
-// addNode creates a ready node. Without kube-controller-manager it keeps the taint of new nodes,
-// which the pods here tolerate.
+// addNode creates a ready node. Without kube-controller-manager the node keeps the taint of new nodes, which
+// the pods tolerate.
 func (g *grown) addNode(ctx context.Context, made *corev1.Node) error {
 	node, err := g.client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{})
 	if err != nil {
@@ -157,29 +157,29 @@ func (g *grown) addNode(ctx context.Context, made *corev1.Node) error {
 	}
 	made.Status.DeepCopyInto(&node.Status)
 	node.Status.Images = images(50)
-	node.ResourceVersion = "" // kube-controller-manager writes to new nodes as well.
+	node.ResourceVersion = "" // kube-controller-manager also writes to new nodes.
 	_, err = g.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
 	return err
 }
 
-// createPod creates a pod that no scheduler looks at.
+// createPod creates a pod that no scheduler binds.
 func (g *grown) createPod(ctx context.Context, name string, options ...gen.PodOption) (*corev1.Pod, error) {
-	own := append([]gen.PodOption{gen.InNamespace(prebind), gen.EndsAtOnce(), gen.Scheduler("nobody"), gen.Tolerates(corev1.TaintNodeNotReady)}, options...)
+	own := append([]gen.PodOption{gen.InNamespace(prebind), gen.EndsAtOnce(), gen.Scheduler("unscheduled"), gen.Tolerates(corev1.TaintNodeNotReady)}, options...)
 	return g.client.CoreV1().Pods(prebind).Create(ctx, gen.Pod(name, own...), metav1.CreateOptions{})
 }
 
-// forgetLeases deletes the Leases of replicas that were killed, so that the next one leads at once.
+// forgetLeases deletes the Leases of killed replicas, so that the next replica becomes the leader immediately.
 func (g *grown) forgetLeases(ctx context.Context) error {
 	return g.client.CoordinationV1().Leases(install.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
-// rest waits until the API server and the replica have next to nothing to do. A new leader
-// looks at all records once, for up to a minute.
+// rest waits until the API server and the replica are nearly idle. A new leader reads all records once, which
+// takes up to a minute.
 func (g *grown) rest(ctx context.Context) error {
 	return calmWithin(ctx, 90*time.Second, 300*time.Millisecond, g.processes[prebind].PID(), g.cluster.Process(cluster.APIServer).PID())
 }
 
-// pass lets time pass.
+// pass waits for the duration, or until the context ends.
 func (g *grown) pass(ctx context.Context, length time.Duration) error {
 	timer := time.NewTimer(length)
 	defer timer.Stop()
@@ -191,23 +191,23 @@ func (g *grown) pass(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// window is how long a replica at rest is measured. Sweeps are ten seconds apart.
+// window returns the duration of the measurement of an idle replica. Sweeps are ten seconds apart.
 func (g *grown) window() time.Duration {
 	if g.most < 10 {
-		return time.Second // It is a test.
+		return time.Second // Short run in TestGrowth.
 	}
 	return 30 * time.Second
 }
 
-// usage is what the replica has used since its start.
+// usage contains the resources that the replica has used since its start.
 type usage struct {
 	// cpu is in seconds and counts in steps of 10 ms.
 	cpu     float64
 	metrics string
 }
 
-// usageBefore reads the usage. It reads the processor time last, and usageAfter reads it first, so
-// that neither counts what the metrics cost.
+// usageBefore reads the usage. It reads the CPU time last, and usageAfter reads it first, so that the
+// difference excludes the cost of the metrics.
 func (g *grown) usageBefore(ctx context.Context) (u usage, err error) {
 	if u.metrics, err = g.prebind.Replicas()[0].Metrics(ctx); err == nil {
 		u.cpu, err = processor(g.processes[prebind].PID())
@@ -222,16 +222,16 @@ func (g *grown) usageAfter(ctx context.Context) (u usage, err error) {
 	return u, err
 }
 
-// more is by how much a metric has grown.
+// more returns the growth of a metric.
 func (u usage) more(before usage, name, label string) float64 {
 	return sum(u.metrics, name, label) - sum(before.metrics, name, label)
 }
 
-// ownTime is a metric of the replica that says for how long a plugin has worked.
+// ownTime is a metric of the replica with the time that a plugin has used.
 type ownTime struct{ what, label string }
 
-// binds measures n binds, one after the other: the median time of a client, and for each bind what
-// the replica has used and how long it has worked by its own metrics.
+// binds measures n binds, one after another: the median time of a client, and per bind the usage of the
+// replica and the time of its plugins from its own metrics.
 func (g *grown) binds(ctx context.Context, size int, what string, n int, own []ownTime, bind func(ctx context.Context, i int) error) error {
 	before, err := g.usageBefore(ctx)
 	if err != nil {
@@ -260,7 +260,7 @@ func (g *grown) binds(ctx context.Context, size int, what string, n int, own []o
 	return nil
 }
 
-// idle measures what the replica uses while nothing is bound, for each ten seconds.
+// idle measures the usage of the replica without binds, per ten seconds.
 func (g *grown) idle(ctx context.Context, size int, what string, length time.Duration) error {
 	before, err := g.usageBefore(ctx)
 	if err != nil {
@@ -280,7 +280,7 @@ func (g *grown) idle(ctx context.Context, size int, what string, length time.Dur
 	return nil
 }
 
-// bindTo posts the Binding that kube-scheduler would post, with these annotations.
+// bindTo posts the Binding that kube-scheduler would post, with additional annotations.
 func (g *grown) bindTo(ctx context.Context, pod *corev1.Pod, node string, annotations map[string]string) error {
 	b := bindingOf(pod, 0)
 	b.Target.Name, b.Annotations = node, annotations
@@ -291,10 +291,10 @@ func (g *grown) bindTo(ctx context.Context, pod *corev1.Pod, node string, annota
 func (g *grown) bindRefused(ctx context.Context, pod *corev1.Pod, node, reason string) error {
 	err := g.bindTo(ctx, pod, node, nil)
 	if err == nil {
-		return fmt.Errorf("the pod %s was bound to %s, which should be refused", pod.Name, node)
+		return fmt.Errorf("pod %s was bound to %s, want a refusal", pod.Name, node)
 	}
 	if !strings.Contains(err.Error(), reason) {
-		return errors.Join(fmt.Errorf("the pod %s should be refused because of %q", pod.Name, reason), err)
+		return errors.Join(fmt.Errorf("pod %s should be refused because of %q", pod.Name, reason), err)
 	}
 	return nil
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// staleRoute is how long the Service leads to a killed replica: until the kubelet, the
-// endpoints controller and kube-proxy have noticed.
+// staleRoute is the time for which the Service still routes to a killed replica. The kubelet, the endpoints
+// controller and kube-proxy need that time in a real cluster.
 const staleRoute = 2 * time.Second
 
 // losses are the ways to lose the replica that holds all calls.
@@ -31,10 +31,9 @@ var losses = []struct {
 	{name: "roll", lose: func(ctx context.Context, w *world) error { return w.roll(ctx) }},
 }
 
-// BenchmarkLostReplica measures the delay from a claim bound to its pod bound while the
-// replica that holds 60 calls of kube-scheduler is killed, and while both replicas are
-// restarted one after the other. No claim is bound before that; then one is bound every
-// half a second.
+// BenchmarkLostReplica measures the delay from a claim bound to its pod bound in two cases: the replica that
+// holds 60 calls of kube-scheduler is killed, or both replicas restart one after another. No claim is bound
+// before that. Afterwards one claim is bound every half second.
 func BenchmarkLostReplica(b *testing.B) {
 	w, out, round := newWorld(b, cluster.Options{}, "--max-holds=60"), &results{name: "lost"}, 0
 	for b.Loop() {
@@ -47,11 +46,11 @@ func BenchmarkLostReplica(b *testing.B) {
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Mostly volumes that are provisioned.
+	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
 }
 
-// TestLostReplica runs a short round. The delays are not judged.
+// TestLostReplica runs a short round. It does not check delays.
 func TestLostReplica(t *testing.T) {
 	w := newWorld(t, cluster.Options{})
 	for _, l := range losses {
@@ -61,9 +60,8 @@ func TestLostReplica(t *testing.T) {
 	}
 }
 
-// delaysWithLoss returns the delays of n pods whose calls the first replica holds when it
-// is lost. The provisioner stands still until then; it provisions one volume after each
-// step.
+// delaysWithLoss returns the delays of n pods whose calls the first replica holds when it is lost. The
+// provisioner is paused until then. Afterwards it provisions one volume per step.
 func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, lose func(ctx context.Context, w *world) error) (delayed, error) {
 	namespace, err := w.namespace(ctx)
 	if err != nil {
@@ -78,7 +76,7 @@ func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, l
 	replicas := w.prebind.Replicas()
 	w.prebind.RouteTo(replicas[0])
 	for _, other := range replicas[1:] {
-		// Both together close the connections of earlier rounds.
+		// Restarting both replicas closes the connections of earlier rounds.
 		w.cluster.Services().Cut(other.WebhookAddress())
 		w.cluster.Services().Heal(other.WebhookAddress())
 	}
@@ -103,7 +101,7 @@ func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, l
 	return d, w.restart(ctx)
 }
 
-// killFirst kills the first replica. For a while the Service still leads to it.
+// killFirst kills the first replica. The Service still routes to it for staleRoute.
 func (w *world) killFirst() error {
 	replicas := w.prebind.Replicas()
 	var backends []cluster.Backend
@@ -116,7 +114,7 @@ func (w *world) killFirst() error {
 	return replicas[0].Kill()
 }
 
-// roll restarts the replicas one after the other.
+// roll restarts the replicas one after another.
 func (w *world) roll(ctx context.Context) error {
 	for _, r := range w.prebind.Replicas() {
 		if err := r.Restart(ctx); err != nil {

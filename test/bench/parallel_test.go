@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// inParallel calls do for 0 to n-1, as many at a time as there are workers. It returns
-// the first error.
+// inParallel calls do for 0 to n-1 with the given number of workers. It returns the first error.
 func inParallel(ctx context.Context, workers, n int, do func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	next := make(chan int)

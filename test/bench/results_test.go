@@ -22,8 +22,8 @@ import (
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// resultsDir is the directory for files NAME.csv with the samples of each benchmark.
-var resultsDir = flag.String("results", "", "directory for the samples, as CSV")
+// resultsDir is the directory for the samples: one file NAME.csv per benchmark.
+var resultsDir = flag.String("results", "", "Directory for the samples, as CSV files.")
 
 // results are the samples of one benchmark.
 type results struct {

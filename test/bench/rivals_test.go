@@ -94,7 +94,7 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, err)
 	r.processes[prebind] = replica.Process
 	require.NoError(tb, replica.Kill())
-	// As for the other webhooks, without a readiness check per connection.
+	// Route as for the other webhooks, without a readiness check per connection.
 	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
 	require.NoError(tb, r.register(ctx, variants))
 	tb.Cleanup(func() {
@@ -270,7 +270,7 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 func (r *rivals) create(ctx context.Context, variant, prefix string, n int, options ...gen.PodOption) ([]*corev1.Pod, error) {
 	pods := make([]*corev1.Pod, n)
 	err := inParallel(ctx, 16, n, func(ctx context.Context, i int) error {
-		own := append([]gen.PodOption{gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler("nobody")}, options...)
+		own := append([]gen.PodOption{gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler("unscheduled")}, options...)
 		var err error
 		pods[i], err = r.client.CoreV1().Pods(variant).Create(ctx, gen.Pod(fmt.Sprintf("%s-%d", prefix, i), own...), metav1.CreateOptions{})
 		return err

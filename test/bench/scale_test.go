@@ -26,29 +26,29 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// full is the whole size of BenchmarkScale.
+// Full size of BenchmarkScale.
 var (
 	fullNodes   = flag.Int("scale-nodes", 5000, "nodes of BenchmarkScale")
-	fullClaims  = flag.Int("scale-claims", 10000, "claims, each with its volume, of BenchmarkScale")
-	fullPending = flag.Int("scale-pending", 500, "pending pods of BenchmarkScale")
-	fullRunning = flag.String("scale-running", "0,20000,50000", "steps of running pods of BenchmarkScale")
-	fullSettle  = flag.Duration("scale-settle", 150*time.Second, "how long a process of BenchmarkScale runs before its memory is read; the Go runtime gives it back by and by")
+	fullClaims  = flag.Int("scale-claims", 10000, "Number of claims with their volumes for BenchmarkScale.")
+	fullPending = flag.Int("scale-pending", 500, "Number of pending pods for BenchmarkScale.")
+	fullRunning = flag.String("scale-running", "0,20000,50000", "Numbers of running pods for BenchmarkScale, ascending and separated by commas.")
+	fullSettle  = flag.Duration("scale-settle", 150*time.Second, "Time before BenchmarkScale reads the memory of a process. The Go runtime returns memory gradually.")
 )
 
-// informer is the process that keeps all pods in memory.
+// informer is the variant that keeps all pods in memory.
 const informer = "informer"
 
-// scale is how large a cluster is.
+// scale is the size of a cluster.
 type scale struct {
 	nodes, claims, pending int
-	// running are the steps, ascending.
+	// running contains the numbers of running pods, ascending.
 	running []int
 	settle  time.Duration
 }
 
-// BenchmarkScale measures the resident memory of Prebind, and how long it takes to be
-// ready, as the number of running pods grows, beside a program that keeps all pods in
-// an ordinary informer. Each loop is a whole run: take -benchtime=1x.
+// BenchmarkScale measures the resident memory of Prebind, and the time until it is ready, by the number of
+// running pods. The baseline is a program that keeps all pods in an ordinary informer. Each loop is a
+// complete run: use -benchtime=1x.
 func BenchmarkScale(b *testing.B) {
 	s := scale{nodes: *fullNodes, claims: *fullClaims, pending: *fullPending, settle: *fullSettle}
 	for text := range strings.SplitSeq(*fullRunning, ",") {
@@ -68,10 +68,10 @@ func BenchmarkScale(b *testing.B) {
 		}
 		require.NoError(b, out.save())
 	}
-	b.ReportMetric(0, "ns/op") // Mostly pods in the making.
+	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 }
 
-// TestScale runs the benchmark with a few objects. What it takes is not judged.
+// TestScale runs the benchmark with a few objects. It does not check figures.
 func TestScale(t *testing.T) {
 	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 1), prebind)
 	out := &results{name: "scale"}
@@ -87,8 +87,8 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// grow fills the cluster step by step, and measures both programs at each. The number
-// of running pods is the round.
+// grow fills the cluster step by step, and measures both programs at each step. The number of running pods is
+// the round.
 func (r *rivals) grow(tb testing.TB, out *results, s scale) error {
 	ctx := tb.Context()
 	if err := r.addInformer(ctx); err != nil {
@@ -115,7 +115,7 @@ func (r *rivals) grow(tb testing.TB, out *results, s scale) error {
 	return nil
 }
 
-// addInformer prepares the other program.
+// addInformer builds the informer and prepares its process.
 func (r *rivals) addInformer(ctx context.Context) error {
 	binary := filepath.Join(r.cluster.Dir(), "bin", informer)
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, "./informer").CombinedOutput(); err != nil {
@@ -130,7 +130,7 @@ func (r *rivals) addInformer(ctx context.Context) error {
 		Args: []string{"--kubeconfig=" + r.cluster.Kubeconfig(), "--health-probe-bind-address=" + address},
 		Health: func(ctx context.Context) error {
 			if !cluster.HTTPReady("http://" + address + "/readyz")(ctx) {
-				return errors.New("it is not ready")
+				return errors.New("informer is not ready")
 			}
 			return nil
 		},
@@ -138,8 +138,8 @@ func (r *rivals) addInformer(ctx context.Context) error {
 	return err
 }
 
-// fill makes everything but the running pods. kube-controller-manager is stopped
-// before: it would have a lot to do, and nothing that is measured.
+// fill creates all objects except the running pods. kube-controller-manager is stopped first, because its work
+// is not part of the measurement.
 func (r *rivals) fill(ctx context.Context, s scale) error {
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		_, err := r.client.CoreV1().ServiceAccounts(prebind).Get(ctx, "default", metav1.GetOptions{})
@@ -183,7 +183,7 @@ func (r *rivals) fill(ctx context.Context, s scale) error {
 	return err
 }
 
-// images are what a kubelet tells of the images on its node: as many, by default.
+// images returns the images that a kubelet reports for its node, with the default maximum number.
 func images(n int) []corev1.ContainerImage {
 	list := make([]corev1.ContainerImage, n)
 	for i := range list {
@@ -198,8 +198,7 @@ func images(n int) []corev1.ContainerImage {
 	return list
 }
 
-// weigh starts both programs and notes how long each takes to be ready, how much
-// memory it has when it has settled, and how much at most until then.
+// weigh starts both programs. It records the time until each is ready, its memory at rest, and its peak memory.
 func (r *rivals) weigh(ctx context.Context, out *results, round int, settle time.Duration) (err error) {
 	both := []string{prebind, informer}
 	for _, who := range both {
@@ -233,8 +232,8 @@ func (r *rivals) weigh(ctx context.Context, out *results, round int, settle time
 			out.add(who, round, metric, bytes/(1<<20))
 		}
 	}
-	// The Go runtime lets the heap grow to twice of what was in use when it was cleaned
-	// last. What is resident depends on when that was, too.
+	// The Go runtime lets the heap grow to twice the live heap of the last collection. Resident memory therefore
+	// also depends on the time of that collection.
 	own, err := r.prebind.Replicas()[0].Metrics(ctx)
 	if err != nil {
 		return err
@@ -243,8 +242,8 @@ func (r *rivals) weigh(ctx context.Context, out *results, round int, settle time
 	return nil
 }
 
-// runningPod is a pod of the size that pods have: two containers with their
-// environment, an owner, tolerations and a few annotations.
+// runningPod returns a pod of typical size: two containers with environment variables, an owner, tolerations
+// and a few annotations.
 func runningPod(i, nodes int) *corev1.Pod {
 	pod := gen.Pod(fmt.Sprintf("web-6d4cf56db6-%05d", i), gen.InNamespace(prebind), gen.BoundTo(fmt.Sprintf("large-%d", i%nodes+1)), gen.EndsAtOnce(),
 		gen.Label("app.kubernetes.io/name", "web"), gen.Label("app.kubernetes.io/instance", "web-production"), gen.Label("pod-template-hash", "6d4cf56db6"),

@@ -23,22 +23,21 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// schedulerWith is kube-scheduler with another limit than 50 that its client sets itself,
-// in requests per second.
+// schedulerWith returns a configuration of kube-scheduler with another client limit, in requests per second.
+// The default is 50.
 func schedulerWith(qps int) []byte {
 	return fmt.Appendf(cluster.DefaultSchedulerConfig(), "clientConnection:\n  qps: %d\n  burst: %d\n", qps, 2*qps)
 }
 
-// unlimited is more than there will be.
+// unlimited is a client limit that the benchmarks do not reach.
 const unlimited = 5000
 
-// BenchmarkScheduler measures how many pods a second kube-scheduler binds, 2,000 of
-// them to 500 nodes, where its client has four times the limit that it comes with. A
-// loop is a round in which each variant has its turn.
+// BenchmarkScheduler measures the pods per second that kube-scheduler binds: 2,000 pods to 500 nodes, with four
+// times the default client limit. Each loop is a round that measures every variant once.
 //
-// There is a limit because there is one without a webhook, too: with a thousand binds
-// under way at a time, the API server's priority and fairness turns some away, to be
-// repeated after up to a minute, and nothing else would be measured.
+// Without a client limit, kube-scheduler posts a thousand Bindings at the same time, with or without a webhook.
+// API priority and fairness rejects some of them, and the client repeats those after up to a minute. That delay
+// would dominate the result.
 func BenchmarkScheduler(b *testing.B) {
 	out := &results{name: "scheduler"}
 	benchmarkScheduler(b, out, schedulerWith(200), none, constant, prebind)
@@ -46,8 +45,8 @@ func BenchmarkScheduler(b *testing.B) {
 	out.ratio(b, "pods/s", constant, none)
 }
 
-// BenchmarkSchedulerAsItComes measures the same of kube-scheduler as it comes: its
-// client makes 50 requests a second, and so it binds 50 pods.
+// BenchmarkSchedulerAsItComes measures kube-scheduler with its default client limit. Its client makes 50
+// requests per second, so it binds 50 pods per second.
 func BenchmarkSchedulerAsItComes(b *testing.B) {
 	benchmarkScheduler(b, &results{name: "scheduler-as-it-comes"}, cluster.DefaultSchedulerConfig(), none, prebind)
 }
@@ -64,12 +63,12 @@ func benchmarkScheduler(b *testing.B, out *results, config []byte, variants ...s
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Mostly pods in the making.
+	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 	out.ratio(b, "pods/s", prebind, none)
 	require.NoError(b, out.save())
 }
 
-// TestScheduler runs a short round. What it takes is not judged.
+// TestScheduler runs a short round. It does not check times.
 func TestScheduler(t *testing.T) {
 	variants := []string{none, prebind}
 	r := newRivals(t, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(unlimited)}, cluster.Nodes("node", 3), variants...)
@@ -85,8 +84,8 @@ func TestScheduler(t *testing.T) {
 	assert.Positive(t, stat.Median(stat.Values(out.samples, "connections/bind", prebind)))
 }
 
-// schedule measures one variant once: the pods are there when kube-scheduler starts,
-// and what counts is the time from the first bound to the last.
+// schedule measures one variant once. The pods exist before kube-scheduler starts. The result is the time from
+// the first pod bound to the last.
 func (r *rivals) schedule(ctx context.Context, out *results, variant string, round, n int) error {
 	return r.turn(ctx, variant, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the pods of %s are not bound after %s", variant, patience))
@@ -116,9 +115,8 @@ func (r *rivals) schedule(ctx context.Context, out *results, variant string, rou
 	})
 }
 
-// firstToLast calls begin, and returns the time from the first pod of the namespace that
-// is seen bound then to the n-th. It watches as informers do: a machine that is busy may
-// be too slow for a plain watch.
+// firstToLast calls begin, and returns the time from the first pod of the namespace bound to the n-th. It
+// watches as informers do, because a busy machine may be too slow for a plain watch.
 func (r *rivals) firstToLast(ctx context.Context, namespace string, n int, begin func() error) (time.Duration, error) {
 	pods := cache.NewListWatchFromClient(r.client.CoreV1().RESTClient(), "pods", namespace, fields.Everything())
 	bound := map[string]bool{}
@@ -126,7 +124,7 @@ func (r *rivals) firstToLast(ctx context.Context, namespace string, n int, begin
 	_, err := watchtools.UntilWithSync(ctx, pods, &corev1.Pod{}, func(cache.Store) (bool, error) { return false, begin() }, func(event watch.Event) (bool, error) {
 		pod, right := event.Object.(*corev1.Pod)
 		if !right {
-			return false, fmt.Errorf("the watch of pods tells of a %T", event.Object)
+			return false, fmt.Errorf("the watch of pods returned a %T", event.Object)
 		}
 		if pod.Spec.NodeName != "" && !bound[pod.Name] {
 			bound[pod.Name], last = true, time.Now()

@@ -23,10 +23,10 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// ownUser is who Prebind is to the API server.
+// ownUser is the user name of Prebind.
 const ownUser = "system:serviceaccount:" + install.Namespace + ":prebind"
 
-// ownPolicy has the API server log what Prebind asks of it, and nothing else.
+// ownPolicy is an audit policy that logs only the requests of Prebind.
 const ownPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]
@@ -36,9 +36,9 @@ rules:
 - level: None
 `
 
-// TestSteadyState counts, by the API server's own log, what Prebind reads and writes
-// for binds without side effects: nothing, for all that it needs is in its caches. What
-// it asks for at any time, whether pods are bound or not, is not counted.
+// TestSteadyState counts the reads and writes of Prebind for binds without side effects, from the API server's
+// audit log. Prebind needs none, because its caches contain all required objects. The test does not count
+// requests that are independent of binds.
 func TestSteadyState(t *testing.T) {
 	const binds = 300
 	dir := t.TempDir()
@@ -58,17 +58,17 @@ func TestSteadyState(t *testing.T) {
 	began := time.Now()
 	_, err = r.bindAll(ctx, 4, pods)
 	require.NoError(t, err)
-	require.NoError(t, r.calm(ctx, prebind), "what it does afterwards counts as well")
+	require.NoError(t, r.calm(ctx, prebind), "requests after the binds are also counted")
 	ended := time.Now()
 	require.NoError(t, r.check(ctx, prebind, pods[binds-1].Name))
 
 	reads, writes := asked(t, log, began, ended)
 	assert.Empty(t, reads, "%d binds", binds)
 	assert.Empty(t, writes, "%d binds", binds)
-	_, err = r.bindAll(ctx, 1, []*corev1.Pod{gen.Pod("nobody", gen.InNamespace(prebind), gen.UID("1"))})
+	_, err = r.bindAll(ctx, 1, []*corev1.Pod{gen.Pod("not-cached", gen.InNamespace(prebind), gen.UID("1"))})
 	require.True(t, apierrors.IsNotFound(err), "%v", err)
 	others, _ := asked(t, log, ended, time.Now())
-	assert.Equal(t, []string{"get /api/v1/namespaces/prebind/pods/nobody"}, others, "a pod that is not in the cache is read: the log tells of it")
+	assert.Equal(t, []string{"get /api/v1/namespaces/prebind/pods/not-cached"}, others, "Prebind reads a pod that is not in its cache, and the log contains that request")
 	out := &results{name: "steady"}
 	out.add(prebind, 0, "binds", binds)
 	out.add(prebind, 0, "live reads/bind", float64(len(reads))/binds)
@@ -76,9 +76,8 @@ func TestSteadyState(t *testing.T) {
 	require.NoError(t, out.save())
 }
 
-// asked returns what Prebind has read and written in this time, by the log, but for
-// its leases, the questions for its own permissions and for whether the API server is
-// there, the FlowSchema and the watches.
+// asked returns the requests of Prebind in this period from the log. It omits requests for leases, permission
+// checks, health checks of the API server, the FlowSchema and watches.
 func asked(t *testing.T, log string, from, to time.Time) (reads, writes []string) {
 	t.Helper()
 	content, err := os.ReadFile(log)

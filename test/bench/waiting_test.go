@@ -26,17 +26,16 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// crowd are many pods that wait for slow claims.
+// crowd describes many pods that wait for slow claims.
 type crowd struct {
 	pods  int
 	delay time.Duration
 }
 
-// BenchmarkWaiting measures what many pods that wait for their claims do to others: how
-// many concurrency seats of the API server they hold, and how long requests take of
-// kube-controller-manager, which shares the seats with them and has to bind the claims.
-// Without Prebind, kube-scheduler waits for the claims by itself. A loop is a round in
-// which both have their turn.
+// BenchmarkWaiting measures the effect of many waiting pods on other clients: the concurrency seats of the API
+// server that the pods occupy, and the duration of requests of kube-controller-manager, which shares the seats
+// and binds the claims. Without Prebind, kube-scheduler waits for the claims itself. Each loop is a round that
+// measures both variants once.
 func BenchmarkWaiting(b *testing.B) {
 	r, out := newWaiting(b, crowd{pods: 1000, delay: 3 * time.Second}), &results{name: "waiting"}
 	round := 0
@@ -48,7 +47,7 @@ func BenchmarkWaiting(b *testing.B) {
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Mostly volumes in the making.
+	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	for _, metric := range []string{"other p50", "other p99", "seconds"} {
 		out.ratio(b, metric, prebind, none)
 	}
@@ -59,8 +58,7 @@ func BenchmarkWaiting(b *testing.B) {
 	require.NoError(b, out.save())
 }
 
-// TestWaiting: more pods wait than --max-holds, all of them are held, and their calls take no
-// seats that kube-controller-manager needs.
+// TestWaiting checks that held calls do not occupy the seats that kube-controller-manager needs.
 func TestWaiting(t *testing.T) {
 	c := crowd{pods: 52, delay: 2 * time.Second}
 	r, out := newWaiting(t, c), &results{name: "waiting"}
@@ -73,7 +71,7 @@ func TestWaiting(t *testing.T) {
 	assert.Positive(t, value("other p99"))
 }
 
-// newWaiting is a control plane with a class of slow claims.
+// newWaiting starts a control plane with a class of slow claims.
 func newWaiting(tb testing.TB, c crowd) *rivals {
 	tb.Helper()
 	r := newRivals(tb, cluster.Options{SchedulerConfig: schedulerWith(unlimited)}, cluster.Nodes("node", 50), none, prebind)
@@ -83,7 +81,7 @@ func newWaiting(tb testing.TB, c crowd) *rivals {
 	return r
 }
 
-// wait has a crowd bound, and looks at the API server meanwhile.
+// wait binds a crowd and observes the API server during the binds.
 func (r *rivals) wait(ctx context.Context, out *results, variant string, round int, c crowd) error {
 	return r.turn(ctx, variant, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 2*patience, fmt.Errorf("the pods of %s are not bound", variant))
@@ -116,14 +114,14 @@ func (r *rivals) wait(ctx context.Context, out *results, variant string, round i
 	})
 }
 
-// nameInCrowd is that of the n-th pod and of its claim.
+// nameInCrowd returns the name of the n-th pod and of its claim.
 func nameInCrowd(round, n int) string { return prefixInCrowd(round) + strconv.Itoa(n) }
 
-// prefixInCrowd begins the names of a round.
+// prefixInCrowd returns the prefix of the names of a round.
 func prefixInCrowd(round int) string { return fmt.Sprintf("round-%d-", round) }
 
-// createClaims makes the claims of a crowd: all of them before any pod, for a scheduler
-// that does not see a pod's claim yet says that it has failed.
+// createClaims creates the claims of a crowd. Create all claims before any pod, because a scheduler that does
+// not see a pod's claim yet reports a failure.
 func (r *rivals) createClaims(ctx context.Context, variant string, round int, c crowd) error {
 	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
 		claim := gen.Claim(nameInCrowd(round, i), gen.InNamespace(variant), gen.OfClass("slow"))
@@ -132,7 +130,7 @@ func (r *rivals) createClaims(ctx context.Context, variant string, round int, c 
 	})
 }
 
-// createCrowd makes the pods of a crowd.
+// createCrowd creates the pods of a crowd.
 func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, round int, c crowd) error {
 	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
 		name := nameInCrowd(round, i)
@@ -142,7 +140,7 @@ func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, rou
 	})
 }
 
-// clearClaims deletes the pods and their claims, with the volumes, and the events.
+// clearClaims deletes the pods, their claims with the volumes, and the events.
 func (r *rivals) clearClaims(ctx context.Context, variant string) error {
 	core := r.client.CoreV1()
 	return errors.Join(
@@ -152,18 +150,16 @@ func (r *rivals) clearClaims(ctx context.Context, variant string) error {
 	)
 }
 
-// found is what was seen of the API server.
+// found contains the observations of the API server.
 type found struct {
-	// others is what requests took of kube-controller-manager.
+	// others contains the durations of the requests of kube-controller-manager.
 	others []time.Duration
-	// seats are those that kube-scheduler's requests had, whenever they were looked at
-	// and it had any: those of calls that Prebind keeps waiting, and of requests that are
-	// just on their way.
+	// seats contains the numbers of seats that kube-scheduler's requests occupied, without samples of 0. The
+	// requests are held calls and other requests in progress.
 	seats []float64
-	// holds are the most calls that Prebind kept waiting.
+	// holds is the maximum number of held calls.
 	holds float64
-	// apiServer and own are what kube-apiserver and Prebind have used of the processors, in
-	// seconds.
+	// apiServer and own are the CPU times of kube-apiserver and Prebind, in seconds.
 	apiServer, own float64
 	err            error
 }
@@ -183,7 +179,7 @@ func (f found) add(out *results, variant string, round int) {
 type observer struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
-	// replicas are those of Prebind; none where it is off.
+	// replicas contains the replicas of Prebind. It is empty if Prebind is off.
 	replicas []*install.Replica
 }
 
@@ -195,7 +191,7 @@ func (r *rivals) observer(variant string) observer {
 	return o
 }
 
-// used returns what kube-apiserver and Prebind have used of the processors.
+// used returns the CPU times of kube-apiserver and Prebind.
 func (o observer) used() (used, error) {
 	var u used
 	var err error
@@ -210,7 +206,7 @@ func (o observer) used() (used, error) {
 	return u, err
 }
 
-// look observes the API server until the context ends, and then sends one result.
+// look observes the API server until the context ends. It then sends one result.
 func (o observer) look(ctx context.Context) <-chan found {
 	told := make(chan found, 1)
 	go func() {
@@ -233,7 +229,7 @@ func (o observer) look(ctx context.Context) <-chan found {
 
 func (o observer) lookUntilDone(ctx context.Context) (found, error) {
 	var f found
-	// It has the seats of kube-controller-manager, and may list everything.
+	// This user shares the seats of kube-controller-manager and may list all objects.
 	config, err := o.cluster.UserConfig("system:kube-controller-manager")
 	if err != nil {
 		return f, err
@@ -287,7 +283,7 @@ func (o observer) scrape(ctx context.Context, f *found) error {
 	return nil
 }
 
-// sum adds up the values of a metric, of those series that have the label.
+// sum returns the sum of the series of a metric that have the label.
 func sum(metrics, name, label string) float64 {
 	total := 0.0
 	lines := bufio.NewScanner(strings.NewReader(metrics))
@@ -313,7 +309,7 @@ seats{flow_schema="probes"} 10
 seats_total{flow_schema="kube-scheduler"} 100
 holds 7
 `
-	assert.InDelta(t, 7, sum(metrics, "seats", `flow_schema="kube-scheduler"`), 0, "all series with the label, of this metric")
+	assert.InDelta(t, 7, sum(metrics, "seats", `flow_schema="kube-scheduler"`), 0, "the sum includes all series of the metric with the label")
 	assert.InDelta(t, 7, sum(metrics, "holds", ""), 0, "one without labels")
-	assert.InDelta(t, 0, sum(metrics, "others", ""), 0, "one that is not there")
+	assert.InDelta(t, 0, sum(metrics, "others", ""), 0, "the sum of a missing metric is 0")
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// way is a scheduler that waits for volumes, or that lets Prebind wait.
+// way is a scheduler that waits for volumes itself, or leaves the wait to Prebind.
 type way struct{ name, scheduler, who string }
 
 // ways lists the compared ways. The first one is the baseline.

@@ -18,9 +18,9 @@ import (
 
 const (
 	namespace = "demo"
-	// delay is the time to provision a volume.
+	// delay is the provisioning time of a volume.
 	delay = 7 * time.Second
-	// noMore is how long the demo watches pods that nothing more happens to.
+	// noMore is the time without events after which the demo stops watching pods.
 	noMore = 5 * time.Second
 	nodes  = 12
 	pods   = 6

@@ -19,7 +19,7 @@ func main() {
 }
 
 func run() int {
-	keep := pflag.Bool("keep", false, "leave everything running in the end, until Ctrl-C")
+	keep := pflag.Bool("keep", false, "Keep the control plane and Prebind running until Ctrl-C.")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

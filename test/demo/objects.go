@@ -18,7 +18,7 @@ import (
 
 const className = "slow"
 
-// makeObjects makes what both parts of the demo use.
+// makeObjects creates the objects for both parts of the demo.
 func (d *demo) makeObjects(ctx context.Context) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	if _, err := d.client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
@@ -29,8 +29,7 @@ func (d *demo) makeObjects(ctx context.Context) error {
 	return err
 }
 
-// statefulSet has pods that each want a volume, and read their rack by the
-// downward API.
+// statefulSet returns a StatefulSet whose pods each need a volume and read their rack with the downward API.
 func statefulSet(name string) *appsv1.StatefulSet {
 	labels := map[string]string{"app": name}
 	claim := gen.Claim("data", gen.OfClass(className))
@@ -44,7 +43,7 @@ func statefulSet(name string) *appsv1.StatefulSet {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: ptr.To[int32](pods),
-			// There are no kubelets that would make the first pod ready.
+			// Without kubelets, the first pod never becomes ready.
 			PodManagementPolicy:  appsv1.ParallelPodManagement,
 			Selector:             &metav1.LabelSelector{MatchLabels: labels},
 			Template:             corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},

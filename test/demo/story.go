@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// look is how often the story looks for something new.
+// look is the poll interval of the story.
 const look = 200 * time.Millisecond
 
 // story reports the events of the pods of a StatefulSet.
@@ -26,10 +26,10 @@ type story struct {
 	*demo
 	selector string
 	begin    time.Time
-	// Reported events by pod.
+	// The reported events by pod.
 	calls        map[string]int
 	node, volume map[string]string
-	// waited is from the first call to the end of the last.
+	// waited is the time from the first call to the end of the last one.
 	waited map[string]time.Duration
 	last   time.Time
 }
@@ -45,7 +45,7 @@ func newStory(d *demo, selector string) *story {
 // allBound ends the story when every pod has its node.
 func (d *demo) allBound(s *story) bool { return len(s.node) == pods }
 
-// quiet ends it when nothing has happened for a while.
+// quiet ends the story when no event has occurred for noMore.
 func (d *demo) quiet(s *story) bool { return len(s.node) == pods && time.Since(s.last) > noMore }
 
 // follow reports events until the story is over. The sources are the API server's audit log, for
@@ -135,7 +135,7 @@ func (s *story) tell(pod, format string, args ...any) {
 	s.say("%6.1fs  %-10s %s", time.Since(s.begin).Seconds(), pod, fmt.Sprintf(format, args...))
 }
 
-// table prints what became of the pods.
+// table prints the final state of the pods.
 func (s *story) table(ctx context.Context) error {
 	list, err := s.pods(ctx)
 	if err != nil {
@@ -167,7 +167,7 @@ func (s *story) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// topologyOf lists the pod's topology annotations, short.
+// topologyOf lists the pod's topology annotations in a short form.
 func topologyOf(pod *corev1.Pod) string {
 	var out []string
 	for key, value := range pod.Annotations {

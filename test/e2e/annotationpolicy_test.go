@@ -21,7 +21,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The real API server evaluates the optional policies: only Prebind may write its annotations.
+// With the optional policies, the API server permits only Prebind to write its annotations.
 func TestAnnotationPolicy(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2, "--mutators=*,bind-info")
@@ -40,7 +40,7 @@ func TestAnnotationPolicy(t *testing.T) {
 	})
 }
 
-// untilPolicy returns when the API server holds to both policies.
+// untilPolicy waits until the API server enforces both policies.
 func untilPolicy(t *testing.T, w *world) {
 	t.Helper()
 	b := newBench(t, w, nil)
@@ -52,17 +52,17 @@ func untilPolicy(t *testing.T, w *world) {
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 		binding := b.binding("node-1")
 		binding.Annotations = map[string]string{"topology.prebind.dev/zone": "mine"}
-		// There is no such pod, so nothing is bound. The policy allows dry runs.
+		// The pod does not exist, so no bind succeeds. The policy allows dry runs.
 		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, metav1.CreateOptions{})
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 	}, patience, 100*time.Millisecond, "the policies should be in force")
 }
 
-// metadata are what a user puts on a pod, and whether that is Prebind's to write.
+// metadata lists annotations of a user's pod, and whether only Prebind may write them.
 var metadata = map[string]struct {
 	annotation, label string
 	forged            bool
-	// forgedOnBound: only Prebind writes it once the pod is bound.
+	// forgedOnBound is set if only Prebind may write the annotation after the bind.
 	forgedOnBound bool
 }{
 	"topology":           {annotation: "topology.prebind.dev/zone", forged: true},
@@ -155,7 +155,7 @@ func testPolicyBind(t *testing.T, w *world) {
 	client := userClient(t, w, "mallory")
 	for name, tc := range map[string]struct {
 		post func(b *bench, pod *corev1.Pod) error
-		// fails says that it is refused.
+		// fails is set if the API server refuses the request.
 		fails bool
 	}{
 		"listed": {post: func(b *bench, pod *corev1.Pod) error {
@@ -185,7 +185,7 @@ func testPolicyBind(t *testing.T, w *world) {
 	assert.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(b.podWith(byHand), "node-1"), dry), "a dry run writes nothing")
 }
 
-// userClient is a user who may bind pods, as far as RBAC goes.
+// userClient returns a client of a user with RBAC permissions to bind pods.
 func userClient(t *testing.T, w *world, name string) kubernetes.Interface {
 	t.Helper()
 	_, err := w.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{

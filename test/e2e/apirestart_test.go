@@ -19,8 +19,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The API server goes away and comes back while fifty pods wait for their
-// volumes. Every scheduler has errors then, and tries again; Prebind goes on.
+// The API server restarts while fifty pods wait for their volumes. Schedulers get errors and retry. Prebind continues.
 func testAPIServerRestart(t *testing.T, w *world) {
 	const pods = 50
 	b := newBench(t, w, nil)
@@ -64,7 +63,7 @@ func testAPIServerRestart(t *testing.T, w *world) {
 	}
 }
 
-// countClaims counts those of the test that have the annotation.
+// countClaims returns the number of claims of the test with the annotation.
 func (b *bench) countClaims(t require.TestingT, annotation string) int {
 	list, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)

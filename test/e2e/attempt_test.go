@@ -47,9 +47,8 @@ func (n *notTheFirst) judge(_ context.Context, r *admissionv1.AdmissionRequest) 
 	return errors.New("never at first")
 }
 
-// A webhook that is asked after Prebind refuses what Prebind has allowed: the
-// second bind finds everything in place. There is one replica here, so that it
-// is the one that began who sees it through.
+// Another webhook refuses a bind that Prebind has allowed. The second bind needs no writes. The test uses one replica, so that
+// the same replica handles both binds.
 func testRefusedAfterwards(t *testing.T, w *world) {
 	hook := &notTheFirst{t: t, seen: map[types.UID]bool{}}
 	newHook(t, w, on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create}, "pods/binding"), hook.judge, func() error {
@@ -62,7 +61,7 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 				t.Parallel()
 				b := newBench(t, w, nil)
 				b.claim("data", b.dynamic("3s"))
-				b.allow("node-1") // Both times the same node.
+				b.allow("node-1") // Both Bindings name the same node.
 				b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
 				if by.scheduler == byHand {
 					assert.ErrorContains(t, b.bindByHand(b.binding("node-1")), "never at first")
@@ -90,22 +89,21 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 	})
 }
 
-// A bound pod has the annotation exactly if there was an attempt. There is one replica
-// here: with more of them, the call that finds the volume bound may reach one
-// that had no part in it.
+// A bound pod has the annotation exactly if its bind had an attempt. The test uses one replica. With more replicas, the last call
+// could reach a replica without the attempt.
 func testAttemptAnnotation(t *testing.T, w *world) {
 	tests := map[string]struct {
 		reason string
 		claims func(b *bench) []string
-		// attempted says that somebody has to make the claims ready at bind.
+		// attempted is set if the bind must prepare the claims.
 		attempted bool
 	}{
 		"no claims": {
-			reason: "there is nothing to do",
+			reason: "the pod needs no preparation",
 			claims: func(*bench) []string { return nil },
 		},
 		"a claim that is bound": {
-			reason: "there is nothing left to do",
+			reason: "the preparation is complete",
 			claims: func(b *bench) []string {
 				b.claim("data", b.class(cluster.ProvisionerName, gen.Immediate()))
 				b.untilClaimBound("data")

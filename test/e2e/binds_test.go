@@ -16,11 +16,10 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// byHand is a scheduler that knows nothing of volumes: it posts a Binding.
+// byHand is a scheduler that does not support volumes. It only posts a Binding.
 const byHand = "by-hand"
 
-// binders are the ways in which a pod gets its node. None of them is changed for
-// Prebind.
+// binders lists the ways in which a pod can be bound. None of them is modified for Prebind.
 var binders = map[string]struct {
 	scheduler string
 	// volumesByPrebind means that only Prebind binds volumes.
@@ -31,8 +30,8 @@ var binders = map[string]struct {
 	"a client that just posts a Binding":              {scheduler: byHand, volumesByPrebind: true},
 }
 
-// bind makes the pod with the claims, and has it bound by the scheduler, or by
-// hand to the node; it returns the bound pod.
+// bind creates the pod with the claims. The scheduler binds it, or the test binds it to the node by hand. bind returns the bound
+// pod.
 func (b *bench) bind(scheduler, node string, claims ...string) *corev1.Pod {
 	b.t.Helper()
 	b.pod(scheduler, claims...)
@@ -108,8 +107,7 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// The API server's older way to bind a pod, which a rule on pods/binding alone
-// would not see.
+// The older API to bind a pod, which a webhook rule for only pods/binding does not match.
 func TestBindByLegacyPath(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -121,7 +119,7 @@ func TestBindByLegacyPath(t *testing.T) {
 	b.assertClaimBound("data", "node-6")
 }
 
-// Annotations of the Binding stay.
+// The pod keeps annotations of the Binding.
 func TestBindKeepsTheBindingsAnnotations(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -150,7 +148,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	assert.Contains(t, warned.all()[0], volumes[0])
 	assert.Contains(t, warned.all()[1], b.ns+"/made")
 
-	// The same Binding in earnest.
+	// Post the same Binding without dry run.
 	require.NoError(t, b.bindByHand(b.binding("node-3")))
 	b.assertClaimBound("local", "node-3")
 	b.assertClaimBound("made", "node-3")

@@ -42,8 +42,8 @@ func waitsForConfigMap() framework.Registration {
 	}
 }
 
-// TestCachesNarrowed_WakeOtherPlugins: the plugin device restricts the cache to its own
-// ConfigMaps, and another plugin waits for a ConfigMap of a user.
+// TestCachesNarrowed_WakeOtherPlugins checks that a plugin can wait for a ConfigMap of a user although the plugin device restricts
+// the cache to its own ConfigMaps.
 func TestCachesNarrowed_WakeOtherPlugins(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// untilAvailable waits until the volumes can be chosen.
+// untilAvailable waits until the volumes are available.
 func (b *bench) untilAvailable(volumes []string) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
@@ -27,8 +27,7 @@ func (b *bench) untilAvailable(volumes []string) {
 	}, patience, 100*time.Millisecond, "the volumes should be available")
 }
 
-// versions are the resource versions of the pod, a volume and claims: they change
-// with every write.
+// versions returns the resource versions of the pod, a volume and claims, which change with every write.
 func (b *bench) versions(pv string, claims ...string) map[string]string {
 	b.t.Helper()
 	p, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
@@ -63,7 +62,7 @@ func (h *heard) all() []string {
 	return slices.Clone(h.warnings)
 }
 
-// listeningClient is a client whose warnings are collected.
+// listeningClient returns a client that collects warnings.
 func (b *bench) listeningClient() (kubernetes.Interface, *heard) {
 	b.t.Helper()
 	h := &heard{}

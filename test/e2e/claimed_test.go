@@ -20,8 +20,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// installDevices does what a driver does on the node: it publishes n devices,
-// gpu-0 and on, in the pool of the node. The DeviceClass has the driver's name.
+// installDevices publishes n devices in the pool of the node, like a driver. The names start with gpu-0. The DeviceClass has the
+// name of the driver.
 func (w *world) installDevices(t *testing.T, driver, node string, n int) {
 	t.Helper()
 	class := &resourcev1.DeviceClass{
@@ -45,8 +45,7 @@ func (w *world) installDevices(t *testing.T, driver, node string, n int) {
 	require.NoError(t, err)
 }
 
-// deviceClaim makes a claim for two devices as the request gpu, and for one of two
-// kinds as the request nic.
+// deviceClaim creates a claim with the request gpu for two devices, and the request nic for a device of one of two kinds.
 func (b *bench) deviceClaim(name, class string) *resourcev1.ResourceClaim {
 	b.t.Helper()
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -59,8 +58,7 @@ func (b *bench) deviceClaim(name, class string) *resourcev1.ResourceClaim {
 	return claim
 }
 
-// allocate does the scheduler's part of a claim, for a scheduler that binds by
-// hand.
+// allocate allocates a claim like a scheduler, for pods that the test binds by hand.
 func (b *bench) allocate(claim *resourcev1.ResourceClaim, driver, pool string) {
 	b.t.Helper()
 	result := func(request, device string) resourcev1.DeviceRequestAllocationResult {
@@ -91,14 +89,14 @@ func (b *bench) devicesOf(claim, name string) map[string]string {
 	return out
 }
 
-// devices are those in the pod's annotations.
+// devices returns the devices in the pod's annotations.
 func devices(pod *corev1.Pod) map[string]string {
 	told := maps.Clone(pod.Annotations)
 	maps.DeleteFunc(told, func(key, _ string) bool { return !strings.HasPrefix(key, deviceInfo) })
 	return told
 }
 
-// uses adds the claims to a pod: what the pod calls them, and their names.
+// uses adds the claims to a pod. The map contains the name of the claim by its name in the pod.
 func uses(claims map[string]string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		for _, name := range slices.Sorted(maps.Keys(claims)) {
@@ -176,9 +174,8 @@ func testClaimedDevices(t *testing.T, w *world) {
 	})
 }
 
-// The permission to read what can be allocated comes with the component
-// config/webhook/plugins/resource-claims-allocate: without it the program ends at the
-// start, and says what is missing.
+// The component config/webhook/plugins/resource-claims-allocate contains the permissions for allocation. Without it, Prebind
+// exits at startup and logs the missing permissions.
 func TestWithoutItsComponent(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

@@ -32,10 +32,10 @@ import (
 // gpu names devices of the resource "gpu".
 func gpu(devices string) gen.Meta { return gen.Annotation("device.prebind.dev/gpu", devices) }
 
-// nodeLock asks for the lock of the node.
+// nodeLock requires the lock of the node.
 func nodeLock() gen.Meta { return gen.Annotation("device.prebind.dev/node-lock", "true") }
 
-// garage is a node with devices that only the test's own pods go to.
+// garage is a node with devices for the pods of one test only.
 type garage struct {
 	*bench
 	node       string
@@ -49,7 +49,7 @@ func newGarage(t *testing.T, w *world) *garage {
 	return g
 }
 
-// parker is a pod, in a namespace of its own, that goes to the garage.
+// parker is a pod for the garage, in a separate namespace.
 type parker struct {
 	*bench
 	garage *garage
@@ -62,7 +62,7 @@ func (g *garage) parker(options ...gen.PodOption) *parker {
 	return g.parkerOf(byHand, options...)
 }
 
-// parkerOf makes a pod for the scheduler, which sends it to the garage's node.
+// parkerOf creates a pod for the scheduler, which can only choose the node of the garage.
 func (g *garage) parkerOf(scheduler string, options ...gen.PodOption) *parker {
 	g.t.Helper()
 	p := &parker{bench: newBench(g.t, g.world, nil), garage: g}
@@ -81,12 +81,12 @@ func (p *parker) park(options ...gen.BindingOption) error {
 	return p.bindByHand(p.binding(p.garage.node, options...))
 }
 
-// holds is the message about a device that the pod holds.
+// holds returns the message about a device that the pod holds.
 func (p *parker) holds(device string) string {
 	return fmt.Sprintf("device %s (gpu) is held by pod %s/pod", device, p.ns)
 }
 
-// finish ends the pod as its kubelet would.
+// finish completes the pod like its kubelet.
 func (p *parker) finish(phase corev1.PodPhase) {
 	p.t.Helper()
 	_, err := p.client.CoreV1().Pods(p.ns).Patch(p.t.Context(), "pod", types.MergePatchType,
@@ -94,14 +94,14 @@ func (p *parker) finish(phase corev1.PodPhase) {
 	require.NoError(p.t, err)
 }
 
-// records are where it stands which devices pods hold.
+// records returns the records of devices.
 func (b *bench) records() typedcorev1.ConfigMapInterface {
 	return b.client.CoreV1().ConfigMaps(install.Namespace)
 }
 
 func recordOf(node string) string { return "prebind-devices-" + node }
 
-// record is what stands in the node's record; nil if there is none.
+// record returns the data of the node's record, or nil if it does not exist.
 func (b *bench) record(node string) map[string]string {
 	b.t.Helper()
 	record, err := b.records().Get(b.t.Context(), recordOf(node), metav1.GetOptions{})
@@ -112,8 +112,7 @@ func (b *bench) record(node string) map[string]string {
 	return record.Data
 }
 
-// untilRecord watches the node's record until the condition holds for what stands
-// in it, which is nil while there is none.
+// untilRecord watches the node's record until the condition holds for its data. The data is nil while the record does not exist.
 func (b *bench) untilRecord(node, what string, condition func(data map[string]string) bool) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), 2*patience)
@@ -140,7 +139,7 @@ func (b *bench) untilRecord(node, what string, condition func(data map[string]st
 	require.NoError(b.t, err, "waiting for the record of node %s to be %s: %v", node, what, b.record(node))
 }
 
-// granted is what a record says of one pod.
+// granted is the entry of one pod in a record.
 type granted struct {
 	Pod    string `json:"pod"`
 	Bound  bool   `json:"bound"`
@@ -150,8 +149,7 @@ type granted struct {
 	} `json:"grants"`
 }
 
-// grantedTo reads the pod's entry; nil if there is none. It may be called from any
-// goroutine.
+// grantedTo returns the pod's entry, or nil if it does not exist. It is safe for concurrent use.
 func grantedTo(data map[string]string, uid types.UID) *granted {
 	text, ok := data[string(uid)]
 	if !ok {
@@ -180,7 +178,7 @@ func (p *parker) untilSettled(devices map[string]string) {
 	}
 }
 
-// untilFree waits until nothing is recorded of the pod any more.
+// untilFree waits until the record has no entry of the pod.
 func (p *parker) untilFree() {
 	p.t.Helper()
 	p.untilRecord(p.garage.node, "without the pod", func(data map[string]string) bool {
@@ -217,7 +215,7 @@ func TestDeviceOfOtherResourceOrNode(t *testing.T) {
 	require.NoError(t, third.park(gpu("0")), "a device of another node")
 }
 
-// Shares of a device are granted until they are a whole one.
+// Shares of a device are granted until their sum is 1.
 func TestDeviceShares(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -235,7 +233,7 @@ func TestDeviceShares(t *testing.T) {
 	other.untilSettled(map[string]string{"GPU-1": "0.25"})
 }
 
-// The pod may name its devices; what the Binding names counts more.
+// Annotations of the pod select devices. Annotations of the Binding take precedence.
 func TestDeviceByPodAndBinding(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -247,7 +245,7 @@ func TestDeviceByPodAndBinding(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 }
 
-// Pods name their devices, and the real kube-scheduler knows nothing of it.
+// Annotations of the pod select devices, and kube-scheduler ignores them.
 func TestDeviceWithKubeScheduler(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -293,19 +291,19 @@ func TestDeviceInvalid(t *testing.T) {
 	}
 }
 
-// A device is free as soon as its pod does not need it any more.
+// A device is free as soon as its pod no longer needs it.
 func TestDeviceOfPodThatIsGone(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		reason string
 		end    func(p *parker)
-		// held says that the pod is not gone yet.
+		// held is set if the pod still holds the device.
 		held bool
 	}{
 		"succeeded": {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodSucceeded) }},
 		"failed":    {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodFailed) }},
-		"deleted":   {reason: "there is no such pod", end: func(p *parker) { p.deletePod() }},
-		"recreated": {reason: "another pod has its name", end: func(p *parker) {
+		"deleted":   {reason: "the pod does not exist", end: func(p *parker) { p.deletePod() }},
+		"recreated": {reason: "another pod has the same name", end: func(p *parker) {
 			p.deletePod()
 			p.create(byHand)
 		}},
@@ -334,7 +332,7 @@ func TestDeviceOfPodThatIsGone(t *testing.T) {
 	}
 }
 
-// A pod that is recreated with the same name is another pod: it gets the devices of the first one only after their release.
+// A pod that is recreated with the same name gets the devices of the first pod only after their release.
 func TestDeviceOfPodCreatedAnew(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -387,7 +385,7 @@ func TestDeviceRecordIsLost(t *testing.T) {
 		func() {
 			require.NoError(t, g.records().Delete(t.Context(), recordOf(g.node), metav1.DeleteOptions{}))
 		},
-		func() {}, // And again: it was not refused by what Prebind remembers.
+		func() {}, // The second rejection shows that the first one does not depend on memory of the replica.
 	} {
 		lost()
 		err := second.park(gpu("GPU-1"))
@@ -460,7 +458,7 @@ func TestDeviceRecordIsUnreadable(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-2": "1"})
 }
 
-// With a lock of the node, one pod is bound to it at a time.
+// With a node lock, only one pod at a time is bound to the node.
 func TestDeviceNodeLock(t *testing.T) {
 	t.Parallel()
 	t.Run("the second waits for the first", func(t *testing.T) {
@@ -510,7 +508,7 @@ func TestDeviceNodeLock(t *testing.T) {
 	})
 }
 
-// A dry run reports the effects of a bind, and changes nothing.
+// A dry run reports the effects of a bind without changes.
 func TestDeviceDryRun(t *testing.T) {
 	t.Parallel()
 	g := newGarage(t, shared)
@@ -533,7 +531,7 @@ func TestDeviceDryRun(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 	before := maps.Clone(first.record(g.node))
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		// A replica that has not heard of the grant yet would only find out by a write.
+		// A replica with an outdated cache discovers the grant only with a write.
 		_, err := dryRun(first, gpu("GPU-1"))
 		require.Error(c, err)
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)

@@ -40,11 +40,10 @@ const (
 	raceContestants = 40
 )
 
-// TestDeviceRace has two schedulers, which know nothing of each other, bind two
-// hundred pods to the devices of five nodes by two replicas. The devices are soon
-// taken; from then on a pod ends for each bind that is refused.
+// TestDeviceRace runs two independent schedulers that bind two hundred pods to the devices of five nodes, with two replicas. When
+// all devices are in use, the test ends one pod for each refused bind.
 //
-// The pods alone show that no device was granted twice: by their events from the API server, in order.
+// The ordered watch events of the pods show that no device was granted twice.
 func TestDeviceRace(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -76,7 +75,7 @@ func TestDeviceRace(t *testing.T) {
 	}
 }
 
-// race is the contest of the schedulers.
+// race is the state that both schedulers share.
 type race struct {
 	*bench
 	nodes      []string
@@ -97,12 +96,12 @@ type race struct {
 	strange []string
 }
 
-// racer is a pod. Each try chooses its devices again; their number stays.
+// racer is a pod. Each try chooses devices again. The number of devices does not change.
 type racer struct {
 	name string
-	// shares are what follows the ID of each device.
+	// shares contains the suffix of each device ID.
 	shares []string
-	// contested says that both schedulers take the pod for their own.
+	// contested is set if both schedulers bind the pod.
 	contested bool
 	tried     bool
 }
@@ -132,7 +131,7 @@ func newRace(ctx context.Context, t *testing.T) *race {
 	return r
 }
 
-// run makes the pods and returns when all of them were bound.
+// run creates the pods and returns when all of them have been bound.
 func (r *race) run(ctx context.Context) {
 	r.t.Helper()
 	for n := range racePods {
@@ -159,7 +158,7 @@ func (r *race) run(ctx context.Context) {
 	assert.Empty(r.t, r.strange, "a scheduler should get only rejections for held devices")
 }
 
-// rival is a scheduler. Its idea of what is taken is its own, and old.
+// rival is a scheduler with a separate, outdated view of the devices in use.
 type rival struct {
 	*race
 	client kubernetes.Interface
@@ -167,7 +166,7 @@ type rival struct {
 	left   atomic.Int64
 	done   chan struct{}
 
-	// view guards the rest.
+	// view guards the fields below.
 	view  sync.Mutex
 	rng   *rand.Rand
 	taken map[string]bool
@@ -191,13 +190,13 @@ func (s *rival) work(ctx context.Context) {
 	}
 }
 
-// try posts a Binding of the pod, and says whether the pod is bound.
+// try posts a Binding of the pod, and reports whether the pod is bound.
 func (s *rival) try(ctx context.Context, p *racer) bool {
 	node, devices := s.choose(len(p.shares))
 	s.ask(p, node, devices)
 	binding := gen.Binding(gen.Pod(p.name, gen.InNamespace(s.ns)), node, gpu(p.value(devices)))
 	err := s.client.CoreV1().Pods(s.ns).Bind(ctx, binding, metav1.CreateOptions{})
-	// A shared device may have capacity left that the scheduler does not know.
+	// A shared device may have capacity that the scheduler does not know.
 	s.believe(node, devices)
 	switch {
 	case err == nil:
@@ -240,7 +239,7 @@ func (s *rival) believe(node string, devices []string) {
 	}
 }
 
-// value is that of the annotation.
+// value returns the value of the annotation.
 func (p *racer) value(devices []string) string {
 	var parts []string
 	for i, device := range devices {
@@ -249,7 +248,7 @@ func (p *racer) value(devices []string) string {
 	return strings.Join(parts, ",")
 }
 
-// ask notes what a pod is about to ask for.
+// ask records the devices of a Binding before it is posted.
 func (r *race) ask(p *racer, node string, devices []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,11 +267,10 @@ func (r *race) odd(format string, args ...any) {
 	r.strange = append(r.strange, fmt.Sprintf(format, args...))
 }
 
-// heldBy is how a refusal names a device and its first holder.
+// heldBy matches the device and its first holder in a refusal.
 var heldBy = regexp.MustCompile(`device (\S+) \(gpu\) is held by pod ([^/\s]+)/([^\s:;,]+)`)
 
-// refuse checks what a refusal says and, once all pods have had their try, ends a
-// pod for it.
+// refuse checks the message of a refusal. After all pods have been tried, it also ends a pod.
 func (r *race) refuse(ctx context.Context, p *racer, node string, devices []string, err error) {
 	told := heldBy.FindAllStringSubmatch(err.Error(), -1)
 	if len(told) == 0 || !strings.Contains(err.Error(), "device: Node "+node+": ") {
@@ -297,9 +295,8 @@ func (r *race) refuse(ctx context.Context, p *racer, node string, devices []stri
 	}
 }
 
-// endOne ends the pod that has been bound for longest, in one of the ways in which
-// pods end. One that terminates holds its devices until it is gone, which is the
-// next time that it is its turn.
+// endOne ends the oldest bound pod in one of several ways. A terminating pod holds its devices until its next turn, when it is
+// deleted.
 func (r *race) endOne(ctx context.Context) {
 	pod := r.ledger.oldest()
 	if pod == nil {
@@ -327,15 +324,14 @@ func (r *race) endOne(ctx context.Context) {
 	}
 }
 
-// endAll deletes all pods, those that terminate already included.
+// endAll deletes all pods, including terminating pods.
 func (r *race) endAll(ctx context.Context) {
 	r.t.Helper()
 	require.NoError(r.t, r.client.CoreV1().Pods(r.ns).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, metav1.ListOptions{}))
 	r.ledger.until(ctx, "all pods gone", func() bool { return len(r.ledger.living) == 0 })
 }
 
-// giveEachDevice binds a new pod for each device: none was lost, and none is held
-// by a pod that is gone.
+// giveEachDevice binds a new pod for each device, which shows that no device is lost or held by a deleted pod.
 func (r *race) giveEachDevice(ctx context.Context) {
 	r.t.Helper()
 	errs := make(chan error)
@@ -355,8 +351,7 @@ func (r *race) giveEachDevice(ctx context.Context) {
 	r.ledger.until(ctx, "every device in use", func() bool { return len(r.ledger.living) == raceNodes*raceDevices })
 }
 
-// assertToldWhy checks that each pod that was ever refused has an event that names
-// a device and its holder.
+// assertToldWhy checks that each refused pod has an event with a device and its holder.
 func (r *race) assertToldWhy() {
 	r.t.Helper()
 	require.EventuallyWithT(r.t, func(c *assert.CollectT) {
@@ -372,8 +367,7 @@ func (r *race) assertToldWhy() {
 	}, patience, again)
 }
 
-// ledger is who holds which devices, by the pods alone: it knows nothing of how
-// Prebind decides, and reads no record.
+// ledger contains the holders of devices. It reads only pods, not the records of Prebind.
 type ledger struct {
 	ns string
 
@@ -393,7 +387,7 @@ type ledger struct {
 	wrong     []string
 }
 
-// newLedger keeps the books of the namespace's pods, of which there are none yet.
+// newLedger observes the pods of the namespace, which must be empty.
 func newLedger(ctx context.Context, t *testing.T, b *bench) *ledger {
 	t.Helper()
 	l := &ledger{
@@ -419,7 +413,7 @@ func newLedger(ctx context.Context, t *testing.T, b *bench) *ledger {
 	return l
 }
 
-// enter books one event.
+// enter adds one event.
 func (l *ledger) enter(e watch.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -455,7 +449,7 @@ func (l *ledger) enter(e watch.Event) {
 	}
 }
 
-// add books the pod's devices, once or, to take them back, -1 times.
+// add adds the pod's devices if times is 1, and removes them if times is -1.
 func (l *ledger) add(pod *corev1.Pod, times int64) {
 	for entry := range strings.SplitSeq(pod.Annotations["device.prebind.dev/gpu"], ",") {
 		id, text, shared := strings.Cut(entry, ":")
@@ -497,8 +491,7 @@ func (l *ledger) holders(node, id string) []string {
 	return names
 }
 
-// oldest takes the living pod that has been in line for longest out of it. It
-// returns nil when there is none.
+// oldest removes the first living pod from the line. It returns nil if the line is empty.
 func (l *ledger) oldest() *corev1.Pod {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -512,7 +505,7 @@ func (l *ledger) oldest() *corev1.Pod {
 	return nil
 }
 
-// again puts the pod in line.
+// again appends the pod to the line.
 func (l *ledger) again(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

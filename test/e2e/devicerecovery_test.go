@@ -18,8 +18,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// refuser is a webhook that is asked after Prebind, and refuses the binds of some
-// namespaces.
+// refuser is a webhook that the API server calls after Prebind. It refuses the binds of some namespaces.
 type refuser struct {
 	mu         sync.Mutex
 	namespaces map[string]bool
@@ -44,14 +43,14 @@ func (r *refuser) judge(_ context.Context, request *admissionv1.AdmissionRequest
 	return nil
 }
 
-// set begins or ends to refuse the pod.
+// set starts or stops the refusal of the pod.
 func (r *refuser) set(p *parker, refuse bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.namespaces[p.ns] = refuse
 }
 
-// refused has the pod's bind refused after Prebind has granted its devices.
+// refused posts a Binding that the webhook refuses after Prebind has granted the devices.
 func (r *refuser) refused(p *parker) {
 	p.t.Helper()
 	r.set(p, true)
@@ -62,8 +61,8 @@ func (r *refuser) refused(p *parker) {
 	assert.False(p.t, entry.Bound)
 }
 
-// No device is lost, and none is given twice, when a replica is killed at a bind or
-// another webhook refuses it. node-state is off here: nothing needs it.
+// If a replica is killed during a bind, or another webhook refuses the bind, no device is lost or granted twice. node-state is
+// off because the test does not need it.
 func TestDeviceRecovery(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 1, "--prebind-plugins=*,-node-state")
@@ -135,14 +134,14 @@ func TestDeviceRecovery(t *testing.T) {
 	require.NoError(t, doomed.Restart(t.Context()))
 }
 
-// in is the same garage for a subtest.
+// in returns the garage for a subtest.
 func (g *garage) in(t *testing.T) *garage {
 	b := *g.bench
 	b.t = t
 	return &garage{bench: &b, node: g.node, toleration: g.toleration}
 }
 
-// in is the same pod for a subtest.
+// in returns the pod for a subtest.
 func (p *parker) in(t *testing.T) *parker {
 	b := *p.bench
 	b.t = t

@@ -10,9 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// downward returns what the containers of the pod read of it by the downward API,
-// as "env NAME" and "file PATH", and is an error where the kubelet would fail.
-// There is no kubelet here; it reads the stored pod by the same rules.
+// downward returns the values that the containers of the pod read with the downward API, by "env NAME" and "file PATH". It
+// applies the rules of the kubelet to the stored pod, and returns an error where the kubelet fails.
 func downward(pod *corev1.Pod) (map[string]string, error) {
 	out := map[string]string{}
 	read := func(name string, field *corev1.ObjectFieldSelector) error {
@@ -49,8 +48,7 @@ func downward(pod *corev1.Pod) (map[string]string, error) {
 	return out, nil
 }
 
-// fieldOf is a field of the pod by its path, as the kubelet has it: an annotation
-// or a label that the pod lacks is empty, and no error.
+// fieldOf returns the field of the pod with the path, like the kubelet. A missing annotation or label is an empty string.
 func fieldOf(pod *corev1.Pod, path string) (string, error) {
 	if key, ok := subscript(path, "metadata.annotations"); ok {
 		return pod.Annotations[key], nil

@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// explained is what prebind explain prints as JSON.
+// explained is the JSON output of prebind explain.
 type explained struct {
 	Verdict  binder.Verdict
 	Reason   string
@@ -33,14 +33,13 @@ type explained struct {
 	Warnings []string
 }
 
-// command runs the program for a person, and returns what it printed, its errors
-// and its exit code.
+// command runs the program and returns its standard output, its standard error and its exit code.
 func (b *bench) command(args ...string) (stdout, stderr string, code int) {
 	b.t.Helper()
 	return b.ran(exec.CommandContext(b.t.Context(), b.prebind.Binary(), args...))
 }
 
-// ran runs the command against the cluster, as an administrator.
+// ran runs the command against the cluster as an administrator.
 func (b *bench) ran(cmd *exec.Cmd) (stdout, stderr string, code int) {
 	b.t.Helper()
 	var out, errs bytes.Buffer
@@ -65,7 +64,7 @@ func (b *bench) explain(node string, args ...string) (explained, int) {
 	return x, code
 }
 
-// plugin is what one plugin says.
+// plugin is the result of one plugin.
 func (x explained) plugin(name string) binder.PluginExplanation {
 	for _, p := range x.Prebind.Plugins {
 		if p.Name == name {

@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// TestExplainRole: the optional ClusterRole permits prebind explain in one namespace, and no bind.
+// TestExplainRole checks that the optional ClusterRole permits prebind explain in one namespace, but not a bind.
 func TestExplainRole(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 1)
@@ -36,7 +36,7 @@ func TestExplainRole(t *testing.T) {
 	ana, err := kubernetes.NewForConfig(config)
 	require.NoError(t, err)
 
-	// No pod has this name, so nothing is bound before the policy is in force.
+	// No pod has this name, so no bind succeeds before the policy is in force.
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		err := ana.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{})
 		assert.ErrorContains(c, err, "permits only dry runs")

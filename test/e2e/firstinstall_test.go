@@ -24,11 +24,11 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// firstInstallation is what docs/install.md applies before config/webhook.
+// firstInstallation is the kustomization that docs/install.md applies before config/webhook.
 const firstInstallation = "config/first-install"
 
-// The two steps of docs/install.md, under 20 binds a second: no bind fails before a replica exists, while
-// replicas start, and after the switch to Fail.
+// During the two steps of docs/install.md, with 20 binds per second, no bind fails before a replica exists, while replicas start,
+// or after the switch to Fail.
 func TestFirstInstallation_NoBindFails(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{})

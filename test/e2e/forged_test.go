@@ -32,9 +32,8 @@ import (
 // apiServer is the name in the API server's client certificate.
 const apiServer = "kube-apiserver"
 
-// Anybody who can reach the port may post a review. With --client-ca-file only the
-// API server's are answered; without it, a review that no API server would have sent
-// makes Prebind write only one event, which reports it.
+// Every client that can reach the port can post a review. With --client-ca-file, Prebind accepts only reviews of the API server.
+// Without it, Prebind writes only one event for a review that the API server cannot have sent.
 func TestForgedReview(t *testing.T) {
 	t.Parallel()
 	t.Run("client certificates", func(t *testing.T) {
@@ -83,14 +82,14 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	}
 	assert.Equal(t, before, b.state(), "nothing should be written")
 
-	// The same review from the API server does have the claim's volume made.
+	// The same review from the API server provisions the volume of the claim.
 	_, err := b.post(b.certificateOf(apiServer), review)
 	require.NoError(t, err)
 	assert.Equal(t, "node-1", b.untilSelected("data"))
 }
 
-// The API server never asks about a pod in an exempt namespace. Prebind decides on a
-// review about one as on any other: docs/security.md says why.
+// The API server posts no reviews for pods in exempt namespaces. Prebind handles such a review like any other. See
+// docs/security.md.
 func testForgedReviewOfExemptNamespace(t *testing.T, w *world) {
 	b := newBench(t, w, exempt)
 	pod := b.podWith(byHand)
@@ -111,7 +110,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 	tests := map[string]struct {
 		options []gen.PodOption
 		change  func(pod *corev1.Pod)
-		// code is that of the denial; 0 if it is allowed, for the API server to say.
+		// code is the status code of the denial, or 0 if Prebind allows the review.
 		code int32
 	}{
 		"not pending":        {options: []gen.PodOption{gen.BoundTo("node-2")}, change: func(*corev1.Pod) {}},
@@ -136,7 +135,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 					assert.Equal(t, tc.code, answer.Result.Code, answer.Result.Message)
 				}
 			}
-			// By then, all later rejections are reported.
+			// Prebind has reported all later rejections.
 			honest, err := b.createPod("honest", byHand)
 			require.NoError(t, err)
 			_, err = b.post(nil, b.forge(honest, "node-none"))
@@ -149,8 +148,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 	}
 }
 
-// state is what a forged review could change: the versions of pod and claim, and how
-// many events there are.
+// state contains all objects that a forged review could change: the versions of pod and claim, and the number of events.
 func (b *bench) state() map[string]string {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
@@ -168,7 +166,7 @@ func (b *bench) state() map[string]string {
 	}
 }
 
-// forge makes the review of a Binding of the pod to the node.
+// forge creates the review of a Binding of the pod to the node.
 func (b *bench) forge(pod *corev1.Pod, node string) []byte {
 	b.t.Helper()
 	binding := gen.Binding(pod, node)
@@ -187,7 +185,7 @@ func (b *bench) forge(pod *corev1.Pod, node string) []byte {
 	return review
 }
 
-// certificateOf is a client certificate that the cluster's CA has signed.
+// certificateOf returns a client certificate that the cluster's CA has signed.
 func (b *bench) certificateOf(user string) *tls.Certificate {
 	b.t.Helper()
 	config, err := b.cluster.UserConfig(user)
@@ -197,10 +195,9 @@ func (b *bench) certificateOf(user string) *tls.Certificate {
 	return &pair
 }
 
-// post posts the review to a replica itself, with the certificate if there is one.
-// An answer that is not a review is an error.
+// post posts the review directly to a replica, with the optional certificate. A response that is not a review is an error.
 func (b *bench) post(client *tls.Certificate, review []byte) (*admissionv1.AdmissionResponse, error) {
-	config := &tls.Config{InsecureSkipVerify: true} // A forging client does not verify.
+	config := &tls.Config{InsecureSkipVerify: true} // A forging client does not verify the server.
 	if client != nil {
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return client, nil }
 	}

@@ -19,13 +19,12 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// heldCalls is how many calls a replica holds when it is lost.
+// heldCalls is the number of calls that a replica holds when it is lost.
 const heldCalls = 60
 
-// Two replicas are replaced one after the other, or one is killed, while it holds 60
-// calls. A replica that is stopped lets each call end, or asks its client to repeat it: no
-// bind fails. The API server answers 500 to the calls of a killed replica: kube-scheduler
-// reports them and binds the pods by the other replica. TestLostReplica in test/bench
+// Two replicas restart one after another, or one replica is killed, while the first one holds 60 calls. A replica that stops
+// completes each call, or answers 429 so that its client repeats it. No bind fails. For the calls of a killed replica the API
+// server answers 500. kube-scheduler reports them and binds the pods with the other replica. BenchmarkLostReplica in test/bench
 // measures the time.
 func testHeldCalls(t *testing.T, w *world) {
 	t.Run("rolling restart with held calls", func(t *testing.T) {
@@ -54,7 +53,7 @@ func testHeldCalls(t *testing.T, w *world) {
 	})
 }
 
-// held are pods whose calls one replica holds.
+// held contains the pods whose calls one replica holds.
 type held struct {
 	*bench
 	holder *install.Replica
@@ -65,15 +64,14 @@ func newHeld(t *testing.T, w *world) *held {
 	return &held{bench: newBench(t, w, nil), holder: w.prebind.Replicas()[0]}
 }
 
-// hold makes the pods for the schedulers in turn and returns when the first replica holds
-// a call of each of them. Their claims are provisioned from then on, over a few seconds.
-// The channel gets the results of those that are bound by hand.
+// hold creates the pods for the schedulers in turn. It returns when the first replica holds a call of each pod. Afterwards their
+// claims are provisioned within a few seconds. The channel receives the results of the binds by hand.
 func (b *held) hold(schedulers ...string) <-chan error {
 	b.t.Helper()
 	replicas := b.prebind.Replicas()
 	b.prebind.RouteTo(b.holder)
 	for _, other := range replicas[1:] {
-		// Both together close the connections of earlier calls.
+		// Restarting both replicas closes the connections of earlier calls.
 		b.cluster.Services().Cut(other.WebhookAddress())
 		b.cluster.Services().Heal(other.WebhookAddress())
 	}
@@ -103,8 +101,7 @@ func (b *held) hold(schedulers ...string) <-chan error {
 	return errs
 }
 
-// untilAllBound returns when all pods are bound, and checks that each claim has one
-// volume.
+// untilAllBound waits until all pods are bound, and checks that each claim has one volume.
 func (b *held) untilAllBound() {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
@@ -117,8 +114,8 @@ func (b *held) untilAllBound() {
 	assert.Equal(b.t, heldCalls, taken, "each claim should have one volume")
 }
 
-// failures are the failures that kube-scheduler has reported. A scheduler that sees a pod
-// before its claim has found no node yet: that is none.
+// failures returns the failures that kube-scheduler has reported. It omits failures before kube-scheduler observes the claim of
+// the pod.
 func (b *bench) failures() []string {
 	var out []string
 	for _, e := range b.allEvents() {

@@ -20,16 +20,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// canary is the name of what a hook refuses, so that its test can see when the
-// API server has learnt of the hook.
+// canary is the name of an object that every hook refuses. A refusal shows that the API server calls the hook.
 const canary = "canary"
 
-// judgement decides on one request: an error refuses it. The context ends when
-// the API server has gone away.
+// judgement decides on one request. An error refuses it. The context ends when the API server closes the connection.
 type judgement func(context.Context, *admissionv1.AdmissionRequest) error
 
-// newHook registers a validating webhook of the test's own. knock has to make a
-// dry run that the rules match, of an object with the name canary.
+// newHook registers a validating webhook of the test. knock must send a dry run that matches the rules, for an object with the
+// name canary.
 func newHook(t *testing.T, w *world, rules []admissionregistrationv1.RuleWithOperations, judge judgement, knock func() error) {
 	t.Helper()
 	server := httptest.NewTLSServer(hookHandler(t, judge))
@@ -81,7 +79,7 @@ func hookHandler(t *testing.T, judge judgement) http.Handler {
 	})
 }
 
-// on is a rule for the operations on the resources of the core group.
+// on returns a rule for the operations on the resources of the core group.
 func on(operations []admissionregistrationv1.OperationType, resources ...string) []admissionregistrationv1.RuleWithOperations {
 	return []admissionregistrationv1.RuleWithOperations{{
 		Operations: operations,

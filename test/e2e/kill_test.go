@@ -25,29 +25,28 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// stages are how far a bind is when its replica is killed. The write is held in
-// the API server, by a webhook, until then.
+// stages lists the stages of a bind at which its replica is killed. A webhook holds the write in the API server until then.
 var stages = map[string]struct {
 	reason string
 	held   bool
-	// stored says what becomes of the write that is held.
+	// stored is set if the API server stores the held write.
 	stored bool
 }{
-	"before the write": {reason: "the other replica has to begin from nothing", held: true},
+	"before the write": {reason: "the other replica must start the bind again", held: true},
 	"during the write": {reason: "it is unknown whether the write was stored", held: true, stored: true},
 	"after the write":  {reason: "the other replica must continue from the stored state"},
 }
 
-// writes are what the plugin writes.
+// writes lists the writes of the plugin.
 var writes = map[string]struct {
 	reason string
 	// class creates the class and volumes for the claim.
 	class func(b *bench) string
-	// written says whether it is there.
+	// written reports whether the write is stored.
 	written func(ctx context.Context, b *bench) (bool, error)
 }{
 	"selected-node": {
-		reason: "a volume is made only once it is there",
+		reason: "the volume is provisioned only after this write",
 		class:  func(b *bench) string { return b.dynamic("3s") },
 		written: func(ctx context.Context, b *bench) (bool, error) {
 			claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(ctx, "data", metav1.GetOptions{})
@@ -55,7 +54,7 @@ var writes = map[string]struct {
 		},
 	},
 	"claimRef": {
-		reason: "a second volume must not be taken",
+		reason: "the claim must not get a second volume",
 		class: func(b *bench) string {
 			class, _ := b.static("node-1", "1Gi", "1Gi")
 			return class
@@ -67,7 +66,7 @@ var writes = map[string]struct {
 	},
 }
 
-// taken counts the volumes that the test's claim has.
+// taken returns the number of volumes of the test's claim.
 func (b *bench) taken(ctx context.Context) (int, error) {
 	list, err := b.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -82,8 +81,7 @@ func (b *bench) taken(ctx context.Context) (int, error) {
 	return n, nil
 }
 
-// gates hold the first writes of Prebind to the objects of tests until they are
-// opened.
+// gates hold the first writes of Prebind to the objects of tests until the test opens them.
 type gates struct {
 	mu sync.Mutex
 	// of returns the gate of the class.
@@ -139,16 +137,15 @@ func (g *gates) judge(ctx context.Context, r *admissionv1.AdmissionRequest) erro
 type victim struct {
 	*bench
 	by string
-	// options are those of the pod.
+	// options contains the options of the pod.
 	options []gen.PodOption
-	// reached returns when the bind is as far as it should be.
+	// reached waits until the bind has reached its stage.
 	reached func()
-	// bound gets the errors that a client had until the pod was bound, nil for a
-	// kube-scheduler.
+	// bound receives the errors of a client until the pod is bound. It is nil for kube-scheduler.
 	bound chan []error
 }
 
-// begin makes the pod and, where no scheduler does, binds it.
+// begin creates the pod. It binds a pod without a scheduler.
 func (v *victim) begin() {
 	v.podWith(v.by, append(v.options, gen.UsesClaim("data"))...)
 	if v.by == byHand {
@@ -173,8 +170,8 @@ func (v *victim) end() []error {
 	return errs
 }
 
-// victims makes a pod for each way to bind, write and stage. kube-scheduler as it
-// comes is not among them: it writes all by itself, and Prebind nothing.
+// victims creates a pod for each binder, write and stage. It omits kube-scheduler with its default profile, because Prebind
+// writes nothing for it.
 func victims(t *testing.T, w *world, g *gates) map[string]*victim {
 	t.Helper()
 	out := map[string]*victim{}
@@ -212,8 +209,8 @@ func victims(t *testing.T, w *world, g *gates) map[string]*victim {
 	return out
 }
 
-// idlers are pods whose clients are between two calls when the replica is killed:
-// where another one is there, they never notice.
+// idlers creates pods whose clients are between two calls when the replica is killed. If another replica runs, the clients get no
+// error.
 func idlers(t *testing.T, w *world) map[string]*victim {
 	t.Helper()
 	out := map[string]*victim{}
@@ -224,7 +221,7 @@ func idlers(t *testing.T, w *world) map[string]*victim {
 		b := newBench(t, w, nil)
 		b.claim("data", b.dynamic("15s"))
 		out["between two calls, "+how] = &victim{bench: b, by: by.scheduler, options: []gen.PodOption{gen.Annotation(timeoutKey, thirdPause(5*time.Second).String())}, reached: func() {
-			// The first two pauses take a second: this is the beginning of the third.
+			// The first two pauses take one second each. The third pause starts here.
 			require.EventuallyWithT(t, func(c *assert.CollectT) {
 				assert.Len(c, b.decisions(), 3)
 			}, patience, again/10, "the client should have got 429")
@@ -233,16 +230,14 @@ func idlers(t *testing.T, w *world) map[string]*victim {
 	return out
 }
 
-// thirdPause returns a budget with which a client pauses for that long after its third
-// call, in a replica that holds calls for a second: the seven retries that are left then
-// have to reach to the end of the budget, see pacing.RetryAfter.
+// thirdPause returns a budget with which a client pauses for the given duration after its third call, if the replica holds calls
+// for one second. The seven remaining retries must last until the end of the budget. See pacing.RetryAfter.
 func thirdPause(pause time.Duration) time.Duration {
 	const hold, gap = time.Second, time.Second
 	return 3*hold + 2*gap + pause + 7*(pacing.MaxGap+hold) + hold
 }
 
-// testKill kills the replica that does all of the work, and lets next bring
-// another one.
+// testKill kills the replica that does all of the work. next starts another one.
 func testKill(t *testing.T, w *world, working *install.Replica, next func(), nobodyNotices bool) {
 	g := &gates{of: map[string]*gate{}, open: make(chan struct{})}
 	pods := victims(t, w, g)
@@ -252,7 +247,7 @@ func testKill(t *testing.T, w *world, working *install.Replica, next func(), nob
 	}
 	newGateHook(t, w, g)
 
-	// Until then, only Prebind writes claims and volumes.
+	// Before that, only Prebind writes claims and volumes.
 	controllers := w.cluster.Process(cluster.ControllerManager)
 	require.NoError(t, controllers.Signal(syscall.SIGSTOP))
 	t.Cleanup(func() { _ = controllers.Signal(syscall.SIGCONT) })
@@ -323,7 +318,7 @@ func newGateHook(t *testing.T, w *world, g *gates) {
 	})
 }
 
-// classOf is the class of the claim or the volume that is written.
+// classOf returns the class of the written claim or volume.
 func classOf(r *admissionv1.AdmissionRequest) (string, error) {
 	var o struct {
 		Spec struct {

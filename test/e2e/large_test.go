@@ -15,7 +15,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// TestLargePodAndClaim: a pod and a claim that are too large for the cache are read live, and bound like any other.
+// TestLargePodAndClaim checks that Prebind reads a pod and a claim that are too large for its cache from the API server, and binds
+// them.
 func TestLargePodAndClaim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

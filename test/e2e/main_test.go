@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e shows Prebind at work on a real control plane: the shipped
-// manifests, the real binary with the race detector, real tokens and RBAC.
+// Package e2e tests Prebind on a real control plane, with the shipped manifests, the real binary with the race detector, and real
+// tokens and RBAC.
 package e2e
 
 import (
@@ -22,15 +22,15 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// shared is the control plane and the installation that the tests of this
-// package use. A test that stops Prebind does so in an installation of its own.
+// shared is the control plane and the installation of most tests in this package. A test that stops Prebind uses a separate
+// installation.
 var shared *world
 
 type world struct {
 	cluster *cluster.Cluster
 	prebind *install.Prebind
 	client  kubernetes.Interface
-	// args are arguments of the replicas in addition to the shipped ones.
+	// args contains arguments of the replicas in addition to the shipped ones.
 	args []string
 }
 
@@ -49,8 +49,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// waitTogether lets more tests run at a time than there are processors, unless
-// -parallel says how many: nearly all of their time they wait.
+// waitTogether runs more tests in parallel than there are processors, because most tests mostly wait. -parallel overrides the
+// number.
 func waitTogether() {
 	flag.Parse()
 	given := false
@@ -72,7 +72,7 @@ func newWorldWith(ctx context.Context, o install.Options, replicas int, args ...
 	if err != nil {
 		return nil, err
 	}
-	// The rack is copied as well.
+	// Copy the rack to a label of the pod.
 	args = append([]string{"--topology-labels=topology.kubernetes.io/zone,topology.kubernetes.io/region,kubernetes.io/hostname," + cluster.RackLabel}, args...)
 	w := &world{cluster: c, client: client, args: args}
 	if err := cluster.CreateNodes(ctx, client, cluster.Nodes("node", 6)...); err != nil {
@@ -89,22 +89,22 @@ func newWorldWith(ctx context.Context, o install.Options, replicas int, args ...
 	return w, nil
 }
 
-// start starts one more replica.
+// start starts another replica.
 func (w *world) start(ctx context.Context) (*install.Replica, error) {
 	return w.prebind.Start(ctx, w.args...)
 }
 
-// ownWorld is a control plane and an installation for one test, which may disturb
-// both.
+// ownWorld returns a control plane and an installation for one test, which may disturb both.
 func ownWorld(t *testing.T, replicas int, args ...string) *world {
 	t.Helper()
 	return ownWorldWith(t, install.Options{}, replicas, args...)
 }
 
-// ownClusters are the control planes in addition to the shared one: each needs half a gigabyte and, during its start, a processor.
+// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory and,
+// during its start, a processor.
 var ownClusters = make(chan struct{}, 4)
 
-// ownCluster is a control plane for one test. It waits until there is room for it.
+// ownCluster starts a control plane for one test. It waits for a free slot of ownClusters.
 func ownCluster(t *testing.T, o cluster.Options) *cluster.Cluster {
 	t.Helper()
 	select {
@@ -112,13 +112,12 @@ func ownCluster(t *testing.T, o cluster.Options) *cluster.Cluster {
 	case <-t.Context().Done():
 		t.Fatal("there was no room for another control plane")
 	}
-	// Clean-ups run in reverse: the control plane has ended by then.
+	// Cleanups run in reverse order, so the control plane has stopped before this one.
 	t.Cleanup(func() { <-ownClusters })
 	return clustertest.Start(t, o)
 }
 
-// ownWorldWith is ownWorld with another installation than the shipped default. The
-// options' cluster and binary are set here.
+// ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and Binary of the options.
 func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string) *world {
 	t.Helper()
 	o.Cluster, o.Binary = ownCluster(t, cluster.Options{Audit: true}), shared.prebind.Binary()
@@ -128,7 +127,7 @@ func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string)
 	return w
 }
 
-// killAfter ends the replicas after the test, and shows their logs if it failed.
+// killAfter kills the replicas after the test, and shows their logs if the test failed.
 func (w *world) killAfter(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {

@@ -20,12 +20,11 @@ import (
 // manifests are the shipped examples of workloads.
 const manifests = "../../docs/manifests"
 
-// The shipped workloads run where Pod Security is at its strictest, and every
-// container reads where it is.
+// The shipped workloads run with the strictest Pod Security level, and every container reads its location.
 func testManifests(t *testing.T, w *world) {
 	prepareForManifests(t, w)
 	tests := map[string]struct {
-		// pods is how many there should be.
+		// pods is the expected number of pods.
 		pods int
 		// reads is the expected output of each of them, without values that differ per pod.
 		reads func(pod *corev1.Pod, node *corev1.Node) map[string]string
@@ -91,8 +90,7 @@ func testManifests(t *testing.T, w *world) {
 	}
 }
 
-// prepareForManifests makes what the shipped workloads take for granted: a default
-// StorageClass and a node with GPUs.
+// prepareForManifests creates the prerequisites of the shipped workloads: a default StorageClass and a node with GPUs.
 func prepareForManifests(t *testing.T, w *world) {
 	t.Helper()
 	class := gen.StorageClass("standard", cluster.ProvisionerName, gen.Annotation("storageclass.kubernetes.io/is-default-class", "true"))
@@ -104,9 +102,8 @@ func prepareForManifests(t *testing.T, w *world) {
 	w.installDevices(t, "gpu.nvidia.com", "gpu-node", 2)
 }
 
-// untilAllBound waits until the namespace has these many pods and all of them have
-// a node. It reports each of them ready, as its kubelet would: some workloads start
-// one pod after the other.
+// untilAllBound waits until the namespace has the given number of pods and all of them are bound. Like a kubelet, it reports each
+// pod as ready, because some workloads start one pod after another.
 func (b *bench) untilAllBound(n int) []corev1.Pod {
 	b.t.Helper()
 	var pods []corev1.Pod

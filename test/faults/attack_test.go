@@ -27,49 +27,48 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// attackByDefault says whether TestFaults has an attacking tenant unless -attack says otherwise.
+// attackByDefault is the default of -attack.
 const attackByDefault = true
 
-var attacked = flag.Bool("attack", attackByDefault, "have an attacking tenant beside the ordinary load")
+var attacked = flag.Bool("attack", attackByDefault, "Run an attacking tenant in addition to the ordinary load.")
 
 const (
-	// attacker is a user with the built-in role edit in the attack's namespaces, and nothing else.
+	// attacker is a user whose only permission is the built-in role edit in the attack's namespaces.
 	attacker = "mallory"
 	// never is a class whose claims are never provisioned.
 	never = "never"
-	// attackAlone is how long the attack goes on after the last fault.
+	// attackAlone is the duration of the attack after the last fault.
 	attackAlone = 75 * time.Second
 
-	// targets are running pods of the attacker, each with a ResourceClaim of the owned class.
+	// targets is the number of running pods of the attacker. Each pod has a ResourceClaim of the owned class.
 	targets = 6
-	// alone are the targets whose claims have one mark at a time. Others would hide it.
+	// alone is the number of targets whose claims have one mark at a time. More marks would hide it.
 	alone = 4
 	// marksPerWrite and markWrites bound the forged marks.
 	marksPerWrite, markWrites = 50, 120
-	// fat is how many objects of each kind get large annotations, fatText how large, in bytes.
-	// The API server takes 262,144 bytes for all annotations of an object.
+	// fat is the number of objects of each kind with large annotations. fatText is the size of the annotations in bytes. The
+	// API server accepts 262,144 bytes for all annotations of an object.
 	fatPods, fatClaims = 60, 200
 	fatText            = 250_000
-	// waiters are pods that wait for as long as they may.
+	// waiters is the number of pods that wait for the maximum time.
 	waiters = 400
 )
 
-// attackNamespaces are those of the attacker.
+// attackNamespaces lists the namespaces of the attacker.
 func attackNamespaces() []string { return []string{"attack-0", "attack-1"} }
 
-// attack is a tenant that uses its role against Prebind. All counts are bounded, and all choices
-// come from the seed.
+// attack is a tenant that uses its role against Prebind. All counts are bounded. The seed determines all choices.
 type attack struct {
 	w      *world
 	seed   uint64
 	tenant client.Client
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
-	// running are the attacker's bound pods; claims have the same names.
+	// running contains the attacker's bound pods. Their claims have the same names.
 	running []*corev1.Pod
 
 	mu sync.Mutex
-	// did counts what the API server or a replica took, failed what it did not.
+	// did counts the requests that the API server or a replica accepted. failed counts the other requests.
 	did, failed map[string]int
 }
 
@@ -79,7 +78,7 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 	a := &attack{w: w, seed: seed, did: map[string]int{}, failed: map[string]int{}}
 	config, err := w.cluster.UserConfig(attacker)
 	require.NoError(t, err)
-	config.WarningHandler = rest.NoWarnings{} // It warns of long names.
+	config.WarningHandler = rest.NoWarnings{} // The API server warns about long names.
 	a.tenant, err = client.New(config, client.Options{})
 	require.NoError(t, err)
 	require.NoError(t, w.watcher.Create(t.Context(), gen.StorageClass(never, "none.example.com")))
@@ -101,14 +100,14 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 		}
 		return true
 	}, time.Minute, 50*time.Millisecond, "the attacker's namespaces should be ready")
-	require.Error(t, a.tenant.List(t.Context(), &corev1.PodList{}, client.InNamespace(ns)), "the attacker may do nothing elsewhere")
+	require.Error(t, a.tenant.List(t.Context(), &corev1.PodList{}, client.InNamespace(ns)), "the attacker should have no permissions in other namespaces")
 	for i := range targets {
 		a.run(t, i)
 	}
 	return a
 }
 
-// run creates a pod of the attacker with a claim and binds it, as a scheduler does.
+// run creates a pod of the attacker with a claim, and binds it like a scheduler.
 func (a *attack) run(t *testing.T, i int) {
 	t.Helper()
 	namespace, name := a.namespace(i), fmt.Sprintf("target-%d", i)
@@ -125,7 +124,7 @@ func (a *attack) run(t *testing.T, i int) {
 
 func (a *attack) namespace(i int) string { return attackNamespaces()[i%len(attackNamespaces())] }
 
-// begin returns at once.
+// begin starts the attack and returns immediately.
 func (a *attack) begin(ctx context.Context) {
 	ctx, a.stop = context.WithCancel(ctx)
 	for n, do := range []func(context.Context, *rand.Rand){a.forge, a.fatten, a.wait, a.post} {
@@ -152,10 +151,10 @@ func (a *attack) end(t *testing.T) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	t.Logf("the attacker did: %v; could not do: %v", a.did, a.failed)
+	t.Logf("accepted requests of the attacker: %v; failed requests: %v", a.did, a.failed)
 }
 
-// note counts an attempt.
+// note counts a request.
 func (a *attack) note(what string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -166,7 +165,7 @@ func (a *attack) note(what string, err error) {
 	a.did[what]++
 }
 
-// try does something until it is done or refused. The API server may be down.
+// try repeats a request until it succeeds or is refused, because the API server may be down.
 func (a *attack) try(ctx context.Context, what string, do func() error) {
 	for ctx.Err() == nil {
 		err := do()
@@ -179,9 +178,9 @@ func (a *attack) try(ctx context.Context, what string, do func() error) {
 	}
 }
 
-// forge writes marks onto the claims that the attacker's running pods use. They name pods that
-// exist, pods that do not, replicas that live, replicas that never did, and attempts of real binds.
-// The claims of the first targets have one mark at a time, those of the others hundreds.
+// forge writes marks to the claims that the attacker's running pods use. The marks contain existing and invented pods,
+// running and invented replicas, and attempts of real binds. The claims of the first targets have one mark at a time. The
+// other claims have hundreds of marks.
 func (a *attack) forge(ctx context.Context, rng *rand.Rand) {
 	for n := 0; n < markWrites && ctx.Err() == nil; n++ {
 		at := rng.IntN(len(a.running))
@@ -196,7 +195,7 @@ func (a *attack) forge(ctx context.Context, rng *rand.Rand) {
 		}
 		a.annotate(ctx, "marks", pod, "{"+strings.Join(parts, ",")+"}")
 		if rng.IntN(12) == 0 {
-			a.annotate(ctx, "marks removed", pod, "null") // There is no room for more than so many.
+			a.annotate(ctx, "marks removed", pod, "null") // More marks exceed the size limit of annotations.
 		}
 		pause(ctx, time.Second)
 	}
@@ -210,7 +209,7 @@ func (a *attack) annotate(ctx context.Context, what string, pod *corev1.Pod, ann
 	})
 }
 
-// mark is one forged mark, as a member of a JSON object.
+// mark returns one forged mark as a member of a JSON object.
 func (a *attack) mark(rng *rand.Rand, pod *corev1.Pod, n int) string {
 	bound := pod.Annotations["binder.prebind.dev/attempt"]
 	replica, _, _ := strings.Cut(bound, "-")
@@ -230,7 +229,7 @@ func (a *attack) mark(rng *rand.Rand, pod *corev1.Pod, n int) string {
 	return fmt.Sprintf("%q:%q", markPrefix+string(uid)+"."+attempt, fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, name, node))
 }
 
-// fatten creates objects with annotations as large as the API server takes.
+// fatten creates objects with annotations near the size limit of the API server.
 func (a *attack) fatten(ctx context.Context, rng *rand.Rand) {
 	text := strings.Repeat("x", fatText)
 	for i := range fatClaims {
@@ -253,8 +252,8 @@ func (a *attack) fatten(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// wait creates pods that kube-scheduler binds and that wait: for claims that are never provisioned,
-// or for a state of their node that never comes. The state's description is as long as possible.
+// wait creates pods for kube-scheduler that wait for claims that are never provisioned, or for a state that their node never
+// has. The description of the state has the maximum length.
 func (a *attack) wait(ctx context.Context, rng *rand.Rand) {
 	for i := range waiters {
 		if ctx.Err() != nil {
@@ -274,7 +273,7 @@ func (a *attack) wait(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// longExpectation is a selector, as long as node-state takes it, that no node has.
+// longExpectation returns a selector of about the maximum length of node-state that matches no node.
 func longExpectation(rng *rand.Rand) string {
 	const most = 4096
 	domain := strings.TrimSuffix(strings.Repeat(strings.Repeat("d", 59)+".", 4), ".")

@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// bodies are the connections of a burst: each sends all of a body but its last byte.
+	// bodies is the number of connections of a burst. Each connection sends a body without its last byte.
 	bodies = 64
-	// largestBody and smallestBody are the sizes of bodies, in bytes. A replica that does not take a
-	// body gets a smaller one with the next burst.
+	// largestBody and smallestBody limit the size of bodies, in bytes. If a replica rejects a body, the next burst sends a
+	// smaller one.
 	largestBody, smallestBody = 8 << 20, 64 << 10
-	// bodyHeld is how long a connection waits for the replica to end it.
+	// bodyHeld is the maximum time that a connection waits for the replica to close it.
 	bodyHeld = 20 * time.Second
-	// bursts bounds the attack.
+	// bursts is the maximum number of bursts.
 	bursts = 12
 )
 
-// post sends slow bodies directly to the replicas, from a loopback address of its own.
+// post sends slow bodies directly to the replicas from a separate loopback address.
 func (a *attack) post(ctx context.Context, rng *rand.Rand) {
 	size := largestBody
 	for n := 0; n < bursts && ctx.Err() == nil; n++ {
@@ -59,7 +59,7 @@ func (a *attack) post(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// slowBody posts a review without its last byte. It fails if the replica has not taken all of it.
+// slowBody posts a review without its last byte. It returns an error if the replica does not read all other bytes.
 func slowBody(ctx context.Context, to string, size int) error {
 	ctx, cancel := context.WithTimeout(ctx, bodyHeld)
 	defer cancel()

@@ -18,19 +18,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// rollBackFile has rollsBack, the one line by which the engine rolls a plugin back.
+// rollBackFile contains rollsBack, the only line with which the engine rolls back a plugin.
 const (
 	rollBackFile = "binder/runner/rollback.go"
 	rollsBack    = "return p.PreBindRollBack(ctx, bc)"
 )
 
-// TestBrokenRollBack runs a Prebind that reports a roll-back as done and does none. The
-// checker has to find what is left. It runs with make faults-broken only, because three
-// minutes must pass before a roll-back is known to be missing.
+// TestBrokenRollBack runs a Prebind that reports a rollback as complete without doing it. The checker must report the
+// remaining grants and marks. The test runs only with make faults-broken, because a missing rollback is certain only after
+// three minutes.
 func TestBrokenRollBack(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join("..", "..", rollBackFile))
 	require.NoError(t, err)
-	require.Equal(t, 1, strings.Count(string(source), rollsBack), "%s should have %q once: change the constants of this test with it", rollBackFile, rollsBack)
+	require.Equal(t, 1, strings.Count(string(source), rollsBack), "%s should contain %q once: update the constants of this test", rollBackFile, rollsBack)
 	broken := strings.Replace(string(source), rollsBack, "return nil", 1)
 	w := newWorld(t, build(t, map[string][]byte{rollBackFile: []byte(broken)}))
 	l := newLoad(w, *seed)
@@ -42,7 +42,7 @@ func TestBrokenRollBack(t *testing.T) {
 	require.NoError(t, w.setOpen(t.Context(), "yes"))
 	left := w.untilClean(t, l, 3*time.Minute)
 	for _, kind := range []string{"the record ", "is marked"} {
-		assert.True(t, slices.ContainsFunc(left, func(problem string) bool { return strings.Contains(problem, kind) }), "the checker should see what %q is left", kind)
+		assert.True(t, slices.ContainsFunc(left, func(problem string) bool { return strings.Contains(problem, kind) }), "the checker should report a problem with %q", kind)
 	}
-	t.Logf("the checker is red, as it should be: %d things are left:\n%s", len(left), strings.Join(left, "\n"))
+	t.Logf("the checker reports %d problems, as expected:\n%s", len(left), strings.Join(left, "\n"))
 }

@@ -31,32 +31,32 @@ const (
 
 func claims() client.ObjectList { return &resourcev1.ResourceClaimList{} }
 
-// records are the ConfigMaps of Prebind's namespace, and those of the test's.
+// records returns a list for ConfigMaps.
 func records() client.ObjectList { return &corev1.ConfigMapList{} }
 
-// attempts is the number of attempts in progress, from the replica's metrics.
+// attempts returns the number of attempts in progress from the replica's metrics.
 func (r *replica) attempts(ctx context.Context) (float64, error) {
 	text, err := r.Metrics(ctx)
 	if err != nil {
 		return 0, err
 	}
-	sum, told := 0.0, false
+	sum, found := 0.0, false
 	for line := range strings.SplitSeq(text, "\n") {
 		if name, value, _ := strings.Cut(line, " "); strings.HasPrefix(name, "prebind_attempts{") {
 			n, err := strconv.ParseFloat(value, 64)
 			if err != nil {
 				return 0, fmt.Errorf("%s reports %q: %w", r.Name(), line, err)
 			}
-			sum, told = sum+n, true
+			sum, found = sum+n, true
 		}
 	}
-	if !told {
+	if !found {
 		return 0, fmt.Errorf("%s does not report its number of attempts", r.Name())
 	}
 	return sum, nil
 }
 
-// state is all that there is at a moment.
+// state contains all objects at one time.
 type state struct {
 	*world
 	pods    map[types.UID]*corev1.Pod
@@ -72,14 +72,13 @@ func (s *state) odd(format string, args ...any) {
 	s.found = append(s.found, fmt.Sprintf(format, args...))
 }
 
-// untilClean looks until nothing is left, and returns what is left in the end. It logs
-// what it still waits for.
+// untilClean checks the state until there is no problem or the timeout expires. It returns and logs the remaining problems.
 func (w *world) untilClean(t *testing.T, l *load, most time.Duration) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var left []string
-	began, told := time.Now(), time.Time{}
+	began, logged := time.Now(), time.Time{}
 	for {
 		found, err := w.left(ctx, l)
 		if ctx.Err() != nil {
@@ -91,15 +90,15 @@ func (w *world) untilClean(t *testing.T, l *load, most time.Duration) []string {
 		if len(left) == 0 {
 			return nil
 		}
-		if time.Since(told) > 20*time.Second {
-			told = time.Now()
-			t.Logf("after %s, %d are left, such as: %s", time.Since(began).Round(time.Second), len(left), strings.Join(left[:min(3, len(left))], "; "))
+		if time.Since(logged) > 20*time.Second {
+			logged = time.Now()
+			t.Logf("after %s, %d problems remain, such as: %s", time.Since(began).Round(time.Second), len(left), strings.Join(left[:min(3, len(left))], "; "))
 		}
 		pause(ctx, 3*time.Second)
 	}
 }
 
-// left is what is not as it should be at rest, by the API and the metrics alone.
+// left returns the problems of a cluster at rest. It uses only the API and the metrics.
 func (w *world) left(ctx context.Context, l *load) ([]string, error) {
 	s, err := w.look(ctx)
 	if err != nil {
@@ -113,7 +112,7 @@ func (w *world) left(ctx context.Context, l *load) ([]string, error) {
 	return s.found, err
 }
 
-// look reads everything.
+// look reads all objects.
 func (w *world) look(ctx context.Context) (*state, error) {
 	s := &state{
 		world: w, pods: map[types.UID]*corev1.Pod{}, claims: map[string]*corev1.PersistentVolumeClaim{},
@@ -150,24 +149,24 @@ func (w *world) look(ctx context.Context) (*state, error) {
 	return s, in(install.Namespace, records(), see)
 }
 
-// checkPods: each pod is bound, once, or its events or its client's last response contain the reason.
+// checkPods checks that each pod is bound, or that its events or its client's last response contain the reason.
 func (s *state) checkPods(l *load) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for uid, node := range l.allowed {
 		if was := s.ledger.boundTo(uid); was != node && (was != "" || s.pods[uid] != nil) {
-			s.odd("a client got success for the bind of pod %s to %s: it is bound to %q", uid, node, was)
+			s.odd("a client got success for the bind of pod %s to %s, but the pod is bound to %q", uid, node, was)
 		}
 	}
 	for uid, pod := range s.pods {
-		told := s.events[uid] || pod.Spec.SchedulerName == byHand && l.answers[pod.Name] != ""
-		if pod.Spec.NodeName == "" && !told {
-			s.odd("the pod %s is pending, and nothing says why", pod.Name)
+		explained := s.events[uid] || pod.Spec.SchedulerName == byHand && l.answers[pod.Name] != ""
+		if pod.Spec.NodeName == "" && !explained {
+			s.odd("the pod %s is pending, and no event or response contains a reason", pod.Name)
 		}
 	}
 }
 
-// checkVolumes: a bound pod's claims have their volumes, which its node can reach.
+// checkVolumes checks that the claims of bound pods have volumes, and that the nodes can reach them.
 func (s *state) checkVolumes() {
 	for _, pod := range s.pods {
 		for _, v := range pod.Spec.Volumes {
@@ -176,7 +175,7 @@ func (s *state) checkVolumes() {
 			}
 			claim := s.claims[v.PersistentVolumeClaim.ClaimName]
 			if claim == nil {
-				continue // It was ended with its pod, whose end failed.
+				continue // The load deleted the claim, but failed to delete the pod.
 			}
 			if claim.Status.Phase == corev1.ClaimLost {
 				s.odd("the claim %s is lost", claim.Name)
@@ -187,9 +186,9 @@ func (s *state) checkVolumes() {
 			pv := s.volumes[claim.Spec.VolumeName]
 			switch {
 			case pv == nil || claim.Annotations[volume.AnnBindCompleted] == "":
-				s.odd("the pod %s is bound to %s, and its claim %s to %q", pod.Name, pod.Spec.NodeName, claim.Name, claim.Spec.VolumeName)
+				s.odd("the pod %s is bound to %s, but its claim %s is bound to %q", pod.Name, pod.Spec.NodeName, claim.Name, claim.Spec.VolumeName)
 			case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID:
-				s.odd("the volume %s of the claim %s is another's", pv.Name, claim.Name)
+				s.odd("the volume %s of the claim %s belongs to another claim", pv.Name, claim.Name)
 			case volume.CheckNodeAffinity(pv, nodeLabels(pod.Spec.NodeName)) != nil:
 				s.odd("the volume %s of the pod %s cannot be reached from %s", pv.Name, pod.Name, pod.Spec.NodeName)
 			}
@@ -197,7 +196,7 @@ func (s *state) checkVolumes() {
 	}
 }
 
-// nodeLabels are those by which volumes are reached.
+// nodeLabels returns the labels that node affinity of volumes selects.
 func nodeLabels(name string) map[string]string {
 	for _, node := range cluster.Nodes("node", nodes) {
 		if node.Name == name {
@@ -207,7 +206,7 @@ func nodeLabels(name string) map[string]string {
 	return nil
 }
 
-// checkRecords: the records of devices hold those of the bound pods, and nothing else.
+// checkRecords checks that the records of devices contain the devices of exactly the bound pods.
 func (s *state) checkRecords() {
 	recorded := map[types.UID]bool{}
 	for _, record := range s.records {
@@ -226,7 +225,7 @@ func (s *state) checkRecords() {
 			case json.Unmarshal([]byte(text), &entry) != nil:
 				s.odd("the record %s has %s", record.Name, text)
 			case pod == nil:
-				s.odd("the record %s has devices for a pod that is gone: %s", record.Name, text)
+				s.odd("the record %s has devices for a deleted pod: %s", record.Name, text)
 			case !entry.Bound || pod.Spec.NodeName != record.Data["node"]:
 				s.odd("the record %s has devices for the pod %s, which is bound to %q: %s", record.Name, pod.Name, pod.Spec.NodeName, text)
 			default:
@@ -236,19 +235,19 @@ func (s *state) checkRecords() {
 	}
 	for uid, pod := range s.pods {
 		if pod.Spec.NodeName != "" && len(devicesOf(pod)) > 0 && !recorded[uid] {
-			s.odd("the pod %s is bound to %s with the devices %v, which no record has", pod.Name, pod.Spec.NodeName, devicesOf(pod))
+			s.odd("the pod %s is bound to %s with the devices %v, but no record contains them", pod.Name, pod.Spec.NodeName, devicesOf(pod))
 		}
 	}
 }
 
-// checkClaims: ResourceClaims are reserved for pods that there are, a pod without a
-// scheduler of its own being bound, and nothing is marked; devices have one claim.
+// checkClaims checks that ResourceClaims are reserved only for existing pods and have no marks, and that each device is
+// allocated to one claim. A pod without a scheduler must also be bound.
 func (s *state) checkClaims() {
 	holders := map[string]string{}
 	for _, claim := range s.devices {
 		for _, r := range claim.Status.ReservedFor {
 			if pod := s.pods[r.UID]; pod == nil || pod.Spec.NodeName == "" && pod.Spec.SchedulerName == byHand {
-				s.odd("the claim %s is reserved for the pod %s, which is gone or not bound", claim.Name, r.Name)
+				s.odd("the claim %s is reserved for the pod %s, which is deleted or not bound", claim.Name, r.Name)
 			}
 		}
 		for key := range claim.Annotations {
@@ -258,7 +257,7 @@ func (s *state) checkClaims() {
 		}
 		for _, device := range given(claim) {
 			if holders[device] != "" {
-				s.odd("the device %s is given to the claims %s and %s", device, holders[device], claim.Name)
+				s.odd("the device %s is allocated to the claims %s and %s", device, holders[device], claim.Name)
 			}
 			holders[device] = claim.Name
 		}
@@ -266,7 +265,7 @@ func (s *state) checkClaims() {
 	}
 }
 
-// checkUsers: a bound pod's claims are reserved for it.
+// checkUsers checks that the claims of each bound pod are reserved for it.
 func (s *state) checkUsers(claim *resourcev1.ResourceClaim) {
 	for _, owner := range claim.OwnerReferences {
 		pod := s.pods[owner.UID]
@@ -278,12 +277,12 @@ func (s *state) checkUsers(claim *resourcev1.ResourceClaim) {
 			reserved = reserved || r.UID == pod.UID
 		}
 		if !reserved || len(given(claim)) == 0 {
-			s.odd("the pod %s is bound to %s, and its claim %s is not reserved for it", pod.Name, pod.Spec.NodeName, claim.Name)
+			s.odd("the pod %s is bound to %s, but its claim %s is not reserved for it", pod.Name, pod.Spec.NodeName, claim.Name)
 		}
 	}
 }
 
-// checkReplicas: no replica works on anything any more, or keeps anything.
+// checkReplicas checks that the replicas are idle and hold no more goroutines or memory than permitted.
 func (s *state) checkReplicas(ctx context.Context) error {
 	for _, r := range s.replicas {
 		now, err := r.attempts(ctx)
@@ -306,7 +305,7 @@ func (s *state) checkReplicas(ctx context.Context) error {
 		}
 	}
 	if len(s.found) > 0 {
-		return nil // A busy replica holds memory for its work.
+		return nil // A busy replica needs memory for its work.
 	}
 	heap, ours := float64(moreHeap), float64(moreOurs)
 	if *attacked {

@@ -21,7 +21,7 @@ func emptyLedger() *ledger {
 	}
 }
 
-// TestLedger: the ledger reports every violation and no permitted state.
+// TestLedger checks that the ledger reports every violation and no permitted state.
 func TestLedger(t *testing.T) {
 	pod := func(name, node, gpu string) *corev1.Pod {
 		return gen.Pod(name, gen.UID(types.UID(name)), gen.BoundTo(node), gen.Annotation("device.prebind.dev/gpu", gpu))
@@ -34,26 +34,26 @@ func TestLedger(t *testing.T) {
 		see    func(l *ledger)
 		wrong  int
 	}{
-		"Moved":      {reason: "a pod is bound once", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "node-2", "")) }},
-		"Unbound":    {reason: "and for good", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "", "")) }},
-		"TwoHolders": {reason: "a device has one pod", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-1", "1")) }},
-		"TooMuch":    {reason: "or several that share it", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "2,1")) }},
-		"Halves":     {reason: "as they may", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "1:0.5")) }},
-		"OtherNode":  {reason: "devices are those of a node", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-2", "1")) }},
-		"InTurn": {reason: "who is gone holds nothing", see: func(l *ledger) {
+		"Moved":      {reason: "a pod must not move to another node", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "node-2", "")) }},
+		"Unbound":    {reason: "a bound pod must not become pending again", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "", "")) }},
+		"TwoHolders": {reason: "two pods must not hold the same device", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-1", "1")) }},
+		"TooMuch":    {reason: "the shares of a device must not exceed 1", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "2,1")) }},
+		"Halves":     {reason: "two pods may share a device", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "1:0.5")) }},
+		"OtherNode":  {reason: "each node has separate devices", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-2", "1")) }},
+		"InTurn": {reason: "a deleted pod holds no device", see: func(l *ledger) {
 			l.pod(nil, pod("a", "node-1", "1"))
 			l.pod(pod("a", "node-1", "1"), nil)
 			l.pod(nil, pod("b", "node-1", "1"))
 		}},
-		"Deselected": {reason: "a selected node is never taken back", wrong: 1, see: func(l *ledger) { l.claim(gen.Claim("c", gen.SelectedNode("node-1")), gen.Claim("c")) }},
-		"Selected":   {reason: "it is set once", see: func(l *ledger) { l.claim(gen.Claim("c"), gen.Claim("c", gen.SelectedNode("node-1"))) }},
-		"TwoClaims":  {reason: "a device has one claim", wrong: 1, see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "x")) }},
-		"ClaimsInTurn": {reason: "one after the other", see: func(l *ledger) {
+		"Deselected": {reason: "a selected node must not be removed", wrong: 1, see: func(l *ledger) { l.claim(gen.Claim("c", gen.SelectedNode("node-1")), gen.Claim("c")) }},
+		"Selected":   {reason: "a selected node may be set once", see: func(l *ledger) { l.claim(gen.Claim("c"), gen.Claim("c", gen.SelectedNode("node-1"))) }},
+		"TwoClaims":  {reason: "a device must not be allocated to two claims", wrong: 1, see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "x")) }},
+		"ClaimsInTurn": {reason: "a released device may be allocated again", see: func(l *ledger) {
 			l.resourceClaim(nil, claim("a", "x"))
 			l.resourceClaim(claim("a", "x"), nil)
 			l.resourceClaim(nil, claim("b", "x"))
 		}},
-		"ClaimsOfTwo":   {reason: "two devices", see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "y")) }},
+		"ClaimsOfTwo":   {reason: "two claims may have two devices", see: func(l *ledger) { l.resourceClaim(nil, claim("a", "x")); l.resourceClaim(nil, claim("b", "y")) }},
 		"SeenOnceAgain": {reason: "a list repeats events of a watch", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("a", "node-1", "1")) }},
 	}
 	for name, tc := range cases {
@@ -65,7 +65,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// TestLeft: what is left in a world at rest is seen.
+// TestLeft checks that the checker reports every remaining grant, mark and reservation of a cluster at rest.
 func TestLeft(t *testing.T) {
 	running := gen.Pod("a", gen.UID("a"), gen.BoundTo("node-1"), gen.Scheduler(byHand))
 	waiting := gen.Pod("b", gen.UID("b"), gen.Scheduler(byHand))
@@ -79,16 +79,16 @@ func TestLeft(t *testing.T) {
 		state  state
 		wrong  int
 	}{
-		"Nothing":        {reason: "all is well", state: state{records: []corev1.ConfigMap{record("a", `{"bound":true}`)}}},
-		"NotBound":       {reason: "a grant of a bind that failed", state: state{records: []corev1.ConfigMap{record("b", `{}`)}}, wrong: 1},
-		"NotConfirmed":   {reason: "no replica has confirmed the bind", state: state{records: []corev1.ConfigMap{record("a", `{}`)}}, wrong: 1},
-		"PodGone":        {reason: "a device that no pod can use", state: state{records: []corev1.ConfigMap{record("c", `{"bound":true}`)}}, wrong: 1},
-		"Locked":         {reason: "no pod can be bound there", state: state{records: []corev1.ConfigMap{record("node-lock", `{}`)}}, wrong: 1},
-		"Marked":         {reason: "a mark that no replica removes", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.Annotation(markPrefix+"a.1", ""))}}, wrong: 1},
-		"ReservedGone":   {reason: "for a pod that is gone", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("c", "c"))}}, wrong: 1},
-		"ReservedNot":    {reason: "for a pod that is not bound", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("b", "b"))}}, wrong: 1},
-		"ReservedRight":  {reason: "for a pod that is", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("a", "a"))}}},
-		"NotReservedFor": {reason: "a pod runs without its device", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.OwnedBy("Pod", "a", "a"))}}, wrong: 1},
+		"Nothing":        {reason: "the record belongs to a bound pod", state: state{records: []corev1.ConfigMap{record("a", `{"bound":true}`)}}},
+		"NotBound":       {reason: "the grant belongs to a pod that is not bound", state: state{records: []corev1.ConfigMap{record("b", `{}`)}}, wrong: 1},
+		"NotConfirmed":   {reason: "no replica has confirmed the grant", state: state{records: []corev1.ConfigMap{record("a", `{}`)}}, wrong: 1},
+		"PodGone":        {reason: "the pod of the grant does not exist", state: state{records: []corev1.ConfigMap{record("c", `{"bound":true}`)}}, wrong: 1},
+		"Locked":         {reason: "the node is locked", state: state{records: []corev1.ConfigMap{record("node-lock", `{}`)}}, wrong: 1},
+		"Marked":         {reason: "the claim has a mark", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.Annotation(markPrefix+"a.1", ""))}}, wrong: 1},
+		"ReservedGone":   {reason: "the claim is reserved for a deleted pod", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("c", "c"))}}, wrong: 1},
+		"ReservedNot":    {reason: "the claim is reserved for a pod that is not bound", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("b", "b"))}}, wrong: 1},
+		"ReservedRight":  {reason: "the claim is reserved for a bound pod", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("a", "a"))}}},
+		"NotReservedFor": {reason: "the claim of a bound pod is not reserved", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.OwnedBy("Pod", "a", "a"))}}, wrong: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +101,6 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// TestDevicesOf is of what the checker reads of a pod.
 func TestDevicesOf(t *testing.T) {
 	pod := gen.Pod("a", gen.BoundTo("node-1"), gen.Annotation("device.prebind.dev/gpu", "x,y:0.5"))
 	assert.Equal(t, map[string]float64{"node-1/x": 1, "node-1/y": 0.5}, devicesOf(pod))

@@ -22,8 +22,8 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// TestWrongClock: a replica shows the wrong time where its clock is wrong, from its
-// start and after a step, and the right one when the clock is right again. The duration of a bind does not change.
+// TestWrongClock checks that the clock of a replica is wrong after a start and after a step, and right after a reset. A step
+// does not change the reported age of a bind.
 func TestWrongClock(t *testing.T) {
 	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
 	require.NoError(t, w.connect())
@@ -39,7 +39,7 @@ func TestWrongClock(t *testing.T) {
 	for _, wrong := range []time.Duration{time.Hour, -time.Hour} {
 		require.NoError(t, started.SetClock(wrong))
 		age := w.renewsAt(t, wrong, 1)[0]
-		assert.True(t, age > -5*time.Second && age < 3*time.Minute, "the bind has just begun, not %s ago, by a clock that is wrong by %s", age, wrong)
+		assert.True(t, age > -5*time.Second && age < 3*time.Minute, "the age of the bind is small, got %s with a clock that is wrong by %s", age, wrong)
 	}
 	require.NoError(t, started.Kill())
 	require.NoError(t, started.SetClock(time.Hour))
@@ -50,7 +50,7 @@ func TestWrongClock(t *testing.T) {
 	w.renewsAt(t, 0, 0)
 }
 
-// waits starts a bind that waits.
+// waits starts a bind that waits for a state of its node.
 func (w *world) waits(t *testing.T) {
 	t.Helper()
 	pod, err := w.client.CoreV1().Pods(ns).Create(t.Context(), gen.Pod("waits", gen.InNamespace(ns), gen.Scheduler(byHand), gen.EndsAtOnce(),
@@ -60,11 +60,11 @@ func (w *world) waits(t *testing.T) {
 	defer cancel()
 	err = w.client.CoreV1().Pods(ns).Bind(ctx, gen.Binding(pod, nodeName(0)), metav1.CreateOptions{})
 	require.Error(t, err)
-	require.False(t, apierrors.IsForbidden(err), "it should wait: %v", err)
+	require.False(t, apierrors.IsForbidden(err), "the bind should wait: %v", err)
 }
 
-// renewsAt waits for a lease with the given number of binds and a renewal time that is wrong by the given duration: a
-// replica renews its lease every ten seconds. It returns the durations of the binds.
+// renewsAt waits for a lease with the given number of binds and a renewal time with the given offset. It returns the ages of
+// the binds. A replica renews its lease every ten seconds.
 func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -72,17 +72,17 @@ func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Du
 	var last []leases.Report
 	for {
 		reports, err := leases.Reports(ctx, w.client, install.Namespace)
-		require.NoError(t, err, "no lease has a renewal time that is wrong by %s and %d binds; the last were: %+v", wrong, binds, last)
+		require.NoError(t, err, "no lease has a renewal time with offset %s and %d binds; last reports: %+v", wrong, binds, last)
 		for _, r := range reports {
-			var told struct {
+			var status struct {
 				InFlight []attempt.InFlight `json:"inFlight"`
 			}
 			off := r.Ahead - wrong
-			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &told) != nil || len(told.InFlight) != binds {
+			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &status) != nil || len(status.InFlight) != binds {
 				continue
 			}
 			var ages []time.Duration
-			for _, f := range told.InFlight {
+			for _, f := range status.InFlight {
 				ages = append(ages, r.Renewed.Add(r.Ahead).Sub(f.Since.Time))
 			}
 			return ages

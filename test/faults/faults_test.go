@@ -1,9 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faults breaks a whole cluster, by a schedule that is drawn from a seed,
-// while pods of all kinds are bound, and then proves from the API that nothing was
-// lost and nothing is left.
+// Package faults injects faults into all components of a cluster while pods of all kinds are bound. A seed determines the
+// schedule of the faults. Afterwards the package checks through the API that all objects are consistent and that Prebind has
+// cleaned up.
 package faults
 
 import (
@@ -20,15 +20,14 @@ import (
 )
 
 var (
-	seed    = flag.Uint64("seed", 1, "the first seed")
-	seeds   = flag.Uint64("seeds", 1, "how many seeds, from the first one on")
-	length  = flag.Duration("length", 30*time.Second, "how long there are faults")
-	results = flag.String("results", "", "a CSV file to add a line for each seed to")
+	seed    = flag.Uint64("seed", 1, "First seed.")
+	seeds   = flag.Uint64("seeds", 1, "Number of seeds.")
+	length  = flag.Duration("length", 30*time.Second, "Duration of the faults of each seed.")
+	results = flag.String("results", "", "Path to a CSV file. The test appends one line per seed.")
 )
 
-// settled is how long a cluster may take to come to rest: attempts are followed for
-// 40 s, marks of replicas that are gone are left alone for a minute after half a
-// minute without their lease, and a busy machine is slow.
+// settled is the timeout until a cluster is at rest. Prebind follows an attempt for 50 s. It keeps the marks of a lost
+// replica for a minute after its lease has been expired for half a minute. A busy machine needs more time.
 const settled = 6 * time.Minute
 
 func build(t *testing.T, replaced map[string][]byte) string {
@@ -38,22 +37,22 @@ func build(t *testing.T, replaced map[string][]byte) string {
 	return binary
 }
 
-// TestFaults survives the seeds.
+// TestFaults runs the faults of each seed.
 func TestFaults(t *testing.T) {
 	binary := build(t, nil)
 	for s := *seed; s < *seed+*seeds; s++ {
 		t.Run(fmt.Sprintf("seed %d", s), func(t *testing.T) {
-			t.Parallel() // Most of the time it waits.
+			t.Parallel() // Each seed mostly waits.
 			survive(t, binary, s)
 		})
 	}
 }
 
-// survive runs the load through the faults of one seed, and checks what is left.
+// survive runs the load during the faults of one seed, and then checks the cluster.
 func survive(t *testing.T, binary string, seed uint64) {
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("to repeat it: make faults SEED=%d SEEDS=1 DURATION=%s ATTACK=%t", seed, *length, *attacked)
+			t.Logf("to repeat this seed: make faults SEED=%d SEEDS=1 DURATION=%s ATTACK=%t", seed, *length, *attacked)
 		}
 	})
 	schedule := draw(seed, *length)
@@ -62,7 +61,7 @@ func survive(t *testing.T, binary string, seed uint64) {
 	}
 	w := newWorld(t, binary)
 	if i, wrong := drawConstant(seed); wrong != 0 {
-		t.Logf("from the beginning to the end: %s (replica-%d) by %+.1fs", wrongClock, i, wrong.Seconds())
+		t.Logf("during the whole test: %s (replica-%d) by %+.1fs", wrongClock, i, wrong.Seconds())
 		w.replicas[i].wrong = wrong
 		require.NoError(t, w.replicas[i].SetClock(wrong))
 	}
@@ -85,16 +84,16 @@ func survive(t *testing.T, binary string, seed uint64) {
 		pause(t.Context(), attackAlone)
 		a.end(t)
 	}
-	assert.Empty(t, g.end(t), "what should hold at any time")
-	l.made["ordinary"] = g.made // Nothing else runs any more.
+	assert.Empty(t, g.end(t), "the guard reports no broken promise")
+	l.made["ordinary"] = g.made // All goroutines that write to it have ended.
 	began := time.Now()
 	left := w.untilClean(t, l, settled)
 	rest := time.Since(began)
-	assert.Empty(t, left, "what is left %s after everything was whole again", rest.Round(time.Second))
-	assert.Empty(t, w.ledger.wrongs(), "what should never have been")
-	assert.Empty(t, w.logs(), "what replicas should never say")
+	assert.Empty(t, left, "the cluster is clean %s after all components have recovered", rest.Round(time.Second))
+	assert.Empty(t, w.ledger.wrongs(), "the ledger reports no violation")
+	assert.Empty(t, w.logs(), "no replica logs a data race, a panic or a fatal error")
 	_, locked := w.ledger.locks.wrongs()
-	t.Logf("of %d pods that were bound with the lock of their node it is known whose it was", locked)
+	t.Logf("the holder of the node lock is known for %d pods with the lock", locked)
 	row := l.summary(t, seed, len(schedule), rest)
 	t.Log(row)
 	if *results != "" && !t.Failed() {
@@ -102,7 +101,7 @@ func survive(t *testing.T, binary string, seed uint64) {
 	}
 }
 
-// columns are those of a seed's line.
+// columns is the header of the CSV file.
 const columns = "seed,faults,pods,bound,calls by hand,seconds until all was at rest," +
 	"goroutines of replica 0 at first,in the end,MiB of heap in use at first,in the end,goroutines of replica 1 at first,in the end,MiB of heap in use at first,in the end"
 

@@ -14,7 +14,7 @@ func at(value int, stack ...string) sample {
 	return sample{count: value, bytes: float64(value), stack: stack}
 }
 
-// TestGrown: growth is reported with its location.
+// TestGrown checks that the report of growth contains the stack.
 func TestGrown(t *testing.T) {
 	const run, plugin, conn = own + "binder.(*attempts).run", own + "binder/plugins/device.(*Plugin).PreBind", "net/http.(*conn).serve"
 	most := func(kind goroutine) int {
@@ -32,23 +32,23 @@ func TestGrown(t *testing.T) {
 		now    held
 		want   []string
 	}{
-		"Same":      {reason: "nothing is more", now: first},
-		"Fewer":     {reason: "less is well", now: look(at(1, "read", conn))},
-		"WhereElse": {reason: "it is the same, at other work", now: look(at(1, "select", plugin, "contained", run), at(3, "write", conn))},
+		"Same":      {reason: "no number has grown", now: first},
+		"Fewer":     {reason: "fewer goroutines are permitted", now: look(at(1, "read", conn))},
+		"WhereElse": {reason: "the number per entry function is the same", now: look(at(1, "select", plugin, "contained", run), at(3, "write", conn))},
 		"Ours": {
-			reason: "one of Prebind's is one too many", now: look(at(1, "select", run), at(1, "sleep", plugin, "contained", run)),
-			want: []string{"has 2 goroutines of " + run + ", at first there were 1, and there may be 0 more; one is in\n\tsleep\n\t" + plugin + "\n\tcontained\n\t" + run},
+			reason: "the goroutines of Prebind may not grow", now: look(at(1, "select", run), at(1, "sleep", plugin, "contained", run)),
+			want: []string{"has 2 goroutines of " + run + ": started with 1, limit 0 more; example stack:\n\tsleep\n\t" + plugin + "\n\tcontained\n\t" + run},
 		},
-		"OfOthers": {reason: "so many more there may be", now: look(at(5, "read", conn))},
+		"OfOthers": {reason: "the growth is within the limit", now: look(at(5, "read", conn))},
 		"TooManyOfOthers": {
-			reason: "and no more", now: look(at(4, "read", conn), at(2, "write", conn)),
-			want: []string{"has 6 goroutines of " + conn + ", at first there were 3, and there may be 2 more; one is in\n\twrite\n\t" + conn},
+			reason: "the growth exceeds the limit", now: look(at(4, "read", conn), at(2, "write", conn)),
+			want: []string{"has 6 goroutines of " + conn + ": started with 3, limit 2 more; example stack:\n\twrite\n\t" + conn},
 		},
 		"OursInOthers": {
-			reason: "a call that a server never ends is Prebind's", now: look(at(1, "select", plugin, conn)),
-			want: []string{"has 1 goroutines of " + conn + " in " + plugin + ", at first there were 0, and there may be 0 more; one is in\n\tselect\n\t" + plugin + "\n\t" + conn},
+			reason: "a goroutine of a server that runs Prebind's code belongs to Prebind", now: look(at(1, "select", plugin, conn)),
+			want: []string{"has 1 goroutines of " + conn + " in " + plugin + ": started with 0, limit 0 more; example stack:\n\tselect\n\t" + plugin + "\n\t" + conn},
 		},
-		"Asker": {reason: "not the goroutine that reports", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
+		"Asker": {reason: "the goroutine that writes the profile does not count", now: look(at(7, "runtime/pprof.writeGoroutine", conn))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -57,19 +57,19 @@ func TestGrown(t *testing.T) {
 	}
 }
 
-// TestGrownHeap: memory in use counts, and is reported with its function.
+// TestGrownHeap checks that the report of heap growth contains the functions that allocated the memory.
 func TestGrownHeap(t *testing.T) {
 	look := func(samples ...sample) held { return heldBy(nil, samples) }
 	none := func(goroutine) int { return 0 }
 	first := look(at(9<<20, "decode", "main"), at(1<<20, "cache", "main"))
-	assert.Empty(t, look(at(12<<20, "cache", "main")).grown(first, none, 2<<20, 0), "it is as much, of another kind")
+	assert.Empty(t, look(at(12<<20, "cache", "main")).grown(first, none, 2<<20, 0), "the sum of all functions is within the limit")
 	now := look(at(10<<20, "decode", "main"), at(1<<20, "decode", "other"), at(3<<19, "cache", "main"), at(1, "less", "main"))
-	assert.Equal(t, []string{"has 12.5 MiB in use after a collection, at first 10.0 MiB, and it may be 2.0 MiB more; most of it is by\n\t" +
+	assert.Equal(t, []string{"has 12.5 MiB in use after a collection: started with 10.0 MiB, limit 2.0 MiB more; largest growth:\n\t" +
 		"2.0 MiB more: decode\n\t0.5 MiB more: cache\n\t0.0 MiB more: less"}, now.grown(first, none, 2<<20, 0))
 	assert.Len(t, now.moreOf(first, 1), 1)
 }
 
-// TestGrownOurs: memory of ended calls or attempts is reported, also if it is small compared with the heap.
+// TestGrownOurs checks that memory of ended calls or attempts is reported, even if it is small compared with the heap.
 func TestGrownOurs(t *testing.T) {
 	const run, call = own + "binder.(*attempts).run", own + "webhook.(*Handler).ServeHTTP"
 	look := func(samples ...sample) held { return heldBy(nil, samples) }
@@ -78,11 +78,11 @@ func TestGrownOurs(t *testing.T) {
 	const much = 1 << 30
 	assert.Empty(t, look(at(2<<20, "decode", call, "serve"), at(1<<20, "make", own+"binder.inner", run), at(9<<20, "list")).grown(first, none, much, 1<<20))
 	now := look(at(1<<20, "decode", call, "serve"), at(1<<20, "less", run), at(1<<21, "make", own+"binder.inner", run))
-	assert.Equal(t, []string{"has 3.0 MiB in use that was allocated in " + run + ", at first 0.0 MiB, and it may be 1.0 MiB more; most of it in\n\t" +
+	assert.Equal(t, []string{"has 3.0 MiB in use that was allocated in " + run + ": started with 0.0 MiB, limit 1.0 MiB more; largest allocation:\n\t" +
 		"make\n\t" + own + "binder.inner\n\t" + run}, now.grown(first, none, much, 1<<20))
 }
 
-// TestMayGrow: the number of Prebind's goroutines may not grow, except for the leader's.
+// TestMayGrow checks that only the leader may have more goroutines of Prebind than at its start.
 func TestMayGrow(t *testing.T) {
 	const run, sweep, conn = own + "binder.(*attempts).run", own + "binder/recovery.(*Sweeper).Run", "net/http.(*conn).serve"
 	for kind, want := range map[goroutine]int{

@@ -29,23 +29,23 @@ import (
 )
 
 const (
-	// leaseLasts is how long a replica counts as alive without a renewal, and undisturbedFor how long
-	// no fault must have touched it before its Lease is judged.
+	// leaseLasts is the maximum age of a renewal. The guard checks the Lease of a replica that no fault has touched for
+	// undisturbedFor.
 	leaseLasts     = 30 * time.Second
 	undisturbedFor = 40 * time.Second
-	// bindWithin is the deadline of an ordinary bind while there are faults, quietWithin without any.
-	// A bind during faults waits for processes that are down for up to eight seconds each.
+	// bindWithin is the deadline of an ordinary bind during faults, quietWithin the deadline after the last fault. Each fault
+	// can delay a bind by up to eight seconds.
 	bindWithin, quietWithin = 90 * time.Second, 20 * time.Second
-	// slowBind is how long a bind takes whose answers are logged.
+	// slowBind is the duration from which the test logs the responses of a bind.
 	slowBind = 5 * time.Second
-	// ordinaryEvery is the pause between two ordinary binds.
+	// ordinaryEvery is the interval of ordinary binds.
 	ordinaryEvery = 1500 * time.Millisecond
 )
 
-// guard checks, from the beginning to the end, the promises that no fault and no attacker may break.
+// guard continuously checks the promises that no fault and no attacker may break.
 type guard struct {
 	w *world
-	// stop ends what watches, and enough the creation of ordinary pods.
+	// stop ends the watches. enough ends the creation of ordinary pods.
 	stop, enough context.CancelFunc
 	wg, ordinary sync.WaitGroup
 	// limit is the memory limit of the shipped Deployment, in bytes.
@@ -53,17 +53,17 @@ type guard struct {
 
 	mu    sync.Mutex
 	wrong map[string]bool
-	// memory is the most that the Go runtime of each replica had, in bytes.
+	// memory is the peak memory of the Go runtime of each replica, in bytes.
 	memory map[string]float64
-	// quiet says that there are no faults any more.
+	// quiet is set after the last fault.
 	quiet bool
 	// made counts the ordinary pods.
 	made int
-	// took are the times of ordinary binds, with faults and without.
+	// took contains the durations of ordinary binds, during and after the faults.
 	took, tookQuiet []time.Duration
-	// claimBound is when the latest ordinary pod with a claim was created that is bound.
+	// claimBound is the creation time of the latest bound ordinary pod with a claim.
 	claimBound time.Time
-	// slow lists ordinary binds that took long, with their responses.
+	// slow lists ordinary binds longer than slowBind with their responses.
 	slow []string
 }
 
@@ -102,17 +102,17 @@ func (g *guard) odd(format string, args ...any) {
 	g.wrong[fmt.Sprintf(format, args...)] = true
 }
 
-// end stops the guard and returns what was wrong.
+// end stops the guard and returns the violations.
 func (g *guard) end(t *testing.T) []string {
 	t.Helper()
 	g.enough()
-	g.ordinary.Wait() // Each has its deadline.
+	g.ordinary.Wait() // Each bind has a deadline.
 	g.stop()
 	g.wg.Wait()
 	for name, most := range g.memory {
 		t.Logf("%s had at most %s of %s", name, mib(most), mib(g.limit))
 		if most > g.limit {
-			g.odd("%s had %s of memory, and the shipped limit is %s", name, mib(most), mib(g.limit))
+			g.odd("%s had %s of memory, which exceeds the shipped limit of %s", name, mib(most), mib(g.limit))
 		}
 	}
 	for what, took := range map[string][]time.Duration{"with faults": g.took, "without faults": g.tookQuiet} {
@@ -121,16 +121,16 @@ func (g *guard) end(t *testing.T) []string {
 			t.Logf("%d ordinary binds %s: median %s, p99 %s, slowest %s", n, what, round(took[n/2]), round(took[n*99/100]), round(took[n-1]))
 		}
 	}
-	for _, told := range g.slow {
-		t.Log(told)
+	for _, line := range g.slow {
+		t.Log(line)
 	}
 	return slices.Sorted(maps.Keys(g.wrong))
 }
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
-// calmDown says that there are no faults any more. It first waits for a bind with a claim that
-// begins now: a provisioner that has lost the API server needs up to half a minute to watch again.
+// calmDown marks the end of the faults. It first waits for the bind of a new pod with a claim, because a provisioner that has
+// lost the API server needs up to half a minute to watch again.
 func (g *guard) calmDown(t *testing.T) {
 	t.Helper()
 	began := time.Now()
@@ -145,8 +145,8 @@ func (g *guard) calmDown(t *testing.T) {
 	g.quiet = true
 }
 
-// watchLeases checks that there are as many Leases that are renewed as replicas that no fault has
-// touched. A process has another Lease after each start, so it does not matter which is whose.
+// watchLeases checks that the number of renewed Leases is at least the number of undisturbed replicas. It does not map Leases
+// to replicas, because a process creates another Lease after each start.
 func (g *guard) watchLeases(ctx context.Context) {
 	renewed, seen := map[string]time.Time{}, map[string]time.Time{}
 	for ; ctx.Err() == nil; pause(ctx, time.Second) {
@@ -164,13 +164,13 @@ func (g *guard) watchLeases(ctx context.Context) {
 			}
 		}
 		if must := g.w.disturbed.undisturbed(now, undisturbedFor); fresh < must {
-			g.odd("%d Leases were renewed in the last %s, and %d replicas had run undisturbed for %s", fresh, leaseLasts, must, undisturbedFor)
+			g.odd("%d Leases were renewed in the last %s, but %d replicas had run undisturbed for %s", fresh, leaseLasts, must, undisturbedFor)
 		}
 	}
 }
 
-// watchMemory notes the memory of the replica's Go runtime. The resident memory also has that of the
-// race detector, which is several times as much.
+// watchMemory records the memory of the replica's Go runtime. Resident memory also includes the race detector, which needs
+// several times as much.
 func (g *guard) watchMemory(ctx context.Context, r *replica) {
 	for ; ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
 		asking, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -186,7 +186,7 @@ func (g *guard) watchMemory(ctx context.Context, r *replica) {
 	}
 }
 
-// valueOf is the value of a metric without labels; 0 if it is not there.
+// valueOf returns the value of a metric without labels, or 0 if it is missing.
 func valueOf(text, name string) float64 {
 	for line := range strings.SplitSeq(text, "\n") {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
@@ -199,7 +199,7 @@ func valueOf(text, name string) float64 {
 	return 0
 }
 
-// claim looks for reservations, and allocations, that are gone while their pod runs.
+// claim reports a ResourceClaim that loses its reservation or allocation while its pod runs.
 func (g *guard) claim(ctx context.Context, before, now client.Object) {
 	was, ok := before.(*resourcev1.ResourceClaim)
 	is, still := now.(*resourcev1.ResourceClaim)
@@ -212,7 +212,7 @@ func (g *guard) claim(ctx context.Context, before, now client.Object) {
 		}
 		g.wg.Go(func() {
 			if g.lost(ctx, client.ObjectKeyFromObject(is), r) {
-				g.odd("the claim %s/%s is not allocated and reserved any more for the pod %s, which runs; managers are %v", is.Namespace, is.Name, r.Name, managers(is))
+				g.odd("the claim %s/%s is no longer allocated and reserved for the running pod %s; managers: %v", is.Namespace, is.Name, r.Name, managers(is))
 			}
 		})
 	}
@@ -222,7 +222,7 @@ func holdsFor(claim *resourcev1.ResourceClaim, consumer resourcev1.ResourceClaim
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == consumer.UID })
 }
 
-// lost says whether the pod is bound before and after the claim lacks its reservation or allocation.
+// lost reports whether the pod is bound before and after the claim lacks its reservation or allocation.
 func (g *guard) lost(ctx context.Context, key client.ObjectKey, consumer resourcev1.ResourceClaimConsumerReference) bool {
 	runs := func() bool {
 		pod := &corev1.Pod{}
@@ -233,7 +233,7 @@ func (g *guard) lost(ctx context.Context, key client.ObjectKey, consumer resourc
 	return runs() && g.read(ctx, key, claim) == nil && (!holdsFor(claim, consumer) || claim.Status.Allocation == nil) && runs()
 }
 
-// read reads an object from an API server that may be away.
+// read reads an object, and retries while the API server is unavailable.
 func (g *guard) read(ctx context.Context, key client.ObjectKey, into client.Object) error {
 	for {
 		err := g.w.watcher.Get(ctx, key, into)
@@ -244,8 +244,7 @@ func (g *guard) read(ctx context.Context, key client.ObjectKey, into client.Obje
 	}
 }
 
-// bindOrdinary binds pods of an ordinary tenant, with a client that repeats what fails, until
-// creating ends.
+// bindOrdinary creates and binds pods of an ordinary tenant until creating ends. Its client repeats failed requests.
 func (g *guard) bindOrdinary(ctx, creating context.Context, seed uint64) {
 	for n := 0; creating.Err() == nil; n++ {
 		rng := rand.New(rand.NewPCG(seed, 1<<32+uint64(n)))
@@ -259,7 +258,7 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 	options := []gen.PodOption{gen.InNamespace(ns), gen.Scheduler(byHand), gen.EndsAtOnce()}
 	var objects []client.Object
 	switch rng.IntN(3) {
-	case 0: // It needs nothing.
+	case 0: // A pod without claims or devices.
 	case 1:
 		options = append(options, gen.Annotation("node-state.prebind.dev/expect", "kubernetes.io/os=linux"))
 	case 2:
@@ -295,7 +294,7 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 		if took := time.Since(began); took > slowBind {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			g.slow = append(g.slow, fmt.Sprintf("the ordinary pod %s took %s from %s on: %s", name, round(took), began.Format(time.StampMilli), strings.Join(heard, "; ")))
+			g.slow = append(g.slow, fmt.Sprintf("the bind of the ordinary pod %s took %s from %s: %s", name, round(took), began.Format(time.StampMilli), strings.Join(heard, "; ")))
 		}
 	}()
 	for {
@@ -324,7 +323,7 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 	}
 }
 
-// post posts a Binding. A pod that is on its node is bound, whatever the answer was.
+// post posts a Binding. If the response is an error, it checks whether the pod is bound.
 func (g *guard) post(ctx context.Context, pod *corev1.Pod, node string) error {
 	posting, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
@@ -339,10 +338,10 @@ func (g *guard) post(ctx context.Context, pod *corev1.Pod, node string) error {
 	return err
 }
 
-// disturbances says which replicas faults touch.
+// disturbances records the replicas that faults affect.
 type disturbances struct {
 	mu sync.Mutex
-	// active counts the faults of a replica, and last is when the last one ended.
+	// active counts the current faults of a replica. last is the end of its last fault.
 	active map[string]int
 	last   map[string]time.Time
 }
@@ -355,7 +354,7 @@ func newDisturbances() *disturbances {
 	return d
 }
 
-// during notes a fault until the function that it returns is called.
+// during records a fault until the returned function is called.
 func (d *disturbances) during(f fault) func() {
 	touched := touchedBy(f)
 	d.mu.Lock()
@@ -373,7 +372,7 @@ func (d *disturbances) during(f fault) func() {
 	}
 }
 
-// touchedBy are the replicas that the fault can keep from renewing a Lease.
+// touchedBy returns the replicas that the fault can keep from renewing a Lease.
 func touchedBy(f fault) []string {
 	var touched []string
 	for i := range replicas {
@@ -385,7 +384,7 @@ func touchedBy(f fault) []string {
 	return touched
 }
 
-// undisturbed is how many replicas no fault has touched for so long.
+// undisturbed returns the number of replicas that no fault has affected for the given duration.
 func (d *disturbances) undisturbed(now time.Time, length time.Duration) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -20,25 +20,25 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// TestDisturbances: a replica counts as undisturbed when no fault that can stop it has touched it.
+// TestDisturbances checks that a replica counts as undisturbed if no fault can keep it from renewing its Lease.
 func TestDisturbances(t *testing.T) {
 	const length = time.Minute
 	cases := map[string]struct {
 		reason string
 		fault  fault
-		// during and after are how many replicas are undisturbed then, long after the beginning.
+		// during and after are the numbers of undisturbed replicas during the fault and right after it.
 		during, after int
 	}{
-		"Killed":    {reason: "it cannot renew anything", fault: fault{kind: "kill", target: "replica-0"}, during: 1, after: 1},
-		"Clock":     {reason: "certificates may be invalid for it", fault: fault{kind: wrongClock, target: clockOf("replica-1")}, during: 1, after: 1},
-		"APIServer": {reason: "no lease can be renewed", fault: fault{kind: "kill", target: cluster.APIServer}},
-		"Etcd":      {reason: "nor without etcd", fault: fault{kind: "kill", target: cluster.Etcd}},
-		"Scheduler": {reason: "it has no part in it", fault: fault{kind: "kill", target: cluster.Scheduler}, during: 2, after: 2},
+		"Killed":    {reason: "a killed replica cannot renew its Lease", fault: fault{kind: "kill", target: "replica-0"}, during: 1, after: 1},
+		"Clock":     {reason: "certificates may be invalid by a wrong clock", fault: fault{kind: wrongClock, target: clockOf("replica-1")}, during: 1, after: 1},
+		"APIServer": {reason: "no replica can renew its Lease without the API server", fault: fault{kind: "kill", target: cluster.APIServer}},
+		"Etcd":      {reason: "no replica can renew its Lease without etcd", fault: fault{kind: "kill", target: cluster.Etcd}},
+		"Scheduler": {reason: "kube-scheduler does not affect Leases", fault: fault{kind: "kill", target: cluster.Scheduler}, during: 2, after: 2},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			d := newDisturbances()
-			assert.Zero(t, d.undisturbed(time.Now(), length), "they have just begun")
+			assert.Zero(t, d.undisturbed(time.Now(), length), "the replicas have just started")
 			for replica := range d.last {
 				d.last[replica] = time.Now().Add(-2 * length)
 			}
@@ -57,7 +57,7 @@ func TestValueOf(t *testing.T) {
 	assert.Zero(t, valueOf(text, "other"))
 }
 
-// TestLongExpectation: node-state takes the text, and it is about as long as it may be.
+// TestLongExpectation checks that the text is a valid selector close to the maximum length.
 func TestLongExpectation(t *testing.T) {
 	text := longExpectation(rand.New(rand.NewPCG(1, 1)))
 	assert.LessOrEqual(t, len(text), 4096)
@@ -66,7 +66,7 @@ func TestLongExpectation(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// TestSlowBody: it distinguishes a server that waits for the last byte from one that does not.
+// TestSlowBody checks that slowBody distinguishes a server that waits for the last byte from one that rejects the body.
 func TestSlowBody(t *testing.T) {
 	got := make(chan int, 2)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -74,7 +74,7 @@ func TestSlowBody(t *testing.T) {
 			w.WriteHeader(http.StatusRequestEntityTooLarge)
 			return
 		}
-		assert.True(t, strings.HasPrefix(r.RemoteAddr, "127.0.0.2:"), "it comes from %s", r.RemoteAddr)
+		assert.True(t, strings.HasPrefix(r.RemoteAddr, "127.0.0.2:"), "the remote address is %s", r.RemoteAddr)
 		body, _ := io.ReadAll(r.Body)
 		got <- len(body)
 	}))
@@ -82,6 +82,6 @@ func TestSlowBody(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	require.NoError(t, slowBody(ctx, server.Listener.Addr().String(), 1<<20))
-	assert.Equal(t, 1<<20-1, <-got, "all but the last byte")
+	assert.Equal(t, 1<<20-1, <-got, "the server receives all bytes except the last")
 	require.Error(t, slowBody(t.Context(), server.Listener.Addr().String(), 8<<20))
 }

@@ -19,38 +19,36 @@ import (
 )
 
 const (
-	// own is how the names of Prebind's functions begin.
+	// own is the prefix of the names of Prebind's functions.
 	own = "github.com/prebind/prebind/"
-	// justBegun is in place of the function of a goroutine that has not run yet.
-	justBegun = "a function that has not begun to run"
-	// moreHeap is how many more bytes of the heap may be in use than at first, and
-	// moreOurs how many more of them from below one function of Prebind.
+	// justBegun replaces the function of a goroutine that has not run yet.
+	justBegun = "a goroutine that has not started"
+	// moreHeap is the permitted growth of the heap in use, in bytes. moreOurs is the permitted growth below one function of
+	// Prebind.
 	moreHeap = 3 << 20
-	// moreHeapAttacked is moreHeap after an attack: each watch keeps a buffer for the largest
-	// object that it has read, up to 1.5 MiB, and client-go keeps events for six minutes.
+	// moreHeapAttacked is moreHeap after an attack. Each watch keeps a buffer for the largest object that it has read, up to
+	// 1.5 MiB, and client-go keeps events for six minutes.
 	moreHeapAttacked = 9 << 20
 	moreOurs         = 1 << 20
-	// moreOursAttacked is moreOurs after an attack. A call makes up to two events of some 3 KiB in
-	// all, which client-go keeps; the attack has 400 pods that wait.
+	// moreOursAttacked is moreOurs after an attack. A call creates up to two events of about 3 KiB in total, which client-go
+	// keeps. The attack has 400 waiting pods.
 	moreOursAttacked = 3 << 20
 )
 
-// more are the goroutines that there may be more of than at first, by the functions
-// that they begin with, and how many more. Of all others there may be none, and of
-// Prebind's own only the first of these.
+// more contains the permitted growth of goroutines by entry function. The number of other goroutines may not grow.
 var more = map[string]int{
 	// The replica has become the leader.
 	own + "binder/recovery.(*Sweeper).Run": 1,
 
-	// Connections to the API server: one that is idle ends after 90 s.
+	// Connections to the API server. An idle connection ends after 90 s.
 	"net/http.(*persistConn).readLoop":  6,
 	"net/http.(*persistConn).writeLoop": 6,
-	// Connections of the API server, which it ends as late, and of who reads the metrics.
+	// Connections of the API server and of metrics clients. They also end after 90 s.
 	"net/http.(*conn).serve":                6,
 	"net/http.(*connReader).backgroundRead": 2,
-	justBegun:                               2, // It is that of the connection that asks.
+	justBegun:                               2, // The connection that requests the profile.
 
-	// With the first event, client-go begins to record them, of either API.
+	// client-go starts these goroutines with the first event of each of the two event APIs.
 	"k8s.io/apimachinery/pkg/util/wait.UntilWithContext":                               2,
 	"k8s.io/apimachinery/pkg/watch.(*Broadcaster).loop":                                2,
 	"k8s.io/client-go/tools/events.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
@@ -58,14 +56,13 @@ var more = map[string]int{
 	"k8s.io/client-go/tools/record.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
 }
 
-// observer is what the sweeper runs beside its sweeps.
+// observer is a function that the sweeper runs in parallel with its sweeps.
 const observer = own + "binder/recovery.(*Sweeper).Run.func1"
 
-// mayGrow is how many more of the kind there may be. A call that a server is at is not
-// the server's, but Prebind's.
+// mayGrow returns the permitted growth of a kind. A goroutine of a server that runs Prebind's code belongs to Prebind.
 func mayGrow(kind goroutine) int {
 	if kind.ours == observer {
-		return 1 // The leader keeps watch over the replicas.
+		return 1 // The leader observes the replicas.
 	}
 	if kind.ours != "" && kind.ours != kind.entry {
 		return 0
@@ -73,15 +70,14 @@ func mayGrow(kind goroutine) int {
 	return more[kind.entry]
 }
 
-// held is what a replica holds: goroutines, and memory that is in use after a
-// collection. What the process has of the machine is another matter: the race
-// detector gives nothing of it back.
+// held contains the goroutines of a replica and the heap in use after a garbage collection. It omits resident memory, because
+// the race detector does not release memory.
 type held struct {
 	goroutines map[goroutine]int
-	// stacks has one stack of each kind, to be printed.
+	// stacks contains one stack of each kind for reports.
 	stacks map[goroutine][]string
-	// heap is in bytes, by samples: functions is the memory that each function allocated, and ours the memory below each
-	// outermost function of Prebind in a stack, of which largest contains one.
+	// heap is in bytes. functions contains the memory that each function allocated, ours the memory below each outermost
+	// function of Prebind, and largest the largest allocation of each of them.
 	heap            float64
 	functions, ours map[string]float64
 	largest         map[string]allocation
@@ -95,9 +91,9 @@ type allocation struct {
 
 // goroutine is a kind of goroutines.
 type goroutine struct {
-	// entry is the function that it began with.
+	// entry is the outermost function.
 	entry string
-	// ours is the outermost function of Prebind that it is in; empty if it is in none.
+	// ours is the outermost function of Prebind, or empty.
 	ours string
 }
 
@@ -109,20 +105,20 @@ func (g goroutine) String() string {
 	return g.entry + " in " + g.ours
 }
 
-// held is what the replica holds now. The collector runs twice, because memory in a sync.Pool survives one run.
+// held reads the profiles of the replica. The garbage collector runs twice, because memory in a sync.Pool survives one run.
 func (r *replica) held(ctx context.Context) (held, error) {
 	var found [3][]sample
 	for i, path := range []string{"heap?gc=1&debug=1", "heap?gc=1&debug=1", "goroutine?debug=1"} {
 		var err error
 		if found[i], err = r.profile(ctx, path); err != nil {
-			return held{}, fmt.Errorf("asking %s for its profile %s: %w", r.Name(), path, err)
+			return held{}, fmt.Errorf("%s: reading profile %s: %w", r.Name(), path, err)
 		}
 	}
 	return heldBy(found[2], found[1]), nil
 }
 
-// settledAtFirst is what the replica holds when it holds no more from one second to
-// the next: a replica that is ready still connects here and there.
+// settledAtFirst returns the profiles of the replica as soon as they no longer grow from one second to the next. A ready
+// replica may still open connections.
 func (r *replica) settledAtFirst(t *testing.T) held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -139,7 +135,7 @@ func (r *replica) settledAtFirst(t *testing.T) held {
 	}
 }
 
-// profile is one of those that the replica serves. The connection is closed, because it would count as a goroutine of the replica.
+// profile reads a profile of the replica. It closes the connection, which would otherwise count as a goroutine of the replica.
 func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/debug/pprof/"+path, nil)
 	if err != nil {
@@ -156,7 +152,7 @@ func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 		return nil, err
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("it answers %s: %s", response.Status, body)
+		return nil, fmt.Errorf("the response is %s: %s", response.Status, body)
 	}
 	return parseProfile(string(body))
 }
@@ -187,7 +183,7 @@ func heldBy(goroutines, heap []sample) held {
 	return h
 }
 
-// oursIn is the outermost function of Prebind in the stack, or empty.
+// oursIn returns the outermost function of Prebind in the stack, or an empty string.
 func oursIn(stack []string) string {
 	ours := ""
 	for _, function := range stack {
@@ -205,25 +201,25 @@ func (now held) grown(first held, most func(goroutine) int, heap, ours float64) 
 	for _, kind := range slices.SortedFunc(maps.Keys(now.goroutines), func(a, b goroutine) int { return cmp.Compare(a.String(), b.String()) }) {
 		was, is := first.goroutines[kind], now.goroutines[kind]
 		if may := most(kind); is > was+may {
-			found = append(found, fmt.Sprintf("has %d goroutines of %s, at first there were %d, and there may be %d more; one is in\n\t%s",
+			found = append(found, fmt.Sprintf("has %d goroutines of %s: started with %d, limit %d more; example stack:\n\t%s",
 				is, kind, was, may, strings.Join(now.stacks[kind], "\n\t")))
 		}
 	}
 	if now.heap > first.heap+heap {
-		found = append(found, fmt.Sprintf("has %s in use after a collection, at first %s, and it may be %s more; most of it is by\n\t%s",
+		found = append(found, fmt.Sprintf("has %s in use after a collection: started with %s, limit %s more; largest growth:\n\t%s",
 			mib(now.heap), mib(first.heap), mib(heap), strings.Join(now.moreOf(first, 12), "\n\t")))
 	}
 	for _, function := range slices.Sorted(maps.Keys(now.ours)) {
 		was, is := first.ours[function], now.ours[function]
 		if function != "" && is > was+ours {
-			found = append(found, fmt.Sprintf("has %s in use that was allocated in %s, at first %s, and it may be %s more; most of it in\n\t%s",
+			found = append(found, fmt.Sprintf("has %s in use that was allocated in %s: started with %s, limit %s more; largest allocation:\n\t%s",
 				mib(is), function, mib(was), mib(ours), strings.Join(now.largest[function].stack, "\n\t")))
 		}
 	}
 	return found
 }
 
-// moreOf are the functions whose memory has grown most.
+// moreOf lists the functions with the largest growth.
 func (now held) moreOf(first held, most int) []string {
 	by := map[string]float64{}
 	for function, bytes := range now.functions {

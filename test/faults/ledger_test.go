@@ -23,16 +23,15 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// ledger is what was seen of pods and claims, version by version, and what should
-// never have been. It knows the API only.
+// ledger observes all versions of pods and claims, and records violations. It uses only the API.
 type ledger struct {
 	mu    sync.Mutex
 	pods  map[types.UID]*corev1.Pod
 	line  []types.UID
 	bound map[types.UID]string
-	// devices are the holders of shares, by node and device.
+	// devices contains the holders of shares by node and device.
 	devices map[string]map[types.UID]float64
-	// given are the claims that have a device of a driver.
+	// given contains the claim of each device.
 	given map[string]types.UID
 	locks locks
 	wrong []string
@@ -63,12 +62,12 @@ func newLedger(t *testing.T, w *world) *ledger {
 	return l
 }
 
-// seer observes a change: before is nil for a new object, now for a deleted one. listed means that the change was found by a
-// list, so other changes may be missing.
+// seer observes a change. before is nil for a new object, now is nil for a deleted object. If listed is true, a list has
+// returned the object, and earlier changes may be missing.
 type seer func(before, now client.Object, listed bool)
 
-// follow lists and watches, again after the end of a watch, and passes on every change. Deletions that a list shows come before
-// additions.
+// follow lists and watches objects, and reports every change. It lists again after the end of a watch. It reports deletions
+// that a list shows before additions.
 func follow(ctx context.Context, c client.WithWatch, namespace string, list client.ObjectList, see seer) {
 	known := map[types.UID]client.Object{}
 	next := func(o client.Object, listed bool) {
@@ -103,7 +102,7 @@ func follow(ctx context.Context, c client.WithWatch, namespace string, list clie
 			o, ok := e.Object.(client.Object)
 			switch {
 			case !ok:
-				events.Stop() // 410 Gone, or the like.
+				events.Stop() // For example 410 Gone.
 			case e.Type == "DELETED":
 				gone(o.GetUID())
 			default:
@@ -113,7 +112,7 @@ func follow(ctx context.Context, c client.WithWatch, namespace string, list clie
 	}
 }
 
-// each calls do for a copy of each item.
+// each calls do with a copy of each item.
 func each(list client.ObjectList, do func(client.Object)) {
 	items, err := apimeta.ExtractList(list)
 	if err != nil {
@@ -130,7 +129,7 @@ func (l *ledger) odd(format string, args ...any) {
 	l.wrong = append(l.wrong, fmt.Sprintf(format, args...))
 }
 
-// pod books a version of a pod.
+// pod adds a version of a pod.
 func (l *ledger) pod(before, now client.Object) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,14 +145,14 @@ func (l *ledger) pod(before, now client.Object) {
 	node, was := l.bound[pod.UID]
 	switch {
 	case was && node != pod.Spec.NodeName:
-		l.odd("pod %s was bound to %s, and is to %q now", pod.Name, node, pod.Spec.NodeName)
+		l.odd("pod %s was bound to %s and is now bound to %q", pod.Name, node, pod.Spec.NodeName)
 	case !was && pod.Spec.NodeName != "":
 		l.bound[pod.UID] = pod.Spec.NodeName
 		l.hold(pod)
 	}
 }
 
-// gone books the end of a pod.
+// gone removes a deleted pod.
 func (l *ledger) gone(uid types.UID) {
 	delete(l.pods, uid)
 	for _, holders := range l.devices {
@@ -161,7 +160,7 @@ func (l *ledger) gone(uid types.UID) {
 	}
 }
 
-// hold books the devices of a pod that is bound.
+// hold adds the devices of a bound pod.
 func (l *ledger) hold(pod *corev1.Pod) {
 	for device, share := range devicesOf(pod) {
 		if l.devices[device] == nil {
@@ -179,7 +178,7 @@ func (l *ledger) hold(pod *corev1.Pod) {
 	}
 }
 
-// devicesOf are those that the bound pod says that it has.
+// devicesOf returns the devices in the annotations of the bound pod.
 func devicesOf(pod *corev1.Pod) map[string]float64 {
 	found := map[string]float64{}
 	if value := pod.Annotations["device.prebind.dev/gpu"]; value != "" {
@@ -195,7 +194,7 @@ func devicesOf(pod *corev1.Pod) map[string]float64 {
 	return found
 }
 
-// claim books a version of a claim: no client here removes a selected node.
+// claim adds a version of a claim. No client of this test removes a selected node.
 func (l *ledger) claim(before, now client.Object) {
 	if before == nil || now == nil {
 		return
@@ -204,7 +203,7 @@ func (l *ledger) claim(before, now client.Object) {
 	defer l.mu.Unlock()
 	was, is := before.GetAnnotations()[volume.AnnSelectedNode], now.GetAnnotations()[volume.AnnSelectedNode]
 	if was != "" && was != is {
-		l.odd("the claim %s was for %s, and is for %q now; managers are %v", now.GetName(), was, is, managers(now))
+		l.odd("the selected node of the claim %s changed from %s to %q; managers: %v", now.GetName(), was, is, managers(now))
 	}
 }
 
@@ -216,7 +215,7 @@ func managers(o client.Object) []string {
 	return names
 }
 
-// resourceClaim books a version of a ResourceClaim.
+// resourceClaim adds a version of a ResourceClaim.
 func (l *ledger) resourceClaim(before, now client.Object) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,13 +228,13 @@ func (l *ledger) resourceClaim(before, now client.Object) {
 	}
 	for _, device := range given(claim) {
 		if holder := l.given[device]; holder != "" && holder != claim.UID {
-			l.odd("the device %s is given to the claim %s, and to that with the UID %s", device, claim.Name, holder)
+			l.odd("the device %s is allocated to the claim %s and to the claim with the UID %s", device, claim.Name, holder)
 		}
 		l.given[device] = claim.UID
 	}
 }
 
-// given are the devices of a ResourceClaim.
+// given returns the devices of a ResourceClaim.
 func given(o client.Object) []string {
 	claim, ok := o.(*resourcev1.ResourceClaim)
 	if !ok || claim.Status.Allocation == nil {
@@ -248,7 +247,7 @@ func given(o client.Object) []string {
 	return names
 }
 
-// living are the pods that there are, the oldest first.
+// living returns the existing pods, the oldest first.
 func (l *ledger) living() []*corev1.Pod {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -266,7 +265,7 @@ func (l *ledger) everBound() int {
 	return len(l.bound)
 }
 
-// boundTo is where the pod was seen bound.
+// boundTo returns the node to which the pod was bound.
 func (l *ledger) boundTo(uid types.UID) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -23,18 +23,18 @@ import (
 )
 
 const (
-	// byHand is a scheduler that posts Bindings and knows nothing else.
+	// byHand is a scheduler that only posts Bindings.
 	byHand = "by-hand"
-	// every is the pause between two pods.
+	// every is the interval of new pods.
 	every = 150 * time.Millisecond
-	// crowd is how many pods there are before the oldest ends.
+	// crowd is the maximum number of pods. The load deletes the oldest pods above it.
 	crowd = 70
-	// tries is how often a pod is bound by hand before it is given up.
+	// tries is the maximum number of Bindings of a pod by hand.
 	tries = 12
 )
 
-// pods are the kinds of pods, with the schedulers that can bind them. kube-scheduler
-// must not allocate claims of the class that is Prebind's.
+// pods lists the kinds of pods with their possible schedulers. kube-scheduler must not allocate claims of the class that
+// belongs to Prebind.
 var pods = []struct {
 	name       string
 	schedulers []string
@@ -50,7 +50,7 @@ var pods = []struct {
 	{"mixed", []string{byHand}},
 }
 
-// load makes pods, binds some of them, and ends them again.
+// load creates pods, binds some of them, and deletes them.
 type load struct {
 	w    *world
 	seed uint64
@@ -58,7 +58,7 @@ type load struct {
 	wg   sync.WaitGroup
 
 	mu sync.Mutex
-	// made counts pods by kind, and calls the Bindings that were posted by hand.
+	// made counts pods by kind. calls counts the Bindings that were posted by hand.
 	made  map[string]int
 	calls int
 	// allowed is the node for which a client got success, and answers the last other response by pod name.
@@ -70,7 +70,7 @@ func newLoad(w *world, seed uint64) *load {
 	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, answers: map[string]string{}}
 }
 
-// begin returns at once.
+// begin starts the load and returns immediately.
 func (l *load) begin(ctx context.Context) {
 	ctx, l.stop = context.WithCancel(ctx)
 	l.wg.Go(func() {
@@ -93,13 +93,13 @@ func (l *load) begin(ctx context.Context) {
 	})
 }
 
-// end ends the load: no pod is made, ended or bound by hand any more.
+// end stops the load. Afterwards it does not create, delete or bind pods.
 func (l *load) end() {
 	l.stop()
 	l.wg.Wait()
 }
 
-// create makes one pod and, where no scheduler does, begins to bind it.
+// create creates one pod. It starts to bind a pod without a scheduler.
 func (l *load) create(ctx context.Context, n uint64) {
 	rng := rand.New(rand.NewPCG(l.seed, n))
 	kind := pods[rng.IntN(len(pods))]
@@ -107,7 +107,7 @@ func (l *load) create(ctx context.Context, n uint64) {
 	options, objects := p.needs()
 	for _, o := range objects {
 		if l.w.watcher.Create(ctx, o) != nil {
-			return // The API server is away. Created objects stay without a pod.
+			return // The API server is down. Objects that already exist stay without a pod.
 		}
 	}
 	pod, err := l.w.client.CoreV1().Pods(ns).Create(ctx, gen.Pod(p.name, append(options, gen.InNamespace(ns), gen.Scheduler(p.scheduler), gen.EndsAtOnce())...), metav1.CreateOptions{})
@@ -115,7 +115,7 @@ func (l *load) create(ctx context.Context, n uint64) {
 	l.made[kind.name]++
 	l.mu.Unlock()
 	if err != nil {
-		p.hear(err) // It may exist anyway.
+		p.hear(err) // The pod may exist despite the error.
 		return
 	}
 	if p.scheduler == byHand {
@@ -123,8 +123,7 @@ func (l *load) create(ctx context.Context, n uint64) {
 	}
 }
 
-// thin ends the oldest pods where there are too many, and sometimes one that may not
-// be bound yet.
+// thin deletes the oldest pods above crowd, and sometimes the youngest pod, which may be pending.
 func (l *load) thin(ctx context.Context) {
 	all := l.w.ledger.living()
 	if len(all) < crowd {
@@ -142,18 +141,18 @@ func (l *load) thin(ctx context.Context) {
 	}
 }
 
-// bound is a pod on its way.
+// bound is a pod that the load creates and binds.
 type bound struct {
 	*load
 	rng                   *rand.Rand
 	name, kind, scheduler string
-	// on is the only node that does; empty is any.
+	// on is the only possible node. Empty means any node.
 	on string
 }
 
 func (p *bound) is(kinds ...string) bool { return slices.Contains(kinds, p.kind) }
 
-// needs are what the pod says, and the objects that it uses.
+// needs returns the options of the pod, and the objects that it uses.
 func (p *bound) needs() (options []gen.PodOption, objects []client.Object) {
 	claim := func(class string) {
 		options = append(options, gen.UsesClaim(p.name))
@@ -188,12 +187,12 @@ func (p *bound) needs() (options []gen.PodOption, objects []client.Object) {
 	return options, objects
 }
 
-// device is one of a node, or a half of it.
+// device returns a device of a node, or half of a device.
 func (p *bound) device() string {
 	return fmt.Sprintf("GPU-%d%s", p.rng.IntN(devices), []string{"", ":0.5"}[p.rng.IntN(2)])
 }
 
-// binding is the next try.
+// binding returns the next Binding.
 func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 	node := p.on
 	if node == "" || p.rng.IntN(10) == 0 {
@@ -205,14 +204,14 @@ func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 	}
 	b := gen.Binding(pod, node, options...)
 	if p.rng.IntN(4) == 0 {
-		// The API server refuses it, after Prebind has let it go ahead.
+		// The API server refuses this Binding after Prebind has allowed it.
 		b.ResourceVersion = "1"
 	}
 	return b
 }
 
-// bind binds the pod by hand, as a scheduler with little patience and no memory
-// does. One in ten pods is not tried again after a failed Binding.
+// bind binds the pod by hand, like a scheduler with a short timeout and without state. It does not retry one in ten pods
+// after a failed Binding.
 func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 	b := p.binding(pod)
 	for range tries {
@@ -224,7 +223,7 @@ func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 			p.mu.Unlock()
 			return
 		case apierrors.IsNotFound(err):
-			return // It was ended.
+			return // The load has deleted the pod.
 		}
 		p.hear(err)
 		if ctx.Err() != nil {
@@ -239,7 +238,7 @@ func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 		}
 		now, err := p.w.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && now.Spec.NodeName != "" {
-			return // The answer was lost on its way.
+			return // The response was lost.
 		}
 	}
 }
@@ -259,7 +258,7 @@ func (p *bound) post(ctx context.Context, b *corev1.Binding) error {
 	return p.w.client.CoreV1().Pods(ns).Bind(ctx, b, metav1.CreateOptions{})
 }
 
-// summary is what a seed was, by columns.
+// summary returns the CSV line of a seed. See columns.
 func (l *load) summary(t *testing.T, seed uint64, faults int, rest time.Duration) string {
 	t.Helper()
 	l.mu.Lock()

@@ -20,8 +20,8 @@ import (
 
 const lockIt = "device.prebind.dev/node-lock"
 
-// locks contains the holder of each node's lock per version, and the pods with the lock that were bound in each version. A list
-// does not show earlier changes, so that time is not checked.
+// locks contains the holder of each node's lock by version, and the versions in which pods with the lock were bound. A list
+// does not show earlier changes, so locks ignores the time before it.
 type locks struct {
 	mu     sync.Mutex
 	holder map[string][]holding
@@ -40,7 +40,7 @@ type lockedBind struct {
 	version uint64
 }
 
-// record books a version of a record of devices. After its deletion the lock counts as free.
+// record adds a version of a record of devices. If the record is deleted, the lock counts as free.
 func (l *locks) record(before, now client.Object, listed bool) {
 	gone := now == nil
 	if gone {
@@ -65,7 +65,7 @@ func (l *locks) record(before, now client.Object, listed bool) {
 	l.holder[node] = append(l.holder[node], holding{version: version, uid: lock.UID, listed: listed})
 }
 
-// pod books a version of a pod that takes the lock, if it has just been bound.
+// pod adds a version of a pod that requires the lock, if the version is the first one with a node.
 func (l *locks) pod(before, now client.Object, listed bool) {
 	was, _ := before.(*corev1.Pod)
 	pod, ok := now.(*corev1.Pod)
@@ -82,8 +82,8 @@ func versionOf(o client.Object) uint64 {
 	return n
 }
 
-// wrongs are the pods that were bound while the lock of their node was another pod's.
-// known is of how many that can be said at all.
+// wrongs returns the pods that were bound while another pod held the lock of their node. known is the number of pods for
+// which the holder is known.
 func (l *locks) wrongs() (wrong []string, known int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,13 +100,13 @@ func (l *locks) wrongs() (wrong []string, known int) {
 		}
 		known++
 		if uid := all[at].uid; uid != "" && uid != b.pod.UID {
-			wrong = append(wrong, fmt.Sprintf("the pod %s was bound to %s while the lock of that node was that of the pod with the UID %s", b.pod.Name, b.pod.Spec.NodeName, uid))
+			wrong = append(wrong, fmt.Sprintf("the pod %s was bound to %s while the pod with the UID %s held the lock of that node", b.pod.Name, b.pod.Spec.NodeName, uid))
 		}
 	}
 	return wrong, known
 }
 
-// TestLocks: a bind despite another pod's lock is reported, and unknown states are not.
+// TestLocks checks that a bind despite another pod's lock is reported. An unknown holder is not a violation.
 func TestLocks(t *testing.T) {
 	record := func(version, holder string) client.Object {
 		c := &corev1.ConfigMap{Data: map[string]string{"node": "node-1", "node-lock": `{"uid":"` + holder + `"}`}}
@@ -124,24 +124,24 @@ func TestLocks(t *testing.T) {
 		wrong  int
 		known  int
 	}{
-		"Own": {reason: "as it should be", known: 1, see: func(l *locks) {
+		"Own": {reason: "the pod holds the lock during its bind", known: 1, see: func(l *locks) {
 			l.record(nil, record("3", "a"), false)
 			bind(l, "4", false)
 			l.record(nil, record("5", "b"), false)
 		}},
-		"Others": {reason: "it was taken from it", known: 1, wrong: 1, see: func(l *locks) {
+		"Others": {reason: "another pod holds the lock during the bind", known: 1, wrong: 1, see: func(l *locks) {
 			l.record(nil, record("3", "a"), false)
 			bind(l, "6", false)
 			l.record(nil, record("5", "b"), false)
 		}},
-		"Missed": {reason: "it may have been its own in between", see: func(l *locks) {
+		"Missed": {reason: "a list can hide that the pod held the lock", see: func(l *locks) {
 			l.record(nil, record("3", "b"), false)
 			bind(l, "6", false)
 			l.record(nil, record("9", "b"), true)
 		}},
-		"Listed":  {reason: "the time of its bind is unknown", see: func(l *locks) { l.record(nil, record("3", "b"), false); bind(l, "6", true) }},
-		"Gone":    {reason: "it may have been there again", known: 1, see: func(l *locks) { l.record(record("3", "b"), nil, false); bind(l, "6", false) }},
-		"Nothing": {reason: "nor who had the lock before", see: func(l *locks) { bind(l, "6", false); l.record(nil, record("9", "b"), false) }},
+		"Listed":  {reason: "a list does not show the version of the bind", see: func(l *locks) { l.record(nil, record("3", "b"), false); bind(l, "6", true) }},
+		"Gone":    {reason: "a deleted record counts as a free lock", known: 1, see: func(l *locks) { l.record(record("3", "b"), nil, false); bind(l, "6", false) }},
+		"Nothing": {reason: "the holder before the first version is unknown", see: func(l *locks) { bind(l, "6", false); l.record(nil, record("9", "b"), false) }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

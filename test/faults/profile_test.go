@@ -20,7 +20,7 @@ type sample struct {
 	count int
 	// bytes is the estimate for the whole heap, of which the profile has samples.
 	bytes float64
-	// stack are the names of the functions, the innermost first. It is never empty.
+	// stack contains the names of the functions, the innermost first. It is never empty.
 	stack []string
 }
 
@@ -43,7 +43,7 @@ func parseProfile(text string) ([]sample, error) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if parts := heapHeader.FindStringSubmatch(line); parts != nil {
-			// The header has twice the rate.
+			// The header contains twice the rate.
 			rate = number(parts[1]) / 2
 		} else if parts := heapLine.FindStringSubmatch(line); parts != nil {
 			count, bytes := number(parts[1]), number(parts[2])
@@ -63,14 +63,13 @@ func parseProfile(text string) ([]sample, error) {
 	return found, nil
 }
 
-// number is that of the digits.
+// number parses decimal digits.
 func number(digits string) float64 {
 	n, _ := strconv.ParseFloat(digits, 64)
 	return n
 }
 
-// whole estimates how many bytes there are of a kind of which the profile has so many: an
-// object is sampled with a probability that grows with its size.
+// whole estimates the bytes on the heap from the sampled bytes. The probability of a sample grows with the size of the object.
 func whole(count, bytes, rate float64) float64 {
 	if count == 0 {
 		return 0

@@ -24,8 +24,7 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// runner breaks things, and does what a kubelet would: what ends by itself is started
-// again.
+// runner injects the faults. Like a kubelet, it restarts processes that exit.
 type runner struct {
 	t         *testing.T
 	w         *world
@@ -35,7 +34,7 @@ type runner struct {
 	over      chan struct{}
 }
 
-// supervised is a process that is meant to run unless it is down.
+// supervised is a process that runs unless a fault has killed it.
 type supervised struct {
 	*cluster.Process
 	mu   sync.Mutex
@@ -56,7 +55,7 @@ func newRunner(t *testing.T, w *world) *runner {
 	return r
 }
 
-// run breaks things by the schedule, and returns when the last is over.
+// run injects the faults of the schedule. It returns after the last fault.
 func (r *runner) run(ctx context.Context, schedule []fault) {
 	supervised, stop := context.WithCancel(ctx)
 	r.stop = stop
@@ -86,7 +85,7 @@ func (r *runner) supervise(ctx context.Context) {
 	}
 }
 
-// revive starts it if it has ended by itself.
+// revive starts the process if it has exited.
 func (p *supervised) revive() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +99,7 @@ func (p *supervised) revive() {
 	}
 }
 
-// kill ends it until the function that it returns is called.
+// kill kills the process. It stays down until the returned function is called.
 func (p *supervised) kill() func() {
 	p.mu.Lock()
 	p.down = true
@@ -114,7 +113,7 @@ func (p *supervised) kill() func() {
 	}
 }
 
-// one breaks one thing for its time.
+// one injects one fault for its duration.
 func (r *runner) one(ctx context.Context, f fault) {
 	p, on := r.processes[f.target], r.replicas[f.target]
 	defer r.w.disturbed.during(f)()
@@ -153,8 +152,7 @@ func (r *runner) one(ctx context.Context, f fault) {
 	pause(ctx, f.length)
 }
 
-// logTo has the process log into that file until the function that it returns is
-// called. The process is restarted for it, twice.
+// logTo makes the process log to the file until the returned function is called. Both changes restart the process.
 func (p *supervised) logTo(name string) func() {
 	swap := func(do func()) {
 		revive := p.kill()
@@ -174,8 +172,7 @@ func (p *supervised) logTo(name string) func() {
 	}
 }
 
-// loseHistory compacts etcd: with a new API server, whose cache is empty, a watch
-// that begins where it ended gets 410 Gone.
+// loseHistory compacts etcd. After a restart of the API server, whose cache is then empty, a resumed watch gets 410 Gone.
 func (r *runner) loseHistory(ctx context.Context) {
 	var found struct {
 		Header struct {
@@ -189,7 +186,7 @@ func (r *runner) loseHistory(ctx context.Context) {
 		}
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
-			return // etcd may be down, too.
+			return // etcd may be down.
 		}
 		defer response.Body.Close()
 		content, _ := io.ReadAll(response.Body)
@@ -199,7 +196,7 @@ func (r *runner) loseHistory(ctx context.Context) {
 	post("/v3/kv/compaction", fmt.Sprintf(`{"revision":%q,"physical":true}`, found.Header.Revision), &struct{}{})
 }
 
-// storm changes annotations of whatever Prebind writes to, all the time.
+// storm continuously changes annotations of all objects that Prebind writes.
 func (r *runner) storm(ctx context.Context, length time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
@@ -214,15 +211,15 @@ func (r *runner) storm(ctx context.Context, length time.Duration) {
 	}
 }
 
-// heal makes everything whole again, and returns when it is.
+// heal waits until all processes are ready, and opens the nodes.
 func (r *runner) heal(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), settled)
 	defer cancel()
 	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler, cluster.Provisioner, "replica-0", "replica-1"} {
 		p := r.processes[name]
-		for p.WaitReady(ctx) != nil { // It may have ended, and been started again.
-			require.NoError(t, ctx.Err(), "%s should come back:\n%s", name, p.Tail(30))
+		for p.WaitReady(ctx) != nil { // The process may have exited and restarted.
+			require.NoError(t, ctx.Err(), "%s should be ready:\n%s", name, p.Tail(30))
 			pause(ctx, time.Second)
 		}
 	}
@@ -234,7 +231,7 @@ func (r *runner) heal(t *testing.T) {
 	<-r.over
 }
 
-// pause waits, but no longer than the context lasts.
+// pause waits for the duration, or until the context ends.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -15,13 +15,13 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// fault is something that is broken for a while.
+// fault is a temporary failure of one target.
 type fault struct {
 	kind string
-	// target is what is broken; no two faults break the same at a time.
+	// target is the affected component. Faults of the same target do not overlap.
 	target     string
 	at, length time.Duration
-	// wrong is by how much a clock is.
+	// wrong is the offset of a clock.
 	wrong time.Duration
 }
 
@@ -34,7 +34,7 @@ func (f fault) String() string {
 	return text
 }
 
-// kinds are what can be broken, in a fixed order, with their targets.
+// kinds lists the kinds of faults with their targets, in a fixed order.
 var kinds = []struct {
 	name    string
 	targets []string
@@ -55,26 +55,25 @@ var kinds = []struct {
 	{"watches end", []string{"replica-0", "replica-1"}},
 	{"history lost", []string{cluster.APIServer}},
 	{"conflict storm", []string{"objects"}},
-	// The clocks are targets of their own: the replica is killed and cut off as well.
+	// A clock is a separate target, so that its fault can overlap with other faults of the replica.
 	{wrongClock, []string{clockOf("replica-0"), clockOf("replica-1")}},
 	{wrongClock, []string{clockOf("replica-0"), clockOf("replica-1")}},
 }
 
 const (
 	wrongClock = "wrong clock"
-	// shortest and longest are how long a fault lasts; a clock may be wrong for longer.
+	// A fault lasts from shortest to longest. A wrong clock lasts up to longestClock.
 	shortest     = 500 * time.Millisecond
 	longest      = 8 * time.Second
 	longestClock = 20 * time.Second
-	// beforeAll is a time at which no certificate is valid yet: see cluster.Backdated
+	// beforeAll is the offset to a time before all certificates are valid. See cluster.Backdated.
 	beforeAll = -3 * time.Hour
 )
 
-// clockOf is the target that is the clock of a replica.
+// clockOf returns the target for the clock of a replica.
 func clockOf(replica string) string { return "clock of " + replica }
 
-// drawWrong draws by how much a clock is wrong, from a second up to most, of any
-// magnitude and in both directions.
+// drawWrong draws the offset of a clock, from one second up to most, on a logarithmic scale and in both directions.
 func drawWrong(rng *rand.Rand, most time.Duration) time.Duration {
 	size := time.Duration(math.Pow(most.Seconds(), rng.Float64()) * float64(time.Second)).Round(time.Millisecond)
 	if rng.IntN(2) == 0 {
@@ -83,8 +82,7 @@ func drawWrong(rng *rand.Rand, most time.Duration) time.Duration {
 	return size
 }
 
-// drawConstant draws whose clock is wrong from the beginning to the end, and by how
-// much: for one seed in three.
+// drawConstant draws a replica and the constant offset of its clock. The offset is 0 for two seeds in three.
 func drawConstant(seed uint64) (replica int, wrong time.Duration) {
 	rng := rand.New(rand.NewPCG(seed, math.MaxUint64))
 	if replica = rng.IntN(replicas); seed%3 == 0 {
@@ -93,10 +91,10 @@ func drawConstant(seed uint64) (replica int, wrong time.Duration) {
 	return replica, wrong
 }
 
-// slack is left between two faults of the same target.
+// slack is the minimum time between two faults of the same target.
 const slack = 3 * time.Second
 
-// draw draws a schedule: each kind once, in any order, and then again.
+// draw draws a schedule. It repeats all kinds of faults in random order.
 func draw(seed uint64, length time.Duration) []fault {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var faults []fault
@@ -128,13 +126,12 @@ func draw(seed uint64, length time.Duration) []fault {
 	}
 }
 
-// lasts draws how long a fault lasts.
+// lasts draws the duration of a fault.
 func lasts(rng *rand.Rand, most time.Duration) time.Duration {
 	return shortest + time.Duration(rng.Int64N(int64((most-shortest)/time.Millisecond)))*time.Millisecond
 }
 
-// TestDraw: the same seed is the same schedule, and in a minute there is something
-// of everything.
+// TestDraw checks that a seed determines the schedule, and that 20 schedules of one minute contain every kind of fault.
 func TestDraw(t *testing.T) {
 	first, again := draw(7, time.Minute), draw(7, time.Minute)
 	assert.Equal(t, first, again)

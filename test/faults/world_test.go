@@ -27,20 +27,19 @@ import (
 
 const (
 	ns = "faults"
-	// nodes are node-1 and on, each with so many devices of each kind.
+	// nodes is the number of nodes. Each node has the given number of devices of each kind.
 	nodes    = 6
 	devices  = 8
 	replicas = 2
-	// owned is the DeviceClass that Prebind allocates, scheduled that of
-	// kube-scheduler; their templates are of the same names.
+	// owned is the DeviceClass that Prebind allocates. scheduled is the one that kube-scheduler allocates. Their
+	// templates have the same names.
 	owned     = "owned.example.com"
 	scheduled = "scheduled.example.com"
 	// openKey is a label of nodes that some pods wait for.
 	openKey = "faults.example.com/open"
 )
 
-// world is a control plane with two replicas, each with a proxy of its own before the
-// API server.
+// world is a control plane with two replicas. Each replica uses a separate proxy to the API server.
 type world struct {
 	cluster  *cluster.Cluster
 	prebind  *install.Prebind
@@ -48,18 +47,18 @@ type world struct {
 	watcher  client.WithWatch
 	replicas []*replica
 	ledger   *ledger
-	// disturbed says which replicas faults touch.
+	// disturbed records the replicas that faults affect.
 	disturbed *disturbances
 }
 
 type replica struct {
 	*install.Replica
-	// wrong is by how much its clock is, from the beginning to the end.
+	// wrong is the constant offset of its clock.
 	wrong time.Duration
 	proxy *cluster.APIProxy
-	// debug is where /debug is served.
+	// debug is the address of /debug.
 	debug string
-	// atFirst is what it held before there was anything to do.
+	// atFirst contains its goroutines and memory before the load.
 	atFirst held
 }
 
@@ -84,7 +83,7 @@ func newWorld(t *testing.T, binary string) *world {
 	return w
 }
 
-// connect makes the clients.
+// connect creates the clients.
 func (w *world) connect() error {
 	var errs [2]error
 	w.client, errs[0] = kubernetes.NewForConfig(w.cluster.Config())
@@ -97,7 +96,7 @@ func (w *world) startReplica(t *testing.T) {
 	proxy, err := w.cluster.NewAPIProxy(w.prebind.Kubeconfig(), t.TempDir())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	// A sample for every 16 KiB, not 512: what a replica may have more is not many of those.
+	// Sample every 16 KiB instead of every 512 KiB, because the permitted growth is small.
 	w.prebind.Setenv("GODEBUG", "memprofilerate=16384")
 	debug, err := w.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
@@ -107,13 +106,13 @@ func (w *world) startReplica(t *testing.T) {
 	t.Cleanup(func() {
 		_ = r.Kill()
 		if t.Failed() {
-			t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(60))
+			t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(60))
 		}
 	})
 	w.replicas = append(w.replicas, r)
 }
 
-// objects makes the namespace and what is there before the pods.
+// objects creates the namespace and all objects that pods need.
 func (w *world) objects(t *testing.T) {
 	t.Helper()
 	create := func(objects ...client.Object) {
@@ -141,8 +140,7 @@ func (w *world) objects(t *testing.T) {
 
 func nodeName(n int) string { return fmt.Sprintf("node-%d", n+1) }
 
-// setOpen sets the label that some pods wait for on all nodes, as far as the API
-// server is there.
+// setOpen sets the label that some pods wait for on all nodes. It returns the last error of the API server.
 func (w *world) setOpen(ctx context.Context, value string) error {
 	var last error
 	for n := range nodes {
@@ -155,7 +153,7 @@ func (w *world) setOpen(ctx context.Context, value string) error {
 	return last
 }
 
-// logs returns what replicas have said that none should ever say.
+// logs returns the log lines of replicas that report a data race, a panic or a fatal error.
 func (w *world) logs() []string {
 	var found []string
 	for _, r := range w.replicas {

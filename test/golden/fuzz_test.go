@@ -33,19 +33,17 @@ import (
 )
 
 const (
-	// aReview is what a review may allocate however small it is, and perByte what
-	// each byte of it may add: it is decoded, stored by the fake API server, included in messages, and encoded again.
+	// aReview is the maximum allocation of an empty review in bytes, and perByte the additional allocation for each byte. A
+	// review is decoded, stored by the fake API server, included in messages, and encoded again.
 	aReview = 32 << 20
 	perByte = 2000
-	// anAnswer is how long an answer may be without its patch, however large the review
-	// is.
+	// anAnswer is the maximum length of a response without its patch, in bytes. It does not depend on the size of the review.
 	anAnswer = 128 << 10
-	// aPatch is how long a patch may be: 256 KiB of annotations, of each byte of which JSON
-	// may make six.
+	// aPatch is the maximum length of a patch in bytes: 256 KiB of annotations, and up to six bytes of JSON for each byte.
 	aPatch = 2 << 20
 )
 
-// everything is all mutators and all plugins.
+// everything enables all mutators and all plugins.
 func everything() setup {
 	return setup{
 		mutators: []on{
@@ -57,7 +55,7 @@ func everything() setup {
 	}
 }
 
-// worlds are those of all golden cases, with the Binding of each.
+// worlds returns the objects and the Binding of each golden case.
 func worlds(t testing.TB) (objects [][]client.Object, bindings []*corev1.Binding) {
 	t.Helper()
 	answers, err := filepath.Glob(filepath.Join("testdata", "*.answer.yaml"))
@@ -71,8 +69,8 @@ func worlds(t testing.TB) (objects [][]client.Object, bindings []*corev1.Binding
 	return objects, bindings
 }
 
-// judge posts the body in the world, and checks that nothing panics, that no memory
-// is taken out of all proportion, and that the API server can read the answer.
+// judge posts the body, and checks that Prebind does not panic, that its allocations are limited, and that the API server can
+// read the response.
 func judge(t *testing.T, objects []client.Object, body []byte) *httptest.ResponseRecorder {
 	t.Helper()
 	p := newPrebind(t, everything(), objects)
@@ -90,7 +88,7 @@ func judge(t *testing.T, objects []client.Object, body []byte) *httptest.Respons
 		return w
 	}
 	var asked, told admissionv1.AdmissionReview
-	require.NoError(t, apijson.Unmarshal(body, &asked), "only a review gets a review")
+	require.NoError(t, apijson.Unmarshal(body, &asked), "only a valid review gets a review as response")
 	require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &told), "%s", w.Body)
 	require.NotNil(t, told.Response)
 	assert.LessOrEqual(t, len(told.Response.Patch), aPatch)
@@ -101,7 +99,7 @@ func judge(t *testing.T, objects []client.Object, body []byte) *httptest.Respons
 	return w
 }
 
-// checkResponse checks an answer as the API server reads it.
+// checkResponse checks a response like the API server.
 func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admissionv1.AdmissionResponse) {
 	t.Helper()
 	for _, warning := range told.Warnings {
@@ -109,8 +107,8 @@ func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admi
 	}
 	assert.Equal(t, told.Patch != nil, told.PatchType != nil, "a patch has a type")
 	if !told.Allowed {
-		assert.Nil(t, told.Patch, "a denial patches nothing")
-		require.NotNil(t, told.Result, "a denial says why")
+		assert.Nil(t, told.Patch, "a denial contains no patch")
+		require.NotNil(t, told.Result, "a denial contains a reason")
 		assert.GreaterOrEqual(t, told.Result.Code, int32(http.StatusBadRequest))
 		assert.NotEmpty(t, told.Result.Message)
 		assert.NotContains(t, told.Result.Message, "panicked")
@@ -119,7 +117,7 @@ func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admi
 	if told.Patch == nil {
 		return
 	}
-	// The API server has encoded what it sends: without duplicate keys.
+	// The API server sends requests without duplicate keys.
 	var object map[string]any
 	require.NoError(t, json.Unmarshal(asked.Object.Raw, &object))
 	raw, err := json.Marshal(object)
@@ -129,14 +127,14 @@ func checkResponse(t *testing.T, asked *admissionv1.AdmissionRequest, told *admi
 	require.NoError(t, apijson.Unmarshal(patched, &corev1.Binding{}), "%s", patched)
 }
 
-// allocated is how many bytes this process has ever allocated.
+// allocated returns the bytes that this process has allocated since its start.
 func allocated() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
 	return sample[0].Value.Uint64()
 }
 
-// FuzzReview posts arbitrary bytes to all of Prebind, in the worlds of the golden cases.
+// FuzzReview posts arbitrary bytes to Prebind with all components, with the objects of the golden cases.
 func FuzzReview(f *testing.F) {
 	objects, bindings := worlds(f)
 	for i, b := range bindings {
@@ -154,9 +152,8 @@ func FuzzReview(f *testing.F) {
 	})
 }
 
-// FuzzBinding changes the Bindings and the pods of the golden cases, so that the
-// review itself is always one: annotations and a label of any key and value, and
-// any node.
+// FuzzBinding changes the Bindings and the pods of the golden cases: annotations and a label with any key and value, and any
+// node. The review itself is always valid.
 func FuzzBinding(f *testing.F) {
 	objects, bindings := worlds(f)
 	for i, b := range bindings {
@@ -183,7 +180,7 @@ func FuzzBinding(f *testing.F) {
 			metav1.SetMetaDataAnnotation(&b.ObjectMeta, key, value)
 			b.Labels = map[string]string{key: value}
 			b.Target.Name = node
-			assert.Equal(t, http.StatusOK, judge(t, world, reviewOf(t, b, dryRun)).Code, "a review is answered with one")
+			assert.Equal(t, http.StatusOK, judge(t, world, reviewOf(t, b, dryRun)).Code, "the response to a review is a review")
 		})
 	})
 }

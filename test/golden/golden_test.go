@@ -1,9 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package golden holds one review and its answer for every behaviour of every
-// mutator and PreBind plugin: the real handler, engine, mutators and plugins, over
-// a small world of objects.
+// Package golden contains a review and the expected response for every behavior of every mutator and PreBind plugin. It uses the
+// real handler, engine, mutators and plugins with a few objects.
 package golden
 
 import (
@@ -41,24 +40,24 @@ import (
 	"github.com/prebind/prebind/registration"
 )
 
-var update = flag.Bool("update", false, "update the golden answers")
+var update = flag.Bool("update", false, "Update the golden responses.")
 
 const (
 	domain    = "prebind.dev"
 	namespace = "prebind-system"
 )
 
-// setup is what is switched on in a case.
+// setup selects the components of a case.
 type setup struct {
 	mutators []on
 	required []string
 	plugins  []on
-	// added are plugins that are not in the registry.
+	// added contains plugins that are not in the registry.
 	added  []framework.PreBinder
 	dryRun bool
 }
 
-// on is a mutator or a plugin of the registry, with its arguments; nil for the defaults.
+// on is a mutator or a plugin of the registry with its arguments. nil means the defaults.
 type on struct {
 	name      string
 	arguments registration.Arguments
@@ -71,9 +70,8 @@ var (
 	claims    = on{name: resourceclaims.Name}
 )
 
-// TestGolden posts the Binding of testdata/NAME.yaml, the last of its documents,
-// in a world of the others, and compares the answer, and what is written by then,
-// with testdata/NAME.answer.yaml.
+// TestGolden posts the Binding of testdata/NAME.yaml, which is its last document. The other documents are the existing objects.
+// It compares the response and the objects that Prebind has written with testdata/NAME.answer.yaml.
 func TestGolden(t *testing.T) {
 	everywhere := topology.Arguments{
 		Labels:    []string{corev1.LabelTopologyZone, "example.com/rack", "net.example.com/*=net-*"},
@@ -88,43 +86,43 @@ func TestGolden(t *testing.T) {
 		setup  setup
 	}{
 		"nothing-on":                  {reason: "a Binding passes unchanged", setup: setup{}},
-		"nothing-on-invalid":          {reason: "but not if it would lock the pod for ever", setup: setup{}},
-		"topology":                    {reason: "labels, a prefix, a path, and labels of the pod", setup: setup{mutators: []on{places}}},
-		"topology-own-label":          {reason: "a label of the user's own is kept; an annotation is not", setup: setup{mutators: []on{places}}},
-		"topology-replaced-label":     {reason: "unless the operator says so", setup: setup{mutators: []on{{topology.Name, &replacing}}}},
-		"topology-incomplete":         {reason: "half a path would be a wrong one", setup: setup{mutators: []on{places}}},
-		"topology-required":           {reason: "no pod is bound without it", setup: setup{mutators: []on{places}, required: []string{topology.Name}}},
-		"node-info":                   {reason: "facts of the node, and an annotation", setup: setup{mutators: []on{{nodeinfo.Name, &nodeinfo.Arguments{Annotations: []string{"example.com/driver-version"}}}}}},
-		"bind-info":                   {reason: "who bound it, and when", setup: setup{mutators: []on{{name: bindinfo.Name}}}},
-		"device-info":                 {reason: "what the plugin device and a claim gave", setup: setup{mutators: []on{{name: deviceinfo.Name}}, plugins: []on{devices}}},
-		"node-state":                  {reason: "all is as it should be", setup: setup{plugins: []on{nodeState}}},
-		"node-state-cordoned":         {reason: "drained after the decision", setup: setup{plugins: []on{nodeState}}},
-		"node-state-expectation":      {reason: "the scheduler believed something else", setup: setup{plugins: []on{nodeState}}},
-		"node-state-wait":             {reason: "it may come true", setup: setup{plugins: []on{nodeState}}},
-		"node-state-invalid":          {reason: "the author gets the reason", setup: setup{plugins: []on{nodeState}}},
-		"node-state-dry-run":          {reason: "what it would wait for", setup: setup{plugins: []on{nodeState}, dryRun: true}},
-		"device":                      {reason: "granted, and recorded", setup: setup{plugins: []on{devices}}},
-		"device-shares":               {reason: "two halves fit", setup: setup{plugins: []on{devices}}},
-		"device-taken":                {reason: "the holder is named", setup: setup{plugins: []on{devices}}},
-		"device-holder-gone":          {reason: "looked up, not guessed", setup: setup{plugins: []on{devices}}},
-		"device-locked":               {reason: "one bind at a time", setup: setup{plugins: []on{devices}}},
-		"device-invalid":              {reason: "the author gets the reason", setup: setup{plugins: []on{devices}}},
-		"device-dry-run":              {reason: "nothing is written", setup: setup{plugins: []on{devices}, dryRun: true}},
-		"device-record-unreadable":    {reason: "nothing is lost", setup: setup{plugins: []on{devices}}},
-		"volumebinding":               {reason: "the claim's volume is in place", setup: setup{plugins: []on{volumes}}},
+		"nothing-on-invalid":          {reason: "an invalid Binding is denied, because it would lock the pod forever", setup: setup{}},
+		"topology":                    {reason: "the response contains labels, a prefix, a path and labels of the pod", setup: setup{mutators: []on{places}}},
+		"topology-own-label":          {reason: "topology keeps labels of the user and replaces annotations", setup: setup{mutators: []on{places}}},
+		"topology-replaced-label":     {reason: "topology replaces labels of the user if the operator enables it", setup: setup{mutators: []on{{topology.Name, &replacing}}}},
+		"topology-incomplete":         {reason: "an incomplete path is omitted", setup: setup{mutators: []on{places}}},
+		"topology-required":           {reason: "a pod without its required topology is not bound", setup: setup{mutators: []on{places}, required: []string{topology.Name}}},
+		"node-info":                   {reason: "the response contains node information and an annotation of the node", setup: setup{mutators: []on{{nodeinfo.Name, &nodeinfo.Arguments{Annotations: []string{"example.com/driver-version"}}}}}},
+		"bind-info":                   {reason: "the response contains the user and the time of the bind", setup: setup{mutators: []on{{name: bindinfo.Name}}}},
+		"device-info":                 {reason: "the response contains the devices of the plugin device and of a claim", setup: setup{mutators: []on{{name: deviceinfo.Name}}, plugins: []on{devices}}},
+		"node-state":                  {reason: "the state of the node matches", setup: setup{plugins: []on{nodeState}}},
+		"node-state-cordoned":         {reason: "the node was cordoned after the scheduling decision", setup: setup{plugins: []on{nodeState}}},
+		"node-state-expectation":      {reason: "the expectation of the scheduler does not match the node", setup: setup{plugins: []on{nodeState}}},
+		"node-state-wait":             {reason: "the pod waits for the state of the node", setup: setup{plugins: []on{nodeState}}},
+		"node-state-invalid":          {reason: "the denial names the invalid annotations", setup: setup{plugins: []on{nodeState}}},
+		"node-state-dry-run":          {reason: "a dry run reports the state that a bind would wait for", setup: setup{plugins: []on{nodeState}, dryRun: true}},
+		"device":                      {reason: "the device is granted and recorded", setup: setup{plugins: []on{devices}}},
+		"device-shares":               {reason: "two pods share a device", setup: setup{plugins: []on{devices}}},
+		"device-taken":                {reason: "the denial names the holder of the device", setup: setup{plugins: []on{devices}}},
+		"device-holder-gone":          {reason: "a device of a deleted pod is granted after a live read", setup: setup{plugins: []on{devices}}},
+		"device-locked":               {reason: "another pod holds the lock of the node", setup: setup{plugins: []on{devices}}},
+		"device-invalid":              {reason: "the denial names the invalid annotations", setup: setup{plugins: []on{devices}}},
+		"device-dry-run":              {reason: "a dry run writes no objects", setup: setup{plugins: []on{devices}, dryRun: true}},
+		"device-record-unreadable":    {reason: "an unreadable record is not overwritten", setup: setup{plugins: []on{devices}}},
+		"volumebinding":               {reason: "the claim is bound to its volume", setup: setup{plugins: []on{volumes}}},
 		"volumebinding-waiting":       {reason: "the volume is being provisioned", setup: setup{plugins: []on{volumes}}},
-		"volumebinding-missing":       {reason: "there is no such claim", setup: setup{plugins: []on{volumes}}},
-		"resource-claims":             {reason: "the scheduler has done it all", setup: setup{plugins: []on{claims}}},
-		"resource-claims-reserved":    {reason: "marked, and reserved for the pod", setup: setup{plugins: []on{claims}}},
-		"resource-claims-dry-run":     {reason: "nothing is written", setup: setup{plugins: []on{claims}, dryRun: true}},
-		"resource-claims-missing":     {reason: "there is no such claim", setup: setup{plugins: []on{claims}}},
-		"resource-claims-unallocated": {reason: "no scheduler has chosen devices", setup: setup{plugins: []on{claims}}},
-		"resource-claims-elsewhere":   {reason: "its devices are those of another node", setup: setup{plugins: []on{claims}}},
+		"volumebinding-missing":       {reason: "the claim does not exist", setup: setup{plugins: []on{volumes}}},
+		"resource-claims":             {reason: "the scheduler has allocated and reserved the claim", setup: setup{plugins: []on{claims}}},
+		"resource-claims-reserved":    {reason: "the claim is marked and reserved for the pod", setup: setup{plugins: []on{claims}}},
+		"resource-claims-dry-run":     {reason: "a dry run writes no objects", setup: setup{plugins: []on{claims}, dryRun: true}},
+		"resource-claims-missing":     {reason: "the claim does not exist", setup: setup{plugins: []on{claims}}},
+		"resource-claims-unallocated": {reason: "the claim is not allocated", setup: setup{plugins: []on{claims}}},
+		"resource-claims-elsewhere":   {reason: "the claim is allocated on another node", setup: setup{plugins: []on{claims}}},
 		"resource-claims-waiting":     {reason: "the driver prepares the device", setup: setup{plugins: []on{claims}}},
-		"resource-claims-failed":      {reason: "the driver cannot prepare it", setup: setup{plugins: []on{claims}}},
-		"resource-claims-unmade":      {reason: "the template's claim is still to be made", setup: setup{plugins: []on{claims}}},
-		"require-not-on":              {reason: "a required plugin must run", setup: setup{plugins: []on{nodeState}}},
-		"everything-together-taken":   {reason: "a refusal after mutators keeps the warnings", setup: setup{mutators: []on{places}, plugins: []on{nodeState, devices}}},
+		"resource-claims-failed":      {reason: "the driver cannot prepare the device", setup: setup{plugins: []on{claims}}},
+		"resource-claims-unmade":      {reason: "the claim of the template does not exist yet", setup: setup{plugins: []on{claims}}},
+		"require-not-on":              {reason: "a pod that requires a disabled plugin is not bound", setup: setup{plugins: []on{nodeState}}},
+		"everything-together-taken":   {reason: "a denial after mutators keeps their warnings", setup: setup{mutators: []on{places}, plugins: []on{nodeState, devices}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -166,11 +164,11 @@ func read(t testing.TB, name string) (objects []client.Object, binding *corev1.B
 		require.True(t, ok)
 		objects = append(objects, o)
 	}
-	require.NotNil(t, binding, "a case has a Binding")
+	require.NotNil(t, binding, "every case needs a Binding")
 	return objects, binding
 }
 
-// post has the Binding reviewed and returns the answer, and what was written.
+// post posts a review of the Binding, and returns the response and the written objects.
 func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Binding) []byte {
 	t.Helper()
 	p := newPrebind(t, s, objects)
@@ -184,8 +182,8 @@ func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Bindin
 
 var attempt = regexp.MustCompile(`replica-[a-z0-9]{10}`)
 
-// readable is the answer as YAML, its patch decoded, with what was written. An
-// attempt's ID, which is random, is the same in all of them.
+// readable returns the response as YAML, with a decoded patch and the written objects. It replaces random attempt IDs with a
+// constant.
 func readable(t *testing.T, body []byte, written []any) []byte {
 	t.Helper()
 	var review struct {
@@ -201,7 +199,7 @@ func readable(t *testing.T, body []byte, written []any) []byte {
 	}
 	delete(review.Response, "uid")
 	if review.Response["allowed"] == true {
-		// The library adds this to an answer that allows, and the API server does not read it.
+		// controller-runtime adds a status to allowed responses, which the API server ignores.
 		assert.Equal(t, map[string]any{"code": 200.0, "metadata": map[string]any{}}, review.Response["status"])
 		delete(review.Response, "status")
 	}
@@ -214,12 +212,12 @@ func readable(t *testing.T, body []byte, written []any) []byte {
 	return attempt.ReplaceAll(out, []byte("replica-0123456789"))
 }
 
-// kinds are those that plugins write.
+// kinds lists the kinds that plugins write.
 func kinds() []client.ObjectList {
 	return []client.ObjectList{&corev1.ConfigMapList{}, &resourcev1.ResourceClaimList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, &corev1.PodList{}, &corev1.NodeList{}}
 }
 
-// versions are the resource versions of all objects.
+// versions returns the resource versions of all objects.
 func versions(t *testing.T, c client.Reader) map[types.NamespacedName]string {
 	t.Helper()
 	all := map[types.NamespacedName]string{}
@@ -227,7 +225,7 @@ func versions(t *testing.T, c client.Reader) map[types.NamespacedName]string {
 	return all
 }
 
-// written are the objects that were changed or made, without what the API server adds.
+// written returns created and changed objects without fields that the API server sets.
 func written(t *testing.T, c client.Reader, before map[types.NamespacedName]string) []any {
 	t.Helper()
 	var changed []any

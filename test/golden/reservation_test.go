@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// denier denies the bind of the pod first, in PreFlight or in PreBind.
+// denier is a plugin that denies the bind of the pod named first, in PreFlight or in PreBind.
 type denier struct{ inPreFlight bool }
 
 func (denier) Name() string { return "denier" }
@@ -35,13 +35,13 @@ func (denier) PreBindRollBack(context.Context, *framework.BindContext) error { r
 
 func (denier) deny(bc *framework.BindContext, now bool) error {
 	if now && bc.Pod.Name == "first" {
-		return framework.Refuse(framework.Object{}, "it is the first")
+		return framework.Refuse(framework.Object{}, "the plugin denies the pod first")
 	}
 	return nil
 }
 
-// TestDeniedBindKeepsNoClaim: a ReadWriteOncePod claim is free at once when its bind
-// is denied after the PreFlight of volumebinding.
+// TestDeniedBindKeepsNoClaim checks that a ReadWriteOncePod claim is free as soon as another plugin denies the bind after the
+// PreFlight of volumebinding.
 func TestDeniedBindKeepsNoClaim(t *testing.T) {
 	for name, inPreFlight := range map[string]bool{"PreFlight": true, "PreBind": false} {
 		t.Run(name, func(t *testing.T) {

@@ -34,8 +34,7 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// prebind is the real handler and engine over a small world. It lives in one
-// bubble of time.
+// prebind is the real handler and engine with a few objects. It must stay in one testing/synctest bubble.
 type prebind struct {
 	server  *fakeapi.Server
 	client  *fakeapi.Connection
@@ -72,7 +71,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	return &prebind{server: server, client: c, engine: engine, handler: handler}
 }
 
-// plugin builds the plugin as the program does.
+// plugin creates the plugin like the program does.
 func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object, h framework.Handle) framework.PreBinder {
 	t.Helper()
 	all := app.RegisteredPlugins()
@@ -97,7 +96,7 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 	return plugin
 }
 
-// mutator builds the mutator as the program does.
+// mutator creates the mutator like the program does.
 func (o on) mutator(t *testing.T) mutators.Mutator {
 	t.Helper()
 	all := app.RegisteredMutators()
@@ -112,7 +111,7 @@ func (o on) mutator(t *testing.T) mutators.Mutator {
 	return mutator
 }
 
-// reviewOf is what the API server posts for the Binding.
+// reviewOf returns the review that the API server posts for the Binding.
 func reviewOf(t testing.TB, binding *corev1.Binding, dryRun bool) []byte {
 	t.Helper()
 	raw, err := json.Marshal(binding)
@@ -131,7 +130,7 @@ func reviewOf(t testing.TB, binding *corev1.Binding, dryRun bool) []byte {
 	return body
 }
 
-// serve posts the body as the API server does.
+// serve posts the body like the API server.
 func (p *prebind) serve(t *testing.T, body []byte) *httptest.ResponseRecorder {
 	t.Helper()
 	ctx := klog.NewContext(t.Context(), logr.Discard())
@@ -142,7 +141,7 @@ func (p *prebind) serve(t *testing.T, body []byte) *httptest.ResponseRecorder {
 	return response
 }
 
-// stop ends the engine and whatever it is at.
+// stop stops the engine and its attempts.
 func (p *prebind) stop(t *testing.T) {
 	t.Helper()
 	require.NoError(t, p.engine.Stop(klog.NewContext(context.WithoutCancel(t.Context()), logr.Discard())))

@@ -16,22 +16,21 @@ import (
 	"strings"
 )
 
-// BuildOptions say how to build the program.
+// BuildOptions configures Build.
 type BuildOptions struct {
-	// Package is the program's; ./cmd/prebind if it is empty.
+	// Package is the main package. Empty means ./cmd/prebind.
 	Package string
-	// Race has the race detector in it; it needs a C compiler.
+	// Race enables the race detector, which requires a C compiler.
 	Race bool
-	// Replace replaces files of this checkout in the build: content by path.
+	// Replace contains replacements for files of this checkout by path.
 	Replace map[string][]byte
 	// Clock makes time.Now return the time of Replica.SetClock.
 	Clock bool
-	// Dir gets the binary, bin/prebind.
+	// Dir is the output directory. Build writes bin/prebind in it.
 	Dir string
 }
 
-// Build compiles the program prebind from this checkout and returns the binary's
-// path.
+// Build compiles prebind from this checkout and returns the path of the binary.
 func Build(ctx context.Context, o BuildOptions) (string, error) {
 	root, err := moduleDir(ctx, "github.com/prebind/prebind")
 	if err != nil {
@@ -73,8 +72,8 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	return binary, nil
 }
 
-// writeOverlay writes files that a build has instead of others, content by the path of
-// the other, and returns the argument of go build -overlay. Everything is below dir.
+// writeOverlay writes replacement files for a build below dir, and returns the argument of go build -overlay. The map contains
+// the content by the path of the replaced file.
 func writeOverlay(dir string, files map[string][]byte) (string, error) {
 	dir = filepath.Join(dir, "overlay")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -98,14 +97,14 @@ func writeOverlay(dir string, files map[string][]byte) (string, error) {
 	return path, nil
 }
 
-// moduleDir is where a module's files are.
+// moduleDir returns the directory of a module.
 func moduleDir(ctx context.Context, module string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("finding the files of %s (run it in a checkout, with go on the PATH): %w\n%s", module, err, &stderr)
+		return "", fmt.Errorf("finding the directory of module %s: run this in a checkout with go in PATH: %w\n%s", module, err, &stderr)
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -21,8 +21,7 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// injectFrom is the annotation by which a webhook configuration asks
-// cert-manager for its CA.
+// injectFrom is the annotation with which a webhook configuration requests its CA from cert-manager.
 const injectFrom = "cert-manager.io/inject-ca-from"
 
 // issued is a certificate with its key and the CA that signed it.
@@ -34,11 +33,9 @@ type issued struct {
 	caPEM   []byte
 }
 
-// IssueCertificates does what cert-manager does with the Issuers and
-// Certificates in the cluster: it writes their Secrets, each signed as its
-// issuer says, brings the serving certificate to the replicas and the CA into
-// the webhook configuration. Called again, it renews the serving certificate
-// under a new CA. Where no Certificates are installed it does nothing.
+// IssueCertificates does the work of cert-manager for the Issuers and Certificates in the cluster. It writes their Secrets,
+// mounts the serving certificate into the replicas, and injects the CA into the webhook configuration. Each further call renews
+// the serving certificate under a new CA. Without installed Certificates it does nothing.
 func (p *Prebind) IssueCertificates(ctx context.Context) error {
 	if p.o.WithoutCertManager {
 		return nil
@@ -48,7 +45,7 @@ func (p *Prebind) IssueCertificates(ctx context.Context) error {
 		return fmt.Errorf("listing Certificates: %w", err)
 	}
 	if len(certificates.Items) == 0 {
-		return nil // They come another way.
+		return nil // The installation does not use cert-manager.
 	}
 	done := map[string]*issued{}
 	for len(done) < len(certificates.Items) {
@@ -70,15 +67,14 @@ func (p *Prebind) IssueCertificates(ctx context.Context) error {
 			}
 		}
 		if len(done) == before {
-			return fmt.Errorf("the Certificates in %s sign each other in a circle", Namespace)
+			return fmt.Errorf("the Certificates in %s sign each other in a cycle", Namespace)
 		}
 	}
 	p.issued = done
 	return p.injectCA(ctx, done)
 }
 
-// RenewCertificate does what cert-manager does when the serving certificate is
-// due: it makes another one, under the same CA.
+// RenewCertificate issues another serving certificate under the same CA, like cert-manager before the certificate expires.
 func (p *Prebind) RenewCertificate(ctx context.Context) error {
 	var certificates cmapi.CertificateList
 	if err := p.client.List(ctx, &certificates, client.InNamespace(Namespace)); err != nil {
@@ -101,8 +97,8 @@ func (p *Prebind) RenewCertificate(ctx context.Context) error {
 	return fmt.Errorf("no Certificate writes the Secret %s", servingSecret)
 }
 
-// signer finds what signs a Certificate: nil for itself. It is not ready while
-// the CA's own certificate has not been issued.
+// signer returns the CA that signs a Certificate, or nil for a self-signed one. It is not ready until the certificate of the CA
+// has been issued.
 func (p *Prebind) signer(ctx context.Context, crt *cmapi.Certificate, all []cmapi.Certificate, done map[string]*issued) (*issued, bool, error) {
 	var issuer cmapi.Issuer
 	if err := p.client.Get(ctx, client.ObjectKey{Namespace: crt.Namespace, Name: crt.Spec.IssuerRef.Name}, &issuer); err != nil {
@@ -120,19 +116,18 @@ func (p *Prebind) signer(ctx context.Context, crt *cmapi.Certificate, all []cmap
 		}
 		return nil, false, fmt.Errorf("no Certificate writes the Secret %s of Issuer %s", issuer.Spec.CA.SecretName, issuer.Name)
 	default:
-		return nil, false, fmt.Errorf("the Issuer %s is of a type that this package does not know", issuer.Name)
+		return nil, false, fmt.Errorf("unsupported type of Issuer %s", issuer.Name)
 	}
 }
 
-// issue signs the certificate, by cert-manager's own reading of the Certificate,
-// and writes its Secret; where replicas mount it, they get it.
+// issue signs the certificate with cert-manager's library, writes its Secret, and updates the files of replicas that mount it.
 func (p *Prebind) issue(ctx context.Context, crt *cmapi.Certificate, signer *issued) (*issued, error) {
 	template, err := pki.CertificateTemplateFromCertificate(crt)
 	if err != nil {
 		return nil, err
 	}
 	if p.o.Clock {
-		// As if it had been made a while ago: see cluster.Backdated.
+		// Backdate the certificate. See cluster.Backdated.
 		template.NotBefore = template.NotBefore.Add(-cluster.Backdated)
 	}
 	key, err := pki.GeneratePrivateKeyForCertificate(crt)
@@ -165,8 +160,7 @@ func (p *Prebind) issue(ctx context.Context, crt *cmapi.Certificate, signer *iss
 	return out, writeFiles(p.file("secrets/"+crt.Spec.SecretName), files)
 }
 
-// injectCA writes the CA into the webhook configuration that asks for it, as
-// cert-manager's injector does.
+// injectCA writes the CA into the webhook configuration that requests it, like cert-manager's injector.
 func (p *Prebind) injectCA(ctx context.Context, certificates map[string]*issued) error {
 	config, err := p.webhooks(ctx)
 	if err != nil {

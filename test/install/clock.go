@@ -17,32 +17,32 @@ import (
 	"time"
 )
 
-// clockFile is the variable that names the file with the offset of the clock.
+// clockFile is the environment variable with the path of the file that contains the offset of the clock.
 const clockFile = "PREBIND_TEST_CLOCK"
 
-// followClock is added to package time.
+// followClock is a source file that the build adds to package time.
 //
 //go:embed testdata/clock.go
 var followClock []byte
 
-// In time.Now, behind the way of a testing/synctest bubble, whose clock is its own.
-// The monotonic reading stays as it is, as with a step of the system's clock.
+// The change of time.Now. It follows the branch for a testing/synctest bubble, which has a separate clock. As with a step of
+// the system clock, the monotonic reading does not change.
 const (
 	nowBefore = "\tmono -= startNano\n\tsec += unixToInternal - minWall\n"
 	nowAfter  = "\tmono -= startNano\n\tsec, nsec = wrongWall(sec, nsec)\n\tsec += unixToInternal - minWall\n"
 )
 
-// clocked is how go build gives a program a clock that can be set.
+// clocked contains the parameters of a go build that makes the clock of a program configurable.
 type clocked struct {
-	// command is the go command, and env what it needs in addition to the environment.
+	// command is the go command. env contains its additional environment variables.
 	command string
 	env     []string
-	// files are those of package time that differ, by path.
+	// files contains the changed files of package time by path.
 	files map[string][]byte
 }
 
-// buildClocked prepares the build. The whole process has that clock, including its
-// libraries, because package time itself differs.
+// buildClocked prepares the build. The clock applies to the whole process, including libraries, because the build changes
+// package time.
 func buildClocked(ctx context.Context, root string) (clocked, error) {
 	cmd := exec.CommandContext(ctx, "go", "env", "GOROOT", "GOMODCACHE")
 	cmd.Dir = root
@@ -53,10 +53,10 @@ func buildClocked(ctx context.Context, root string) (clocked, error) {
 	goroot, cache, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	c := clocked{command: "go"}
 	if strings.HasPrefix(goroot, cache+string(filepath.Separator)) {
-		// The go command that is installed is older, and has fetched this one.
+		// The installed go command is older and has downloaded this toolchain.
 		own, err := os.UserCacheDir()
 		if err != nil {
-			return clocked{}, fmt.Errorf("finding a folder for the standard library: %w", err)
+			return clocked{}, fmt.Errorf("finding a directory for the standard library: %w", err)
 		}
 		if goroot, err = linked(goroot, filepath.Join(own, "prebind", "goroot")); err != nil {
 			return clocked{}, err
@@ -67,8 +67,8 @@ func buildClocked(ctx context.Context, root string) (clocked, error) {
 	return c, err
 }
 
-// linked returns another path for a Go that is in the module cache, where go build
-// allows no overlay: a folder below dir that has links to all in it.
+// linked returns a directory below dir with links to all files of a Go installation in the module cache. go build does not
+// allow an overlay of files in the module cache.
 func linked(goroot, dir string) (string, error) {
 	other := filepath.Join(dir, filepath.Base(goroot))
 	entries, err := os.ReadDir(goroot)
@@ -76,18 +76,18 @@ func linked(goroot, dir string) (string, error) {
 		err = os.MkdirAll(other, 0o755)
 	}
 	for _, e := range entries {
-		// Another run may be about the same.
+		// Another process may create the same links.
 		if failed := os.Symlink(filepath.Join(goroot, e.Name()), filepath.Join(other, e.Name())); failed != nil && !errors.Is(failed, fs.ErrExist) {
 			err = errors.Join(err, failed)
 		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("linking %s, whose standard library is to be changed: %w", goroot, err)
+		return "", fmt.Errorf("linking the Go installation %s: %w", goroot, err)
 	}
 	return other, nil
 }
 
-// clockFiles returns the files of package time that differ, by path.
+// clockFiles returns the changed files of package time by path.
 func clockFiles(goroot string) (map[string][]byte, error) {
 	pkg := filepath.Join(goroot, "src", "time")
 	name := filepath.Join(pkg, "time.go")
@@ -102,19 +102,19 @@ func clockFiles(goroot string) (map[string][]byte, error) {
 	return map[string][]byte{name: []byte(changed), filepath.Join(pkg, "prebind_clock.go"): followClock}, nil
 }
 
-// changeNow makes time.Now return another time.
+// changeNow returns the source with a time.Now that calls wrongWall.
 func changeNow(source string) (string, error) {
 	if n := strings.Count(source, nowBefore); n != 1 {
-		return "", fmt.Errorf("these lines of time.Now are there %d times, and should be there once: this version of Go has another one; bring nowBefore and nowAfter in test/install/clock.go up to it:\n%s", n, nowBefore)
+		return "", fmt.Errorf("lines of time.Now found %d times, want 1: update nowBefore and nowAfter in test/install/clock.go for this version of Go:\n%s", n, nowBefore)
 	}
 	return strings.Replace(source, nowBefore, nowAfter, 1), nil
 }
 
-// SetClock makes the wall clock of the replica wrong by so much, or right again by 0,
-// within 100 ms; a replica that does not run starts with it. Timers do not change.
+// SetClock sets the offset of the wall clock of the replica. 0 resets the clock. The offset applies within 100 ms, or from the
+// start of a replica that does not run. Timers do not change.
 func (r *Replica) SetClock(wrong time.Duration) error {
 	if r.clock == "" {
-		return fmt.Errorf("the clock of %s cannot be set: say so in the Options of its installation, and in the BuildOptions of its program", r.Name())
+		return fmt.Errorf("cannot set the clock of %s: set Clock in Options and in BuildOptions", r.Name())
 	}
 	next := r.clock + ".next"
 	if err := os.WriteFile(next, []byte(strconv.FormatInt(int64(wrong), 10)), 0o600); err != nil {

@@ -17,22 +17,21 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// TestClockFiles: the standard library of the installed Go can be changed, and one with
-// another time.Now is an error.
+// TestClockFiles checks that the overlay applies to the installed Go, and that a Go with another time.Now is an error.
 func TestClockFiles(t *testing.T) {
 	c, err := buildClocked(t.Context(), ".")
 	require.NoError(t, err)
 	require.Len(t, c.files, 2)
 	for name, changed := range c.files {
-		assert.True(t, strings.Contains(string(changed), "wrongWall("), "%s should have it", name) //nolint:testifylint // It would print all of package time.
+		assert.True(t, strings.Contains(string(changed), "wrongWall("), "%s should call wrongWall", name) //nolint:testifylint // It would print all of package time.
 		if strings.HasSuffix(name, "time.go") {
 			_, err = changeNow(string(changed))
-			assert.ErrorContains(t, err, "are there 0 times")
+			assert.ErrorContains(t, err, "found 0 times")
 		}
 	}
 }
 
-// TestWriteOverlay: two files of the same base name do not overwrite each other.
+// TestWriteOverlay checks that files with the same base name do not overwrite each other.
 func TestWriteOverlay(t *testing.T) {
 	path, err := writeOverlay(t.TempDir(), map[string][]byte{"/a/x.go": []byte("package a"), "/b/x.go": []byte("package b")})
 	require.NoError(t, err)
@@ -48,7 +47,7 @@ func TestWriteOverlay(t *testing.T) {
 	}
 }
 
-// TestLinked: a Go in the module cache is at two places then, and is linked once.
+// TestLinked checks that a Go in the module cache is linked once.
 func TestLinked(t *testing.T) {
 	goroot, dir := filepath.Join(t.TempDir(), "go1"), t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(goroot, "src", "time"), 0o755))
@@ -61,15 +60,15 @@ func TestLinked(t *testing.T) {
 		assert.FileExists(t, filepath.Join(other, "VERSION"))
 	}
 	_, err := linked(filepath.Join(goroot, "none"), dir)
-	assert.ErrorContains(t, err, "whose standard library is to be changed")
+	assert.ErrorContains(t, err, "linking the Go installation")
 }
 
-// TestSetClock: an error reports that no replica reads the clock.
+// TestSetClock checks the error for a replica that does not read the clock file.
 func TestSetClock(t *testing.T) {
 	process, err := cluster.NewProcess(cluster.ProcessOptions{Name: "prebind-0", Path: "prebind", LogFile: "log"})
 	require.NoError(t, err)
 	r := &Replica{Process: process}
-	assert.ErrorContains(t, r.SetClock(time.Hour), "the clock of prebind-0 cannot be set")
+	assert.ErrorContains(t, r.SetClock(time.Hour), "cannot set the clock of prebind-0")
 	r.clock = t.TempDir() + "/clock"
 	require.NoError(t, r.SetClock(-time.Second))
 	content, err := os.ReadFile(r.clock)

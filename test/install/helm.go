@@ -23,15 +23,14 @@ import (
 
 const (
 	chart = "charts/prebind"
-	// kubeVersion is the version that the chart gets: Helm built from its module has another default.
+	// kubeVersion is the Kubernetes version for the chart. Helm that is built from its module has another default.
 	kubeVersion = "1.36.0"
-	// hookAnnotation makes an object one that Helm applies at a certain moment.
+	// hookAnnotation marks an object as a Helm hook.
 	hookAnnotation = "helm.sh/hook"
 	preDelete      = "pre-delete"
 )
 
-// RenderChart returns what `helm template` makes of the chart in the checkout at
-// root, hooks included.
+// RenderChart returns the output of `helm template` for the chart in the checkout at root, including hooks.
 func RenderChart(ctx context.Context, root string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{
 		"tool", "-modfile=" + filepath.Join(root, "tools.mod"), "helm", "template", "prebind", filepath.FromSlash(chart), "--kube-version=" + kubeVersion,
@@ -46,8 +45,7 @@ func RenderChart(ctx context.Context, root string, args ...string) ([]byte, erro
 	return out, nil
 }
 
-// renderChart writes the objects of the chart and those of its pre-delete hook
-// into a file each.
+// renderChart writes the objects of the chart to one file, and those of its pre-delete hook to another.
 func (p *Prebind) renderChart(ctx context.Context) error {
 	args := []string{"--namespace=" + Namespace, "--set=createNamespace=true"}
 	for _, v := range p.o.Values {
@@ -77,7 +75,7 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 		case preDelete:
 			to = &hook
 		default:
-			return fmt.Errorf("the chart has a hook %s, which this package does not know", o.GetAnnotations()[hookAnnotation])
+			return fmt.Errorf("unsupported hook %s in the chart", o.GetAnnotations()[hookAnnotation])
 		}
 		fmt.Fprintf(to, "---\n%s", document)
 	}
@@ -92,9 +90,8 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 
 func (p *Prebind) hookFile() string { return p.file("pre-delete.yaml") }
 
-// runPreDelete does what Helm, the Job controller and the kubelet do with the
-// chart's pre-delete hook: its objects are applied, the Job's command runs to its
-// end under the Job's service account, and the objects are deleted.
+// runPreDelete does the work of Helm, the Job controller and the kubelet for the chart's pre-delete hook. It applies the objects
+// of the hook, runs the command of the Job with the Job's service account, and deletes the objects.
 func (p *Prebind) runPreDelete(ctx context.Context) error {
 	content, err := os.ReadFile(p.hookFile())
 	if err != nil {
@@ -117,7 +114,7 @@ func (p *Prebind) runPreDelete(ctx context.Context) error {
 	return p.kubectl(ctx, "delete", "--wait=false", "-f", p.hookFile())
 }
 
-// jobIn returns the one Job of the manifests, of one container.
+// jobIn returns the only Job of the manifests. It returns an error unless the Job has exactly one container.
 func jobIn(content []byte) (*batchv1.Job, error) {
 	var found *batchv1.Job
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
@@ -134,7 +131,7 @@ func jobIn(content []byte) (*batchv1.Job, error) {
 			continue
 		}
 		if found != nil {
-			return nil, errors.New("the pre-delete hook has two Jobs")
+			return nil, errors.New("the pre-delete hook has two Jobs, want one")
 		}
 		found = &batchv1.Job{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, found); err != nil {
@@ -142,7 +139,7 @@ func jobIn(content []byte) (*batchv1.Job, error) {
 		}
 	}
 	if found == nil || len(found.Spec.Template.Spec.Containers) != 1 {
-		return nil, errors.New("the pre-delete hook has no Job of one container")
+		return nil, errors.New("the pre-delete hook has no Job with one container")
 	}
 	return found, nil
 }

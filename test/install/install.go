@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// The names in config/webhook that others have to know.
+// Names in config/webhook.
 const (
 	Namespace = "prebind-system"
 	Service   = "prebind-webhook"
@@ -42,24 +42,23 @@ const (
 
 // Options of an installation.
 type Options struct {
-	// Cluster is where to install to. Required.
+	// Cluster is the target of the installation. Required.
 	Cluster *cluster.Cluster
-	// Binary is the program prebind; see Build. Required.
+	// Binary is the path of the prebind binary. See Build. Required.
 	Binary string
-	// Clock says that the Binary was built with BuildOptions.Clock.
+	// Clock must be set if Binary was built with BuildOptions.Clock and tests call Replica.SetClock.
 	Clock bool
-	// Kustomization is the folder to install from, relative to the root of the
-	// checkout; empty is config/webhook.
+	// Kustomization is the directory to install from, relative to the root of the checkout. Empty means config/webhook.
 	Kustomization string
-	// Helm installs what the chart in charts/prebind renders instead.
+	// Helm installs the chart in charts/prebind instead of a kustomization.
 	Helm bool
-	// Values are set in the chart, each as key=value.
+	// Values are the values of the chart, each as key=value.
 	Values []string
-	// WithoutCertManager leaves cert-manager's definitions out of the cluster. The installation must not need them.
+	// WithoutCertManager omits the CRDs of cert-manager. The installation must not need them.
 	WithoutCertManager bool
 }
 
-// Prebind is an installation. Its methods are for one goroutine.
+// Prebind is an installation. Its methods are not safe for concurrent use.
 type Prebind struct {
 	o          Options
 	root       string
@@ -67,16 +66,16 @@ type Prebind struct {
 	pod        pod
 	kubeconfig string
 	replicas   []*Replica
-	// env is what Setenv has added.
+	// env contains the variables of Setenv.
 	env []string
-	// issued are the certificates by the names of their Certificates.
+	// issued contains certificates by the name of the Certificate.
 	issued map[string]*issued
-	// source is what kubectl applies and deletes: -k and a folder, or -f and a file.
+	// source contains the arguments of kubectl apply and delete: -k and a directory, or -f and a file.
 	source []string
 }
 
-// New installs the shipped manifests. No replica runs yet: until one does, only
-// exempt namespaces can bind pods.
+// New installs the shipped manifests without starting a replica. Until a replica runs, only pods in exempt namespaces can be
+// bound.
 func New(ctx context.Context, o Options) (*Prebind, error) {
 	if o.Cluster == nil || o.Binary == "" {
 		return nil, errors.New("install: Cluster and Binary are required")
@@ -103,8 +102,7 @@ func New(ctx context.Context, o Options) (*Prebind, error) {
 	return p, err
 }
 
-// applyCertManager installs cert-manager's definitions, so that the shipped
-// Issuers and Certificates can be applied.
+// applyCertManager installs the CRDs of cert-manager, so that the shipped Issuers and Certificates can be applied.
 func (p *Prebind) applyCertManager(ctx context.Context) error {
 	if p.o.WithoutCertManager {
 		return nil
@@ -119,19 +117,19 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 		"-f", filepath.Join(crds, "cert-manager.io_certificates.yaml")); err != nil {
 		return err
 	}
-	// kubectl wait fails where a definition has no conditions at all yet.
+	// kubectl wait fails for a CRD without conditions, so poll the API instead.
 	var last error
 	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		last = errors.Join(p.client.List(ctx, &cmapi.IssuerList{}), p.client.List(ctx, &cmapi.CertificateList{}))
 		return last == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting until the API server knows cert-manager's objects: %w", errors.Join(err, last))
+		return fmt.Errorf("waiting until the API server serves the CRDs of cert-manager: %w", errors.Join(err, last))
 	}
 	return nil
 }
 
-// chooseSource finds the kustomization, or renders the chart.
+// chooseSource selects the kustomization, or renders the chart.
 func (p *Prebind) chooseSource(ctx context.Context) error {
 	if p.o.Helm {
 		return p.renderChart(ctx)
@@ -147,8 +145,7 @@ func (p *Prebind) kustomization(dir string) []string {
 	return []string{"-k", filepath.Join(p.root, dir)}
 }
 
-// Apply applies another kustomization, relative to the root of the checkout. The
-// replicas keep running.
+// Apply applies another kustomization, relative to the root of the checkout. It does not restart replicas.
 func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
 	p.source = p.kustomization(kustomization)
 	return p.applyManifests(ctx)
@@ -158,9 +155,8 @@ func (p *Prebind) applyManifests(ctx context.Context) error {
 	return p.kubectl(ctx, append([]string{"apply"}, p.source...)...)
 }
 
-// AddComponents applies the manifests again, with components of config/webhook
-// that are left out as shipped, such as mutators/device-info: an operator's
-// kustomization on top of the shipped one.
+// AddComponents applies the manifests again, with additional components of config/webhook such as mutators/device-info. Like an
+// operator, it uses an overlay of the shipped kustomization.
 func (p *Prebind) AddComponents(ctx context.Context, components ...string) error {
 	dir := p.file("overlay")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -177,9 +173,8 @@ func (p *Prebind) AddComponents(ctx context.Context, components ...string) error
 	return p.applyManifests(ctx)
 }
 
-// overlayOf is the kustomization, in dir, of the base with the components, which
-// are folders below it. Kustomize takes no absolute path, and follows links before
-// it goes up from a folder.
+// overlayOf returns a kustomization for dir with the base and the components, which are directories below the base. Kustomize
+// accepts only relative paths, and resolves links before `..`.
 func overlayOf(base string, components []string, dir string) ([]byte, error) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -202,9 +197,8 @@ func overlayOf(base string, components []string, dir string) ([]byte, error) {
 	})
 }
 
-// Uninstall removes Prebind as its documentation says: first the webhook
-// configuration, then everything else. The replicas end as pods that are deleted
-// do.
+// Uninstall removes Prebind as documented: first the webhook configuration, then all other objects. It stops replicas like
+// deleted pods.
 func (p *Prebind) Uninstall(ctx context.Context) error {
 	unregister := p.Unregister
 	if p.o.Helm {
@@ -216,7 +210,7 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 	if err := p.kubectl(ctx, append([]string{"delete", "--wait=false", "--ignore-not-found"}, p.source...)...); err != nil {
 		return err
 	}
-	// The kubelet runs preStop before the replica hears of its end.
+	// The kubelet runs preStop before it sends SIGTERM.
 	preStop := time.NewTimer(p.pod.preStop)
 	defer preStop.Stop()
 	select {
@@ -226,17 +220,16 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 	if err := errors.Join(ctx.Err(), p.Stop()); err != nil {
 		return err
 	}
-	// No kubelet reports the end of the pods, and the namespace waits for it.
+	// Delete the pods here, because no kubelet reports their end and the namespace waits for it.
 	return p.kubectl(ctx, "delete", "pods", "--all", "--namespace="+Namespace, "--grace-period=0", "--force", "--wait=false")
 }
 
-// Unregister removes the webhook configuration only, by the program itself: the
-// API server binds pods as if Prebind were not there.
+// Unregister removes only the webhook configuration, with a command of prebind. The API server then binds pods without Prebind.
 func (p *Prebind) Unregister(ctx context.Context) error {
 	return p.runOnce(ctx, "unregister", "--kubeconfig="+p.o.Cluster.Kubeconfig())
 }
 
-// runOnce runs the program until it ends.
+// runOnce runs prebind and waits until it exits.
 func (p *Prebind) runOnce(ctx context.Context, args ...string) error {
 	if out, err := exec.CommandContext(ctx, p.o.Binary, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("prebind %v: %w\n%s", args, err, out)
@@ -244,7 +237,7 @@ func (p *Prebind) runOnce(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// Register undoes Unregister.
+// Register installs the webhook configuration again after Unregister.
 func (p *Prebind) Register(ctx context.Context) error {
 	if err := p.applyManifests(ctx); err != nil {
 		return err
@@ -252,7 +245,7 @@ func (p *Prebind) Register(ctx context.Context) error {
 	return p.IssueCertificates(ctx)
 }
 
-// LogDir is where the replicas log to.
+// LogDir returns the directory for the logs of the replicas.
 func (p *Prebind) LogDir() string { return p.file("") }
 
 func (p *Prebind) kubectl(ctx context.Context, args ...string) error {
@@ -273,8 +266,8 @@ func (p *Prebind) webhooks(ctx context.Context) (*admissionregistrationv1.Mutati
 	return config, nil
 }
 
-// writeFiles writes the files of a mounted Secret as the kubelet does: all of
-// them change at one moment, when the link ..data turns to another folder.
+// writeFiles writes the files of a mounted Secret like the kubelet. All files change atomically, when the link ..data points to
+// another directory.
 func writeFiles(dir string, files map[string][]byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

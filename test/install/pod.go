@@ -24,21 +24,21 @@ const (
 	configKey = "config.yaml"
 )
 
-// pod is what the shipped Deployment says of its pods, as far as it is done here.
+// pod contains the supported fields of the pod template of the shipped Deployment.
 type pod struct {
 	args []string
 	env  []corev1.EnvVar
-	// limits are those of the container.
+	// limits contains the resource limits of the container.
 	limits corev1.ResourceList
-	// mounts are the folders on this machine, by the paths in the container.
+	// mounts contains the local directories by their path in the container.
 	mounts  map[string]string
 	volumes []corev1.Volume
 	grace   time.Duration
-	// preStop is how long a pod runs on after its deletion.
+	// preStop is the time between the deletion of a pod and SIGTERM.
 	preStop time.Duration
 }
 
-// readDeployment takes over what the shipped Deployment says of its pods.
+// readDeployment reads the pod template of the shipped Deployment.
 func (p *Prebind) readDeployment(ctx context.Context) error {
 	var d appsv1.Deployment
 	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: deployment}, &d); err != nil {
@@ -46,7 +46,7 @@ func (p *Prebind) readDeployment(ctx context.Context) error {
 	}
 	spec := d.Spec.Template.Spec
 	if n := len(spec.Containers); n != 1 {
-		return fmt.Errorf("the Deployment has %d containers, this package runs one", n)
+		return fmt.Errorf("the Deployment has %d containers, want 1", n)
 	}
 	container := spec.Containers[0]
 	p.pod = pod{args: container.Args, env: container.Env, limits: container.Resources.Limits, mounts: map[string]string{}, volumes: spec.Volumes}
@@ -59,7 +59,7 @@ func (p *Prebind) readDeployment(ctx context.Context) error {
 	for _, m := range container.VolumeMounts {
 		i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
 		if i < 0 {
-			return fmt.Errorf("the Deployment mounts %s, which is none of its volumes", m.Name)
+			return fmt.Errorf("the Deployment mounts %s, which is not one of its volumes", m.Name)
 		}
 		dir, err := p.volumeDir(spec.Volumes[i])
 		if err != nil {
@@ -70,7 +70,7 @@ func (p *Prebind) readDeployment(ctx context.Context) error {
 	return nil
 }
 
-// volumeDir is where the files of a volume are on this machine.
+// volumeDir returns the local directory of a volume.
 func (p *Prebind) volumeDir(v corev1.Volume) (string, error) {
 	switch {
 	case v.Secret != nil:
@@ -78,12 +78,12 @@ func (p *Prebind) volumeDir(v corev1.Volume) (string, error) {
 	case v.ConfigMap != nil:
 		return p.file("configmaps/" + v.ConfigMap.Name), nil
 	default:
-		return "", fmt.Errorf("the volume %s is of a type that this package does not know", v.Name)
+		return "", fmt.Errorf("unsupported type of volume %s", v.Name)
 	}
 }
 
-// mountVolumes brings the replicas the files of the Deployment's volumes, as the
-// kubelet does. The sources of a volume must exist, as for the start of a pod.
+// mountVolumes writes the files of the Deployment's volumes for the replicas, like the kubelet. As for the start of a pod, the
+// sources of each volume must exist.
 func (p *Prebind) mountVolumes(ctx context.Context) error {
 	for _, v := range p.pod.volumes {
 		dir, err := p.volumeDir(v)
@@ -103,7 +103,7 @@ func (p *Prebind) mountVolumes(ctx context.Context) error {
 			}
 		}
 		if apierrors.IsNotFound(err) {
-			return fmt.Errorf("no pod of the Deployment would start, for want of its volume %s: %w", v.Name, err)
+			return fmt.Errorf("pods of the Deployment cannot start: source of volume %s: %w", v.Name, err)
 		}
 		if err == nil {
 			err = writeFiles(dir, files)
@@ -115,8 +115,7 @@ func (p *Prebind) mountVolumes(ctx context.Context) error {
 	return nil
 }
 
-// SetConfig changes the shipped ConfigMap to this PrebindConfiguration, and the
-// mounted files with it, as the kubelet does after a while.
+// SetConfig writes the PrebindConfiguration to the shipped ConfigMap and, like the kubelet, to the mounted files.
 func (p *Prebind) SetConfig(ctx context.Context, yaml string) error {
 	var found corev1.ConfigMap
 	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: configMap}, &found); err != nil {
@@ -129,8 +128,7 @@ func (p *Prebind) SetConfig(ctx context.Context, yaml string) error {
 	return writeFiles(p.file("configmaps/"+configMap), map[string][]byte{configKey: []byte(yaml)})
 }
 
-// commandLine is what a container of the pod runs, on this machine, and its
-// environment.
+// commandLine returns the arguments and the environment of the container with local paths.
 func (d pod) commandLine(name string) (args, env []string, err error) {
 	values := map[string]string{}
 	for _, e := range d.env {
@@ -162,10 +160,10 @@ func (d pod) valueOf(e corev1.EnvVar, name string) (string, error) {
 	if field := e.ValueFrom.ResourceFieldRef; field != nil && field.Resource == "limits.memory" {
 		return strconv.FormatInt(d.limits.Memory().Value(), 10), nil
 	}
-	return "", fmt.Errorf("the variable %s is from where this package does not know", e.Name)
+	return "", fmt.Errorf("unsupported source of variable %s", e.Name)
 }
 
-// here is the argument with the path on this machine for that in the container.
+// here returns the argument with the local path instead of the path in the container.
 func (d pod) here(arg string) string {
 	flag, value, found := strings.Cut(arg, "=")
 	if !found {
@@ -184,8 +182,7 @@ func (d pod) here(arg string) string {
 
 var reference = regexp.MustCompile(`\$\$|\$\([-._a-zA-Z][-._a-zA-Z0-9]*\)`)
 
-// expand puts in the values for references such as $(POD_NAME), by the rule of
-// Container.args: $$ stands for $, and unknown references stay.
+// expand replaces references such as $(POD_NAME) like Container.args: $$ stands for $, and unknown references stay.
 func expand(text string, values map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(found string) string {
 		if found == "$$" {

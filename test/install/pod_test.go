@@ -24,7 +24,7 @@ func TestCommandLine(t *testing.T) {
 		fails  string
 	}{
 		"PodName": {
-			reason: "the kubelet knows the pod's name",
+			reason: "a variable can refer to the pod's name",
 			pod:    pod{args: []string{"serve", "--pod-name=$(POD_NAME)"}, env: []corev1.EnvVar{field("POD_NAME", "metadata.name")}},
 			args:   []string{"serve", "--pod-name=prebind-1"},
 			env:    []string{"POD_NAME=prebind-1"},
@@ -36,23 +36,23 @@ func TestCommandLine(t *testing.T) {
 			env:    []string{"NS=prebind-system"},
 		},
 		"Earlier": {
-			reason: "a variable may name those before it",
+			reason: "a variable can refer to earlier variables",
 			pod:    pod{args: []string{"$(B)"}, env: []corev1.EnvVar{{Name: "A", Value: "a"}, {Name: "B", Value: "$(A)b$(C)"}, {Name: "C", Value: "c"}}},
 			args:   []string{"ab$(C)"},
 			env:    []string{"A=a", "B=ab$(C)", "C=c"},
 		},
 		"Unknown": {
-			reason: "what has no value stays, and $$ is a way to write $",
+			reason: "unknown references stay, and $$ stands for $",
 			pod:    pod{args: []string{"$(A)", "$$(A)", "$A", "$("}},
 			args:   []string{"$(A)", "$(A)", "$A", "$("},
 		},
 		"Mounts": {
-			reason: "a folder and a file in it, and nothing that only begins like it",
+			reason: "a mount path maps to the local directory, a path with the same prefix does not",
 			pod:    pod{mounts: mounts, args: []string{"--cert-dir=/etc/prebind/tls", "--config=/etc/prebind/config/config.yaml", "--x=/etc/prebind/tls2", "/etc/prebind/tls"}},
 			args:   []string{"--cert-dir=/here/tls", "--config=/here/config/config.yaml", "--x=/etc/prebind/tls2", "/etc/prebind/tls"},
 		},
 		"OtherSource": {
-			reason: "rather an error than a replica that runs otherwise than in a cluster",
+			reason: "an unsupported variable is an error",
 			pod:    pod{env: []corev1.EnvVar{field("IP", "status.podIP")}},
 			fails:  "IP",
 		},

@@ -19,17 +19,16 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// Replica is one process of Prebind. The process can be signalled, killed and
-// started again; its addresses stay.
+// Replica is one process of Prebind. You can signal, kill and restart the process. Its addresses do not change.
 type Replica struct {
 	*cluster.Process
 	webhook, health, metrics string
-	// clock is the file with the error of its clock; empty if the replica does not read it.
+	// clock is the file with the offset of its clock. It is empty if the replica does not read it.
 	clock string
 }
 
-// Start starts one more replica, adds the arguments to the shipped command line,
-// waits until it is ready, and lets the Service lead to it.
+// Start starts another replica with the arguments in addition to the shipped command line. It waits until the replica is ready,
+// and adds it to the Service.
 func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, error) {
 	r := &Replica{}
 	for _, address := range []*string{&r.webhook, &r.health, &r.metrics} {
@@ -50,8 +49,7 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 	process, err := cluster.NewProcess(cluster.ProcessOptions{
 		Name: name,
 		Path: p.o.Binary,
-		// The last of two equal flags counts: what differs on this machine is
-		// where the pod's token and ports are.
+		// The last of two equal flags applies. These flags set the local token and ports.
 		Args: slices.Concat(args, []string{
 			"--kubeconfig=" + p.kubeconfig,
 			"--webhook-bind-address=" + r.webhook,
@@ -76,15 +74,13 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 	return r, r.WaitReady(ctx)
 }
 
-// Setenv puts a variable into the environment of the replicas that are started from
-// now on.
+// Setenv sets an environment variable for replicas that start later.
 func (p *Prebind) Setenv(name, value string) { p.env = append(p.env, name+"="+value) }
 
-// Replicas returns those that were started, running or not.
+// Replicas returns all started replicas, running or not.
 func (p *Prebind) Replicas() []*Replica { return slices.Clone(p.replicas) }
 
-// Stop ends all replicas, as a deletion of their pods would, and forgets them.
-// The webhook stays registered.
+// Stop stops all replicas like deleted pods, and removes them from Replicas. The webhook stays registered.
 func (p *Prebind) Stop() error {
 	var errs []error
 	for _, r := range p.replicas {
@@ -95,12 +91,11 @@ func (p *Prebind) Stop() error {
 	return errors.Join(errs...)
 }
 
-// route makes the Service lead to the replicas, as the endpoints of their pods
-// do: a connection is made to one that is ready.
+// route adds all replicas to the Service, which connects to ready replicas.
 func (p *Prebind) route() { p.RouteTo(p.replicas...) }
 
-// RouteTo makes the Service lead to these replicas only, until another one is
-// started: new connections only, because open connections stay.
+// RouteTo routes new connections of the Service to these replicas only, until another replica starts. Open connections do not
+// change.
 func (p *Prebind) RouteTo(replicas ...*Replica) {
 	var backends []cluster.Backend
 	for _, r := range replicas {
@@ -117,12 +112,12 @@ func (r *Replica) ready(ctx context.Context) error {
 	return err
 }
 
-// Metrics returns what /metrics says.
+// Metrics returns the response of /metrics.
 func (r *Replica) Metrics(ctx context.Context) (string, error) {
 	return r.get(ctx, "http://"+r.metrics+"/metrics")
 }
 
-// Holds returns how many calls the replica holds.
+// Holds returns the number of held calls of the replica.
 func (r *Replica) Holds(ctx context.Context) (int, error) {
 	metrics, err := r.Metrics(ctx)
 	if err != nil {
@@ -136,7 +131,7 @@ func (r *Replica) Holds(ctx context.Context) (int, error) {
 	return 0, fmt.Errorf("%s has no metric prebind_holds", r.Name())
 }
 
-// UntilHolds returns when the replica holds n calls, or with an error when ctx ends.
+// UntilHolds waits until the replica holds n calls. It returns an error when ctx ends.
 func (r *Replica) UntilHolds(ctx context.Context, n int) error {
 	held := 0
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
@@ -145,27 +140,27 @@ func (r *Replica) UntilHolds(ctx context.Context, n int) error {
 		return held == n, err
 	})
 	if err != nil {
-		return fmt.Errorf("%s holds %d calls instead of %d: %w", r.Name(), held, n, err)
+		return fmt.Errorf("%s holds %d calls, want %d: %w", r.Name(), held, n, err)
 	}
 	return nil
 }
 
-// Binary is the program that the replicas run.
+// Binary returns the path of the prebind binary.
 func (p *Prebind) Binary() string { return p.o.Binary }
 
-// Kubeconfig is that of the shipped service account, with a real token.
+// Kubeconfig returns the path of a kubeconfig file with a token of the shipped service account.
 func (p *Prebind) Kubeconfig() string { return p.kubeconfig }
 
-// CertDir is where the replicas read their certificate, where it comes as files.
+// CertDir returns the directory of the serving certificate, if the installation mounts it.
 func (p *Prebind) CertDir() string { return p.file("secrets/" + servingSecret) }
 
-// WebhookAddress is where the webhook listens.
+// WebhookAddress returns the address of the webhook.
 func (r *Replica) WebhookAddress() string { return r.webhook }
 
-// MetricsAddress is where the metrics are served.
+// MetricsAddress returns the address of the metrics.
 func (r *Replica) MetricsAddress() string { return r.metrics }
 
-// HealthAddress is where the probes are served.
+// HealthAddress returns the address of the probes.
 func (r *Replica) HealthAddress() string { return r.health }
 
 func (r *Replica) get(ctx context.Context, url string) (string, error) {
@@ -180,7 +175,7 @@ func (r *Replica) get(ctx context.Context, url string) (string, error) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s: %s", url, response.Status, body)
+		err = fmt.Errorf("%s returned %s: %s", url, response.Status, body)
 	}
 	return string(body), err
 }

@@ -30,7 +30,7 @@ BenchmarkOther-2   	   10	     20000 ns/op
 
 func TestAdmission(t *testing.T) {
 	samples := admission(reviews)
-	assert.Equal(t, []float64{1.5, 1}, stat.Ratios(samples, "ns/op", prebind, nothing), "the n-th values are of one round")
+	assert.Equal(t, []float64{1.5, 1}, stat.Ratios(samples, "ns/op", prebind, nothing), "the n-th values belong to the same round")
 	assert.Equal(t, []float64{2, 1.5}, stat.Ratios(samples, "allocs/op", prebind, nothing))
 	assert.Equal(t, []float64{10000}, stat.Values(samples, "ns/op", "nothing-bare"), "nothing-bare is another variant")
 }
@@ -53,8 +53,8 @@ func TestResults(t *testing.T) {
 		"Not":      {reason: "the median exceeds the target", row: row{number: 1, what: "a", of: values("ms", prebind), most: new(2.0)}, sample: few(prebind, "ms", 2.01), want: "| 1 | a | ≤ 2 | 2.01 | – | 1 | no |"},
 		"Least":    {reason: "a target can be a minimum", row: row{number: 2, what: "a", of: values("ms", prebind), least: new(0.9)}, sample: few(prebind, "ms", 0.8), want: "| 2 | a | ≥ 0.90 | 0.80 | – | 1 | no |"},
 		"NoTarget": {reason: "a row can have no target", row: row{number: 2, what: "a", of: values("ms", prebind)}, sample: few(prebind, "ms", 7), want: "| 2 | a | – | 7 | – | 1 |  |"},
-		"Highest":  {reason: "the worst round counts for what must not happen", row: row{number: 7, what: "a", of: values("ms", prebind), by: highest, most: new(1.0)}, sample: few(prebind, "ms", 0, 0, 3), want: "| 7 | a | ≤ 1 | 3 | 0 to 1.50 | 3 | no |"},
-		"Growth":   {reason: "the ratio of the last round to the first", row: row{number: 6, what: "a", of: growth("ms"), most: new(1.05)}, sample: few(prebind, "ms", 2, 9, 3), want: "| 6 | a | ≤ 1.05 | 1.50 | – | 1 | no |"},
+		"Highest":  {reason: "a row can report its worst round", row: row{number: 7, what: "a", of: values("ms", prebind), by: highest, most: new(1.0)}, sample: few(prebind, "ms", 0, 0, 3), want: "| 7 | a | ≤ 1 | 3 | 0 to 1.50 | 3 | no |"},
+		"Growth":   {reason: "growth is the ratio of the last round to the first", row: row{number: 6, what: "a", of: growth("ms"), most: new(1.05)}, sample: few(prebind, "ms", 2, 9, 3), want: "| 6 | a | ≤ 1.05 | 1.50 | – | 1 | no |"},
 		"Last":     {reason: "the last round has the largest cluster", row: row{number: 6, what: "a", of: last(values("ms", prebind))}, sample: few(prebind, "ms", 2, 9, 4), want: "| 6 | a | – | 4 | – | 1 |  |"},
 	}
 	for name, tc := range cases {
@@ -74,11 +74,11 @@ func TestReadme(t *testing.T) {
 	data, err := read(filepath.Join(dir, "data"))
 	require.NoError(t, err)
 	results := resultsOf(data)
-	assert.Len(t, results, len(table()), "a row without data")
+	assert.Len(t, results, len(table()), "every row has data")
 	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
 	require.NoError(t, err)
 	growth := grownOf(data)
-	assert.Len(t, growth, len(growthTable()), "a row of cost against size without data")
+	assert.Len(t, growth, len(growthTable()), "every row of cost against size has data")
 	want, err := replace(string(readme), begin, end, markdown(results))
 	require.NoError(t, err)
 	want, err = replace(want, beginGrowth, endGrowth, growthMarkdown(growth))

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Read returns the samples of Write.
 func TestReadWrite(t *testing.T) {
 	samples := []Sample{{Variant: "prebind", Round: 0, Metric: "binds/s", Value: 812.5}, {Variant: "none", Round: 1, Metric: `p99, "ms"`, Value: 1e-6}}
 	var out bytes.Buffer
@@ -70,10 +69,10 @@ func TestQuantile(t *testing.T) {
 	}{
 		"None":      {reason: "without values, the quantile is 0", q: 0.5},
 		"One":       {reason: "a single value is every quantile", values: []float64{7}, q: 0.9, want: 7},
-		"Odd":       {reason: "the middle value, in any order", values: []float64{9, 1, 5}, q: 0.5, want: 5},
-		"Even":      {reason: "the mean of the two middle values", values: []float64{1, 3, 5, 9}, q: 0.5, want: 4},
+		"Odd":       {reason: "the median is the middle value, in any order", values: []float64{9, 1, 5}, q: 0.5, want: 5},
+		"Even":      {reason: "the median is the mean of the two middle values", values: []float64{1, 3, 5, 9}, q: 0.5, want: 4},
 		"NineOfTen": {reason: "the value is interpolated", values: []float64{0, 100}, q: 0.9, want: 90},
-		"Last":      {reason: "the maximum", values: []float64{1, 2, 3}, q: 1, want: 3},
+		"Last":      {reason: "the quantile 1 is the maximum", values: []float64{1, 2, 3}, q: 1, want: 3},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -62,7 +62,7 @@ func run(args []string) error {
 	ctrl.SetLogger(logr.Discard())
 	server := webhook.NewServer(webhook.Options{
 		Host: host, Port: port, CertDir: *certDir,
-		// As Prebind and projects of Kubebuilder.
+		// HTTP/1.1 only, like Prebind and Kubebuilder projects.
 		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} }},
 	})
 	server.Register(prebindwebhook.Path, &webhook.Admission{Handler: handler(*annotation)})

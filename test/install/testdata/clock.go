@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// This file becomes part of package time of a Prebind that is built with
-// BuildOptions.Clock. Package time can import little: no os, no strconv.
+// The build adds this file to package time if BuildOptions.Clock is set. Package time cannot import packages such as os and
+// strconv.
 
 package time
 
@@ -11,11 +11,11 @@ import (
 	"syscall"
 )
 
-// wrong is by how many nanoseconds the wall clock is.
+// wrong is the offset of the wall clock in nanoseconds.
 var wrong atomic.Int64
 
-// init reads the offset before anybody can ask for the time, and then follows the
-// file: a clock is stepped in a running process.
+// init reads the offset before any other package can read the time. It then polls the file, so that the clock of a running
+// process can change.
 func init() {
 	name, found := syscall.Getenv("PREBIND_TEST_CLOCK")
 	if !found {
@@ -30,8 +30,7 @@ func init() {
 	}()
 }
 
-// readWrong reads a number of nanoseconds. Without a file the clock is right; what
-// cannot be read leaves it as it is.
+// readWrong reads the offset in nanoseconds. Without a file the offset is 0. An invalid file does not change the offset.
 func readWrong(name string) {
 	file, err := syscall.Open(name, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err == syscall.ENOENT {
@@ -60,7 +59,7 @@ func readWrong(name string) {
 	wrong.Store(sign * sum)
 }
 
-// wrongWall is what a wrong clock shows for that time.
+// wrongWall adds the offset to a time.
 func wrongWall(sec int64, nsec int32) (int64, int32) {
 	sum := int64(nsec) + wrong.Load()
 	sec += sum / 1e9
