@@ -118,6 +118,9 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 	if err != nil {
 		return fmt.Errorf("reading the pod: %w", err)
 	}
+	if pod.Spec.NodeName != "" {
+		return fmt.Errorf("pod %s/%s: already bound to node %s; explain a pod that is not bound, such as a copy with another name", pod.Namespace, pod.Name, pod.Spec.NodeName)
+	}
 	warnings.take()
 	r, err := o.explain(pod, post(ctx, client, o.binding(pod)), warnings.take())
 	if err != nil {
@@ -164,12 +167,12 @@ func (o *explainOptions) explain(pod *corev1.Pod, answer error, warnings []strin
 		}
 		r.Prebind = x
 	}
-	return r, r.judge(answer)
+	return r, r.decide(answer)
 }
 
-// judge sets the verdict. If the API server allows the dry run, judge uses the verdict of Prebind,
+// decide sets the verdict. If the API server allows the dry run, decide uses the verdict of Prebind,
 // because Prebind allows the dry run of a bind that it would hold or reject.
-func (r *report) judge(answer error) error {
+func (r *report) decide(answer error) error {
 	var status apierrors.APIStatus
 	switch {
 	case answer == nil:

@@ -65,7 +65,7 @@ func TestJudge(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			r := &report{Verdict: binder.VerdictBind, Prebind: tc.prebind}
-			err := r.judge(tc.answer)
+			err := r.decide(tc.answer)
 			if tc.err != "" {
 				require.ErrorContains(t, err, tc.err, tc.reason)
 				return
