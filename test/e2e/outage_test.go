@@ -15,9 +15,8 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// Prebind must never lock a cluster: what is exempt binds without it, and
-// everything else does when it is back. This test is not parallel, so that the
-// others wait for it.
+// During an outage of Prebind, exempt pods are bound without it. All other pods are bound when it is back. This test is not parallel,
+// so that the other tests wait for it.
 func TestOutage(t *testing.T) {
 	for _, r := range shared.prebind.Replicas() {
 		require.NoError(t, r.Process.Stop())

@@ -15,8 +15,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The provisioner cannot make the volume on the node and removes selected-node:
-// the pod goes to another node.
+// If the provisioner cannot create the volume on the node, it removes selected-node, and the pod gets another node.
 func TestProvisionerAsksForAnotherNode(t *testing.T) {
 	t.Parallel()
 	const full, free = "node-1", "node-2"
@@ -53,8 +52,8 @@ func TestProvisionerAsksForAnotherNode(t *testing.T) {
 	}
 }
 
-// A volume that takes far longer than a call may: the scheduler's client comes
-// back until it is there, and the scheduler never notices.
+// If provisioning takes longer than a call, the client of the scheduler repeats the call until the volume exists, and the scheduler
+// gets no error.
 func TestSlowProvisioning(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
@@ -74,8 +73,7 @@ func TestSlowProvisioning(t *testing.T) {
 	}
 }
 
-// Nothing is left of a bind whose pod is deleted: a pod of the same name, with
-// the same claim, is bound as if the other had never been.
+// After the deletion of a pod during its bind, a pod with the same name and the same claim is bound without errors.
 func TestPodDeletedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
@@ -132,7 +130,7 @@ func TestNodeDeletedWhileWaiting(t *testing.T) {
 				assert.ErrorContains(t, err, "Node "+doomed)
 				b.assertUnbound("data", "the bind should end because of the node, not when the provisioner sees it")
 				b.allow(other)
-				// Until the provisioner has seen it, the claim is the node's.
+				// The claim keeps its selected node until the provisioner has observed it.
 				errs := b.insist(t.Context(), b.binding(other))
 				for _, err := range errs[:len(errs)-1] {
 					assert.ErrorContains(t, err, "bind the pod to "+doomed)

@@ -23,7 +23,8 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// A tenant has hundreds of waiting pods with texts of maximum length. The replica still renews its lease, and reports the number of omitted entries.
+// With hundreds of waiting pods whose texts have the maximum length, the replica still renews its Lease. It reports the number of
+// omitted entries.
 func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	t.Parallel()
 	const pods = 220
