@@ -195,7 +195,7 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 			says:    []string{"expected the condition GPUReady to be True, but it is False (Resetting)"},
 		},
 		"never what is waited for": {
-			reason:  "it is waited for as long as was asked",
+			reason:  "the bind waits for the requested time",
 			change:  func(*bench, string) {},
 			binding: []gen.BindingOption{expects(driver + "=550"), waits("3s")},
 			says:    []string{`still waiting for the label ` + driver + ` to be "550" (it is not set) after 3s`},

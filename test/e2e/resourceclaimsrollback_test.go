@@ -26,7 +26,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// ownedClasses are those that Prebind allocates: each test has one of its own.
+// ownedClasses lists the classes that Prebind allocates. Each test uses a separate class.
 const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
 
 // Tests of allocation and of the end of a bind have their own installation.
@@ -58,7 +58,7 @@ func TestResourceClaimsAllocate(t *testing.T) {
 	t.Run("switched off", func(t *testing.T) { testResourceClaimsOff(t, w) })
 }
 
-// laterHook refuses so many Bindings of a namespace, after Prebind was asked.
+// laterHook is a webhook that refuses the given number of Bindings of a namespace after Prebind has allowed them.
 type laterHook struct {
 	mu      sync.Mutex
 	refuses map[string]int
@@ -80,8 +80,7 @@ func (h *laterHook) refuse(b *bench, times int) {
 	h.refuses[b.ns] = times
 }
 
-// refusedLater posts the Binding of the pod, which Prebind allows and the hook
-// refuses.
+// refusedLater posts the Binding of the pod, which Prebind allows and the hook refuses.
 func (b *bench) refusedLater(h *laterHook, node string) {
 	b.t.Helper()
 	h.refuse(b, 1)
@@ -91,7 +90,8 @@ func (b *bench) refusedLater(h *laterHook, node string) {
 	require.Equal(b.t, "allowed", said[len(said)-1])
 }
 
-// The bind is refused after Prebind has reserved one of the pod's two claims: that reservation is removed, and writes of others stay.
+// The bind is refused after Prebind has reserved one of the pod's two claims. Prebind removes that reservation and keeps writes of other
+// clients.
 func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -135,7 +135,7 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(claim))
 	assert.Equal(t, claimedBy(claim), b.recorded(d.name))
 
-	// Until then, no other pod gets it.
+	// No other pod gets the device before its release.
 	b.resourceClaim("other", gen.RequestsDevices(d.name, 1))
 	other, err := b.createPod("other", byHand, gen.UsesResourceClaim("other"))
 	require.NoError(t, err)
@@ -154,8 +154,8 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	b.untilNoneMarked()
 }
 
-// kube-scheduler takes its own reservation back when its bind fails, and makes it
-// again at once; Prebind has no part in it, however far its cache is behind.
+// kube-scheduler removes its own reservation when its bind fails, and reserves the claim again immediately. Prebind does not interfere,
+// even if its cache is outdated.
 func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	for i := range 10 {
@@ -181,7 +181,7 @@ func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
 	}
 }
 
-// attemptOn is the attempt that has marked the claim for the pod.
+// attemptOn returns the attempt that has marked the claim for the pod.
 func (b *bench) attemptOn(claim *resourcev1.ResourceClaim, pod *corev1.Pod) string {
 	b.t.Helper()
 	attempts := marksOn(claim)[string(pod.UID)]
@@ -189,8 +189,7 @@ func (b *bench) attemptOn(claim *resourcev1.ResourceClaim, pod *corev1.Pod) stri
 	return attempts[0]
 }
 
-// killReplicaOf kills the replica that works on the attempt, and has it started
-// again when the test is over.
+// killReplicaOf kills the replica of the attempt, and restarts it after the test.
 func (b *bench) killReplicaOf(attempt string) {
 	b.t.Helper()
 	killed := b.replicaOfAttempt(attempt)
@@ -255,14 +254,14 @@ func testKilledWhileWaiting(t *testing.T, w *world) {
 	assert.Negative(t, lost, "the pod should keep its reservation all the time")
 }
 
-// writtenStatus says whether Prebind has written the claim's status before.
+// writtenStatus reports whether Prebind has written the claim's status.
 func writtenStatus(claim *resourcev1.ResourceClaim) bool {
 	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 		return m.Subresource == "status" && m.Manager != "some-scheduler"
 	})
 }
 
-// Switched off, nothing is checked and nothing written.
+// The disabled plugin does not check or write claims.
 func testResourceClaimsOff(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.Stop())
 	_, err := w.prebind.Start(t.Context(), append(slices.Clone(w.args), "--prebind-plugins=*,-resource-claims")...)
@@ -276,11 +275,11 @@ func testResourceClaimsOff(t *testing.T, w *world) {
 	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
 }
 
-// A cluster whose API server knows no ResourceClaims, as that of Kubernetes 1.33: the
-// plugin is left out, with a line that says so, and the rest works.
+// If the API server does not serve ResourceClaims, as in Kubernetes 1.33, Prebind omits the plugin, logs this, and runs the other
+// plugins.
 func TestResourceClaimsAbsent(t *testing.T) {
 	t.Parallel()
-	// A control plane of 1.36 does not get ready when only the API is switched off.
+	// A control plane of 1.36 does not become ready if only the API is disabled.
 	emulated := []string{"--emulated-version=1.33"}
 	c := ownCluster(t, cluster.Options{Audit: true, ExtraArgs: map[string][]string{
 		cluster.APIServer: emulated, cluster.ControllerManager: emulated, cluster.Scheduler: emulated,

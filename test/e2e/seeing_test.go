@@ -23,8 +23,7 @@ import (
 	"github.com/prebind/prebind/test/otlp"
 )
 
-// TestSeeing binds a pod that has to wait, and has another refused, and looks at all
-// that an operator may look at: metrics, /debug, and the trace of the bind.
+// TestSeeing binds a pod that waits and posts a Binding that is refused. It then checks metrics, /debug, and the trace of the bind.
 func TestSeeing(t *testing.T) {
 	t.Parallel()
 	collector := otlp.Receive(t)
@@ -71,14 +70,14 @@ func TestSeeing(t *testing.T) {
 	t.Run("trace", func(t *testing.T) { b.checkTrace(t, collector, pod) })
 }
 
-// The lines of the text format that the metrics of Prebind have.
+// Lines of the text format of Prebind's metrics.
 var (
 	metricType   = regexp.MustCompile(`(?m)^# TYPE (prebind_\w+) (\w+)$`)
 	metricSeries = regexp.MustCompile(`(?m)^prebind_.*$`)
 )
 
-// checkMetrics looks for those that the binds must have left, for those that no
-// document knows, and for names of pods, nodes or namespaces.
+// checkMetrics checks that the metrics of the binds exist, that all metrics are documented, and that they contain no names of pods, nodes
+// or namespaces.
 func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1.Pod) {
 	t.Helper()
 	text, err := replica.Metrics(t.Context())

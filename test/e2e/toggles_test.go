@@ -18,7 +18,7 @@ import (
 
 const configHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
 
-// untilMetric waits until all replicas have the line in their metrics.
+// untilMetric waits until the metrics of all replicas contain the line.
 func (w *world) untilMetric(t *testing.T, line string) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -39,8 +39,7 @@ func (w *world) bound(t *testing.T) *corev1.Pod {
 	return b.untilBound()
 }
 
-// Tests that change the configuration have their own installation. The cases follow one
-// another.
+// Tests that change the configuration have their own installation. They run one after another.
 func TestToggles(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2)
@@ -48,8 +47,8 @@ func TestToggles(t *testing.T) {
 	t.Run("by flag", func(t *testing.T) { testToggleByFlag(t, w) })
 }
 
-// Mutators and plugins are switched on and off by changing the file, under a steady
-// stream of binds, with no bind that fails; a file with a mistake changes nothing.
+// A change of the configuration file enables and disables mutators and plugins, and no bind of a steady stream fails. An invalid file does
+// not change the configuration.
 func testToggleByFile(t *testing.T, w *world) {
 	set := func(config string) { require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+config)) }
 	newStream(t, w, "1s").during(func() {
@@ -123,7 +122,7 @@ func testToggleByFile(t *testing.T, w *world) {
 	})
 }
 
-// newPending is a pod with claims that no controller binds.
+// newPending creates a pod with claims that no controller binds.
 func newPending(t *testing.T, w *world, claims ...string) *bench {
 	t.Helper()
 	b := newBench(t, w, nil)
@@ -140,7 +139,7 @@ func (w *world) untilOwnEvent(t *testing.T, words ...string) {
 	}, patience, again)
 }
 
-// Mutators and plugins are switched by flags, which win over the file.
+// Flags enable and disable mutators and plugins, and take precedence over the file.
 func testToggleByFlag(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [bind-info]\n"))
 	w.untilMetric(t, "prebind_config_generation 7")

@@ -19,14 +19,13 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// Prebind is removed under a steady stream of binds, as its documentation says:
-// no bind fails, neither before nor after.
+// No bind of a steady stream fails while Prebind is removed as documented.
 func TestUninstall(t *testing.T) {
 	t.Parallel()
 	testUninstall(t, ownWorld(t, 2))
 }
 
-// The Helm chart renders the same installation: pods of the real kube-scheduler get topology annotations, and the uninstallation is complete.
+// With the Helm chart, pods of the real kube-scheduler get topology annotations, and the uninstallation is complete.
 func TestInstallFromHelm(t *testing.T) {
 	t.Parallel()
 	w := ownWorldWith(t, install.Options{Helm: true}, 2)
@@ -40,7 +39,7 @@ func testUninstall(t *testing.T, w *world) {
 	t.Helper()
 	s := newStream(t, w, "1s")
 	s.during(func() {
-		// There are some binds of each kind before.
+		// Wait for some binds of each kind before the removal.
 		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), atLeast/4) }, patience, again)
 		require.NoError(t, w.prebind.Uninstall(t.Context()))
 		assert.Empty(t, w.prebind.Replicas())
@@ -70,7 +69,7 @@ func (s *stream) assertToldUntilRemoved() {
 	assert.Positive(s.t, untold, "Prebind should have gone")
 }
 
-// assertRemoved checks that nothing of Prebind is left in the cluster.
+// assertRemoved checks that no object of Prebind remains in the cluster.
 func assertRemoved(t *testing.T, w *world) {
 	t.Helper()
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=prebind"}
@@ -119,8 +118,7 @@ func TestUnregister(t *testing.T) {
 	b.assertTopology(b.untilBound())
 }
 
-// program runs the program to its end and returns what it printed; what it printed
-// as an error is in the error.
+// program runs prebind until it exits, and returns its standard output. The error contains its standard error.
 func (b *bench) program(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
