@@ -66,8 +66,8 @@ func TestDeviceRace(t *testing.T) {
 	r.endAll(ctx)
 	r.giveEachDevice(ctx)
 	r.endAll(ctx)
-	require.Empty(t, r.ledger.wrong, "no device should be given twice")
-	t.Logf("it took %s", time.Since(began).Round(time.Second))
+	require.Empty(t, r.ledger.wrong, "no device should be granted twice")
+	t.Logf("the race took %s", time.Since(began).Round(time.Second))
 	for _, node := range r.nodes {
 		r.untilRecord(node, "empty", func(data map[string]string) bool {
 			return len(data) == 0 || len(data) == 1 && data["node"] == node

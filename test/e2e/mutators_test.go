@@ -264,7 +264,7 @@ func testFacts(t *testing.T, w *world) {
 
 			want := factsOf(b.node(node))
 			for key, value := range want {
-				require.NotEmpty(t, value, "the node should say something for %s", key)
+				require.NotEmpty(t, value, "the node should have a value for %s", key)
 			}
 			want[bindInfo+"user"], want[bindInfo+"scheduler"], want[bindInfo+"calls"] = user, tc.scheduler, "1"
 			got := ours(pod.Annotations)
@@ -322,7 +322,7 @@ func testBindInfoOfAWait(t *testing.T, v *variant) {
 			said, told := b.decisions(), pod.Annotations
 			assert.Equal(t, strconv.Itoa(len(said)), told[bindInfo+"calls"])
 			waited := parse(t, told[bindInfo+"waited"])
-			assert.GreaterOrEqual(t, waited, 8*time.Second, "the volume took so long")
+			assert.GreaterOrEqual(t, waited, 8*time.Second, "the wait should include the provisioning time")
 			if by.scheduler == byHand {
 				assert.LessOrEqual(t, waited, took)
 			}
@@ -501,7 +501,7 @@ func testRequiredMutator(t *testing.T, v *variant) {
 		assert.Equal(t, "rack-3-2", bound.Annotations[rackPodLabel])
 	})
 
-	t.Run("others need not", func(t *testing.T) {
+	t.Run("a pod that does not require the rack should be bound", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, v.world, nil)
 		node, options := rackless(b)
@@ -509,7 +509,7 @@ func testRequiredMutator(t *testing.T, v *variant) {
 		require.NoError(t, b.bindByHand(b.binding(node)))
 		told := b.untilBound().Annotations
 		assert.NotContains(t, told, rackPodLabel)
-		assert.NotContains(t, told, pathNote, "with a gap it would be that of another place")
+		assert.NotContains(t, told, pathNote, "an incomplete path should be omitted")
 		assert.Equal(t, node, told["topology.prebind.dev/hostname"])
 	})
 }

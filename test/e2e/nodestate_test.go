@@ -126,7 +126,7 @@ func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.A
 		return nil, err
 	}
 	if answer.Response == nil {
-		return nil, fmt.Errorf("%s answers %s", r.Name(), response.Status)
+		return nil, fmt.Errorf("%s returned %s", r.Name(), response.Status)
 	}
 	return answer.Response, nil
 }
@@ -134,7 +134,7 @@ func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.A
 // assertRefused checks that the bind was rejected with all of the words, and that an event of the pod contains them.
 func (b *bench) assertRefused(err error, words ...string) {
 	b.t.Helper()
-	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v (%s)", err, apierrors.ReasonForError(err))
+	assert.True(b.t, apierrors.IsForbidden(err), "the request should be refused: %v (%s)", err, apierrors.ReasonForError(err))
 	for _, w := range words {
 		assert.ErrorContains(b.t, err, w)
 	}
@@ -330,7 +330,7 @@ func TestNodeStateInvalid(t *testing.T) {
 			}
 			assert.Equal(t, []string{"invalid"}, b.decisions())
 			b.untilEvent(append(tc.says, "BindRefused")...)
-			require.NoError(t, b.bindByHand(b.binding("node-1")), "without the mistake it should be bound")
+			require.NoError(t, b.bindByHand(b.binding("node-1")), "the pod should be bound without the invalid annotation")
 		})
 	}
 }
@@ -349,7 +349,7 @@ func testNodeDrained(t *testing.T, w *world) {
 		b.assertRefused(b.end(bound), "node-state: Node "+node, "after the bind was prepared: expected the node to be schedulable, but it is cordoned")
 		claim := b.assertClaimBound("data", node)
 		assert.Equal(t, node, claim.Annotations[volume.AnnSelectedNode])
-		assert.False(t, says(b.events(), "PreBindRolledBack"), "nothing of it can be undone: %q", b.events())
+		assert.False(t, says(b.events(), "PreBindRolledBack"), "the bind should make no changes that need a rollback: %q", b.events())
 
 		b.uncordon(node)
 		require.NoError(t, b.bindByHand(b.binding(node)))
@@ -393,7 +393,7 @@ func TestNodeStateIsTolerated(t *testing.T) {
 // The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.
 func TestNodeStateWithKubeScheduler(t *testing.T) {
 	t.Parallel()
-	t.Run("refused until it is so", func(t *testing.T) {
+	t.Run("refused until the expectation matches", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")
@@ -402,7 +402,7 @@ func TestNodeStateWithKubeScheduler(t *testing.T) {
 		b.installDriver(node, "550")
 		b.assertTopology(b.untilBound())
 	})
-	t.Run("waits until it is so", func(t *testing.T) {
+	t.Run("waits until the expectation matches", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")

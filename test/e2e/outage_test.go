@@ -34,7 +34,7 @@ func TestOutage(t *testing.T) {
 	other.until("still unbound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" })
 
 	out, errs, code := other.command("explain", "pod", "--node=node-1", "-n="+other.ns)
-	assert.Equal(t, 3, code, "it is unknown whether Prebind would reject it")
+	assert.Equal(t, 3, code, "explain should report an unknown result during an outage")
 	assert.Empty(t, out)
 	assert.Contains(t, errs, "the API server cannot reach Prebind")
 	assert.Equal(t, 1, strings.Count(errs, "\n"), errs)

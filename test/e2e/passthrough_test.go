@@ -94,7 +94,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 			created := b.podWith(byHand, tc.pod...)
 			b.assertInvalid(b.bindByHand(b.binding("node-1", tc.binding)), tc.says...)
 			pod := b.until("still unbound", notBound)
-			assert.Equal(t, created.ResourceVersion, pod.ResourceVersion, "nothing should be stored")
+			assert.Equal(t, created.ResourceVersion, pod.ResourceVersion, "the API server should not store the metadata")
 			require.NoError(t, b.patchLabels())
 
 			require.NoError(t, b.bindByHand(b.binding("node-1")), "without it")
@@ -121,7 +121,7 @@ func (b *bench) patchStatus(name string) error {
 // assertInvalid checks that the bind was refused as invalid, with all of the words.
 func (b *bench) assertInvalid(err error, words ...string) {
 	b.t.Helper()
-	require.True(b.t, apierrors.IsInvalid(err), "it should be refused as invalid: %v (%s)", err, apierrors.ReasonForError(err))
+	require.True(b.t, apierrors.IsInvalid(err), "the Binding should be refused as invalid: %v (%s)", err, apierrors.ReasonForError(err))
 	for _, w := range append(words, "invalid metadata after the merge") {
 		assert.ErrorContains(b.t, err, w)
 	}
@@ -178,7 +178,7 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 		b.assertInvalid(b.bindByHand(b.binding("node-1", gen.Annotation("bad key", "x"))), `"bad key"`)
 	})
 
-	t.Run("what is required is missing", func(t *testing.T) {
+	t.Run("the required plugin is missing", func(t *testing.T) {
 		t.Parallel()
 		b := off.bench(t)
 		b.podWith(byHand)
@@ -242,7 +242,7 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 					continue // Other reviews would start a bind or write an event.
 				}
 				others := b.review(w.prebind.Replicas()[0], request)
-				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "with everything on the review should not be empty: %v", others)
+				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "with all plugins the response should have a patch or an error: %v", others)
 				assert.Equal(t, tc.others == "allowed", len(others.Patch) > 0)
 			}
 		})

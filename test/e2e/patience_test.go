@@ -32,10 +32,10 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	defer cancel()
 	post := b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("pods").Name("pod").SubResource("binding")
 	err := post.Body(b.binding("node-1")).MaxRetries(0).Do(ctx).Error()
-	assert.True(t, apierrors.IsTooManyRequests(err) || ctx.Err() != nil, "it should not be bound within 5 s: %v", err)
+	assert.True(t, apierrors.IsTooManyRequests(err) || ctx.Err() != nil, "the pod should not be bound within 5 s: %v", err)
 
 	err = b.bindByHand(b.binding("node-2"))
-	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 	for _, words := range []string{b.ns + "/data", "being provisioned on node node-1", "bind the pod to node-1"} {
 		assert.ErrorContains(t, err, words)
 	}
@@ -61,7 +61,7 @@ func TestEvents(t *testing.T) {
 			pod := b.bind(by.scheduler, "node-6", "data")
 			b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "provisioning", pod.Spec.NodeName)
 			b.assertFewEvents("WaitingForPreBind")
-			assert.False(t, says(b.events(), "BindRefused"), "nothing was refused: %q", b.events())
+			assert.False(t, says(b.events(), "BindRefused"), "no Binding should be refused: %q", b.events())
 		})
 		t.Run(name+", refused", func(t *testing.T) {
 			t.Parallel()
@@ -102,7 +102,7 @@ func TestTimeoutAnnotation(t *testing.T) {
 			says:   []string{timeoutKey, "invalid duration"},
 		},
 		"a negative time": {
-			reason: "the value is out of range",
+			reason: "a negative duration is invalid",
 			value:  "-5s",
 			always: true,
 			is:     apierrors.IsInvalid,
@@ -127,7 +127,7 @@ func TestTimeoutAnnotation(t *testing.T) {
 					began := time.Now()
 					err := b.bindByHand(b.binding("node-1"))
 					assert.True(t, tc.is(err), "%s: %v", tc.reason, err)
-					assert.Less(t, time.Since(began), 30*time.Second, "far less than the operator's ten minutes")
+					assert.Less(t, time.Since(began), 30*time.Second, "the wait should be shorter than the operator's ten minutes")
 					for _, words := range tc.says {
 						assert.ErrorContains(t, err, words)
 					}

@@ -29,7 +29,7 @@ func TestProvisionerAsksForAnotherNode(t *testing.T) {
 			b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
 			if by.scheduler == byHand {
 				err := b.bindByHand(b.binding(full))
-				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 				for _, words := range []string{b.ns + "/data", full, "requests another node"} {
 					assert.ErrorContains(t, err, words)
 				}
@@ -65,9 +65,9 @@ func TestSlowProvisioning(t *testing.T) {
 			b.assertClaimBound("data", pod.Spec.NodeName)
 			if by.volumesByPrebind {
 				said := b.decisions()
-				assert.Greater(t, len(said), 1, "no call is held for 90 s")
+				assert.Greater(t, len(said), 1, "no call should be held for 90 s")
 				assert.Equal(t, "waiting", said[0])
-				assert.LessOrEqual(t, len(said), 11, "client-go repeats a call ten times and no more")
+				assert.LessOrEqual(t, len(said), 11, "client-go should repeat a call at most ten times")
 			}
 		})
 	}
@@ -90,7 +90,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 			b.deletePod()
 			if by.scheduler == byHand {
 				err := b.end(first)
-				assert.True(t, isStale(err) || apierrors.IsNotFound(err), "the pod is gone: %v", err)
+				assert.True(t, isStale(err) || apierrors.IsNotFound(err), "the pod should be deleted: %v", err)
 				b.assertUnbound("data", "the bind should end because of the pod, not when the volume is there")
 			}
 
@@ -99,7 +99,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 				require.NoError(t, b.bindByHand(b.binding(node)))
 			}
 			pod := b.untilBound()
-			assert.Equal(t, node, pod.Spec.NodeName, "where the volume was being made already")
+			assert.Equal(t, node, pod.Spec.NodeName, "the second pod should get the node of the provisioned volume")
 			b.assertTopology(pod)
 			b.assertClaimBound("data", node)
 		})
@@ -126,7 +126,7 @@ func TestNodeDeletedWhileWaiting(t *testing.T) {
 			switch {
 			case by.scheduler == byHand:
 				err := b.end(first)
-				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 				assert.ErrorContains(t, err, "Node "+doomed)
 				b.assertUnbound("data", "the bind should end because of the node, not when the provisioner sees it")
 				b.allow(other)

@@ -43,7 +43,7 @@ func TestPluginFromOutside(t *testing.T) {
 		for _, r := range w.prebind.Replicas() {
 			assert.NoError(t, r.Kill())
 			if t.Failed() {
-				t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(60))
+				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(60))
 			}
 		}
 	})
@@ -79,7 +79,7 @@ func TestPluginFromOutside(t *testing.T) {
 		b := newBench(t, w, nil)
 		b.pod(byHand)
 		b.refusedAfterUs("node-3")
-		require.NotEmpty(t, b.lock("node-3"), "the bind may still be on its way")
+		require.NotEmpty(t, b.lock("node-3"), "the bind may still succeed")
 		b.untilUnlocked("node-3")
 		require.EventuallyWithT(t, func(e *assert.CollectT) {
 			assert.Contains(e, b.events(), "PreBindRolledBack: nodelock: Node node-3: the pod was not bound; released the lock of the node")
@@ -191,7 +191,7 @@ func (b *bench) refusedAfterUs(node string) {
 	require.NoError(b.t, policies.Delete(ctx, name, metav1.DeleteOptions{}))
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
 		err := rehearse()
-		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be gone")
+		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be deleted")
 	}, patience, again)
 }
 

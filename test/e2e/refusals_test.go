@@ -145,7 +145,7 @@ func TestRefusals(t *testing.T) {
 			err := b.bindByHand(b.binding(tc.node, tc.options...))
 			require.Error(t, err, tc.reason)
 			if tc.decided != "passed-through" {
-				assert.False(t, repeatedByScheduler(err), "kube-scheduler would post it again: %v", err)
+				assert.False(t, repeatedByScheduler(err), "kube-scheduler should not repeat the bind: %v", err)
 			}
 			if tc.is != nil {
 				assert.True(t, tc.is(err), "%s: %v (%s)", tc.reason, err, apierrors.ReasonForError(err))
@@ -218,5 +218,5 @@ func TestBadRequests(t *testing.T) {
 			assert.Contains(t, string(body), tc.says)
 		})
 	}
-	require.NoError(t, replica.Err(), "the process should have survived all of it")
+	require.NoError(t, replica.Err(), "the process should still run")
 }

@@ -57,7 +57,7 @@ func TestRequire(t *testing.T) {
 func (b *bench) assertNotSwitchedOn(err error, plugin string, on ...string) {
 	b.t.Helper()
 	require.Error(b.t, err)
-	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.True(b.t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 	words := append([]string{"binder.prebind.dev/require", `"` + plugin + `" is not enabled (`}, on...)
 	for _, w := range words {
 		assert.ErrorContains(b.t, err, w)

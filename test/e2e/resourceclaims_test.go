@@ -38,14 +38,14 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	b.assertTopology(pod)
 	b.assertNeverFailed()
 	assert.Equal(t, []string{"allowed"}, b.decisions())
-	assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+	assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 
 	claims := b.resourceClaims()
 	require.Len(t, claims, 1)
 	b.assertReserved(claims[0].Name, pod)
 	for _, claim := range seen.upTo(b, claims[0]) {
-		assert.Empty(t, marksOn(claim), "there is nothing to mark")
-		assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+		assert.Empty(t, marksOn(claim), "the claim should have no marks")
+		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 	}
 }
 
@@ -62,14 +62,14 @@ func TestResourceClaimsOfManyTemplates(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, pod := range b.untilPodsBound(pods) {
-		assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+		assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 	}
 	for _, said := range b.decisions() {
 		assert.Equal(t, "allowed", said)
 	}
 	for _, claim := range b.resourceClaims() {
 		assert.Empty(t, marksOn(claim))
-		assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 	}
 }
 
@@ -88,10 +88,10 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 		pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
 		bound := b.beginBind("node-3")
 		claim := b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
-		assert.Contains(t, marksOn(claim), string(pod.UID), "it may have to be undone")
+		assert.Contains(t, marksOn(claim), string(pod.UID), "the reservation should have a mark for a rollback")
 		b.untilEvent("WaitingForPreBind", "ResourceClaim "+b.ns+"/nic", "condition attached", d.name+"/node-3/nic-0")
 		d.readyAfter(attaching)
-		require.NoError(t, b.end(bound), "client-go's own repeats should suffice")
+		require.NoError(t, b.end(bound), "the repeats of client-go should be sufficient")
 
 		pod = b.untilBound()
 		assert.Equal(t, "node-3", pod.Spec.NodeName)
@@ -119,7 +119,7 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 		b.assertNeverFailed()
 		assert.Equal(t, []string{"allowed"}, b.decisions())
 		for _, claim := range seen.upTo(b, b.assertReserved(slowClaim, pod)) {
-			assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+			assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 		}
 	})
 
@@ -170,7 +170,7 @@ func TestBindingConditionsFail(t *testing.T) {
 		}
 		b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
 		claim := b.untilResourceClaim(slowClaim, "released", released)
-		assert.NotNil(t, claim.Status.Allocation, "the allocation is not Prebind's")
+		assert.NotNil(t, claim.Status.Allocation, "the allocation should not belong to Prebind")
 		b.untilEvent("PreBindRolledBack", "node-3", b.ns+"/nic")
 		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 
@@ -244,7 +244,7 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.NotEmpty(t, bound.Annotations[attemptKey])
 	after := b.assertReserved("gpu", first, pod)
 	assert.Equal(t, before.Status.Allocation, after.Status.Allocation)
-	assert.True(t, writtenByPrebind(after), "no other client has reserved it")
+	assert.True(t, writtenByPrebind(after), "Prebind should have written the reservation")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
 }
@@ -275,7 +275,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 			says:   []string{"not available on node node-1", "its allocation selects"},
 		},
 		"being deleted": {
-			reason: "the claim is being deallocated",
+			reason: "the claim is being deleted",
 			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-1", "some.example.com", device), keptByTest()},
 			after: func(b *bench) {
 				require.NoError(b.t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(b.t.Context(), "gpu", metav1.DeleteOptions{}))
@@ -307,7 +307,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 			assert.Equal(t, []string{"refused"}, b.decisions())
 			b.untilEvent("BindRefused", tc.says[0])
 			for _, claim := range b.resourceClaims() {
-				assert.False(t, writtenByPrebind(claim), "nothing should be written")
+				assert.False(t, writtenByPrebind(claim), "no object should be written")
 			}
 		})
 	}

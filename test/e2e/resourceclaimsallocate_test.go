@@ -78,7 +78,7 @@ func testAllocationRace(t *testing.T, w *world) {
 		maps.DeleteFunc(once, func(name string, _ *corev1.Binding) bool { return again[name] == nil })
 		again = b.bindAll(once)
 	}
-	assert.Len(t, again, max(0, len(racers)-gone), "the devices that were given back should be given again")
+	assert.Len(t, again, max(0, len(racers)-gone), "released devices should be allocated again")
 	b.assertDevicesGiven(devices - gone + len(racers) - len(again))
 	b.untilNoneMarked()
 	assertNoDeviceTwice(t, seen.all())
@@ -150,7 +150,7 @@ func (b *bench) given(t require.TestingT) []*resourcev1.ResourceClaim {
 			continue
 		}
 		pod := byUID[uids[0]]
-		if assert.NotNil(t, pod, "the claim %s is reserved for a pod that is gone", claim.Name) && assert.NotEmpty(t, pod.Spec.NodeName, "the pod %s has a device", pod.Name) {
+		if assert.NotNil(t, pod, "the claim %s is reserved for a deleted pod", claim.Name) && assert.NotEmpty(t, pod.Spec.NodeName, "the pod %s has a device", pod.Name) {
 			b.assertUsable(t, claim, pod.Spec.NodeName)
 		}
 	}
@@ -193,7 +193,7 @@ func (b *bench) assertGiven(t require.TestingT, n int) {
 	holders := map[string]string{}
 	for _, claim := range given {
 		for _, device := range claimedBy(claim) {
-			assert.Empty(t, holders[device], "%s is given to %s as well", device, claim.Name)
+			assert.Empty(t, holders[device], "%s is also allocated to %s", device, claim.Name)
 			holders[device] = claim.Name
 		}
 	}

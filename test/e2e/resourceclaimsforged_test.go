@@ -64,7 +64,7 @@ func testForgedAllocation(t *testing.T, w *world) {
 	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
 	other := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	err := b.bindByHand(gen.Binding(other, "node-1"))
-	require.True(t, apierrors.IsForbidden(err), "the device of another tenant's pod was given away: %v", err)
+	require.True(t, apierrors.IsForbidden(err), "the device of another tenant's pod was allocated again: %v", err)
 	assert.ErrorContains(t, err, "match its requests")
 }
 

@@ -71,7 +71,7 @@ func (h *laterHook) judge(_ context.Context, r *admissionv1.AdmissionRequest) er
 		return nil
 	}
 	h.refuses[r.Namespace]--
-	return errors.New("not yet, says the hook")
+	return errors.New("refused by the hook of the test")
 }
 
 func (h *laterHook) refuse(b *bench, times int) {
@@ -85,7 +85,7 @@ func (b *bench) refusedLater(h *laterHook, node string) {
 	b.t.Helper()
 	h.refuse(b, 1)
 	err := b.bindByHand(b.binding(node))
-	require.ErrorContains(b.t, err, "says the hook")
+	require.ErrorContains(b.t, err, "refused by the hook of the test")
 	said := b.decisions()
 	require.Equal(b.t, "allowed", said[len(said)-1])
 }
@@ -102,16 +102,16 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	seen := b.watchResourceClaims()
 
 	b.refusedLater(hook, "node-1")
-	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still be on its way")
+	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still succeed")
 	claim := b.untilResourceClaim("free", "released", released)
-	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
+	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation should not belong to Prebind")
 	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-1: the pod was not bound", b.ns+"/free")
 	assert.False(t, says(b.events(), "PreBindRolledBack", b.ns+"/reserved"), "%q", b.events())
 	own := b.assertReserved("reserved", pod)
 	for _, claim := range seen.upTo(b, own) {
 		if claim.Name == "reserved" {
-			assert.Empty(t, marksOn(claim), "it is not Prebind's")
-			assert.False(t, writtenByPrebind(claim), "it is not Prebind's")
+			assert.Empty(t, marksOn(claim), "the claim should have no marks")
+			assert.False(t, writtenByPrebind(claim), "Prebind should not have written the claim")
 		}
 	}
 
@@ -168,14 +168,14 @@ func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
 			seen := b.watchResourceClaims()
 			hook.refuse(b, 1)
 			b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
-			b.untilEvent("FailedScheduling", "says the hook")
+			b.untilEvent("FailedScheduling", "refused by the hook of the test")
 			pod := b.untilBound()
 			for _, claim := range seen.upTo(b, b.assertReserved("gpu", pod)) {
 				assert.Empty(t, marksOn(claim))
 				assert.False(t, writtenByPrebind(claim))
 			}
 			assert.Equal(t, []string{"allowed", "allowed"}, b.decisions(), "%q", b.events())
-			assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+			assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 			assert.False(t, says(b.events(), "PreBindRolledBack"), "%q", b.events())
 		})
 	}
@@ -211,7 +211,7 @@ func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("owned", pod)
 
 	claim := b.untilResourceClaim("others", "released", released)
-	assert.Equal(t, others.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
+	assert.Equal(t, others.Status.Allocation, claim.Status.Allocation, "the allocation should not belong to Prebind")
 	b.untilResourceClaim("owned", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
 	b.untilEvent("PreBindRolledBack", "node-4", b.ns+"/others")
 	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
@@ -251,7 +251,7 @@ func testKilledWhileWaiting(t *testing.T, w *world) {
 	lost := slices.IndexFunc(seen.all(), func(claim *resourcev1.ResourceClaim) bool {
 		return len(marksOn(claim)) > 0 && !reservedOnceFor(pod)(claim) && writtenStatus(claim)
 	})
-	assert.Negative(t, lost, "the pod should keep its reservation all the time")
+	assert.Negative(t, lost, "the pod should keep its reservation")
 }
 
 // writtenStatus reports whether Prebind has written the claim's status.

@@ -69,11 +69,11 @@ func assertReservationsInOrder(t *testing.T, versions []*resourcev1.ResourceClai
 			assert.False(t, now[uid], "version %s: the pod %s has two reservations", claim.ResourceVersion, uid)
 			now[uid] = true
 			if !had[uid] && scheduledBy[uid] == byHand {
-				assert.NotEmpty(t, marks[uid], "version %s: no replica could undo the reservation for pod %s", claim.ResourceVersion, uid)
+				assert.NotEmpty(t, marks[uid], "version %s: the reservation for pod %s has no mark, so no replica can remove it", claim.ResourceVersion, uid)
 			}
 		}
 		for uid := range marks {
-			assert.Equal(t, byHand, scheduledBy[uid], "version %s: what kube-scheduler reserves is not Prebind's to undo", claim.ResourceVersion)
+			assert.Equal(t, byHand, scheduledBy[uid], "version %s: a reservation of kube-scheduler has a mark of Prebind", claim.ResourceVersion)
 		}
 		for uid := range had {
 			assert.True(t, now[uid], "version %s: the pod %s has lost its reservation", claim.ResourceVersion, uid)

@@ -185,7 +185,7 @@ func TestRestarts(t *testing.T) {
 			for _, r := range w.prebind.Replicas() {
 				began := time.Now()
 				require.NoError(t, r.Process.Stop())
-				t.Logf("%s has ended after %s", r.Name(), time.Since(began).Round(time.Millisecond))
+				t.Logf("%s exited after %s", r.Name(), time.Since(began).Round(time.Millisecond))
 				require.NoError(t, r.Process.Start())
 				require.NoError(t, r.WaitReady(t.Context()))
 			}

@@ -121,7 +121,7 @@ func testSelfManaged(t *testing.T, w *world) {
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Len(c, certificatesOf(s.bundle()), 2)
 	}, patience, 50*time.Millisecond, "the next CA should be made known")
-	assert.Equal(t, first, ca(), "and not be used yet")
+	assert.Equal(t, first, ca(), "the new certificate should not be used yet")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.NotEqual(c, first, ca())
 	}, patience, 50*time.Millisecond, "the next CA should be promoted")
@@ -134,7 +134,7 @@ func testSelfManaged(t *testing.T, w *world) {
 	// kubectl apply of the manifests, as in an upgrade, does not change the bundle.
 	generation := s.configuration().Generation
 	require.NoError(t, w.prebind.Register(t.Context()))
-	assert.Equal(t, generation, s.configuration().Generation, "the webhook configuration should not have been changed")
+	assert.Equal(t, generation, s.configuration().Generation, "the webhook configuration should not change")
 	// Prebind restores a removed bundle immediately. Binds may fail until then.
 	good := s.bundle()
 	s.setBundle(nil)
@@ -171,7 +171,7 @@ func (s *load) end() {
 	assert.Empty(s.t, s.mistrust)
 	assert.Greater(s.t, s.looks, 50)
 	for _, e := range s.allEvents() {
-		assert.NotContains(s.t, e, "webhook", "no kube-scheduler's bind failed either")
+		assert.NotContains(s.t, e, "webhook", "no bind of a kube-scheduler should fail")
 	}
 	s.t.Logf("%d handshakes, %d not trusted", s.looks, len(s.mistrust))
 }

@@ -92,7 +92,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 			require.ErrorAs(t, err, &exit)
 			assert.Equal(t, 1, exit.ExitCode())
 			assert.Empty(t, stdout.String())
-			assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "it should be one line:\n%s", &stderr)
+			assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "the output should be one line:\n%s", &stderr)
 			for _, words := range tc.says {
 				assert.Contains(t, stderr.String(), words)
 			}

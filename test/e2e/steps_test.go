@@ -67,7 +67,7 @@ func (b *bench) end(done <-chan error) error {
 	case err := <-done:
 		return err
 	case <-time.After(patience):
-		require.FailNow(b.t, "the Binding has no answer yet")
+		require.FailNow(b.t, "the Binding has no response yet")
 		return nil
 	}
 }

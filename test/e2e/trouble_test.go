@@ -116,7 +116,7 @@ func TestNotReady(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
 	assert.Equal(t, "1", response.Header.Get("Retry-After"))
-	assert.True(t, response.Close, "the connection should be closed, so that the next one goes elsewhere")
+	assert.True(t, response.Close, "the connection should be closed, so that the next one uses another replica")
 	assert.Contains(t, string(body), "has not read all objects of these kinds: PersistentVolume")
 }
 
@@ -131,7 +131,7 @@ func TestUnreachableAPIServer(t *testing.T) {
 	b.untilReadyz(l, http.StatusServiceUnavailable, "the API server does not answer, for 1", "EOF")
 	proxy.Cut(false)
 	b.untilReadyz(l, http.StatusOK, "ok")
-	assert.NoError(t, l.Err(), "it lives on")
+	assert.NoError(t, l.Err(), "the replica should keep running")
 }
 
 // narrow creates a service account with the shipped core permissions, and a separate ClusterRoleBinding for the permissions of
@@ -182,13 +182,13 @@ func TestLostPermission(t *testing.T) {
 	proxy.Disconnect()
 	b.untilReadyz(l, http.StatusServiceUnavailable,
 		"PreBind plugin volumebinding: the service account lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
-	assert.NoError(t, l.Err(), "it lives on")
+	assert.NoError(t, l.Err(), "the replica should keep running")
 
 	_, err = b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
 	assert.ErrorContains(t, err, "PreBind plugin volumebinding: the service account lacks permissions: ")
-	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
+	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "the output should be one line: %v", err)
 }
 
 // After the loss of all replicas and their nodes, the API server binds Prebind's own pods. All other pods are bound when Prebind runs
@@ -224,7 +224,7 @@ func testAllReplicasDied(t *testing.T, w *world) {
 	bound(first...)
 	pod, err := w.client.CoreV1().Pods(b.ns).Get(t.Context(), "pod", metav1.GetOptions{})
 	require.NoError(t, err)
-	assert.Empty(t, pod.Spec.NodeName, "the webhook configuration says Fail")
+	assert.Empty(t, pod.Spec.NodeName, "the failure policy should be Fail")
 
 	for _, r := range w.prebind.Replicas() {
 		require.NoError(t, r.Process.Start())

@@ -44,7 +44,7 @@ func testUninstall(t *testing.T, w *world) {
 		require.NoError(t, w.prebind.Uninstall(t.Context()))
 		assert.Empty(t, w.prebind.Replicas())
 		last := s.answered()
-		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should go on")
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should continue")
 	})
 	s.assertToldUntilRemoved()
 	assertRemoved(t, w)
@@ -65,8 +65,8 @@ func (s *stream) assertToldUntilRemoved() {
 			untold++
 		}
 	}
-	assert.Positive(s.t, told, "Prebind should have been there")
-	assert.Positive(s.t, untold, "Prebind should have gone")
+	assert.Positive(s.t, told, "pods should have topology annotations before the removal")
+	assert.Positive(s.t, untold, "pods should have no topology annotations after the removal")
 }
 
 // assertRemoved checks that no object of Prebind remains in the cluster.
@@ -75,7 +75,7 @@ func assertRemoved(t *testing.T, w *world) {
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=prebind"}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		_, err := w.client.CoreV1().Namespaces().Get(t.Context(), install.Namespace, metav1.GetOptions{})
-		assert.True(c, apierrors.IsNotFound(err), "the namespace should be gone: %v", err)
+		assert.True(c, apierrors.IsNotFound(err), "the namespace should be deleted: %v", err)
 	}, patience, again)
 	ctx := context.WithoutCancel(t.Context())
 	webhooks, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, ours)
@@ -111,9 +111,9 @@ func TestUnregister(t *testing.T) {
 	assert.True(t, apierrors.IsNotFound(err))
 	assert.Equal(t, "MutatingWebhookConfiguration "+name+" does not exist: the API server does not call Prebind\n", unregister())
 	_, err = configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
-	assert.NoError(t, err, "another one should be left alone")
+	assert.NoError(t, err, "another webhook configuration should not change")
 	_, err = b.program("unregister", "--kubeconfig="+b.prebind.Kubeconfig())
-	require.ErrorContains(t, err, "forbidden", "a replica may not take itself out of the way")
+	require.ErrorContains(t, err, "forbidden", "a replica should not have the permission to unregister")
 	b.pod(cluster.DefaultScheduler)
 	b.assertTopology(b.untilBound())
 }

@@ -38,7 +38,7 @@ func TestReadWriteOncePod(t *testing.T) {
 	b.assertClaimBound("data", "node-1")
 	err = bind("second")
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "first", "it should name the pod that has it")
+	assert.ErrorContains(t, err, "first", "the denial should name the pod that uses the claim")
 
 	require.NoError(t, b.client.CoreV1().Pods(b.ns).Delete(t.Context(), "first", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	assert.NoError(t, bind("second"))
@@ -67,7 +67,7 @@ func TestStorageCapacity(t *testing.T) {
 	client, warned := b.listeningClient()
 	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-2"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
 	require.Len(t, warned.all(), 1)
-	assert.Contains(t, warned.all()[0], "selected-node", "on the node with room it would ask for the volume")
+	assert.Contains(t, warned.all()[0], "selected-node", "a dry run should request the volume on the node with sufficient capacity")
 }
 
 // A controller creates the claim of a generic ephemeral volume after the pod. The bind of a faster scheduler waits.
