@@ -97,7 +97,7 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, 2, code, "explain should report that the pod is bound")
 		assert.Equal(t, binder.VerdictRefuse, x.Verdict)
 		assert.Contains(t, x.Reason, "already assigned")
-		assert.Nil(t, x.Prebind, "explain should report the response of the API server")
+		assert.Nil(t, x.Prebind, "explain should contain no decision of Prebind for a bound pod")
 	})
 
 	t.Run("a pod that has to wait", func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestExplain(t *testing.T) {
 		t.Logf("text output:\n%s", out)
 	})
 
-	t.Run("what cannot be found out", func(t *testing.T) {
+	t.Run("unknown result", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		b.pod(byHand)

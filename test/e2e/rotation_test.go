@@ -120,8 +120,8 @@ func testSelfManaged(t *testing.T, w *world) {
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Len(c, certificatesOf(s.bundle()), 2)
-	}, patience, 50*time.Millisecond, "the next CA should be made known")
-	assert.Equal(t, first, ca(), "the new certificate should not be used yet")
+	}, patience, 50*time.Millisecond, "the bundle should contain the next CA")
+	assert.Equal(t, first, ca(), "the next CA should not be used yet")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.NotEqual(c, first, ca())
 	}, patience, 50*time.Millisecond, "the next CA should be promoted")

@@ -118,7 +118,7 @@ func testToggleByFile(t *testing.T, w *world) {
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		assert.Empty(t, b.untilBound().Annotations)
 		assert.Equal(t, []string{"passed-through"}, b.decisions())
-		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "binds of other namespaces should be refused")
+		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "pods of other namespaces should get annotations")
 	})
 }
 

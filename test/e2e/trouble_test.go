@@ -224,7 +224,7 @@ func testAllReplicasDied(t *testing.T, w *world) {
 	bound(first...)
 	pod, err := w.client.CoreV1().Pods(b.ns).Get(t.Context(), "pod", metav1.GetOptions{})
 	require.NoError(t, err)
-	assert.Empty(t, pod.Spec.NodeName, "the failure policy should be Fail")
+	assert.Empty(t, pod.Spec.NodeName, "no pod should be bound while all replicas are down")
 
 	for _, r := range w.prebind.Replicas() {
 		require.NoError(t, r.Process.Start())
