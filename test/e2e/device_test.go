@@ -461,7 +461,7 @@ func TestDeviceRecordIsUnreadable(t *testing.T) {
 // With a node lock, only one pod at a time is bound to the node.
 func TestDeviceNodeLock(t *testing.T) {
 	t.Parallel()
-	t.Run("the second bind should wait for the lock of the first", func(t *testing.T) {
+	t.Run("the second bind waits for the lock of the first", func(t *testing.T) {
 		t.Parallel()
 		g := newGarage(t, shared)
 		first, second, third := g.parker(gpu("GPU-1"), nodeLock(), gen.UsesClaim("scratch")), g.parker(gpu("GPU-2"), nodeLock()), g.parker()
@@ -493,7 +493,7 @@ func TestDeviceNodeLock(t *testing.T) {
 			p.untilSettled(map[string]string{device: "1"})
 		}
 	})
-	t.Run("the lock should be released with the pod", func(t *testing.T) {
+	t.Run("the lock is released with the pod", func(t *testing.T) {
 		t.Parallel()
 		g := newGarage(t, shared)
 		first, second := g.parker(nodeLock(), gen.UsesClaim("scratch")), g.parker(nodeLock())

@@ -123,7 +123,7 @@ func TestDeviceRecovery(t *testing.T) {
 			require.NoError(t, second.park())
 			second.untilSettled(map[string]string{"GPU-3": "1"})
 		})
-		t.Run("a pod that requires a disabled plugin should be refused", func(t *testing.T) {
+		t.Run("a pod that requires a disabled plugin is refused", func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, w, nil)
 			b.podWith(byHand, requires("device,node-state"))

@@ -501,7 +501,7 @@ func testRequiredMutator(t *testing.T, v *variant) {
 		assert.Equal(t, "rack-3-2", bound.Annotations[rackPodLabel])
 	})
 
-	t.Run("a pod that does not require the rack should be bound", func(t *testing.T) {
+	t.Run("a pod that does not require the rack is bound", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, v.world, nil)
 		node, options := rackless(b)
