@@ -80,7 +80,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, shared, exempt)
 			b.podWith(byHand, tc.pod...)
-			require.NoError(t, b.bindByHand(b.binding("node-1", tc.binding)), "the API server does not look at it")
+			require.NoError(t, b.bindByHand(b.binding("node-1", tc.binding)), "the API server does not check the metadata")
 			assert.Empty(t, b.decisions())
 			assert.Contains(t, brought(b.untilBound()), tc.key)
 			for what, err := range map[string]error{"labels": b.patchLabels(), "status": b.patchStatus("pod")} {
