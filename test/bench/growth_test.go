@@ -80,7 +80,7 @@ func BenchmarkGrowth(b *testing.B) {
 func TestGrowth(t *testing.T) {
 	for _, one := range growths() {
 		t.Run(one.name, func(t *testing.T) {
-			t.Parallel() // Most of the time it waits.
+			t.Parallel() // The test mostly waits.
 			one.size, one.most = 4, 4
 			out := one.run(t, one.cluster(t))
 			metrics := map[string]bool{}

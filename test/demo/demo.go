@@ -41,9 +41,9 @@ func (d *demo) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, d.tearDown()) }()
 
 	d.title("With Prebind")
-	d.say("A StatefulSet of %d pods, each with a claim of the class %q, whose provisioner takes %s.", pods, className, delay)
-	d.say("kube-scheduler (its profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
-	d.say("and leaves the volumes to Prebind, which knows nothing of this scheduler.\n")
+	d.say("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
+	d.say("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
+	d.say("and leaves the volumes to Prebind. Neither of them is configured for the other.\n")
 	if err := d.show(ctx, "with", d.allBound); err != nil {
 		return err
 	}
@@ -56,8 +56,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err := d.show(ctx, "without", d.quiet); err != nil {
 		return err
 	}
-	d.say("The pods do not know where they are, and were bound without their volumes: for want of")
-	d.say("selected-node no provisioner creates them, and the pods would wait on their nodes forever.\n")
+	d.say("The pods have no topology annotations and were bound without their volumes. Without")
+	d.say("selected-node no provisioner creates the volumes, and the pods never start.\n")
 
 	if !d.keep {
 		return nil
@@ -70,7 +70,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	d.say("  export KUBECONFIG=%s", d.cluster.Kubeconfig())
 	d.say("  kubectl -n %s get pods -o wide        (or: %s)", namespace, d.cluster.Kubectl(ctx).Path)
 	d.say("\nPrebind's logs: %s", d.prebind.LogDir())
-	d.say("Ctrl-C ends it all.")
+	d.say("Press Ctrl-C to stop everything.")
 	<-ctx.Done()
 	return nil
 }
@@ -89,7 +89,7 @@ func (d *demo) setUp(ctx context.Context) error {
 	}
 	d.say("%d nodes in 3 zones with 2 racks each", nodes)
 
-	d.title("Prebind, as config/webhook installs it")
+	d.title("Prebind as installed from config/webhook")
 	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir()})
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func TestAnnotationPolicy(t *testing.T) {
 		pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(byHand))
 		pod.Annotations = map[string]string{"topology.prebind.dev/zone": "anywhere"}
 		_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, metav1.CreateOptions{})
-		assert.NoError(t, err, "where Prebind is not asked, it has nothing to keep")
+		assert.NoError(t, err, "an exempt namespace needs no policy")
 	})
 }
 
@@ -146,7 +146,7 @@ func assertForged(t *testing.T, err error, forged bool, key string) {
 		assert.NoError(t, err)
 		return
 	}
-	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 	assert.ErrorContains(t, err, "only Prebind writes "+key+": leave it as it is")
 }
 
@@ -172,7 +172,7 @@ func testPolicyBind(t *testing.T, w *world) {
 			b := newBench(t, w, nil)
 			err := tc.post(b, b.podWith(byHand))
 			if tc.fails {
-				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 				assert.ErrorContains(t, err, "mallory is not among the schedulers that may bind pods with")
 				return
 			}

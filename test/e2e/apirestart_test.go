@@ -42,11 +42,11 @@ func testAPIServerRestart(t *testing.T, w *world) {
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Equal(c, pods, b.countClaims(c, volume.AnnSelectedNode))
 	}, patience, again, "all claims should have a selected node")
-	require.Zero(t, b.countClaims(t, volume.AnnBindCompleted), "none should have its volume yet")
+	require.Zero(t, b.countClaims(t, volume.AnnBindCompleted), "no claim should have a volume yet")
 
 	began := time.Now()
 	require.NoError(t, w.cluster.Process(cluster.APIServer).Restart(ctx))
-	t.Logf("the API server was away for %s", time.Since(began).Round(time.Millisecond))
+	t.Logf("the API server was down for %s", time.Since(began).Round(time.Millisecond))
 
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		list, err := b.client.CoreV1().Pods(b.ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName!="})

@@ -37,14 +37,14 @@ func (n *notTheFirst) judge(_ context.Context, r *admissionv1.AdmissionRequest) 
 	if err := json.Unmarshal(r.Object.Raw, &binding); err != nil {
 		return err
 	}
-	assert.NotEmpty(n.t, binding.UID, "every Binding should be pinned to its pod by then")
+	assert.NotEmpty(n.t, binding.UID, "the webhook should get a Binding with the UID of its pod")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.seen[binding.UID] {
 		return nil
 	}
 	n.seen[binding.UID] = true
-	return errors.New("never at first")
+	return errors.New("the first Binding of each pod is refused")
 }
 
 // Another webhook refuses a bind that Prebind has allowed. The second bind needs no writes. The test uses one replica, so that
@@ -64,10 +64,10 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 				b.allow("node-1") // Both Bindings name the same node.
 				b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
 				if by.scheduler == byHand {
-					assert.ErrorContains(t, b.bindByHand(b.binding("node-1")), "never at first")
+					assert.ErrorContains(t, b.bindByHand(b.binding("node-1")), "the first Binding of each pod is refused")
 					assert.NoError(t, b.bindByHand(b.binding("node-1")), "the second time")
 				} else {
-					b.untilEvent("FailedScheduling", "never at first")
+					b.untilEvent("FailedScheduling", "the first Binding of each pod is refused")
 				}
 				pod := b.untilBound()
 				b.assertTopology(pod)
@@ -80,9 +80,9 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 				assert.False(t, says(b.events(), "PreBindRolledBack"), "the pod is bound: %q", b.events())
 				if by.volumesByPrebind {
 					b.untilEvent("WaitingForPreBind", b.ns+"/data")
-					assert.NotEmpty(t, pod.Annotations[attemptKey], "the attempt is the first bind's")
+					assert.NotEmpty(t, pod.Annotations[attemptKey], "the pod should have the attempt of the first bind")
 				} else {
-					assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+					assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 				}
 			})
 		}

@@ -57,7 +57,7 @@ func TestBind(t *testing.T) {
 				assert.Equal(t, []string{"allowed"}, b.decisions())
 			})
 
-			t.Run("a claim whose volume takes 15 s to make", func(t *testing.T) {
+			t.Run("a claim whose volume is provisioned in 15 s", func(t *testing.T) {
 				t.Parallel()
 				b := newBench(t, shared, nil)
 				b.claim("data", b.dynamic("15s"))
@@ -68,7 +68,7 @@ func TestBind(t *testing.T) {
 				said := b.decisions()
 				assert.Equal(t, "allowed", said[len(said)-1])
 				if !by.volumesByPrebind {
-					assert.Len(t, said, 1, "kube-scheduler has done all of it before it posts the Binding")
+					assert.Len(t, said, 1, "kube-scheduler completes the preparation before it posts the Binding")
 				}
 			})
 
@@ -80,7 +80,7 @@ func TestBind(t *testing.T) {
 				pod := b.bind(by.scheduler, "node-2", "data")
 				assert.Equal(t, "node-2", pod.Spec.NodeName)
 				claim := b.assertClaimBound("data", "node-2")
-				assert.Equal(t, volumes[1], claim.Spec.VolumeName, "the smallest that is large enough")
+				assert.Equal(t, volumes[1], claim.Spec.VolumeName, "the smallest sufficient volume should be bound")
 			})
 
 			t.Run("a claim that is bound already", func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-3"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
 	assert.Equal(t, before, b.versions(volumes[0], "local", "made"))
 	assert.Equal(t, []string{"allowed"}, b.decisions())
-	assert.Len(t, warned.all(), 2, "it should say what it would do with each claim")
+	assert.Len(t, warned.all(), 2, "the dry run should report the changes of each claim")
 	assert.Contains(t, warned.all()[0], volumes[0])
 	assert.Contains(t, warned.all()[1], b.ns+"/made")
 

@@ -148,7 +148,7 @@ func testClaimedDevices(t *testing.T, w *world) {
 		b.deviceClaim("pending", driver)
 		b.allocate(b.deviceClaim("allocated", driver), driver, "node-4")
 		b.changed(byHand, uses(map[string]string{"a": "pending", "b": "allocated", "c": "missing"}))
-		require.NoError(t, b.bindByHand(b.binding("node-4")), "claims are none of Prebind's business")
+		require.NoError(t, b.bindByHand(b.binding("node-4")), "Prebind should not handle claims")
 		pod := b.untilBound()
 		assert.Equal(t, b.devicesOf("allocated", "b"), devices(pod))
 		assert.Equal(t, "zone-1", pod.Annotations["topology.prebind.dev/zone"])
@@ -161,7 +161,7 @@ func testClaimedDevices(t *testing.T, w *world) {
 		b.installDevices(t, b.ns+".example.com", "node-4", 4)
 		b.deviceClaim("pending", b.ns+".example.com")
 		b.changed(byHand, uses(map[string]string{"a": "pending"}))
-		require.NoError(t, b.bindByHand(b.binding("node-4")), "claims are none of Prebind's business")
+		require.NoError(t, b.bindByHand(b.binding("node-4")), "Prebind should not handle claims")
 		assert.Empty(t, devices(b.untilBound()))
 	})
 
@@ -185,5 +185,5 @@ func TestWithoutItsComponent(t *testing.T) {
 	for _, words := range []string{"PreBind plugin resource-claims: the service account lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
 		require.ErrorContains(t, err, words)
 	}
-	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
+	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "the output should be one line: %v", err)
 }

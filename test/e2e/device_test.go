@@ -172,7 +172,7 @@ func (p *parker) untilSettled(devices map[string]string) {
 		return entry != nil && entry.Bound && data["node-lock"] == ""
 	})
 	assert.Equal(p.t, p.ns+"/pod", entry.Pod)
-	if assert.Len(p.t, entry.Grants, 1, "it is bound by one attempt") {
+	if assert.Len(p.t, entry.Grants, 1, "one attempt should bind the pod") {
 		assert.Equal(p.t, map[string]map[string]string{"gpu": devices}, entry.Grants[0].Devices)
 		assert.Equal(p.t, pod.Annotations[attemptKey], entry.Grants[0].Attempt)
 	}
@@ -196,9 +196,9 @@ func TestDeviceIsExclusive(t *testing.T) {
 
 	second.assertRefused(second.park(gpu("GPU-2")), "device: Node "+g.node, first.holds("GPU-2"), "choose other devices or another node")
 	err := second.park(gpu("GPU-3, GPU-1"))
-	assert.True(t, apierrors.IsForbidden(err), "one of two is not enough: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the denial should name the held device: %v", err)
 	assert.ErrorContains(t, err, first.holds("GPU-1"))
-	assert.Nil(t, grantedTo(second.record(g.node), second.uid), "it should have nothing of a bind that is refused")
+	assert.Nil(t, grantedTo(second.record(g.node), second.uid), "a refused bind should not grant devices")
 
 	require.NoError(t, second.park(gpu("GPU-3")))
 	second.untilSettled(map[string]string{"GPU-3": "1"})
@@ -227,9 +227,9 @@ func TestDeviceShares(t *testing.T) {
 	other.assertRefused(other.park(gpu("GPU-1")), "device GPU-1 (gpu) is held by",
 		"pod "+half.ns+"/pod (0.5)", "pod "+quarter.ns+"/pod (0.25)", "requested 1, free 0.25")
 	err := other.park(gpu("GPU-1:0.250001"))
-	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 	assert.ErrorContains(t, err, "requested 0.250001, free 0.25")
-	require.NoError(t, other.park(gpu("GPU-1:0.25")), "what is left")
+	require.NoError(t, other.park(gpu("GPU-1:0.25")), "the remaining share should be granted")
 	other.untilSettled(map[string]string{"GPU-1": "0.25"})
 }
 
@@ -284,7 +284,7 @@ func TestDeviceInvalid(t *testing.T) {
 				assert.ErrorContains(t, err, words)
 			}
 			p.untilEvent(append(tc.says, "BindRefused")...)
-			assert.Nil(t, p.record(g.node), "nothing should be recorded")
+			assert.Nil(t, p.record(g.node), "the record should have no entry")
 			assert.Equal(t, []string{"invalid"}, p.decisions())
 			p.until("still unbound", notBound)
 		})
@@ -364,7 +364,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 		sooner = sooner || has && grantedTo(data, third.uid) == nil
 		return !has
 	})
-	assert.True(t, sooner, "what a deleted pod was granted should be given back before the bind's time is up")
+	assert.True(t, sooner, "the devices of a deleted pod should be free before the budget of the bind ends")
 	first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound; released its devices")
 	require.NoError(t, second.park())
 	second.untilSettled(map[string]string{"GPU-1": "1"})
@@ -451,7 +451,7 @@ func TestDeviceRecordIsUnreadable(t *testing.T) {
 		assert.ErrorContains(t, err, words)
 	}
 	second.untilEvent("BindRefused", recordOf(g.node), string(first.uid))
-	assert.Equal(t, spoilt, g.record(g.node), "it should not be written over")
+	assert.Equal(t, spoilt, g.record(g.node), "the damaged record should not be overwritten")
 
 	patch("null")
 	require.NoError(t, second.park(gpu("GPU-2")))
@@ -461,7 +461,7 @@ func TestDeviceRecordIsUnreadable(t *testing.T) {
 // With a node lock, only one pod at a time is bound to the node.
 func TestDeviceNodeLock(t *testing.T) {
 	t.Parallel()
-	t.Run("the second waits for the first", func(t *testing.T) {
+	t.Run("the second bind waits for the lock of the first", func(t *testing.T) {
 		t.Parallel()
 		g := newGarage(t, shared)
 		first, second, third := g.parker(gpu("GPU-1"), nodeLock(), gen.UsesClaim("scratch")), g.parker(gpu("GPU-2"), nodeLock()), g.parker()
@@ -470,7 +470,7 @@ func TestDeviceNodeLock(t *testing.T) {
 		first.untilSelected("scratch")
 		next := second.beginBind(g.node)
 		second.untilEvent("WaitingForPreBind", "device: Node "+g.node, "waiting for the lock that pod "+first.ns+"/pod holds on the node")
-		require.NoError(t, third.park(gpu("GPU-3")), "who asks for no lock does not wait")
+		require.NoError(t, third.park(gpu("GPU-3")), "a bind without a lock should not wait")
 		require.NoError(t, second.end(next))
 		assert.NotEmpty(t, first.until("there", func(*corev1.Pod) bool { return true }).Spec.NodeName, "the first should be bound before the second")
 		require.NoError(t, first.end(bound))
@@ -493,7 +493,7 @@ func TestDeviceNodeLock(t *testing.T) {
 			p.untilSettled(map[string]string{device: "1"})
 		}
 	})
-	t.Run("it goes with the pod", func(t *testing.T) {
+	t.Run("the lock is released with the pod", func(t *testing.T) {
 		t.Parallel()
 		g := newGarage(t, shared)
 		first, second := g.parker(nodeLock(), gen.UsesClaim("scratch")), g.parker(nodeLock())
@@ -524,7 +524,7 @@ func TestDeviceDryRun(t *testing.T) {
 		"prebind: dry run: device would grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node " + g.node + " to the pod",
 		"prebind: dry run: device would lock Node " + g.node + " for the bind, and wait while another bind holds the lock",
 	}, warnings)
-	assert.Nil(t, first.record(g.node), "nothing should be recorded")
+	assert.Nil(t, first.record(g.node), "the record should have no entry")
 	first.until("still unbound", notBound)
 
 	require.NoError(t, second.park(gpu("GPU-1")))

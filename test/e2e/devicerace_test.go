@@ -66,8 +66,8 @@ func TestDeviceRace(t *testing.T) {
 	r.endAll(ctx)
 	r.giveEachDevice(ctx)
 	r.endAll(ctx)
-	require.Empty(t, r.ledger.wrong, "no device should be given twice")
-	t.Logf("it took %s", time.Since(began).Round(time.Second))
+	require.Empty(t, r.ledger.wrong, "no device should be granted twice")
+	t.Logf("the race took %s", time.Since(began).Round(time.Second))
 	for _, node := range r.nodes {
 		r.untilRecord(node, "empty", func(data map[string]string) bool {
 			return len(data) == 0 || len(data) == 1 && data["node"] == node
@@ -84,15 +84,14 @@ type race struct {
 	ledger     *ledger
 
 	mu sync.Mutex
-	// untried is the number of pods without a bind attempt. At 0 pods begin to end.
+	// untried is the number of pods without a bind attempt. When it is 0, the test starts to end pods.
 	untried int
-	// asked are the devices that were ever asked for by a pod's Binding, as
-	// pod, node and device: who is named as a holder is one of them.
+	// asked contains the pod, node and device of every posted Binding. The holder in a refusal must be one of them.
 	asked    map[string]bool
 	refused  map[string]bool
 	refusals int
 	ended    int
-	// strange is what a scheduler should not get to hear.
+	// strange contains unexpected responses.
 	strange []string
 }
 
@@ -374,14 +373,14 @@ type ledger struct {
 	mu sync.Mutex
 	// changed is closed, and replaced, with every event.
 	changed chan struct{}
-	// living are the pods that hold devices, and line is their order.
+	// living contains the pods that hold devices, and line their order.
 	living map[types.UID]*corev1.Pod
 	line   []types.UID
-	// used is how much of each device is held, and most how much of all at a time.
+	// used is the held part of each device. most is the maximum of all devices together.
 	used map[string]*big.Rat
 	most *big.Rat
-	// bound are the names of all pods that were ever bound, and byReplica counts
-	// them by who granted their devices.
+	// bound contains the names of all pods that have been bound. byReplica counts them by the replica that granted their
+	// devices.
 	bound     map[string]bool
 	byReplica map[string]int
 	wrong     []string

@@ -38,7 +38,7 @@ func (r *refuser) judge(_ context.Context, request *admissionv1.AdmissionRequest
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.namespaces[request.Namespace] {
-		return errors.New("not on my watch")
+		return errors.New("refused by the webhook of the test")
 	}
 	return nil
 }
@@ -54,10 +54,10 @@ func (r *refuser) set(p *parker, refuse bool) {
 func (r *refuser) refused(p *parker) {
 	p.t.Helper()
 	r.set(p, true)
-	assert.ErrorContains(p.t, p.park(), "not on my watch")
+	assert.ErrorContains(p.t, p.park(), "refused by the webhook of the test")
 	r.set(p, false)
 	entry := grantedTo(p.record(p.garage.node), p.uid)
-	require.NotNil(p.t, entry, "the bind may still be on its way")
+	require.NotNil(p.t, entry, "the bind may still succeed")
 	assert.False(p.t, entry.Bound)
 }
 
@@ -106,7 +106,7 @@ func TestDeviceRecovery(t *testing.T) {
 			assert.Equal(t, other, waiting.replicaOfAttempt(waiting.untilBound().Annotations[attemptKey]))
 			next.assertRefused(next.park(), waiting.holds("GPU-2"))
 			waiting.deletePod()
-			require.NoError(t, next.park(), "the lock should be free as well")
+			require.NoError(t, next.park(), "the lock should also be free")
 		})
 		t.Run("a bind that another webhook refuses is rolled back", func(t *testing.T) {
 			t.Parallel()
@@ -117,13 +117,13 @@ func TestDeviceRecovery(t *testing.T) {
 			hook.refused(deleted)
 			deleted.deletePod()
 			deleted.untilFree()
-			assert.NotNil(t, grantedTo(g.record(g.node), first.uid), "a deleted pod's device should be free before the bind's time is up")
+			assert.NotNil(t, grantedTo(g.record(g.node), first.uid), "the device of a deleted pod should be free before the budget of the bind ends")
 			first.untilFree()
 			first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound; released its devices")
 			require.NoError(t, second.park())
 			second.untilSettled(map[string]string{"GPU-3": "1"})
 		})
-		t.Run("who requires a plugin that is off is refused", func(t *testing.T) {
+		t.Run("a pod that requires a disabled plugin is refused", func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, w, nil)
 			b.podWith(byHand, requires("device,node-state"))

@@ -64,7 +64,7 @@ func fieldOf(pod *corev1.Pod, path string) (string, error) {
 	case "spec.nodeName":
 		return pod.Spec.NodeName, nil
 	default:
-		return "", fmt.Errorf("the field path %q is none that is known here", path)
+		return "", fmt.Errorf("unsupported field path %q", path)
 	}
 }
 

@@ -90,7 +90,7 @@ func TestExplain(t *testing.T) {
 
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		pod := b.untilBound()
-		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "exactly the reported annotations")
+		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "the pod should have exactly the reported annotations")
 		b.assertTopology(pod)
 
 		_, errs, code := b.command("explain", "pod", "--node=node-1", "--namespace="+b.ns)
@@ -112,7 +112,7 @@ func TestExplain(t *testing.T) {
 		assert.Contains(t, says.WaitsFor[0], "PersistentVolumeClaim "+b.ns+"/data: provisioning on node-2")
 		require.Len(t, says.Would, 1)
 		assert.Contains(t, says.Would[0], "set selected-node")
-		assert.Empty(t, b.events(), "nothing has happened")
+		assert.Empty(t, b.events(), "explain should not change objects")
 
 		require.NoError(t, b.bindByHand(b.binding("node-2")))
 		pod := b.untilBound()
@@ -135,7 +135,7 @@ func TestExplain(t *testing.T) {
 
 		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
 		assert.True(t, apierrors.IsForbidden(err))
-		assert.Equal(t, err.Error(), x.Reason, "in the same words")
+		assert.Equal(t, err.Error(), x.Reason, "the denial should have the reported message")
 	})
 
 	t.Run("a node that there is not", func(t *testing.T) {
@@ -172,10 +172,10 @@ func TestExplain(t *testing.T) {
 		for _, words := range []string{"would wait", "volumebinding", "waiting for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
 			assert.Contains(t, out, words)
 		}
-		t.Logf("for the eye:\n%s", out)
+		t.Logf("text output:\n%s", out)
 	})
 
-	t.Run("what cannot be found out", func(t *testing.T) {
+	t.Run("unknown result", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		b.pod(byHand)
@@ -242,7 +242,7 @@ func TestStatus(t *testing.T) {
 	for _, words := range []string{"REPLICA", "Enforce", "WAITING FOR", b.ns, "volumebinding", "29m"} {
 		assert.Contains(t, out, words)
 	}
-	t.Logf("for the eye:\n%s", out)
+	t.Logf("text output:\n%s", out)
 	binds := func(args ...string) (count int) {
 		out, errs, code := b.command(append([]string{"status", "-o=json"}, args...)...)
 		require.Equal(t, 0, code, errs)
@@ -255,7 +255,7 @@ func TestStatus(t *testing.T) {
 				leaders++
 			}
 		}
-		assert.Equal(t, 1, leaders, "one replica leads: %s", out)
+		assert.Equal(t, 1, leaders, "one replica should be the leader: %s", out)
 		return count
 	}
 	assert.Equal(t, 1, binds("-n="+b.ns))
@@ -263,7 +263,7 @@ func TestStatus(t *testing.T) {
 	assert.Zero(t, binds("-n="+b.ns, "--pod=another"))
 	assert.Zero(t, binds("--namespace=another", "--pod=pod"))
 	cancel()
-	require.Error(t, <-waiting, "the call was given up")
+	require.Error(t, <-waiting, "the client should have canceled the call")
 
 	out, _, _ = b.command("status", "--prebind-namespace="+b.ns)
 	assert.Contains(t, out, "No replica of Prebind has a lease in namespace "+b.ns)

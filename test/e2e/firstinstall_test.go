@@ -36,7 +36,7 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 	require.NoError(t, err)
 	w := &world{cluster: c, client: client}
 	require.NoError(t, cluster.CreateNodes(t.Context(), client, cluster.Nodes("node", 6)...))
-	assert.Equal(t, admissionregistrationv1.Ignore, helmInstalls(t, c), "helm install starts with Ignore as well")
+	assert.Equal(t, admissionregistrationv1.Ignore, helmInstalls(t, c), "helm install should also start with Ignore")
 
 	s := newStream(t, w, "1s")
 	some := func() {

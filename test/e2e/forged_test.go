@@ -80,7 +80,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 		_, err := b.post(tc.client, review)
 		assert.ErrorContains(t, err, tc.says, name)
 	}
-	assert.Equal(t, before, b.state(), "nothing should be written")
+	assert.Equal(t, before, b.state(), "no object should be written")
 
 	// The same review from the API server provisions the volume of the claim.
 	_, err := b.post(b.certificateOf(apiServer), review)
@@ -96,13 +96,13 @@ func testForgedReviewOfExemptNamespace(t *testing.T, w *world) {
 	answer, err := b.post(nil, b.forge(pod, "node-1"))
 	require.NoError(t, err)
 	assert.True(t, answer.Allowed)
-	assert.Contains(t, string(answer.Patch), "topology.prebind.dev", "it is decided")
+	assert.Contains(t, string(answer.Patch), "topology.prebind.dev", "Prebind should decide on the review")
 	answer, err = b.post(nil, b.forge(pod, "node-none"))
 	require.NoError(t, err)
 	assert.False(t, answer.Allowed)
 
 	require.NoError(t, b.bindByHand(b.binding("node-1")))
-	assert.Empty(t, b.decisions(), "the API server has not asked")
+	assert.Empty(t, b.decisions(), "the API server should not call Prebind for an exempt namespace")
 	assert.NotContains(t, b.untilBound().Annotations, "topology.prebind.dev/zone")
 }
 
@@ -143,7 +143,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 			require.EventuallyWithT(t, func(c *assert.CollectT) {
 				assert.True(c, says(b.allEvents(), "BindRefused", "node-none"))
 			}, patience, 100*time.Millisecond)
-			assert.Equal(t, before, b.state(), "nothing else should be written")
+			assert.Equal(t, before, b.state(), "no other object should be written")
 		})
 	}
 }

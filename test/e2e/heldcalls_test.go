@@ -35,7 +35,7 @@ func testHeldCalls(t *testing.T, w *world) {
 		}
 		b.untilAllBound()
 		for range heldCalls / 2 {
-			assert.NoError(t, <-errs, "client-go's own repeats should suffice")
+			assert.NoError(t, <-errs, "the repeats of client-go should be sufficient")
 		}
 		assert.Empty(t, b.failures(), "no bind should fail")
 	})

@@ -74,7 +74,7 @@ func hookHandler(t *testing.T, judge judgement) http.Handler {
 			review.Response.Result = &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: err.Error()}
 		}
 		if err := json.NewEncoder(w).Encode(review); err != nil {
-			t.Logf("the hook's answer did not reach the API server: %v", err)
+			t.Logf("the response of the hook did not reach the API server: %v", err)
 		}
 	})
 }

@@ -128,7 +128,7 @@ func (g *gates) judge(ctx context.Context, r *admissionv1.AdmissionRequest) erro
 	case <-ctx.Done():
 	}
 	if !held.stored {
-		return errors.New("the writer is dead")
+		return errors.New("the replica of the write was killed")
 	}
 	return nil
 }
@@ -281,7 +281,7 @@ func testKill(t *testing.T, w *world, working *install.Replica, next func(), nob
 				t.Parallel()
 				v.t = t
 				for _, err := range v.end() {
-					assert.NoError(t, err, "client-go's own repeats should suffice")
+					assert.NoError(t, err, "the repeats of client-go should be sufficient")
 				}
 				v.assertNeverFailed()
 			})

@@ -35,5 +35,5 @@ func TestLargePodAndClaim(t *testing.T) {
 	assert.NotEmpty(t, pod.Annotations["topology.prebind.dev/hostname"])
 	claim, err = b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})
 	require.NoError(t, err)
-	assert.Equal(t, text, claim.Annotations["example.com/note"], "what the cache lacks is not taken away from the object")
+	assert.Equal(t, text, claim.Annotations["example.com/note"], "a write should keep fields that the cache omits")
 }

@@ -135,7 +135,7 @@ func (w *world) killAfter(t *testing.T) {
 			assert.NoError(t, r.Err())
 			assert.NoError(t, r.Kill())
 			if t.Failed() {
-				t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(100))
+				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(100))
 			}
 		}
 	})

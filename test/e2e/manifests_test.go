@@ -71,7 +71,7 @@ func testManifests(t *testing.T, w *world) {
 	require.NoError(t, err)
 	for _, file := range files {
 		name := filepath.Base(file)
-		require.Contains(t, tests, name, "every file belongs to a case")
+		require.Contains(t, tests, name, "every file should belong to a case")
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// Labels and annotations of nodes that Kubernetes knows nothing of.
+// Labels and annotations of nodes that Kubernetes does not define.
 const (
 	leafLabel       = "example.com/net-leaf"
 	spineLabel      = "example.com/net-spine"
@@ -58,7 +58,7 @@ func TestMutators(t *testing.T) {
 	}
 	off := &variant{name: "off", args: []string{"--mutators=", "--prebind-plugins="}}
 	required := &variant{name: "required", args: []string{"--topology-labels=" + cluster.RackLabel, "--required-mutators=topology"}}
-	// It is one replica, which sees every call of a bind.
+	// Use one replica, which gets every call of a bind.
 	replacing := &variant{name: "replacing", args: []string{
 		"--mutators=*,bind-info", "--topology-labels=" + cluster.RackLabel, "--topology-pod-labels=*", "--topology-replace-pod-labels",
 	}}
@@ -75,8 +75,7 @@ func TestMutators(t *testing.T) {
 	t.Run("manifests", func(t *testing.T) { testManifests(t, w) })
 }
 
-// variant is a replica with flags of its own in the same cluster, for the binds of
-// namespaces of its own.
+// variant is a replica with other flags in the same cluster. It handles the binds of separate namespaces.
 type variant struct {
 	name string
 	args []string
@@ -85,7 +84,7 @@ type variant struct {
 	replica *install.Replica
 }
 
-// labels are those of its namespaces. The variant handles the namespaces that the shipped webhook configuration excludes.
+// labels returns the labels of its namespaces. The shipped webhook configuration excludes these namespaces.
 func (v *variant) labels() map[string]string {
 	return map[string]string{variantLabel: v.name, "prebind.dev/exempt": ""}
 }
@@ -95,7 +94,7 @@ func (v *variant) bench(t *testing.T) *bench {
 	return newBench(t, v.world, v.labels())
 }
 
-// beside starts the variants and returns when the API server asks them.
+// beside starts the variants and waits until the API server calls them.
 func (w *world) beside(t *testing.T, variants ...*variant) {
 	t.Helper()
 	everybody := w.prebind.Replicas()
@@ -110,7 +109,7 @@ func (w *world) beside(t *testing.T, variants ...*variant) {
 	for _, v := range variants {
 		b := v.bench(t)
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
-			// There is no such pod: Prebind sees the Binding, and the API server says so.
+			// The pod does not exist. The API server calls Prebind before it returns an error.
 			err := b.client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			require.Error(c, err)
 			assert.NotEmpty(c, b.decisions())
@@ -118,9 +117,8 @@ func (w *world) beside(t *testing.T, variants ...*variant) {
 	}
 }
 
-// register has the binds sent to the variant: by a copy of the shipped webhook
-// configuration, and by another port of the same Service, so that the certificate
-// is the right one.
+// register registers the variant with a copy of the shipped webhook configuration. It uses another port of the same Service, so
+// that the certificate is valid.
 func (v *variant) register(t *testing.T, port int32) {
 	t.Helper()
 	v.cluster.Services().Route(install.Namespace, install.Service, port, cluster.Backend{
@@ -140,7 +138,7 @@ func (v *variant) register(t *testing.T, port int32) {
 	require.NoError(t, err)
 }
 
-// knownNode makes a node that says of itself all that there is to say.
+// knownNode creates a node with all fields, labels and annotations that mutators read.
 func (b *bench) knownNode() (name string, pod []gen.PodOption) {
 	b.t.Helper()
 	name = "known-" + b.ns
@@ -217,7 +215,7 @@ func pathOf(node *corev1.Node) string {
 	return strings.Join([]string{l[corev1.LabelTopologyRegion], l[corev1.LabelTopologyZone], l[cluster.RackLabel], l[corev1.LabelHostname]}, "/")
 }
 
-// ours are the entries under Prebind's domain.
+// ours returns the entries under Prebind's domain.
 func ours(all map[string]string) map[string]string {
 	out := maps.Clone(all)
 	maps.DeleteFunc(out, func(key, _ string) bool {
@@ -246,9 +244,9 @@ func testFacts(t *testing.T, w *world) {
 		scheduler string
 		bind      func(b *bench, node string) error
 	}{
-		"kube-scheduler":       {reason: "it is not changed for Prebind", scheduler: cluster.DefaultScheduler},
-		"by hand":              {reason: "any client is a scheduler", scheduler: byHand, bind: func(b *bench, node string) error { return b.bindByHand(b.binding(node)) }},
-		"by hand, legacy path": {reason: "it is a bind like any other", scheduler: byHand, bind: legacy},
+		"kube-scheduler":       {reason: "kube-scheduler is not modified for Prebind", scheduler: cluster.DefaultScheduler},
+		"by hand":              {reason: "any client can post a Binding", scheduler: byHand, bind: func(b *bench, node string) error { return b.bindByHand(b.binding(node)) }},
+		"by hand, legacy path": {reason: "the older API binds pods in the same way", scheduler: byHand, bind: legacy},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +264,7 @@ func testFacts(t *testing.T, w *world) {
 
 			want := factsOf(b.node(node))
 			for key, value := range want {
-				require.NotEmpty(t, value, "the node should say something for %s", key)
+				require.NotEmpty(t, value, "the node should have a value for %s", key)
 			}
 			want[bindInfo+"user"], want[bindInfo+"scheduler"], want[bindInfo+"calls"] = user, tc.scheduler, "1"
 			got := ours(pod.Annotations)
@@ -305,7 +303,7 @@ func parse(t *testing.T, duration string) time.Duration {
 func testBindInfoOfAWait(t *testing.T, v *variant) {
 	for name, by := range binders {
 		if !by.volumesByPrebind {
-			continue // It never waits in Prebind.
+			continue // kube-scheduler never waits in Prebind.
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -324,7 +322,7 @@ func testBindInfoOfAWait(t *testing.T, v *variant) {
 			said, told := b.decisions(), pod.Annotations
 			assert.Equal(t, strconv.Itoa(len(said)), told[bindInfo+"calls"])
 			waited := parse(t, told[bindInfo+"waited"])
-			assert.GreaterOrEqual(t, waited, 8*time.Second, "the volume took so long")
+			assert.GreaterOrEqual(t, waited, 8*time.Second, "the wait should include the provisioning time")
 			if by.scheduler == byHand {
 				assert.LessOrEqual(t, waited, took)
 			}
@@ -337,7 +335,7 @@ func testBindInfoOfAWait(t *testing.T, v *variant) {
 	}
 }
 
-// changed makes the pod "pod" with a spec that no option is for.
+// changed creates the pod "pod" with a changed spec.
 func (b *bench) changed(scheduler string, change func(*corev1.Pod)) *corev1.Pod {
 	b.t.Helper()
 	pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())
@@ -347,7 +345,7 @@ func (b *bench) changed(scheduler string, change func(*corev1.Pod)) *corev1.Pod 
 	return pod
 }
 
-// placed makes the pod and binds it to the node by hand.
+// placed creates the pod and binds it to the node by hand.
 func (b *bench) placed(name, node string) {
 	b.t.Helper()
 	pod, err := b.createPod(name, byHand)
@@ -355,7 +353,7 @@ func (b *bench) placed(name, node string) {
 	require.NoError(b.t, b.bindByHand(gen.Binding(pod, node)))
 }
 
-// The rack as a label of bound pods steers pods that come later.
+// The rack label of bound pods affects the scheduling of later pods.
 func testPodLabels(t *testing.T, w *world) {
 	inRack := func(rack string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{rackPodLabel: rack}}
@@ -379,7 +377,7 @@ func testPodLabels(t *testing.T, w *world) {
 		reason, rack, want string
 	}{
 		"spread":                 {reason: "its constraint counts the two pods of the rack", rack: secondNodesRack, want: "node-3"},
-		"spread by another rack": {reason: "no pod is counted, so it goes where it likes it best", rack: "rack-9-9", want: "node-2"},
+		"spread by another rack": {reason: "its constraint counts no pod, so it gets its preferred node", rack: "rack-9-9", want: "node-2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -416,15 +414,15 @@ func testUsersLabels(t *testing.T, w *world, replacing *variant) {
 	}{
 		"none": {reason: "it is added", bench: keeping, want: "rack-1-2"},
 		"of the pod": {
-			reason: "others select by it", bench: keeping, pod: "mine",
+			reason: "other objects may select by the label", bench: keeping, pod: "mine",
 			want: "mine", warnings: "topology: kept the pod's value of label " + rackPodLabel,
 		},
 		"of the Binding": {
-			reason: "the scheduler knows why", bench: keeping, binding: "theirs",
+			reason: "the scheduler has set the label", bench: keeping, binding: "theirs",
 			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
 		},
 		"of both": {
-			reason: "the Binding's counts, as without Prebind", bench: keeping, pod: "mine", binding: "theirs",
+			reason: "the label of the Binding takes precedence, as without Prebind", bench: keeping, pod: "mine", binding: "theirs",
 			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
 		},
 		"equal":           {reason: "the values are equal", bench: keeping, pod: "rack-1-2", want: "rack-1-2"},
@@ -465,7 +463,7 @@ func testUsersLabels(t *testing.T, w *world, replacing *variant) {
 	}
 }
 
-// A pod that must know its rack is not bound where there is none.
+// A pod that requires its rack is not bound to a node without one.
 func testRequiredMutator(t *testing.T, v *variant) {
 	words := []string{"topology", "no label " + cluster.RackLabel}
 	rackless := func(b *bench) (string, []gen.PodOption) {
@@ -503,7 +501,7 @@ func testRequiredMutator(t *testing.T, v *variant) {
 		assert.Equal(t, "rack-3-2", bound.Annotations[rackPodLabel])
 	})
 
-	t.Run("others need not", func(t *testing.T) {
+	t.Run("a pod that does not require the rack is bound", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, v.world, nil)
 		node, options := rackless(b)
@@ -511,23 +509,23 @@ func testRequiredMutator(t *testing.T, v *variant) {
 		require.NoError(t, b.bindByHand(b.binding(node)))
 		told := b.untilBound().Annotations
 		assert.NotContains(t, told, rackPodLabel)
-		assert.NotContains(t, told, pathNote, "with a gap it would be that of another place")
+		assert.NotContains(t, told, pathNote, "an incomplete path should be omitted")
 		assert.Equal(t, node, told["topology.prebind.dev/hostname"])
 	})
 }
 
-// A pod that has used up what annotations may take is not bound: one annotation
-// more, and it could never be updated again.
+// A pod whose annotations have reached the size limit is not bound, because the API server would refuse all updates after one more
+// annotation.
 func testNoRoomForAnnotations(t *testing.T, w *world) {
 	const key, limit = "example.com/blob", 256 << 10
 	for name, tc := range map[string]struct {
 		reason string
-		// free is what the pod leaves.
+		// free is the remaining size of annotations in bytes.
 		free  int
 		bound bool
 	}{
 		"none left":  {reason: "the annotations of the mutators do not fit", free: 10},
-		"some space": {reason: "it fits in", free: 4 << 10, bound: true},
+		"some space": {reason: "the annotation fits", free: 4 << 10, bound: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

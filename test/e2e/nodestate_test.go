@@ -30,8 +30,7 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// driver is a label that comes to a node late, as when an operator installs what
-// it stands for.
+// driver is a label that a node gets later, for example when an operator installs a driver.
 const driver = "gpu.example.com/driver"
 
 func expects(selector string) gen.Meta {
@@ -57,20 +56,19 @@ func (b *bench) installDriver(node, version string) {
 	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"`+version+`"}}}`)
 }
 
-// report sets a condition of the node, as its kubelet would.
+// report sets a condition of the node, like its kubelet.
 func (b *bench) report(node, condition, status, reason string) {
 	b.t.Helper()
 	b.patchNode(node, `{"status":{"conditions":[{"type":"`+condition+`","status":"`+status+`","reason":"`+reason+`"}]}}`, "status")
 }
 
-// taint adds a taint, and leaves those that are there.
+// taint adds a taint and keeps the existing ones.
 func (b *bench) taint(node, key string, effect corev1.TaintEffect) {
 	b.t.Helper()
 	b.kubectl("taint", "node", node, key+":"+string(effect))
 }
 
-// uncordon returns when pods may come to the node again: kube-controller-manager
-// takes a moment for the taint.
+// uncordon waits until the node accepts pods again. kube-controller-manager removes the taint with a delay.
 func (b *bench) uncordon(node string) {
 	b.t.Helper()
 	b.kubectl("uncordon", node)
@@ -87,8 +85,8 @@ func (b *bench) kubectl(args ...string) {
 	require.NoError(b.t, err, "kubectl %v: %s", args, out)
 }
 
-// untilHeard returns when every replica has heard of the change of the node: none
-// of them would just allow the bind any more. A replica whose cache is outdated uses the old node, because it reads live only before a rejection.
+// untilHeard waits until every replica has observed the change of the node. A replica with an outdated cache would allow the bind,
+// because Prebind reads a live node only before a rejection.
 func (b *bench) untilHeard(binding *corev1.Binding) {
 	b.t.Helper()
 	object, err := json.Marshal(binding)
@@ -111,7 +109,7 @@ func (b *bench) untilHeard(binding *corev1.Binding) {
 	}
 }
 
-// ask has the replica itself answer the review, rather than one of them.
+// ask posts the review directly to the replica.
 func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.AdmissionResponse, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+r.WebhookAddress()+webhook.Path+"?timeout=5s", bytes.NewReader(review))
 	if err != nil {
@@ -128,7 +126,7 @@ func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.A
 		return nil, err
 	}
 	if answer.Response == nil {
-		return nil, fmt.Errorf("%s answers %s", r.Name(), response.Status)
+		return nil, fmt.Errorf("%s returned %s", r.Name(), response.Status)
 	}
 	return answer.Response, nil
 }
@@ -136,7 +134,7 @@ func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.A
 // assertRefused checks that the bind was rejected with all of the words, and that an event of the pod contains them.
 func (b *bench) assertRefused(err error, words ...string) {
 	b.t.Helper()
-	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v (%s)", err, apierrors.ReasonForError(err))
+	assert.True(b.t, apierrors.IsForbidden(err), "the request should be refused: %v (%s)", err, apierrors.ReasonForError(err))
 	for _, w := range words {
 		assert.ErrorContains(b.t, err, w)
 	}
@@ -149,13 +147,13 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		reason string
-		// change is what happens to the node after the pod was meant for it.
+		// change changes the node after the scheduling decision.
 		change  func(b *bench, node string)
 		binding []gen.BindingOption
 		says    []string
 	}{
 		"cordoned": {
-			reason: "nothing new is to come to it",
+			reason: "a cordoned node accepts no new pods",
 			change: func(b *bench, node string) { b.kubectl("cordon", node) },
 			says:   []string{"expected the node to be schedulable, but it is cordoned"},
 		},
@@ -197,7 +195,7 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 			says:    []string{"expected the condition GPUReady to be True, but it is False (Resetting)"},
 		},
 		"never what is waited for": {
-			reason:  "it is waited for as long as was asked",
+			reason:  "the bind waits for the requested time",
 			change:  func(*bench, string) {},
 			binding: []gen.BindingOption{expects(driver + "=550"), waits("3s")},
 			says:    []string{`still waiting for the label ` + driver + ` to be "550" (it is not set) after 3s`},
@@ -277,7 +275,7 @@ func TestNodeStateOfPodAndBinding(t *testing.T) {
 		refused bool
 	}{
 		"the pod's": {
-			reason: "a user needs no scheduler for it", pod: []gen.PodOption{never}, refused: true,
+			reason: "a user can set the expectation without a scheduler", pod: []gen.PodOption{never}, refused: true,
 		},
 		"the Binding's instead": {
 			reason: "it is newer", pod: []gen.PodOption{never}, binding: []gen.BindingOption{always},
@@ -289,7 +287,7 @@ func TestNodeStateOfPodAndBinding(t *testing.T) {
 			reason: "an empty value expects nothing", pod: []gen.PodOption{never}, binding: []gen.BindingOption{expects("")},
 		},
 		"both": {
-			reason: "they are different keys", pod: []gen.PodOption{expectsConditions("GPUReady")}, binding: []gen.BindingOption{always}, refused: true,
+			reason: "different keys of the pod and the Binding both apply", pod: []gen.PodOption{expectsConditions("GPUReady")}, binding: []gen.BindingOption{always}, refused: true,
 		},
 	}
 	for name, tc := range tests {
@@ -307,7 +305,7 @@ func TestNodeStateOfPodAndBinding(t *testing.T) {
 	}
 }
 
-// A mistake in an annotation is reported, never ignored.
+// An invalid annotation is reported, not ignored.
 func TestNodeStateInvalid(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -332,7 +330,7 @@ func TestNodeStateInvalid(t *testing.T) {
 			}
 			assert.Equal(t, []string{"invalid"}, b.decisions())
 			b.untilEvent(append(tc.says, "BindRefused")...)
-			require.NoError(t, b.bindByHand(b.binding("node-1")), "without the mistake it should be bound")
+			require.NoError(t, b.bindByHand(b.binding("node-1")), "the pod should be bound without the invalid annotation")
 		})
 	}
 }
@@ -351,7 +349,7 @@ func testNodeDrained(t *testing.T, w *world) {
 		b.assertRefused(b.end(bound), "node-state: Node "+node, "after the bind was prepared: expected the node to be schedulable, but it is cordoned")
 		claim := b.assertClaimBound("data", node)
 		assert.Equal(t, node, claim.Annotations[volume.AnnSelectedNode])
-		assert.False(t, says(b.events(), "PreBindRolledBack"), "nothing of it can be undone: %q", b.events())
+		assert.False(t, says(b.events(), "PreBindRolledBack"), "the bind should make no changes that need a rollback: %q", b.events())
 
 		b.uncordon(node)
 		require.NoError(t, b.bindByHand(b.binding(node)))
@@ -360,8 +358,8 @@ func testNodeDrained(t *testing.T, w *world) {
 	})
 }
 
-// A node is drained while a pod's volume is made for it, and the pod may wait: no
-// other node would do any more, so that the client calls again until it is back.
+// A node is drained while the volume of a pod is provisioned on it, and the pod may wait. No other node is possible, so the client
+// repeats the call until the node is back.
 func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -395,7 +393,7 @@ func TestNodeStateIsTolerated(t *testing.T) {
 // The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.
 func TestNodeStateWithKubeScheduler(t *testing.T) {
 	t.Parallel()
-	t.Run("refused until it is so", func(t *testing.T) {
+	t.Run("refused until the expectation matches", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")
@@ -404,7 +402,7 @@ func TestNodeStateWithKubeScheduler(t *testing.T) {
 		b.installDriver(node, "550")
 		b.assertTopology(b.untilBound())
 	})
-	t.Run("waits until it is so", func(t *testing.T) {
+	t.Run("waits until the expectation matches", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")

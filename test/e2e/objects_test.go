@@ -20,7 +20,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// bench is a namespace of its own for a test, with what makes objects in it.
+// bench is a separate namespace for a test. Its methods create objects in it.
 type bench struct {
 	*world
 	t  *testing.T
@@ -32,7 +32,7 @@ func newBench(t *testing.T, w *world, labels map[string]string) *bench {
 	ns, err := w.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: labels}}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	// Before it has its service account, the API server takes no pods.
+	// The API server rejects pods until the service account exists.
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		_, err := w.client.CoreV1().ServiceAccounts(ns.Name).Get(t.Context(), "default", metav1.GetOptions{})
 		assert.NoError(c, err)
@@ -40,7 +40,7 @@ func newBench(t *testing.T, w *world, labels map[string]string) *bench {
 	return &bench{world: w, t: t, ns: ns.Name}
 }
 
-// class makes a StorageClass that belongs to the test alone.
+// class creates a StorageClass for this test only.
 func (b *bench) class(provisioner string, options ...gen.ClassOption) string {
 	b.t.Helper()
 	class := gen.StorageClass("", provisioner, options...)
@@ -50,13 +50,12 @@ func (b *bench) class(provisioner string, options ...gen.ClassOption) string {
 	return class.Name
 }
 
-// dynamic is a WaitForFirstConsumer class whose volumes take this long to make.
+// dynamic creates a WaitForFirstConsumer class with the provisioning time.
 func (b *bench) dynamic(delay string) string {
 	return b.class(cluster.ProvisionerName, gen.Parameter("delay", delay))
 }
 
-// static is a WaitForFirstConsumer class with a volume of each size on the node.
-// It returns the volumes' names too.
+// static creates a WaitForFirstConsumer class with a volume of each size on the node. It also returns the names of the volumes.
 func (b *bench) static(node string, sizes ...string) (class string, volumes []string) {
 	b.t.Helper()
 	class = b.class(volume.NotSupportedProvisioner)
@@ -76,20 +75,20 @@ func (b *bench) claim(name, class string) {
 	require.NoError(b.t, b.createClaim(name, class))
 }
 
-// createClaim may be called from any goroutine.
+// createClaim is safe for concurrent use.
 func (b *bench) createClaim(name, class string) error {
 	claim := gen.Claim(name, gen.InNamespace(b.ns), gen.OfClass(class))
 	_, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
 	return err
 }
 
-// pod makes the pod "pod" with the claims for the scheduler of that name.
+// pod creates the pod "pod" with the claims for the scheduler with the name.
 func (b *bench) pod(scheduler string, claims ...string) {
 	b.t.Helper()
 	b.podWith(scheduler, usesClaims(claims)...)
 }
 
-// podWith makes the pod "pod" with the options.
+// podWith creates the pod "pod" with the options.
 func (b *bench) podWith(scheduler string, options ...gen.PodOption) *corev1.Pod {
 	b.t.Helper()
 	pod, err := b.createPod("pod", scheduler, options...)
@@ -97,7 +96,7 @@ func (b *bench) podWith(scheduler string, options ...gen.PodOption) *corev1.Pod 
 	return pod
 }
 
-// createPod may be called from any goroutine.
+// createPod is safe for concurrent use.
 func (b *bench) createPod(name, scheduler string, options ...gen.PodOption) (*corev1.Pod, error) {
 	options = append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce()}, options...)
 	return b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), gen.Pod(name, options...), metav1.CreateOptions{})
@@ -116,14 +115,13 @@ func (b *bench) bindByHand(binding *corev1.Binding) error {
 	return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), binding, metav1.CreateOptions{})
 }
 
-// isStale reports whether Prebind has answered that the pod is not the one that the
-// Binding is for anymore.
+// isStale reports whether Prebind has answered that the pod of the Binding was replaced or changed.
 func isStale(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code == http.StatusPreconditionFailed
 }
 
-// binding asks for the node, for the pod "pod".
+// binding returns a Binding of the pod "pod" to the node.
 func (b *bench) binding(node string, options ...gen.BindingOption) *corev1.Binding {
 	return gen.Binding(gen.Pod("pod", gen.InNamespace(b.ns)), node, options...)
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// patience is far more than anything here takes on a busy machine.
+// patience is the timeout of waits. It is long enough for a busy machine.
 const patience = 3 * time.Minute
 
 // until watches the pod until the condition holds, and returns it.
@@ -63,7 +63,7 @@ func (b *bench) events() []string {
 	return b.listEvents(fields.OneTermEqualSelector("involvedObject.name", "pod").String())
 }
 
-// allEvents returns those of all objects of the test.
+// allEvents returns the events of all objects of the test.
 func (b *bench) allEvents() []string { return b.listEvents("") }
 
 func (b *bench) listEvents(selector string) []string {
@@ -78,8 +78,7 @@ func (b *bench) listEvents(selector string) []string {
 	return out
 }
 
-// decisions returns what Prebind said to each Binding of the pod, in order, as
-// the API server's audit log has it.
+// decisions returns Prebind's decision on each Binding of the pod, in order, from the API server's audit log.
 func (b *bench) decisions() []string {
 	b.t.Helper()
 	events, err := b.cluster.AuditEvents()
@@ -109,8 +108,7 @@ func (b *bench) assertTopology(pod *corev1.Pod) {
 	}
 }
 
-// assertClaimBound checks that the claim is completely bound, to a volume that
-// the node can use.
+// assertClaimBound checks that the claim is completely bound to a volume that the node can use.
 func (b *bench) assertClaimBound(name, node string) *corev1.PersistentVolumeClaim {
 	b.t.Helper()
 	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
@@ -128,7 +126,7 @@ func (b *bench) assertClaimBound(name, node string) *corev1.PersistentVolumeClai
 	return claim
 }
 
-// untilClaimBound waits for the claim without any pod.
+// untilClaimBound waits until the claim is bound. It does not need a pod.
 func (b *bench) untilClaimBound(name string) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
@@ -142,7 +140,7 @@ func (b *bench) untilClaimBound(name string) {
 func (b *bench) assertNeverFailed() {
 	b.t.Helper()
 	for _, e := range b.events() {
-		// On a busy machine kube-scheduler may hear of a pod before it hears of its claim.
+		// On a busy machine, kube-scheduler may observe a pod before its claim.
 		if strings.Contains(e, "persistentvolumeclaim") && strings.Contains(e, "not found") {
 			continue
 		}
@@ -150,7 +148,7 @@ func (b *bench) assertNeverFailed() {
 	}
 }
 
-// assertUnbound checks that the claim has no volume yet.
+// assertUnbound checks that the claim has no volume.
 func (b *bench) assertUnbound(name, reason string) {
 	b.t.Helper()
 	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
@@ -158,15 +156,14 @@ func (b *bench) assertUnbound(name, reason string) {
 	assert.Empty(b.t, claim.Spec.VolumeName, reason)
 }
 
-// says is whether one of the events has all of the words.
+// says reports whether one of the events contains all of the words.
 func says(events []string, words ...string) bool {
 	return slices.ContainsFunc(events, func(e string) bool {
 		return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(e, w) })
 	})
 }
 
-// assertFewEvents checks that what is said again and again is one event: one for
-// each replica at most, for each of them counts by itself.
+// assertFewEvents checks that repeated messages are combined into at most one event per replica. Each replica counts separately.
 func (b *bench) assertFewEvents(reason string) {
 	b.t.Helper()
 	n := 0

@@ -15,9 +15,8 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// Prebind must never lock a cluster: what is exempt binds without it, and
-// everything else does when it is back. This test is not parallel, so that the
-// others wait for it.
+// During an outage of Prebind, exempt pods are bound without it. All other pods are bound when it is back. This test is not parallel,
+// so that the other tests wait for it.
 func TestOutage(t *testing.T) {
 	for _, r := range shared.prebind.Replicas() {
 		require.NoError(t, r.Process.Stop())
@@ -35,7 +34,7 @@ func TestOutage(t *testing.T) {
 	other.until("still unbound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" })
 
 	out, errs, code := other.command("explain", "pod", "--node=node-1", "-n="+other.ns)
-	assert.Equal(t, 3, code, "it is unknown whether Prebind would reject it")
+	assert.Equal(t, 3, code, "explain should report an unknown result during an outage")
 	assert.Empty(t, out)
 	assert.Contains(t, errs, "the API server cannot reach Prebind")
 	assert.Equal(t, 1, strings.Count(errs, "\n"), errs)

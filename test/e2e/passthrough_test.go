@@ -26,11 +26,11 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// exempt is a namespace where the API server binds as if Prebind were not there.
+// exempt is a namespace in which the API server binds pods without Prebind.
 var exempt = map[string]string{"prebind.dev/exempt": ""}
 
-// The API server stores whatever metadata a Binding brings, and then refuses every
-// update of that pod, the kubelet's included. With Prebind it is never stored.
+// The API server stores invalid metadata of a Binding, and then refuses every update of that pod, including updates of the kubelet.
+// Prebind denies such a Binding.
 func TestMetadataThatNoPodSurvives(t *testing.T) {
 	t.Parallel()
 	const blob = "example.com/blob"
@@ -38,7 +38,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 	tests := map[string]struct {
 		pod     []gen.PodOption
 		binding gen.BindingOption
-		// key, in annotations or labels, is what the Binding brings.
+		// key is the key in the annotations or labels of the Binding.
 		key   string
 		label bool
 		says  []string
@@ -80,7 +80,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, shared, exempt)
 			b.podWith(byHand, tc.pod...)
-			require.NoError(t, b.bindByHand(b.binding("node-1", tc.binding)), "the API server does not look at it")
+			require.NoError(t, b.bindByHand(b.binding("node-1", tc.binding)), "the API server does not check the metadata")
 			assert.Empty(t, b.decisions())
 			assert.Contains(t, brought(b.untilBound()), tc.key)
 			for what, err := range map[string]error{"labels": b.patchLabels(), "status": b.patchStatus("pod")} {
@@ -94,7 +94,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 			created := b.podWith(byHand, tc.pod...)
 			b.assertInvalid(b.bindByHand(b.binding("node-1", tc.binding)), tc.says...)
 			pod := b.until("still unbound", notBound)
-			assert.Equal(t, created.ResourceVersion, pod.ResourceVersion, "nothing should be stored")
+			assert.Equal(t, created.ResourceVersion, pod.ResourceVersion, "the API server should not store the metadata")
 			require.NoError(t, b.patchLabels())
 
 			require.NoError(t, b.bindByHand(b.binding("node-1")), "without it")
@@ -104,14 +104,14 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 	}
 }
 
-// patchLabels updates the pod as anybody does.
+// patchLabels updates the labels of the pod.
 func (b *bench) patchLabels() error {
 	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), "pod", types.MergePatchType,
 		[]byte(`{"metadata":{"labels":{"example.com/updated":"yes"}}}`), metav1.PatchOptions{})
 	return err
 }
 
-// patchStatus reports the pod to be ready, as its kubelet does.
+// patchStatus reports the pod as ready, like its kubelet.
 func (b *bench) patchStatus(name string) error {
 	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), name, types.StrategicMergePatchType,
 		[]byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
@@ -121,14 +121,14 @@ func (b *bench) patchStatus(name string) error {
 // assertInvalid checks that the bind was refused as invalid, with all of the words.
 func (b *bench) assertInvalid(err error, words ...string) {
 	b.t.Helper()
-	require.True(b.t, apierrors.IsInvalid(err), "it should be refused as invalid: %v (%s)", err, apierrors.ReasonForError(err))
+	require.True(b.t, apierrors.IsInvalid(err), "the Binding should be refused as invalid: %v (%s)", err, apierrors.ReasonForError(err))
 	for _, w := range append(words, "invalid metadata after the merge") {
 		assert.ErrorContains(b.t, err, w)
 	}
 	assert.Equal(b.t, []string{"invalid"}, b.decisions())
 }
 
-// With every mutator and plugin off, Prebind has no part in what the pod gets.
+// With every mutator and plugin off, Prebind does not change the pod.
 func testPassesThrough(t *testing.T, w *world, off *variant) {
 	t.Run("reviews", func(t *testing.T) { testPassesReviews(t, w, off) })
 
@@ -136,7 +136,7 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 		options := []gen.PodOption{gen.Label("example.com/app", "web"), gen.Annotation("example.com/owner", "me"), gen.Annotation("topology.prebind.dev/rack", "forged")}
 		binding := []gen.BindingOption{
 			gen.Label("example.com/by", "hand"), gen.Annotation("example.com/chosen-by", "hand"), gen.Annotation("topology.prebind.dev/zone", "forged"),
-			// A plugin that is off reads no annotations.
+			// A disabled plugin reads no annotations.
 			gen.Annotation("node-state.prebind.dev/expect", "there=is-no-such-label"), gen.Annotation("device.prebind.dev/gpu", "not valid: ;"),
 		}
 		binds := map[string]struct {
@@ -178,7 +178,7 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 		b.assertInvalid(b.bindByHand(b.binding("node-1", gen.Annotation("bad key", "x"))), `"bad key"`)
 	})
 
-	t.Run("what is required is missing", func(t *testing.T) {
+	t.Run("the required plugin is missing", func(t *testing.T) {
 		t.Parallel()
 		b := off.bench(t)
 		b.podWith(byHand)
@@ -187,7 +187,7 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 	})
 }
 
-// The answer to a review has no patch at all, whatever the Binding looks like.
+// The response to a review has no patch, regardless of the Binding.
 func testPassesReviews(t *testing.T, w *world, off *variant) {
 	t.Parallel()
 	b := off.bench(t)
@@ -199,7 +199,7 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 	)
 	tests := map[string]struct {
 		reason, path, object string
-		// others is what a replica with everything on says of the same review.
+		// others is the decision of a replica with all mutators and plugins on the same review.
 		others string
 	}{
 		"plain": {reason: "the UID is not pinned", path: subresource, object: `{"metadata":{"name":"pod"},` + target + `}`, others: "allowed"},
@@ -211,10 +211,10 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 		"a plugin's parameters":        {reason: "no plugin is on", path: subresource, object: `{"metadata":{"name":"pod","annotations":{"node-state.prebind.dev/expect":"no=such"}},` + target + `}`, others: "refused"},
 		"a budget that is none":        {reason: "there is nothing to wait for", path: subresource, object: `{"metadata":{"name":"pod","annotations":{"binder.prebind.dev/timeout":"soon"}},` + target + `}`, others: "invalid"},
 		"null annotations":             {reason: "they are left as they are", path: subresource, object: `{"metadata":{"name":"pod","annotations":null,"creationTimestamp":null},` + target + `}`, others: "allowed"},
-		"no metadata":                  {reason: "the API server answers 400 for another name than the URL's", path: subresource, object: `{` + target + `}`, others: "passed-through"},
-		"fields that Prebind lacks":    {reason: "a later API may have them", path: subresource, object: `{"metadata":{"name":"pod","new":1},"spec":{"new":[1]},` + target + `}`, others: "allowed"},
-		"legacy":                       {reason: "it is the other way to bind", path: legacy, object: `{"metadata":{"name":"pod","annotations":{"a":"b"}},` + target + `}`, others: "allowed"},
-		"a node that does not exist":   {reason: "that is between the scheduler and the API server", path: subresource, object: `{"metadata":{"name":"pod"},"target":{"name":"node-none"}}`, others: "refused"},
+		"no metadata":                  {reason: "the API server answers 400 if the name differs from the URL", path: subresource, object: `{` + target + `}`, others: "passed-through"},
+		"fields that Prebind lacks":    {reason: "a later API version may define the fields", path: subresource, object: `{"metadata":{"name":"pod","new":1},"spec":{"new":[1]},` + target + `}`, others: "allowed"},
+		"legacy":                       {reason: "the review uses the older API to bind", path: legacy, object: `{"metadata":{"name":"pod","annotations":{"a":"b"}},` + target + `}`, others: "allowed"},
+		"a node that does not exist":   {reason: "only the scheduler and the API server use the field", path: subresource, object: `{"metadata":{"name":"pod"},"target":{"name":"node-none"}}`, others: "refused"},
 		"a target that is not a node":  {reason: "the API server's own answer is the right one", path: subresource, object: `{"target":{"kind":"Minion","name":"node-1"}}`, others: "passed-through"},
 		"legacy, of a pod that is not": {reason: "the API server's own answer is the right one", path: legacy, object: `{"metadata":{"name":"none"},` + target + `}`, others: "passed-through"},
 	}
@@ -235,21 +235,21 @@ func testPassesReviews(t *testing.T, w *world, off *variant) {
 				got := b.review(off.replica, request)
 				assert.Equal(t, &admissionv1.AdmissionResponse{
 					UID: request.UID, Allowed: true, AuditAnnotations: map[string]string{"decision": "passed-through"},
-					Result: &metav1.Status{Code: http.StatusOK}, // admission.Webhook adds it.
+					Result: &metav1.Status{Code: http.StatusOK}, // admission.Webhook adds the field.
 				}, got, tc.reason)
 
 				if !dryRun {
-					continue // The others would start to bind the pod, or write an event.
+					continue // Other reviews would start a bind or write an event.
 				}
 				others := b.review(w.prebind.Replicas()[0], request)
-				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "with everything on the review should not be empty: %v", others)
+				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "the decision of a replica with all mutators and plugins should differ: %v", others)
 				assert.Equal(t, tc.others == "allowed", len(others.Patch) > 0)
 			}
 		})
 	}
 }
 
-// review posts a review to the replica itself, as the API server does.
+// review posts a review directly to the replica, like the API server.
 func (b *bench) review(replica *install.Replica, request *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	b.t.Helper()
 	body, err := json.Marshal(&admissionv1.AdmissionReview{

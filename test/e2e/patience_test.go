@@ -16,13 +16,12 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// timeoutKey is the annotation by which a pod asks for another budget.
+// timeoutKey is the annotation with which a pod requests another budget.
 const timeoutKey = "binder.prebind.dev/timeout"
 
-// A scheduler that has little patience tries another node while the volume is
-// being made for the first: it hears which node that is, and that one works. Only
-// a client by hand does so: kube-scheduler has no such limit, and having chosen
-// again it would see by the claim that there is one node only.
+// A client with a short timeout tries another node while the volume is being provisioned on the first one. The denial names the first
+// node, and a Binding to that node succeeds. kube-scheduler has no such timeout, and its next decision considers the selected node of
+// the claim.
 func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -33,10 +32,10 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	defer cancel()
 	post := b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("pods").Name("pod").SubResource("binding")
 	err := post.Body(b.binding("node-1")).MaxRetries(0).Do(ctx).Error()
-	assert.True(t, apierrors.IsTooManyRequests(err) || ctx.Err() != nil, "it should not be bound within 5 s: %v", err)
+	assert.True(t, apierrors.IsTooManyRequests(err) || ctx.Err() != nil, "the pod should not be bound within 5 s: %v", err)
 
 	err = b.bindByHand(b.binding("node-2"))
-	assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 	for _, words := range []string{b.ns + "/data", "being provisioned on node node-1", "bind the pod to node-1"} {
 		assert.ErrorContains(t, err, words)
 	}
@@ -53,7 +52,7 @@ func TestEvents(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
 		if !by.volumesByPrebind {
-			continue // It never waits in Prebind, and says itself what is wrong with volumes.
+			continue // kube-scheduler never waits in Prebind, and reports problems of volumes itself.
 		}
 		t.Run(name+", waiting", func(t *testing.T) {
 			t.Parallel()
@@ -62,7 +61,7 @@ func TestEvents(t *testing.T) {
 			pod := b.bind(by.scheduler, "node-6", "data")
 			b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "provisioning", pod.Spec.NodeName)
 			b.assertFewEvents("WaitingForPreBind")
-			assert.False(t, says(b.events(), "BindRefused"), "nothing was refused: %q", b.events())
+			assert.False(t, says(b.events(), "BindRefused"), "no Binding should be refused: %q", b.events())
 		})
 		t.Run(name+", refused", func(t *testing.T) {
 			t.Parallel()
@@ -78,33 +77,32 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A pod can ask for a budget of its own.
+// A pod can request another budget.
 func TestTimeoutAnnotation(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		reason string
 		value  string
-		// always says that it concerns pods with nothing to wait for as well, and so
-		// those whose volumes kube-scheduler has seen to.
+		// always is set if the case also applies to pods that do not wait, such as pods whose volumes kube-scheduler has bound.
 		always bool
 		is     func(error) bool
 		says   []string
 	}{
 		"a short time": {
-			reason: "the claim's volume is never there, and the pod would rather be elsewhere than wait",
+			reason: "the volume is never provisioned, and the pod requests a short budget",
 			value:  "2s",
 			is:     apierrors.IsForbidden,
 			says:   []string{"timed out after 2s", "/data", "waiting for provisioning"},
 		},
 		"no time": {
-			reason: "the pod's author should see it, rather than wait for ten minutes",
+			reason: "the denial reports an invalid value instead of a wait of ten minutes",
 			value:  "soon",
 			always: true,
 			is:     apierrors.IsInvalid,
 			says:   []string{timeoutKey, "invalid duration"},
 		},
 		"a negative time": {
-			reason: "it cannot be meant",
+			reason: "a negative duration is invalid",
 			value:  "-5s",
 			always: true,
 			is:     apierrors.IsInvalid,
@@ -114,7 +112,7 @@ func TestTimeoutAnnotation(t *testing.T) {
 	for name, tc := range tests {
 		for how, by := range binders {
 			if !by.volumesByPrebind && !tc.always {
-				continue // kube-scheduler waits itself, and knows nothing of the annotation.
+				continue // kube-scheduler waits itself and ignores the annotation.
 			}
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
@@ -129,7 +127,7 @@ func TestTimeoutAnnotation(t *testing.T) {
 					began := time.Now()
 					err := b.bindByHand(b.binding("node-1"))
 					assert.True(t, tc.is(err), "%s: %v", tc.reason, err)
-					assert.Less(t, time.Since(began), 30*time.Second, "far less than the operator's ten minutes")
+					assert.Less(t, time.Since(began), 30*time.Second, "the wait should be shorter than the operator's ten minutes")
 					for _, words := range tc.says {
 						assert.ErrorContains(t, err, words)
 					}

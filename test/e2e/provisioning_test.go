@@ -15,8 +15,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The provisioner cannot make the volume on the node and removes selected-node:
-// the pod goes to another node.
+// If the provisioner cannot create the volume on the node, it removes selected-node, and the pod gets another node.
 func TestProvisionerAsksForAnotherNode(t *testing.T) {
 	t.Parallel()
 	const full, free = "node-1", "node-2"
@@ -30,7 +29,7 @@ func TestProvisionerAsksForAnotherNode(t *testing.T) {
 			b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
 			if by.scheduler == byHand {
 				err := b.bindByHand(b.binding(full))
-				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 				for _, words := range []string{b.ns + "/data", full, "requests another node"} {
 					assert.ErrorContains(t, err, words)
 				}
@@ -53,8 +52,8 @@ func TestProvisionerAsksForAnotherNode(t *testing.T) {
 	}
 }
 
-// A volume that takes far longer than a call may: the scheduler's client comes
-// back until it is there, and the scheduler never notices.
+// If provisioning takes longer than a call, the client of the scheduler repeats the call until the volume exists, and the scheduler
+// gets no error.
 func TestSlowProvisioning(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
@@ -66,16 +65,15 @@ func TestSlowProvisioning(t *testing.T) {
 			b.assertClaimBound("data", pod.Spec.NodeName)
 			if by.volumesByPrebind {
 				said := b.decisions()
-				assert.Greater(t, len(said), 1, "no call is held for 90 s")
+				assert.Greater(t, len(said), 1, "no call should be held for 90 s")
 				assert.Equal(t, "waiting", said[0])
-				assert.LessOrEqual(t, len(said), 11, "client-go repeats a call ten times and no more")
+				assert.LessOrEqual(t, len(said), 11, "client-go should repeat a call at most ten times")
 			}
 		})
 	}
 }
 
-// Nothing is left of a bind whose pod is deleted: a pod of the same name, with
-// the same claim, is bound as if the other had never been.
+// After the deletion of a pod during its bind, a pod with the same name and the same claim is bound without errors.
 func TestPodDeletedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
@@ -92,7 +90,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 			b.deletePod()
 			if by.scheduler == byHand {
 				err := b.end(first)
-				assert.True(t, isStale(err) || apierrors.IsNotFound(err), "the pod is gone: %v", err)
+				assert.True(t, isStale(err) || apierrors.IsNotFound(err), "the pod should be deleted: %v", err)
 				b.assertUnbound("data", "the bind should end because of the pod, not when the volume is there")
 			}
 
@@ -101,7 +99,7 @@ func TestPodDeletedWhileWaiting(t *testing.T) {
 				require.NoError(t, b.bindByHand(b.binding(node)))
 			}
 			pod := b.untilBound()
-			assert.Equal(t, node, pod.Spec.NodeName, "where the volume was being made already")
+			assert.Equal(t, node, pod.Spec.NodeName, "the second pod should get the node of the provisioned volume")
 			b.assertTopology(pod)
 			b.assertClaimBound("data", node)
 		})
@@ -128,11 +126,11 @@ func TestNodeDeletedWhileWaiting(t *testing.T) {
 			switch {
 			case by.scheduler == byHand:
 				err := b.end(first)
-				assert.True(t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 				assert.ErrorContains(t, err, "Node "+doomed)
 				b.assertUnbound("data", "the bind should end because of the node, not when the provisioner sees it")
 				b.allow(other)
-				// Until the provisioner has seen it, the claim is the node's.
+				// The claim keeps its selected node until the provisioner has observed it.
 				errs := b.insist(t.Context(), b.binding(other))
 				for _, err := range errs[:len(errs)-1] {
 					assert.ErrorContains(t, err, "bind the pod to "+doomed)

@@ -25,8 +25,7 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// TestPluginFromOutside runs the program of docs/example, whose plugin writes
-// something that has to be undone: a lock on the node.
+// TestPluginFromOutside runs the program of docs/example. Its plugin locks the node, which requires a rollback.
 func TestPluginFromOutside(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{Audit: true})
@@ -44,7 +43,7 @@ func TestPluginFromOutside(t *testing.T) {
 		for _, r := range w.prebind.Replicas() {
 			assert.NoError(t, r.Kill())
 			if t.Failed() {
-				t.Logf("the end of the log of %s:\n%s", r.Name(), r.Tail(60))
+				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(60))
 			}
 		}
 	})
@@ -80,7 +79,7 @@ func TestPluginFromOutside(t *testing.T) {
 		b := newBench(t, w, nil)
 		b.pod(byHand)
 		b.refusedAfterUs("node-3")
-		require.NotEmpty(t, b.lock("node-3"), "the bind may still be on its way")
+		require.NotEmpty(t, b.lock("node-3"), "the bind may still succeed")
 		b.untilUnlocked("node-3")
 		require.EventuallyWithT(t, func(e *assert.CollectT) {
 			assert.Contains(e, b.events(), "PreBindRolledBack: nodelock: Node node-3: the pod was not bound; released the lock of the node")
@@ -96,7 +95,7 @@ func TestPluginFromOutside(t *testing.T) {
 		require.NotEmpty(t, b.lock("node-4"))
 		b.untilUnlocked("node-4")
 		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-		// It comes back, and everything goes on.
+		// The replica restarts, and its binds continue.
 		require.NoError(t, killed.Restart(t.Context()))
 		require.NoError(t, b.bindByHand(b.binding("node-4")))
 		b.untilBound()
@@ -106,14 +105,14 @@ func TestPluginFromOutside(t *testing.T) {
 	t.Run("a pod waits for a Job, by the plugin that the documentation builds", func(t *testing.T) { testAfter(t, w) })
 }
 
-// testAfter is docs/writing-a-plugin.md to its end: its role is that of its component.
+// testAfter follows docs/writing-a-plugin.md. The role comes from the component of the plugin.
 func testAfter(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	jobs := b.client.BatchV1().Jobs(b.ns)
 	job, err := jobs.Create(t.Context(), &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: "migrate"},
 		Spec: batchv1.JobSpec{
-			ManagedBy: new("example.com/e2e"), // kube-controller-manager leaves it alone.
+			ManagedBy: new("example.com/e2e"), // kube-controller-manager does not change it.
 			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
 				RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "none"}},
 			}},
@@ -139,7 +138,7 @@ func testAfter(t *testing.T, w *world) {
 	b.untilBound()
 }
 
-// mayPatchNodes grants what the plugin's documentation asks for.
+// mayPatchNodes grants the permissions that the documentation of the plugin requires.
 func mayPatchNodes(t *testing.T, w *world) {
 	t.Helper()
 	_, err := w.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
@@ -155,8 +154,8 @@ func mayPatchNodes(t *testing.T, w *world) {
 	require.NoError(t, err)
 }
 
-// refusedAfterUs posts a Binding that a policy of the namespace refuses after the
-// webhook has allowed it. The policy is gone when it returns.
+// refusedAfterUs posts a Binding that a policy of the namespace refuses after the webhook has allowed it. It deletes the policy before
+// it returns.
 func (b *bench) refusedAfterUs(node string) {
 	b.t.Helper()
 	const message = "not in this namespace"
@@ -192,11 +191,11 @@ func (b *bench) refusedAfterUs(node string) {
 	require.NoError(b.t, policies.Delete(ctx, name, metav1.DeleteOptions{}))
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
 		err := rehearse()
-		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be gone")
+		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be deleted")
 	}, patience, again)
 }
 
-// lock is who holds the node's lock.
+// lock returns the holder of the node's lock.
 func (b *bench) lock(node string) string {
 	b.t.Helper()
 	n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
@@ -213,7 +212,7 @@ func (b *bench) untilUnlocked(node string) {
 	}, 2*patience, 200*time.Millisecond, "the lock of %s should be released", node)
 }
 
-// replicaOf finds the replica whose attempt holds the lock.
+// replicaOf returns the replica whose attempt holds the lock.
 func (b *bench) replicaOf(lock string) *install.Replica {
 	b.t.Helper()
 	var held struct{ Attempt string }
@@ -221,7 +220,7 @@ func (b *bench) replicaOf(lock string) *install.Replica {
 	return b.replicaOfAttempt(held.Attempt)
 }
 
-// replicaOfAttempt finds the replica that made the attempt.
+// replicaOfAttempt returns the replica that started the attempt.
 func (b *bench) replicaOfAttempt(attempt string) *install.Replica {
 	b.t.Helper()
 	id, _, _ := strings.Cut(attempt, "-")

@@ -27,14 +27,14 @@ func TestRefusals(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		reason string
-		// prepare makes the pod "pod" and what belongs to it.
+		// prepare creates the pod "pod" and its objects.
 		prepare func(b *bench)
 		node    string
 		options []gen.BindingOption
-		// is checks the status, where the API server's own answer has one.
+		// is checks the status of the API server's own response.
 		is   func(error) bool
 		says []string
-		// decided is what Prebind said.
+		// decided is the decision of Prebind.
 		decided string
 	}{
 		"unknown node": {
@@ -145,7 +145,7 @@ func TestRefusals(t *testing.T) {
 			err := b.bindByHand(b.binding(tc.node, tc.options...))
 			require.Error(t, err, tc.reason)
 			if tc.decided != "passed-through" {
-				assert.False(t, repeatedByScheduler(err), "kube-scheduler would post it again: %v", err)
+				assert.False(t, repeatedByScheduler(err), "kube-scheduler should not repeat the bind: %v", err)
 			}
 			if tc.is != nil {
 				assert.True(t, tc.is(err), "%s: %v (%s)", tc.reason, err, apierrors.ReasonForError(err))
@@ -158,14 +158,13 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// repeatedByScheduler reports whether kube-scheduler repeats a bind by itself after the
-// error, from v1.37 on (kubernetes/kubernetes#138855), beside what client-go repeats.
+// repeatedByScheduler reports whether kube-scheduler v1.37 and later repeats a bind after the error (kubernetes/kubernetes#138855),
+// in addition to the repeats of client-go.
 func repeatedByScheduler(err error) bool {
 	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
-// A Binding for another pod than that of the URL is answered by the API server, before
-// anything is done for it.
+// The API server rejects a Binding whose pod differs from the URL, before Prebind changes any object.
 func TestNameInURLDiffers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -219,5 +218,5 @@ func TestBadRequests(t *testing.T) {
 			assert.Contains(t, string(body), tc.says)
 		})
 	}
-	require.NoError(t, replica.Err(), "the process should have survived all of it")
+	require.NoError(t, replica.Err(), "the process should still run")
 }

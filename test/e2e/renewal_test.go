@@ -23,7 +23,8 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// A tenant has hundreds of waiting pods with texts of maximum length. The replica still renews its lease, and reports the number of omitted entries.
+// With hundreds of waiting pods whose texts have the maximum length, the replica still renews its Lease. It reports the number of
+// omitted entries.
 func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	t.Parallel()
 	const pods = 220
@@ -72,7 +73,7 @@ func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 		require.NoError(c, json.Unmarshal([]byte(full.Status), &status))
 		assert.Greater(c, len(status.InFlight)+status.LeftOut, pods-20)
 	}, patience, again, "the replica should report its attempts")
-	t.Logf("%d attempts are reported in %d bytes, %d are left out", len(status.InFlight), len(full.Status), status.LeftOut)
+	t.Logf("%d attempts are reported in %d bytes, %d are omitted", len(status.InFlight), len(full.Status), status.LeftOut)
 	assert.NotEmpty(t, status.InFlight)
 	assert.Positive(t, status.LeftOut)
 	out, errs, code := b.command("status")

@@ -14,7 +14,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// requires asks for PreBind plugins by their names.
+// requires returns the annotation that requires the PreBind plugins.
 func requires(names string) gen.Meta { return gen.Annotation("binder.prebind.dev/require", names) }
 
 // A pod that requires a plugin is not bound without it.
@@ -24,17 +24,17 @@ func TestRequire(t *testing.T) {
 		reason  string
 		pod     []gen.PodOption
 		binding []gen.BindingOption
-		// missing is the plugin that there is not; without it the pod is bound.
+		// missing is the plugin that is not available. If it is empty, the pod is bound.
 		missing string
 	}{
 		"one that is on":                     {reason: "it takes part", binding: []gen.BindingOption{requires("node-state")}},
 		"several":                            {reason: "all of them take part", binding: []gen.BindingOption{requires("volumebinding, device")}},
-		"none":                               {reason: "nothing is asked for", binding: []gen.BindingOption{requires("")}},
+		"none":                               {reason: "the annotation requires no plugin", binding: []gen.BindingOption{requires("")}},
 		"one that there is not":              {reason: "no plugin would do the required work", binding: []gen.BindingOption{requires("node-state,fpga")}, missing: "fpga"},
 		"a mutator":                          {reason: "a mutator is not a PreBind plugin", binding: []gen.BindingOption{requires("topology")}, missing: "topology"},
-		"the pod asks":                       {reason: "the user relies on it, whatever the scheduler knows", pod: []gen.PodOption{requires("fpga")}, missing: "fpga"},
+		"the pod asks":                       {reason: "the requirement of the user applies regardless of the scheduler", pod: []gen.PodOption{requires("fpga")}, missing: "fpga"},
 		"the pod asks for one that is on":    {reason: "it takes part", pod: []gen.PodOption{requires("device")}},
-		"the Binding corrects what pod asks": {reason: "its value counts", pod: []gen.PodOption{requires("fpga")}, binding: []gen.BindingOption{requires("device")}},
+		"the Binding corrects what pod asks": {reason: "the value of the Binding takes precedence", pod: []gen.PodOption{requires("fpga")}, binding: []gen.BindingOption{requires("device")}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -53,12 +53,11 @@ func TestRequire(t *testing.T) {
 	}
 }
 
-// assertNotSwitchedOn checks the refusal of a bind that requires a plugin which is
-// not among those that are on.
+// assertNotSwitchedOn checks the refusal of a bind that requires a disabled plugin.
 func (b *bench) assertNotSwitchedOn(err error, plugin string, on ...string) {
 	b.t.Helper()
 	require.Error(b.t, err)
-	assert.True(b.t, apierrors.IsForbidden(err), "it should be refused: %v", err)
+	assert.True(b.t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
 	words := append([]string{"binder.prebind.dev/require", `"` + plugin + `" is not enabled (`}, on...)
 	for _, w := range words {
 		assert.ErrorContains(b.t, err, w)

@@ -19,11 +19,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// attaching is how long the test driver takes to make a device ready.
+// attaching is the time that the test driver needs to make a device ready.
 const attaching = 20 * time.Second
 
-// kube-scheduler allocates and reserves the pod's own claim before it binds:
-// Prebind finds all in place, lets the bind pass at once, and writes nothing.
+// kube-scheduler allocates and reserves the pod's claim before it posts the Binding. Prebind allows the bind immediately and writes no
+// objects.
 func TestResourceClaimOfTemplate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -38,19 +38,18 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	b.assertTopology(pod)
 	b.assertNeverFailed()
 	assert.Equal(t, []string{"allowed"}, b.decisions())
-	assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+	assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 
 	claims := b.resourceClaims()
 	require.Len(t, claims, 1)
 	b.assertReserved(claims[0].Name, pod)
 	for _, claim := range seen.upTo(b, claims[0]) {
-		assert.Empty(t, marksOn(claim), "there is nothing to mark")
-		assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+		assert.Empty(t, marksOn(claim), "the claim should have no marks")
+		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 	}
 }
 
-// However fast kube-scheduler is, and however far Prebind's cache is behind: there is
-// no attempt, and no call is repeated.
+// Prebind starts no attempt and no call is repeated, even if Prebind's cache is outdated.
 func TestResourceClaimsOfManyTemplates(t *testing.T) {
 	t.Parallel()
 	const pods = 60
@@ -63,24 +62,23 @@ func TestResourceClaimsOfManyTemplates(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, pod := range b.untilPodsBound(pods) {
-		assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+		assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 	}
 	for _, said := range b.decisions() {
 		assert.Equal(t, "allowed", said)
 	}
 	for _, claim := range b.resourceClaims() {
 		assert.Empty(t, marksOn(claim))
-		assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 	}
 }
 
-// The device takes some time until it can be used on the node: the pod is bound
-// when its driver says that it is ready.
+// If a device needs time until the node can use it, Prebind binds the pod when the driver reports the device as ready.
 func TestBindingConditionsBecomeTrue(t *testing.T) {
 	t.Parallel()
 	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
 
-	// It knows nothing of ResourceClaims: somebody else has allocated this one.
+	// This scheduler does not support ResourceClaims. The test allocates the claim.
 	t.Run("by hand", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
@@ -90,10 +88,10 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 		pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
 		bound := b.beginBind("node-3")
 		claim := b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
-		assert.Contains(t, marksOn(claim), string(pod.UID), "it may have to be undone")
+		assert.Contains(t, marksOn(claim), string(pod.UID), "the reservation should have a mark for a rollback")
 		b.untilEvent("WaitingForPreBind", "ResourceClaim "+b.ns+"/nic", "condition attached", d.name+"/node-3/nic-0")
 		d.readyAfter(attaching)
-		require.NoError(t, b.end(bound), "client-go's own repeats should suffice")
+		require.NoError(t, b.end(bound), "the repeats of client-go should be sufficient")
 
 		pod = b.untilBound()
 		assert.Equal(t, "node-3", pod.Spec.NodeName)
@@ -121,11 +119,11 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 		b.assertNeverFailed()
 		assert.Equal(t, []string{"allowed"}, b.decisions())
 		for _, claim := range seen.upTo(b, b.assertReserved(slowClaim, pod)) {
-			assert.False(t, writtenByPrebind(claim), "there is nothing to write")
+			assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 		}
 	})
 
-	// Both of them, for one claim.
+	// Both wait for the same claim.
 	t.Run("kube-scheduler and by hand", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
@@ -150,7 +148,7 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 	})
 }
 
-// The driver says that the device cannot be made ready.
+// The driver reports that the device cannot become ready.
 func TestBindingConditionsFail(t *testing.T) {
 	t.Parallel()
 	doomed := gen.BoundBy(gen.Device("nic-0"), attached, broken)
@@ -172,18 +170,18 @@ func TestBindingConditionsFail(t *testing.T) {
 		}
 		b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
 		claim := b.untilResourceClaim(slowClaim, "released", released)
-		assert.NotNil(t, claim.Status.Allocation, "the allocation is not Prebind's")
+		assert.NotNil(t, claim.Status.Allocation, "the allocation should not belong to Prebind")
 		b.untilEvent("PreBindRolledBack", "node-3", b.ns+"/nic")
 		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 
-		// It says so at once to the next one.
+		// The next call fails immediately.
 		err = b.bindByHand(b.binding("node-3"))
 		require.True(t, apierrors.IsForbidden(err), "%v", err)
 		assert.ErrorContains(t, err, "CableLoose")
 		b.untilResourceClaim(slowClaim, "released", released)
 	})
 
-	// Another device is required, as upstream: the driver must withdraw the broken one.
+	// As in kube-scheduler, the pod needs another device. The driver must withdraw the broken one.
 	t.Run("kube-scheduler", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
@@ -207,7 +205,7 @@ func TestBindingConditionsFail(t *testing.T) {
 	})
 }
 
-// A claim that goes away is waited for no longer.
+// The wait for a claim ends when the claim is deleted.
 func TestResourceClaimDeletedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -222,8 +220,7 @@ func TestResourceClaimDeletedWhileWaiting(t *testing.T) {
 	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/nic")
 }
 
-// A scheduler that knows nothing of ResourceClaims binds a pod to a claim that
-// another one has allocated: Prebind reserves it.
+// A scheduler without support for ResourceClaims binds a pod whose claim another scheduler has allocated. Prebind reserves the claim.
 func TestAllocatedResourceClaim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -247,7 +244,7 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.NotEmpty(t, bound.Annotations[attemptKey])
 	after := b.assertReserved("gpu", first, pod)
 	assert.Equal(t, before.Status.Allocation, after.Status.Allocation)
-	assert.True(t, writtenByPrebind(after), "no other client has reserved it")
+	assert.True(t, writtenByPrebind(after), "Prebind should have written the reservation")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
 }
@@ -258,7 +255,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 	requests, device := gen.RequestsDevices("some.example.com", 1), gen.Device("gpu-0")
 	tests := map[string]struct {
 		reason string
-		// claim is nil for none.
+		// claim is nil if the pod has no claim.
 		claim []gen.ResourceClaimOption
 		after func(b *bench)
 		says  []string
@@ -268,17 +265,17 @@ func TestResourceClaimRefusals(t *testing.T) {
 			says:   []string{"does not exist", "create it"},
 		},
 		"unallocated": {
-			reason: "no scheduler has chosen devices",
+			reason: "the claim is not allocated",
 			claim:  []gen.ResourceClaimOption{requests},
 			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims", "--resource-claims-allocate"},
 		},
 		"allocated for another node": {
-			reason: "the devices are not there",
+			reason: "the devices belong to another node",
 			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-2", "some.example.com", device)},
 			says:   []string{"not available on node node-1", "its allocation selects"},
 		},
 		"being deleted": {
-			reason: "its devices are about to be given up",
+			reason: "the claim is being deleted",
 			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-1", "some.example.com", device), keptByTest()},
 			after: func(b *bench) {
 				require.NoError(b.t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(b.t.Context(), "gpu", metav1.DeleteOptions{}))
@@ -286,7 +283,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 			says: []string{"is being deleted"},
 		},
 		"no more reservations": {
-			reason: "the API allows 256",
+			reason: "the API allows at most 256 reservations",
 			claim:  append(full(), requests, gen.AllocatedFor("node-1", "some.example.com", device)),
 			says:   []string{"already reserved for 256 pods", "use another claim"},
 		},
@@ -310,18 +307,17 @@ func TestResourceClaimRefusals(t *testing.T) {
 			assert.Equal(t, []string{"refused"}, b.decisions())
 			b.untilEvent("BindRefused", tc.says[0])
 			for _, claim := range b.resourceClaims() {
-				assert.False(t, writtenByPrebind(claim), "nothing should be written")
+				assert.False(t, writtenByPrebind(claim), "no object should be written")
 			}
 		})
 	}
 }
 
-// The claim that a template stands for is made by kube-controller-manager after the
-// pod: a scheduler that is faster waits.
+// kube-controller-manager creates the claim of a template after the pod. The bind of a faster scheduler waits.
 func TestResourceClaimNotMadeYet(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
-	// There is no template yet, so that no claim is made of it.
+	// The template does not exist yet, so kube-controller-manager cannot create the claim.
 	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
 	bound := b.beginBind("node-1")
 	b.untilEvent("WaitingForPreBind", "kube-controller-manager to create the claim", `"gpus"`)
@@ -335,7 +331,7 @@ func TestResourceClaimNotMadeYet(t *testing.T) {
 	b.assertWaited()
 }
 
-// Dry runs say what would be done to the claim, and do nothing.
+// Dry runs report the changes of the claim without making them.
 func TestResourceClaimDryRun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -359,13 +355,12 @@ func (b *bench) assertWaited() {
 	assert.NotEqual(b.t, "waiting", said[len(said)-1])
 }
 
-// keptByTest is an object that stays when it is deleted.
+// keptByTest adds a finalizer, so that a deleted object stays.
 func keptByTest() gen.Meta {
 	return func(m *metav1.ObjectMeta) { m.Finalizers = append(m.Finalizers, "e2e.prebind.dev/kept") }
 }
 
-// full are as many reservations as the API allows, by consumers that
-// kube-controller-manager does not look for.
+// full returns the maximum number of reservations of the API, for consumers that kube-controller-manager does not check.
 func full() []gen.ResourceClaimOption {
 	var options []gen.ResourceClaimOption
 	for i := range resourcev1.ResourceClaimReservedForMaxSize {

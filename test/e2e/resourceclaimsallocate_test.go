@@ -23,11 +23,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// raceClass is one that Prebind alone allocates: every pod takes one device.
+// raceClass is a DeviceClass that only Prebind allocates. Every pod needs one device.
 const raceClass = "owned-race.example.com"
 
-// A hundred pods want one device each, of forty: some of each node, and some that
-// every node can use. Two replicas allocate them; no device twice, and a pod without a device gets the reason.
+// A hundred pods request one device each. Forty devices exist: some per node, and some that every node can use. Two replicas allocate
+// them. No device is allocated twice, and the denial of a pod without a device contains the reason.
 func testAllocationRace(t *testing.T, w *world) {
 	t.Parallel()
 	const pods, nodes, ofNode, ofAll = 100, 4, 8, 8
@@ -56,7 +56,7 @@ func testAllocationRace(t *testing.T, w *world) {
 	b.assertDevicesGiven(devices)
 	b.untilNoneMarked()
 
-	// Some give their devices back: so many others get one.
+	// Some pods end, and the same number of other pods get their devices.
 	gone := 0
 	for name, binding := range racers {
 		if refused[name] == nil && binding.Target.Name == raceNode(0) {
@@ -72,12 +72,13 @@ func testAllocationRace(t *testing.T, w *world) {
 	require.Greater(t, gone+len(racers), devices/nodes)
 	again := b.bindAll(racers)
 	if len(again) > max(0, len(racers)-gone) {
-		// A call that had to wait may have been answered by the other replica: the first replica keeps its error for a minute, and reports it once.
+		// The other replica may have answered a call that had to wait. The first replica keeps its error for a minute, and reports it
+		// once.
 		once := maps.Clone(racers)
 		maps.DeleteFunc(once, func(name string, _ *corev1.Binding) bool { return again[name] == nil })
 		again = b.bindAll(once)
 	}
-	assert.Len(t, again, max(0, len(racers)-gone), "the devices that were given back should be given again")
+	assert.Len(t, again, max(0, len(racers)-gone), "released devices should be allocated again")
 	b.assertDevicesGiven(devices - gone + len(racers) - len(again))
 	b.untilNoneMarked()
 	assertNoDeviceTwice(t, seen.all())
@@ -85,8 +86,7 @@ func testAllocationRace(t *testing.T, w *world) {
 
 func raceNode(i int) string { return fmt.Sprintf("node-%d", i%4+1) }
 
-// bindAll posts all of the Bindings at once, each until it is bound or refused, and
-// returns the refusals.
+// bindAll posts all Bindings in parallel. It repeats each one until the pod is bound or refused, and returns the refusals.
 func (b *bench) bindAll(bindings map[string]*corev1.Binding) map[string]error {
 	b.t.Helper()
 	type result struct {
@@ -101,7 +101,7 @@ func (b *bench) bindAll(bindings map[string]*corev1.Binding) map[string]error {
 			for {
 				err := b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
 				if apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || unanswered(err) {
-					continue // After ten repeats client-go gives up, and the scheduler comes again.
+					continue // client-go stops after ten repeats, and the scheduler retries.
 				}
 				results <- result{name: name, err: err}
 				return
@@ -118,15 +118,14 @@ func (b *bench) bindAll(bindings map[string]*corev1.Binding) map[string]error {
 	return refused
 }
 
-// unanswered says that the API server had no answer of Prebind in time: a machine
-// with few processors may be too busy, and a scheduler comes again then, too.
+// unanswered reports whether the call of the API server to Prebind timed out. This happens on a busy machine, and a scheduler then
+// retries.
 func unanswered(err error) bool {
 	return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook") && strings.Contains(err.Error(), "deadline exceeded")
 }
 
-// given are the claims with devices: each for one pod that is bound to a node which
-// can use them, and as upstream leaves them, so that kube-controller-manager takes
-// them back.
+// given returns the claims with devices. It checks that each claim is reserved for one pod that is bound to a node which can use the
+// devices, and that kube-controller-manager can deallocate the claim.
 func (b *bench) given(t require.TestingT) []*resourcev1.ResourceClaim {
 	pods, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
@@ -151,15 +150,14 @@ func (b *bench) given(t require.TestingT) []*resourcev1.ResourceClaim {
 			continue
 		}
 		pod := byUID[uids[0]]
-		if assert.NotNil(t, pod, "the claim %s is reserved for a pod that is gone", claim.Name) && assert.NotEmpty(t, pod.Spec.NodeName, "the pod %s has a device", pod.Name) {
+		if assert.NotNil(t, pod, "the claim %s is reserved for a deleted pod", claim.Name) && assert.NotEmpty(t, pod.Spec.NodeName, "the pod %s has a device", pod.Name) {
 			b.assertUsable(t, claim, pod.Spec.NodeName)
 		}
 	}
 	return given
 }
 
-// assertUsable checks that the claim's devices can be used on the node, by their
-// pools and by what the allocation says.
+// assertUsable checks that the node can use the claim's devices, according to their pools and to the allocation.
 func (b *bench) assertUsable(t require.TestingT, claim *resourcev1.ResourceClaim, node string) {
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		assert.Contains(t, []string{node, gen.SharedPool}, r.Pool, "the claim %s", claim.Name)
@@ -177,13 +175,13 @@ func (b *bench) assertUsable(t require.TestingT, claim *resourcev1.ResourceClaim
 	}
 }
 
-// assertDevicesGiven checks that n claims have a device each, each its own.
+// assertDevicesGiven checks that n claims have one device each, and that no two claims have the same device.
 func (b *bench) assertDevicesGiven(n int) {
 	b.t.Helper()
 	b.assertGiven(b.t, n)
 }
 
-// untilDevicesGiven waits until kube-controller-manager has taken back all but n.
+// untilDevicesGiven waits until kube-controller-manager has deallocated all claims except n.
 func (b *bench) untilDevicesGiven(n int) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) { b.assertGiven(c, n) }, patience, 200*time.Millisecond)
@@ -195,14 +193,14 @@ func (b *bench) assertGiven(t require.TestingT, n int) {
 	holders := map[string]string{}
 	for _, claim := range given {
 		for _, device := range claimedBy(claim) {
-			assert.Empty(t, holders[device], "%s is given to %s as well", device, claim.Name)
+			assert.Empty(t, holders[device], "%s is also allocated to %s", device, claim.Name)
 			holders[device] = claim.Name
 		}
 	}
 	assert.Len(t, holders, n)
 }
 
-// claimedBy are the devices that the claim has.
+// claimedBy returns the devices of the claim.
 func claimedBy(claim *resourcev1.ResourceClaim) []string {
 	var names []string
 	if allocated(claim) {
@@ -213,7 +211,7 @@ func claimedBy(claim *resourcev1.ResourceClaim) []string {
 	return names
 }
 
-// assertNoDeviceTwice checks that no two claims ever had a device at a time.
+// assertNoDeviceTwice checks that no two claims had the same device at the same time.
 func assertNoDeviceTwice(t *testing.T, versions []*resourcev1.ResourceClaim) {
 	t.Helper()
 	holders := map[string]string{}
@@ -230,7 +228,7 @@ func assertNoDeviceTwice(t *testing.T, versions []*resourcev1.ResourceClaim) {
 	assert.NotEmpty(t, holders, "the watch should have seen devices")
 }
 
-// untilNoneMarked waits until Prebind is done with all claims of the test.
+// untilNoneMarked waits until Prebind has removed its marks from all claims of the test.
 func (b *bench) untilNoneMarked() {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
@@ -242,8 +240,7 @@ func (b *bench) untilNoneMarked() {
 	}, patience, 200*time.Millisecond, "no marks should be left")
 }
 
-// recorded are the devices that Prebind's own records say are given, as claims name
-// them.
+// recorded returns the allocated devices in Prebind's records, in the format of claims.
 func (b *bench) recorded(driver string) []string {
 	b.t.Helper()
 	list, err := b.client.CoreV1().ConfigMaps("prebind-system").List(b.t.Context(),
@@ -264,7 +261,7 @@ func (b *bench) recorded(driver string) []string {
 	return names
 }
 
-// A claim that is not made yet is waited for, and then allocated.
+// Prebind waits for a claim that does not exist yet, and then allocates it.
 func testAllocatesWhenMade(t *testing.T, w *world) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -283,7 +280,7 @@ func testAllocatesWhenMade(t *testing.T, w *world) {
 	b.assertDevicesGiven(1)
 }
 
-// A bind waits for allocations of Prebind as for those of a scheduler.
+// A bind waits for the devices of an allocation by Prebind, as for those of an allocation by a scheduler.
 func testAllocatedConditions(t *testing.T, w *world) {
 	t.Parallel()
 	b := newBench(t, w, nil)

@@ -39,21 +39,20 @@ func (b *bench) newDeviceDriver(name string) *deviceDriver {
 	return &deviceDriver{bench: b, name: name}
 }
 
-// publish makes the node's pool; with an empty node, one for all nodes.
+// publish creates the node's pool. An empty node means a pool for all nodes.
 func (d *deviceDriver) publish(node string, devices ...resourcev1.Device) {
 	d.t.Helper()
 	_, err := d.client.ResourceV1().ResourceSlices().Create(d.t.Context(), gen.ResourceSlice(d.name, node, devices...), metav1.CreateOptions{})
 	require.NoError(d.t, err)
 }
 
-// withdraw takes the node's pool away.
+// withdraw deletes the node's pool.
 func (d *deviceDriver) withdraw(node string) {
 	d.t.Helper()
 	require.NoError(d.t, d.client.ResourceV1().ResourceSlices().Delete(d.t.Context(), gen.ResourceSlice(d.name, node).Name, metav1.DeleteOptions{}))
 }
 
-// slowClaim is the claim whose devices take some time, until one of the conditions
-// says what came of it.
+// slowClaim is a claim whose devices need time. A condition reports success or failure.
 const (
 	slowClaim = "nic"
 	attached  = "attached"
@@ -87,15 +86,14 @@ func (d *deviceDriver) tryReport(condition, reason, message string) error {
 	})
 }
 
-// readyAfter reports that the devices are attached when the driver has worked for so long. It
-// returns at once.
+// readyAfter reports the devices as attached after the given duration. It returns immediately.
 func (d *deviceDriver) readyAfter(work time.Duration) {
 	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(attached, "Attached", "")) })
 	d.t.Cleanup(func() { timer.Stop() })
 }
 
-// assertReadyBefore checks that the pod was not bound before the devices of the slow
-// claim were attached. API times have whole seconds.
+// assertReadyBefore checks that the pod was not bound before the devices of the slow claim were attached. The API stores times in whole
+// seconds.
 func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
 	d.t.Helper()
 	stored := d.getResourceClaim(slowClaim)
@@ -108,7 +106,7 @@ func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
 	}
 }
 
-// scheduledAt is when the pod got its node.
+// scheduledAt returns the time at which the pod was bound.
 func scheduledAt(pod *corev1.Pod) metav1.Time {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
@@ -118,8 +116,7 @@ func scheduledAt(pod *corev1.Pod) metav1.Time {
 	return metav1.Time{}
 }
 
-// resourceClaim makes a claim, with a status if the options set one, as some
-// scheduler writes it.
+// resourceClaim creates a claim. If the options set a status, it writes the status like a scheduler.
 func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) *resourcev1.ResourceClaim {
 	b.t.Helper()
 	claims := b.client.ResourceV1().ResourceClaims(b.ns)
@@ -148,7 +145,7 @@ func (b *bench) getResourceClaim(name string) *resourcev1.ResourceClaim {
 	return claim
 }
 
-// resourceClaims are those of the test.
+// resourceClaims returns the claims of the test.
 func (b *bench) resourceClaims() []*resourcev1.ResourceClaim {
 	b.t.Helper()
 	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
@@ -201,12 +198,12 @@ func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Alloc
 
 func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
 
-// released is an unused claim.
+// released reports whether the claim is unused.
 func released(claim *resourcev1.ResourceClaim) bool {
 	return len(claim.Status.ReservedFor) == 0 && unmarked(claim)
 }
 
-// reservedOnceFor is a claim that is reserved once for each of the pods, and for no others.
+// reservedOnceFor reports whether the claim is reserved once for each of the pods, and for no others.
 func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
 	var want []string
 	for _, pod := range pods {
@@ -216,7 +213,7 @@ func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
 	return func(claim *resourcev1.ResourceClaim) bool { return slices.Equal(want, reservationsOf(claim)) }
 }
 
-// reservationsOf are the UIDs of those that the claim is reserved for, in order.
+// reservationsOf returns the UIDs of the claim's consumers, in order.
 func reservationsOf(claim *resourcev1.ResourceClaim) []string {
 	var uids []string
 	for _, r := range claim.Status.ReservedFor {
@@ -226,10 +223,10 @@ func reservationsOf(claim *resourcev1.ResourceClaim) []string {
 	return uids
 }
 
-// markPrefix begins the annotations by which Prebind marks claims.
+// markPrefix is the prefix of the annotations with which Prebind marks claims.
 const markPrefix = "resource-claims.prebind.dev/"
 
-// marksOn are the attempts that have marked the claim, by the UID of the pod.
+// marksOn returns the attempts that have marked the claim, by the UID of the pod.
 func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
 	marks := map[string][]string{}
 	if claim == nil {
@@ -244,7 +241,7 @@ func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
 	return marks
 }
 
-// writtenByPrebind says whether Prebind has written anything that the claim holds.
+// writtenByPrebind reports whether Prebind manages any field of the claim.
 func writtenByPrebind(claim *resourcev1.ResourceClaim) bool {
 	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return strings.HasPrefix(m.Manager, "prebind") })
 }
@@ -269,8 +266,7 @@ func (b *bench) assertUnmarked(claim string) {
 	assert.Empty(b.t, marksOn(b.getResourceClaim(claim)))
 }
 
-// untilPodsBound waits until so many of the test's pods are bound, and returns
-// them.
+// untilPodsBound waits until the given number of the test's pods are bound, and returns them.
 func (b *bench) untilPodsBound(n int) []*corev1.Pod {
 	b.t.Helper()
 	var bound []*corev1.Pod
@@ -295,14 +291,13 @@ func (b *bench) boundPods() []*corev1.Pod {
 	return bound
 }
 
-// claimHistory is every version of the test's claims, in order, from when it was
-// begun.
+// claimHistory contains every version of the test's claims since its start, in order.
 type claimHistory struct {
 	mu       sync.Mutex
 	versions []*resourcev1.ResourceClaim
 }
 
-// watchResourceClaims begins to note every version of the claims.
+// watchResourceClaims starts to record every version of the claims.
 func (b *bench) watchResourceClaims() *claimHistory {
 	b.t.Helper()
 	h := &claimHistory{}
@@ -340,7 +335,7 @@ func (h *claimHistory) all() []*resourcev1.ResourceClaim {
 	return slices.Clone(h.versions)
 }
 
-// upTo returns all versions when this one is among them.
+// upTo waits for the version, and returns all versions.
 func (h *claimHistory) upTo(b *bench, claim *resourcev1.ResourceClaim) []*resourcev1.ResourceClaim {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {

@@ -24,9 +24,8 @@ import (
 // forgedClass is a DeviceClass that Prebind allocates.
 const forgedClass = "owned-forged.example.com"
 
-// testForgedMarks has a user with the role edit who writes marks
-// to a claim of a bound pod. The claim keeps its reservation and its devices, and no
-// other tenant gets them.
+// testForgedMarks checks that a claim of a bound pod keeps its reservation and its devices when a user with the role edit writes marks
+// to it.
 func testForgedMarks(t *testing.T, w *world) {
 	t.Run("allocated by Prebind", func(t *testing.T) { testForgedAllocation(t, w) })
 	t.Run("reserved by Prebind", func(t *testing.T) { testForgedReservation(t, w) })
@@ -51,7 +50,7 @@ func testForgedAllocation(t *testing.T, w *world) {
 	for _, marks := range []map[string]string{
 		// The attempt that allocated the claim.
 		{markPrefix + string(pod.UID) + "." + attempt: forged},
-		// One of a replica that never was, and one for a pod that never was.
+		// A mark of a replica that never existed, and a mark for a pod that never existed.
 		{markPrefix + string(pod.UID) + ".nosuchid-1": forged, markPrefix + "0e615ce3-0000-0000-0000-0." + attempt: forged},
 	} {
 		a.annotateAs(eve, "gpu", marks)
@@ -65,7 +64,7 @@ func testForgedAllocation(t *testing.T, w *world) {
 	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
 	other := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	err := b.bindByHand(gen.Binding(other, "node-1"))
-	require.True(t, apierrors.IsForbidden(err), "the device of another tenant's pod was given away: %v", err)
+	require.True(t, apierrors.IsForbidden(err), "the device of another tenant's pod was allocated again: %v", err)
 	assert.ErrorContains(t, err, "match its requests")
 }
 
@@ -83,15 +82,14 @@ func testForgedReservation(t *testing.T, w *world) {
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", pod)
 
-	// A client that updates a claim may rewrite its managed fields, which therefore prove
-	// nothing about who reserved it.
+	// A client that updates a claim can rewrite its managed fields, so they do not prove which client reserved the claim.
 	b.rename(eve, "gpu", "somebody")
 	assert.False(t, slices.ContainsFunc(b.getResourceClaim("gpu").ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 		return m.Manager == "prebind-resource-claims"
 	}), "the API server keeps the managed fields of the client")
 }
 
-// rename writes another manager into all managed fields of the claim as the user.
+// rename changes the manager of all managed fields of the claim as the user.
 func (b *bench) rename(user kubernetes.Interface, name, manager string) {
 	b.t.Helper()
 	err := retry.OnError(retry.DefaultRetry, func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsForbidden(err) }, func() error {
@@ -123,7 +121,7 @@ func testForgedGroup(t *testing.T, w *world) {
 	assert.Equal(t, []resourcev1.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "team", UID: group}}, claim.Status.ReservedFor)
 }
 
-// editor makes a user with the built-in role edit in the namespace of the test.
+// editor creates a user with the built-in role edit in the namespace of the test.
 func (b *bench) editor(user string) kubernetes.Interface {
 	b.t.Helper()
 	_, err := b.client.RbacV1().RoleBindings(b.ns).Create(b.t.Context(), &rbacv1.RoleBinding{
@@ -142,7 +140,7 @@ func (b *bench) editor(user string) kubernetes.Interface {
 // annotateAs writes the annotations to the claim as the user.
 func (b *bench) annotateAs(user kubernetes.Interface, claim string, annotations map[string]string) {
 	b.t.Helper()
-	err := retry.OnError(retry.DefaultRetry, apierrors.IsForbidden, func() error { // RBAC takes a moment.
+	err := retry.OnError(retry.DefaultRetry, apierrors.IsForbidden, func() error { // The API server applies RBAC changes with a delay.
 		patch := ""
 		for key, value := range annotations {
 			if patch != "" {

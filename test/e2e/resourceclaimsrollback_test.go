@@ -26,7 +26,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// ownedClasses are those that Prebind allocates: each test has one of its own.
+// ownedClasses lists the classes that Prebind allocates. Each test uses a separate class.
 const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
 
 // Tests of allocation and of the end of a bind have their own installation.
@@ -58,7 +58,7 @@ func TestResourceClaimsAllocate(t *testing.T) {
 	t.Run("switched off", func(t *testing.T) { testResourceClaimsOff(t, w) })
 }
 
-// laterHook refuses so many Bindings of a namespace, after Prebind was asked.
+// laterHook is a webhook that refuses the given number of Bindings of a namespace after Prebind has allowed them.
 type laterHook struct {
 	mu      sync.Mutex
 	refuses map[string]int
@@ -71,7 +71,7 @@ func (h *laterHook) judge(_ context.Context, r *admissionv1.AdmissionRequest) er
 		return nil
 	}
 	h.refuses[r.Namespace]--
-	return errors.New("not yet, says the hook")
+	return errors.New("refused by the hook of the test")
 }
 
 func (h *laterHook) refuse(b *bench, times int) {
@@ -80,18 +80,18 @@ func (h *laterHook) refuse(b *bench, times int) {
 	h.refuses[b.ns] = times
 }
 
-// refusedLater posts the Binding of the pod, which Prebind allows and the hook
-// refuses.
+// refusedLater posts the Binding of the pod, which Prebind allows and the hook refuses.
 func (b *bench) refusedLater(h *laterHook, node string) {
 	b.t.Helper()
 	h.refuse(b, 1)
 	err := b.bindByHand(b.binding(node))
-	require.ErrorContains(b.t, err, "says the hook")
+	require.ErrorContains(b.t, err, "refused by the hook of the test")
 	said := b.decisions()
 	require.Equal(b.t, "allowed", said[len(said)-1])
 }
 
-// The bind is refused after Prebind has reserved one of the pod's two claims: that reservation is removed, and writes of others stay.
+// The bind is refused after Prebind has reserved one of the pod's two claims. Prebind removes that reservation and keeps writes of other
+// clients.
 func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	b := newBench(t, w, nil)
@@ -102,16 +102,16 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	seen := b.watchResourceClaims()
 
 	b.refusedLater(hook, "node-1")
-	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still be on its way")
+	assert.NotEmpty(t, marksOn(b.assertReserved("free", pod))[string(pod.UID)], "the bind may still succeed")
 	claim := b.untilResourceClaim("free", "released", released)
-	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
+	assert.Equal(t, free.Status.Allocation, claim.Status.Allocation, "the allocation should not belong to Prebind")
 	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-1: the pod was not bound", b.ns+"/free")
 	assert.False(t, says(b.events(), "PreBindRolledBack", b.ns+"/reserved"), "%q", b.events())
 	own := b.assertReserved("reserved", pod)
 	for _, claim := range seen.upTo(b, own) {
 		if claim.Name == "reserved" {
-			assert.Empty(t, marksOn(claim), "it is not Prebind's")
-			assert.False(t, writtenByPrebind(claim), "it is not Prebind's")
+			assert.Empty(t, marksOn(claim), "the claim should have no marks")
+			assert.False(t, writtenByPrebind(claim), "Prebind should not have written the claim")
 		}
 	}
 
@@ -135,7 +135,7 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(claim))
 	assert.Equal(t, claimedBy(claim), b.recorded(d.name))
 
-	// Until then, no other pod gets it.
+	// No other pod gets the device before its release.
 	b.resourceClaim("other", gen.RequestsDevices(d.name, 1))
 	other, err := b.createPod("other", byHand, gen.UsesResourceClaim("other"))
 	require.NoError(t, err)
@@ -154,8 +154,8 @@ func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	b.untilNoneMarked()
 }
 
-// kube-scheduler takes its own reservation back when its bind fails, and makes it
-// again at once; Prebind has no part in it, however far its cache is behind.
+// kube-scheduler removes its own reservation when its bind fails, and reserves the claim again immediately. Prebind does not interfere,
+// even if its cache is outdated.
 func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
 	t.Parallel()
 	for i := range 10 {
@@ -168,20 +168,20 @@ func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
 			seen := b.watchResourceClaims()
 			hook.refuse(b, 1)
 			b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
-			b.untilEvent("FailedScheduling", "says the hook")
+			b.untilEvent("FailedScheduling", "refused by the hook of the test")
 			pod := b.untilBound()
 			for _, claim := range seen.upTo(b, b.assertReserved("gpu", pod)) {
 				assert.Empty(t, marksOn(claim))
 				assert.False(t, writtenByPrebind(claim))
 			}
 			assert.Equal(t, []string{"allowed", "allowed"}, b.decisions(), "%q", b.events())
-			assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has left nothing to do")
+			assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 			assert.False(t, says(b.events(), "PreBindRolledBack"), "%q", b.events())
 		})
 	}
 }
 
-// attemptOn is the attempt that has marked the claim for the pod.
+// attemptOn returns the attempt that has marked the claim for the pod.
 func (b *bench) attemptOn(claim *resourcev1.ResourceClaim, pod *corev1.Pod) string {
 	b.t.Helper()
 	attempts := marksOn(claim)[string(pod.UID)]
@@ -189,8 +189,7 @@ func (b *bench) attemptOn(claim *resourcev1.ResourceClaim, pod *corev1.Pod) stri
 	return attempts[0]
 }
 
-// killReplicaOf kills the replica that works on the attempt, and has it started
-// again when the test is over.
+// killReplicaOf kills the replica of the attempt, and restarts it after the test.
 func (b *bench) killReplicaOf(attempt string) {
 	b.t.Helper()
 	killed := b.replicaOfAttempt(attempt)
@@ -212,7 +211,7 @@ func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("owned", pod)
 
 	claim := b.untilResourceClaim("others", "released", released)
-	assert.Equal(t, others.Status.Allocation, claim.Status.Allocation, "the allocation is not Prebind's")
+	assert.Equal(t, others.Status.Allocation, claim.Status.Allocation, "the allocation should not belong to Prebind")
 	b.untilResourceClaim("owned", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
 	b.untilEvent("PreBindRolledBack", "node-4", b.ns+"/others")
 	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
@@ -252,17 +251,17 @@ func testKilledWhileWaiting(t *testing.T, w *world) {
 	lost := slices.IndexFunc(seen.all(), func(claim *resourcev1.ResourceClaim) bool {
 		return len(marksOn(claim)) > 0 && !reservedOnceFor(pod)(claim) && writtenStatus(claim)
 	})
-	assert.Negative(t, lost, "the pod should keep its reservation all the time")
+	assert.Negative(t, lost, "the pod should keep its reservation")
 }
 
-// writtenStatus says whether Prebind has written the claim's status before.
+// writtenStatus reports whether Prebind has written the claim's status.
 func writtenStatus(claim *resourcev1.ResourceClaim) bool {
 	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 		return m.Subresource == "status" && m.Manager != "some-scheduler"
 	})
 }
 
-// Switched off, nothing is checked and nothing written.
+// The disabled plugin does not check or write claims.
 func testResourceClaimsOff(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.Stop())
 	_, err := w.prebind.Start(t.Context(), append(slices.Clone(w.args), "--prebind-plugins=*,-resource-claims")...)
@@ -276,11 +275,11 @@ func testResourceClaimsOff(t *testing.T, w *world) {
 	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
 }
 
-// A cluster whose API server knows no ResourceClaims, as that of Kubernetes 1.33: the
-// plugin is left out, with a line that says so, and the rest works.
+// If the API server does not serve ResourceClaims, as in Kubernetes 1.33, Prebind omits the plugin, logs this, and runs the other
+// plugins.
 func TestResourceClaimsAbsent(t *testing.T) {
 	t.Parallel()
-	// A control plane of 1.36 does not get ready when only the API is switched off.
+	// A control plane of 1.36 does not become ready if only the API is disabled.
 	emulated := []string{"--emulated-version=1.33"}
 	c := ownCluster(t, cluster.Options{Audit: true, ExtraArgs: map[string][]string{
 		cluster.APIServer: emulated, cluster.ControllerManager: emulated, cluster.Scheduler: emulated,

@@ -17,15 +17,14 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// Fifty pods share a claim: kube-scheduler allocates it, for the first of its own,
-// and reserves it for each of them; the others are bound by a client that knows
-// nothing of it and tries until it may.
+// Fifty pods share a claim. kube-scheduler allocates the claim for its first pod and reserves it for each of its pods. A client without
+// support for claims binds the other pods, and retries until it succeeds.
 func TestSharedResourceClaim(t *testing.T) {
 	t.Parallel()
 	const pods = 50
 	b := newBench(t, shared, nil)
 	d := b.newDeviceDriver(b.ns + ".example.com")
-	d.publish("", gen.Device("net-0")) // Every node can use it.
+	d.publish("", gen.Device("net-0")) // Every node can use the device.
 	b.resourceClaim("net", gen.RequestsDevices(d.name, 1))
 	seen := b.watchResourceClaims()
 
@@ -59,7 +58,8 @@ func TestSharedResourceClaim(t *testing.T) {
 	b.assertReleased("net", all)
 }
 
-// assertReservationsInOrder checks every version of a claim: no pod has it twice; a reservation of Prebind has a mark, because no replica could undo it otherwise; and a reservation of kube-scheduler has none.
+// assertReservationsInOrder checks every version of a claim: The claim is reserved at most once per pod. A reservation of Prebind has a
+// mark, because replicas cannot remove it otherwise. A reservation of kube-scheduler has no mark.
 func assertReservationsInOrder(t *testing.T, versions []*resourcev1.ResourceClaim, scheduledBy map[string]string) {
 	t.Helper()
 	had := map[string]bool{}
@@ -69,11 +69,11 @@ func assertReservationsInOrder(t *testing.T, versions []*resourcev1.ResourceClai
 			assert.False(t, now[uid], "version %s: the pod %s has two reservations", claim.ResourceVersion, uid)
 			now[uid] = true
 			if !had[uid] && scheduledBy[uid] == byHand {
-				assert.NotEmpty(t, marks[uid], "version %s: no replica could undo the reservation for pod %s", claim.ResourceVersion, uid)
+				assert.NotEmpty(t, marks[uid], "version %s: the reservation for pod %s has no mark, so no replica can remove it", claim.ResourceVersion, uid)
 			}
 		}
 		for uid := range marks {
-			assert.Equal(t, byHand, scheduledBy[uid], "version %s: what kube-scheduler reserves is not Prebind's to undo", claim.ResourceVersion)
+			assert.Equal(t, byHand, scheduledBy[uid], "version %s: a reservation of kube-scheduler has a mark of Prebind", claim.ResourceVersion)
 		}
 		for uid := range had {
 			assert.True(t, now[uid], "version %s: the pod %s has lost its reservation", claim.ResourceVersion, uid)
@@ -82,8 +82,7 @@ func assertReservationsInOrder(t *testing.T, versions []*resourcev1.ResourceClai
 	}
 }
 
-// assertReleased deletes the pods and checks that kube-controller-manager then
-// takes the claim's devices back, as it does when only kube-scheduler was at work.
+// assertReleased deletes the pods and checks that kube-controller-manager then deallocates the claim, as it does without Prebind.
 func (b *bench) assertReleased(claim string, pods []*corev1.Pod) {
 	b.t.Helper()
 	require.NoError(b.t, b.client.CoreV1().Pods(b.ns).DeleteCollection(b.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))

@@ -21,17 +21,16 @@ import (
 )
 
 const (
-	// interval makes a stream of 20 binds a second.
+	// interval gives a stream of 20 binds per second.
 	interval = 50 * time.Millisecond
-	// atLeast is twenty seconds of the stream.
+	// atLeast is the number of binds in twenty seconds.
 	atLeast = 400
-	// withClaims is how many of ten pods have a claim, whose bind waits: one for
-	// each of the two kube-schedulers, and one that is bound by hand.
+	// withClaims is the number of pods per ten that have a claim, so that their bind waits: one for each of the two kube-schedulers,
+	// and one that is bound by hand.
 	withClaims = 3
 )
 
-// stream posts Bindings at a steady pace, each by a plain client and once: only
-// client-go's own repeats are allowed for.
+// stream posts Bindings at a steady rate. It posts each Binding once with a plain client. Only client-go repeats calls.
 type stream struct {
 	*bench
 	class      string
@@ -42,8 +41,7 @@ type stream struct {
 	failed []string
 }
 
-// newStream makes what the stream needs: a class whose volumes take that long to make,
-// and a node for the kube-schedulers with room for all that comes.
+// newStream creates a class with the provisioning time, and a node for the kube-schedulers with sufficient capacity.
 func newStream(t *testing.T, w *world, delay string) *stream {
 	t.Helper()
 	s := &stream{bench: newBench(t, w, nil), stop: make(chan struct{}), done: make(chan struct{})}
@@ -54,7 +52,7 @@ func newStream(t *testing.T, w *world, delay string) *stream {
 	return s
 }
 
-// during runs the stream while f does something that no bind may fail for.
+// during runs the stream while f runs, and checks that no bind fails.
 func (s *stream) during(f func()) {
 	s.t.Helper()
 	s.begin()
@@ -62,7 +60,7 @@ func (s *stream) during(f func()) {
 	s.end()
 }
 
-// begin lets the stream flow.
+// begin starts the stream.
 func (s *stream) begin() {
 	go func() {
 		defer close(s.done)
@@ -70,8 +68,7 @@ func (s *stream) begin() {
 	}()
 }
 
-// end stops it when enough are posted, and sees that every pod was bound and none
-// was refused on the way.
+// end stops the stream when it has posted enough Bindings. It checks that every pod was bound and that no Binding was refused.
 func (s *stream) end() {
 	s.t.Helper()
 	close(s.stop)
@@ -91,8 +88,7 @@ func (s *stream) end() {
 	s.t.Logf("%d binds, %d failures", s.posted, len(s.failed))
 }
 
-// run posts until the stream is stopped and enough are posted, and returns when all
-// have an answer.
+// run posts Bindings until the stream is stopped and has posted enough. It returns when all of them have a response.
 func (s *stream) run() {
 	var posts sync.WaitGroup
 	defer posts.Wait()
@@ -124,15 +120,14 @@ func (s *stream) note(n int, err error) {
 	}
 }
 
-// answered is how many binds have an answer.
+// answered returns the number of binds with a response.
 func (s *stream) answered() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.posted
 }
 
-// bindOne makes the n-th pod and binds it. Some are for the kube-schedulers, which
-// do the same.
+// bindOne creates the n-th pod and binds it by hand, unless the pod is for a kube-scheduler.
 func (s *stream) bindOne(n int) error {
 	name := fmt.Sprintf("pod-%d", n)
 	var options []gen.PodOption
@@ -155,7 +150,7 @@ func (s *stream) bindOne(n int) error {
 	return s.client.CoreV1().Pods(s.ns).Bind(ctx, gen.Binding(pod, fmt.Sprintf("node-%d", n%6+1)), metav1.CreateOptions{})
 }
 
-// schedulerOf gives two of the ten pods to kube-schedulers.
+// schedulerOf returns a kube-scheduler for two of ten pods.
 func (*stream) schedulerOf(n int) string {
 	switch n % 10 {
 	case 0:
@@ -167,7 +162,7 @@ func (*stream) schedulerOf(n int) string {
 	}
 }
 
-// unbound are the pods without a node.
+// unbound returns the pods without a node.
 func (b *bench) unbound(ctx context.Context) ([]string, error) {
 	list, err := b.client.CoreV1().Pods(b.ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
 	if err != nil {
@@ -180,18 +175,17 @@ func (b *bench) unbound(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Tests that stop replicas or the API server have their own installation. The cases follow
-// one another.
+// Tests that stop replicas or the API server have their own installation. They run one after another.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2, fmt.Sprintf("--max-holds=%d", heldCalls))
-	// Two replicas are replaced one after the other, as a rollout does, under a steady stream of binds: no bind fails.
+	// No bind of a steady stream fails while two replicas are replaced one after another, as in a rollout.
 	t.Run("rolling restart in a stream of binds", func(t *testing.T) {
 		newStream(t, w, "3s").during(func() {
 			for _, r := range w.prebind.Replicas() {
 				began := time.Now()
 				require.NoError(t, r.Process.Stop())
-				t.Logf("%s has ended after %s", r.Name(), time.Since(began).Round(time.Millisecond))
+				t.Logf("%s exited after %s", r.Name(), time.Since(began).Round(time.Millisecond))
 				require.NoError(t, r.Process.Start())
 				require.NoError(t, r.WaitReady(t.Context()))
 			}

@@ -31,12 +31,11 @@ import (
 
 const (
 	webhookConfiguration = "prebind"
-	// serverName is what the API server calls the webhook by.
+	// serverName is the name with which the API server calls the webhook.
 	serverName = "prebind-webhook.prebind-system.svc"
 )
 
-// Certificates are renewed and CAs are changed, in each of the ways that they can
-// come, under a steady stream of binds: no bind fails.
+// No bind of a steady stream fails while certificates are renewed and CAs are changed, for each source of certificates.
 func TestCertificateRotationUnderLoad(t *testing.T) {
 	t.Parallel()
 	t.Run("from files", func(t *testing.T) {
@@ -52,7 +51,7 @@ func TestCertificateRotationUnderLoad(t *testing.T) {
 	})
 }
 
-// cert-manager renews the certificate long before it ends, under the same CA.
+// cert-manager renews the certificate under the same CA before it expires.
 func testCertManagerRenews(t *testing.T, w *world) {
 	s := beginLoad(t, w)
 	for i := range 3 {
@@ -66,8 +65,7 @@ func testCertManagerRenews(t *testing.T, w *world) {
 	s.end()
 }
 
-// Somebody replaces the files, one after the other, by those of another CA, as
-// docs/certificates.md says: the new CA is added before.
+// An administrator adds a new CA and then replaces the files one after another, as described in docs/certificates.md.
 func testFilesByHand(t *testing.T, w *world) {
 	s := beginLoad(t, w)
 	before := s.bundle()
@@ -87,14 +85,14 @@ func testFilesByHand(t *testing.T, w *world) {
 		s.writeFiles(bad[0], bad[1])
 		s.untilMetric(fmt.Sprintf(`prebind_certificate_reloads_total{certificate="serving",result="failed"} %d`, i+1))
 		s.writeFiles(leaf.CertPEM, leaf.KeyPEM)
-		s.untilBinds(60) // Three seconds, in which the good files are seen again.
+		s.untilBinds(60) // Three seconds, in which the replica reads the valid files again.
 	}
 	assert.Equal(t, map[string]bool{leaf.Cert.SerialNumber.String(): true}, s.served())
 	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="serving"} %s`, number(leaf.Cert.NotAfter)))
 	s.end()
 }
 
-// Prebind makes the certificates itself, renews them, and changes its CA.
+// Prebind issues the certificates itself, renews them, and changes its CA.
 func testSelfManaged(t *testing.T, w *world) {
 	s := beginLoad(t, w)
 	ca := func() string {
@@ -111,7 +109,7 @@ func testSelfManaged(t *testing.T, w *world) {
 	before := s.served()
 	s.untilServed(func(serial, _ string) bool { return !before[serial] }, "renewed certificates")
 
-	// The Secret is lost, and with it nothing.
+	// The deletion of the Secret does not affect binds.
 	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), selfmanaged.SecretName, metav1.DeleteOptions{}))
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Equal(c, first, ca())
@@ -122,8 +120,8 @@ func testSelfManaged(t *testing.T, w *world) {
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Len(c, certificatesOf(s.bundle()), 2)
-	}, patience, 50*time.Millisecond, "the next CA should be made known")
-	assert.Equal(t, first, ca(), "and not be used yet")
+	}, patience, 50*time.Millisecond, "the bundle should contain the next CA")
+	assert.Equal(t, first, ca(), "the next CA should not be used yet")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.NotEqual(c, first, ca())
 	}, patience, 50*time.Millisecond, "the next CA should be promoted")
@@ -133,11 +131,11 @@ func testSelfManaged(t *testing.T, w *world) {
 	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="ca"} %s`, number(certificatesOf([]byte(ca()))[0].NotAfter)))
 	s.end()
 
-	// kubectl apply of the manifests, as of an upgrade, leaves the bundle alone.
+	// kubectl apply of the manifests, as in an upgrade, does not change the bundle.
 	generation := s.configuration().Generation
 	require.NoError(t, w.prebind.Register(t.Context()))
-	assert.Equal(t, generation, s.configuration().Generation, "the webhook configuration should not have been changed")
-	// What somebody takes away is put back at once; in between binds may fail.
+	assert.Equal(t, generation, s.configuration().Generation, "the webhook configuration should not change")
+	// Prebind restores a removed bundle immediately. Binds may fail until then.
 	good := s.bundle()
 	s.setBundle(nil)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -145,15 +143,14 @@ func testSelfManaged(t *testing.T, w *world) {
 	}, patience, 20*time.Millisecond, "the bundle should be written again")
 }
 
-// load is a stream of binds, beside which each replica's certificate is looked at
-// all the time, as an API server would on a new connection.
+// load is a stream of binds. It also continuously verifies each replica's certificate, like the API server for a new connection.
 type load struct {
 	*stream
 	looking sync.WaitGroup
 
 	looks    int
 	mistrust []string
-	// seen are serial and issuer of what each replica serves now.
+	// seen contains the serial number and issuer of each replica's current certificate.
 	seen map[string][2]string
 }
 
@@ -166,7 +163,7 @@ func beginLoad(t *testing.T, w *world) *load {
 	return s
 }
 
-// end stops the stream, and judges.
+// end stops the stream and checks the results.
 func (s *load) end() {
 	s.t.Helper()
 	s.stream.end()
@@ -174,13 +171,12 @@ func (s *load) end() {
 	assert.Empty(s.t, s.mistrust)
 	assert.Greater(s.t, s.looks, 50)
 	for _, e := range s.allEvents() {
-		assert.NotContains(s.t, e, "webhook", "no kube-scheduler's bind failed either")
+		assert.NotContains(s.t, e, "webhook", "no bind of a kube-scheduler should fail")
 	}
 	s.t.Logf("%d handshakes, %d not trusted", s.looks, len(s.mistrust))
 }
 
-// look makes a connection to each replica, again and again, that trusts what the
-// webhook configuration says just before.
+// look repeatedly connects to each replica. Each connection trusts the current CA bundle of the webhook configuration.
 func (s *load) look() {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -209,7 +205,7 @@ func (s *load) look() {
 	}
 }
 
-// served are the serial numbers of what is served now.
+// served returns the serial numbers of the current certificates.
 func (s *load) served() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,7 +227,7 @@ func (s *load) untilServed(want func(serial, issuer string) bool, what string) {
 	}, patience, 50*time.Millisecond, "every replica should serve %s", what)
 }
 
-// untilBinds waits until there have been so many more binds.
+// untilBinds waits for the given number of further binds.
 func (s *load) untilBinds(n int) {
 	s.t.Helper()
 	before := s.answered()
@@ -250,7 +246,7 @@ func (s *load) untilMetric(line string) {
 	}, patience, 200*time.Millisecond)
 }
 
-// bundle is what the API server trusts; nil if it cannot be read.
+// bundle returns the CA bundle that the API server trusts, or nil if it cannot be read.
 func (s *load) bundle() []byte {
 	if config := s.configuration(); len(config.Webhooks) > 0 {
 		return config.Webhooks[0].ClientConfig.CABundle
@@ -258,8 +254,7 @@ func (s *load) bundle() []byte {
 	return nil
 }
 
-// configuration is the webhook configuration, empty if it cannot be read. It may be
-// called from any goroutine.
+// configuration returns the webhook configuration, which is empty if it cannot be read. It is safe for concurrent use.
 func (s *load) configuration() *admissionregistrationv1.MutatingWebhookConfiguration {
 	config, err := s.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(s.t.Context(), webhookConfiguration, metav1.GetOptions{})
 	if err != nil {
@@ -276,7 +271,7 @@ func (s *load) setBundle(bundle []byte) {
 	require.NoError(s.t, err)
 }
 
-// writeFiles writes over the files that the replicas read, as somebody's script may.
+// writeFiles overwrites the files that the replicas read, like the script of an administrator.
 func (s *load) writeFiles(cert, key []byte) {
 	s.t.Helper()
 	for name, content := range map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key} {
@@ -284,11 +279,11 @@ func (s *load) writeFiles(cert, key []byte) {
 	}
 }
 
-// certificatesOf are those in a bundle; none if it cannot be read.
+// certificatesOf returns the certificates of a bundle, or none if it cannot be parsed.
 func certificatesOf(bundle []byte) []*x509.Certificate {
 	list, _ := cert.ParseCertsPEM(bundle)
 	return list
 }
 
-// number is a time as a metric shows it.
+// number formats a time like a metric.
 func number(at time.Time) string { return strconv.FormatFloat(float64(at.Unix()), 'g', -1, 64) }

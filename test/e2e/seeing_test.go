@@ -23,8 +23,7 @@ import (
 	"github.com/prebind/prebind/test/otlp"
 )
 
-// TestSeeing binds a pod that has to wait, and has another refused, and looks at all
-// that an operator may look at: metrics, /debug, and the trace of the bind.
+// TestSeeing binds a pod that waits and posts a Binding that is refused. It then checks metrics, /debug, and the trace of the bind.
 func TestSeeing(t *testing.T) {
 	t.Parallel()
 	collector := otlp.Receive(t)
@@ -51,7 +50,7 @@ func TestSeeing(t *testing.T) {
 	assert.Error(t, b.bindByHand(b.binding("no-such-node")), "the pod is bound")
 	other, err := b.createPod("other", byHand)
 	require.NoError(t, err)
-	require.True(t, apierrors.IsForbidden(b.bindByHand(gen.Binding(other, "no-such-node"))), "there is no such node")
+	require.True(t, apierrors.IsForbidden(b.bindByHand(gen.Binding(other, "no-such-node"))), "the node does not exist")
 
 	t.Run("debug", func(t *testing.T) {
 		for path, words := range map[string]string{"plugins": `"volumebinding"`, "config": "kind: PrebindConfiguration", "pprof/": "goroutine", "pprof/heap": ""} {
@@ -71,14 +70,14 @@ func TestSeeing(t *testing.T) {
 	t.Run("trace", func(t *testing.T) { b.checkTrace(t, collector, pod) })
 }
 
-// The lines of the text format that the metrics of Prebind have.
+// Lines of the text format of Prebind's metrics.
 var (
 	metricType   = regexp.MustCompile(`(?m)^# TYPE (prebind_\w+) (\w+)$`)
 	metricSeries = regexp.MustCompile(`(?m)^prebind_.*$`)
 )
 
-// checkMetrics looks for those that the binds must have left, for those that no
-// document knows, and for names of pods, nodes or namespaces.
+// checkMetrics checks that the metrics of the binds exist, that all metrics are documented, and that they contain no names of pods, nodes
+// or namespaces.
 func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1.Pod) {
 	t.Helper()
 	text, err := replica.Metrics(t.Context())
@@ -93,7 +92,7 @@ func (b *bench) checkMetrics(t *testing.T, replica *install.Replica, pod *corev1
 	for _, found := range metricType.FindAllStringSubmatch(text, -1) {
 		name := found[1]
 		families[name] = true
-		assert.Contains(t, types, name, "%s is registered and in no document: add it to the Recorder in telemetry", name)
+		assert.Contains(t, types, name, "%s is registered but not documented: add it to the Recorder in telemetry", name)
 		assert.Equal(t, types[name], found[2], name)
 	}
 	for _, series := range metricSeries.FindAllString(text, -1) {
@@ -136,7 +135,7 @@ func (b *bench) checkTrace(t *testing.T, collector *otlp.Receiver, pod *corev1.P
 		assert.Equal(t, "pod", s.Attributes["k8s.pod.name"], name)
 		assert.Equal(t, "node-1", s.Attributes["k8s.node.name"], name)
 	}
-	assert.Equal(t, byName["Attempt"].ID, byName["PreBind volumebinding"].ParentID, "what the attempt does is part of it")
+	assert.Equal(t, byName["Attempt"].ID, byName["PreBind volumebinding"].ParentID, "the trace should contain the spans of the attempt")
 	assert.Equal(t, trace, byName["PreBind volumebinding"].TraceID)
 	assert.GreaterOrEqual(t, byName["PreBind volumebinding"].End.Sub(byName["PreBind volumebinding"].Start), time.Second,
 		"it waited for the volume")

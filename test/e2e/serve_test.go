@@ -92,7 +92,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 			require.ErrorAs(t, err, &exit)
 			assert.Equal(t, 1, exit.ExitCode())
 			assert.Empty(t, stdout.String())
-			assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "it should be one line:\n%s", &stderr)
+			assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "the output should be one line:\n%s", &stderr)
 			for _, words := range tc.says {
 				assert.Contains(t, stderr.String(), words)
 			}
@@ -100,7 +100,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// SIGTERM ends a replica that is ready, cleanly and soon.
+// After SIGTERM, a ready replica exits quickly without errors.
 func TestCleanShutdown(t *testing.T) {
 	t.Parallel()
 	c := shared.cluster
@@ -133,12 +133,12 @@ func TestCleanShutdown(t *testing.T) {
 	}
 }
 
-// A new certificate, under a new CA, is served without a restart.
+// A replica serves a new certificate of a new CA without a restart.
 func TestCertificateRotation(t *testing.T) {
 	b := newBench(t, shared, nil)
 	replica := b.prebind.Replicas()[0]
 	serial := func() string {
-		dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // Only to look at the certificate.
+		dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // This connection only reads the certificate.
 		raw, err := dialer.DialContext(t.Context(), "tcp", replica.WebhookAddress())
 		require.NoError(t, err)
 		defer raw.Close()
@@ -156,10 +156,10 @@ func TestCertificateRotation(t *testing.T) {
 }
 
 var insecure = &http.Client{Transport: &http.Transport{
-	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // Anybody who can reach the port.
+	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // Any client that can reach the port.
 }}
 
-// get fails unless the URL answers with the code.
+// get returns the body of the URL. It fails unless the response has the code.
 func get(ctx context.Context, url string, code int) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

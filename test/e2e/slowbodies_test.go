@@ -38,13 +38,12 @@ const (
 	bindsMeasured = 1000
 )
 
-// TestSlowBodies_APIServerGetsThrough attacks one replica, as it ships, from another
-// address than that of the API server. The API server still binds every pod, and the
-// replica stays below its memory limit. The log has the latencies and the memory.
+// TestSlowBodies_APIServerGetsThrough attacks one shipped replica from an address that differs from the API server. The API server
+// still binds every pod, and the replica stays below its memory limit. The log contains the latencies and the memory.
 func TestSlowBodies_APIServerGetsThrough(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{})
-	// The race detector multiplies the memory: this replica is built without it.
+	// This replica is built without the race detector, which needs several times as much memory.
 	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir()})
 	require.NoError(t, err)
 	w, err := newWorldWith(t.Context(), install.Options{Cluster: c, Binary: binary}, 1)
@@ -85,8 +84,7 @@ func (l latencies) String() string {
 	return fmt.Sprintf("%d binds, p50 %s, p99 %s, max %s", len(l), l.at(0.5), l.at(0.99), l.at(1))
 }
 
-// measureBinds binds pods by four clients and returns how long each Binding took. Each
-// bind must succeed.
+// measureBinds binds pods with four clients and returns the duration of each bind. Each bind must succeed.
 func (b *bench) measureBinds(prefix string) latencies {
 	b.t.Helper()
 	const clients = 4
@@ -114,16 +112,15 @@ func (b *bench) measureBinds(prefix string) latencies {
 	return took
 }
 
-// attack is a set of clients that each hold a connection open for as long as the
-// server lets them, and then make another one, up to one in five seconds.
+// attack is a set of clients. Each client holds a connection until the server closes it, and then opens another one, at most one per
+// five seconds.
 type attack struct {
 	stop context.CancelFunc
-	// stalled counts bodies of which all but the last byte was sent, ended the
-	// connections that the server has ended.
+	// stalled counts bodies that were sent without their last byte. ended counts connections that the server has closed.
 	stalled, ended atomic.Int64
 }
 
-// startAttack returns when each client has sent what it sends, or was cut off.
+// startAttack returns when each client has sent its data or was disconnected.
 func startAttack(t *testing.T, address string) *attack {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -157,16 +154,16 @@ func startAttack(t *testing.T, address string) *attack {
 	crowd(60, secure.DialContext, a.body(8<<20))
 	crowd(100, secure.DialContext, a.body(2<<20))
 	crowd(100, secure.DialContext, a.body(64<<10))
-	crowd(100, secure.DialContext, func(conn net.Conn) error { // A header that does not end.
+	crowd(100, secure.DialContext, func(conn net.Conn) error { // An incomplete header.
 		_, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: prebind\r\nX: %s", webhook.Path, strings.Repeat("x", 8<<10))
 		return err
 	})
-	crowd(1200, dialer.DialContext, func(net.Conn) error { return nil }) // Without a handshake.
+	crowd(1200, dialer.DialContext, func(net.Conn) error { return nil }) // A connection without a handshake.
 	first.Wait()
 	return a
 }
 
-// body sends all but the last byte of a body of this length.
+// body sends a body of the given length without its last byte.
 func (a *attack) body(length int) func(net.Conn) error {
 	body := bytes.Repeat([]byte(" "), length-1)
 	return func(conn net.Conn) error {
@@ -181,7 +178,7 @@ func (a *attack) body(length int) func(net.Conn) error {
 	}
 }
 
-// hold sends, and reads until the server or the attack ends the connection.
+// hold sends the data, and reads until the server or the attack closes the connection.
 func (a *attack) hold(ctx context.Context, conn net.Conn, send func(net.Conn) error, begun func()) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()

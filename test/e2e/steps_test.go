@@ -21,17 +21,16 @@ import (
 // again is the pause of a scheduler before it retries.
 const again = 500 * time.Millisecond
 
-// label is one that only the nodes carry where this test's pod may go, so that
-// the test says where a kube-scheduler sends it.
+// label is a label of the nodes that this test's pod may use. With it, the test controls the choice of kube-scheduler.
 func (b *bench) label() string { return "e2e.prebind.dev/" + b.ns }
 
-// steered limits a pod to the nodes that are allowed.
+// steered limits a pod to the allowed nodes.
 func (b *bench) steered() gen.PodOption { return gen.NodeSelector(b.label(), "yes") }
 
-// allow lets the pod go to the node.
+// allow allows the node for the pod.
 func (b *bench) allow(node string) { b.setLabel(node, `"yes"`) }
 
-// forbid takes that back.
+// forbid reverts allow.
 func (b *bench) forbid(node string) { b.setLabel(node, "null") }
 
 func (b *bench) setLabel(node, value string) {
@@ -41,8 +40,7 @@ func (b *bench) setLabel(node, value string) {
 	require.NoError(b.t, err)
 }
 
-// ownNode makes a node that no other test's pod goes to, and allows it. Pods need
-// the toleration.
+// ownNode creates a node for this test's pods only, and allows it. Pods need the toleration.
 func (b *bench) ownNode(name string) (node string, toleration gen.PodOption) {
 	b.t.Helper()
 	node = name + "-" + b.ns
@@ -55,29 +53,27 @@ func (b *bench) ownNode(name string) (node string, toleration gen.PodOption) {
 	return node, gen.Tolerates(b.label())
 }
 
-// beginBind has the pod "pod" bound to the node, as bindByHand does, and returns
-// at once; the channel gets what client-go returns.
+// beginBind binds the pod "pod" to the node like bindByHand, but returns immediately. The channel receives the result of client-go.
 func (b *bench) beginBind(node string) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- b.bindByHand(b.binding(node)) }()
 	return done
 }
 
-// end returns what came of beginBind.
+// end returns the result of beginBind.
 func (b *bench) end(done <-chan error) error {
 	b.t.Helper()
 	select {
 	case err := <-done:
 		return err
 	case <-time.After(patience):
-		require.FailNow(b.t, "the Binding has no answer yet")
+		require.FailNow(b.t, "the Binding has no response yet")
 		return nil
 	}
 }
 
-// insist posts the Binding until it succeeds, as a scheduler does that knows no
-// other node. It returns the errors on the way; the last one is nil. It may be
-// called from any goroutine.
+// insist posts the Binding until it succeeds, like a scheduler with only one possible node. It returns the errors of all calls. The
+// last one is nil. It is safe for concurrent use.
 func (b *bench) insist(ctx context.Context, binding *corev1.Binding) []error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -111,7 +107,7 @@ func (b *bench) untilSelected(name string) string {
 	return node
 }
 
-// untilEvent waits for an event of the pod that says all of the words.
+// untilEvent waits for an event of the pod that contains all of the words.
 func (b *bench) untilEvent(words ...string) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
@@ -119,7 +115,7 @@ func (b *bench) untilEvent(words ...string) {
 	}, patience, 100*time.Millisecond)
 }
 
-// deletePod deletes the pod "pod" and returns when it is gone.
+// deletePod deletes the pod "pod" and waits for the end of the deletion.
 func (b *bench) deletePod() {
 	b.t.Helper()
 	require.NoError(b.t, b.client.CoreV1().Pods(b.ns).Delete(b.t.Context(), "pod", metav1.DeleteOptions{}))

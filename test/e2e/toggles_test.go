@@ -18,7 +18,7 @@ import (
 
 const configHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
 
-// untilMetric waits until all replicas have the line in their metrics.
+// untilMetric waits until the metrics of all replicas contain the line.
 func (w *world) untilMetric(t *testing.T, line string) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -39,8 +39,7 @@ func (w *world) bound(t *testing.T) *corev1.Pod {
 	return b.untilBound()
 }
 
-// Tests that change the configuration have their own installation. The cases follow one
-// another.
+// Tests that change the configuration have their own installation. They run one after another.
 func TestToggles(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2)
@@ -48,8 +47,8 @@ func TestToggles(t *testing.T) {
 	t.Run("by flag", func(t *testing.T) { testToggleByFlag(t, w) })
 }
 
-// Mutators and plugins are switched on and off by changing the file, under a steady
-// stream of binds, with no bind that fails; a file with a mistake changes nothing.
+// A change of the configuration file enables and disables mutators and plugins, and no bind of a steady stream fails. An invalid file does
+// not change the configuration.
 func testToggleByFile(t *testing.T, w *world) {
 	set := func(config string) { require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+config)) }
 	newStream(t, w, "1s").during(func() {
@@ -76,14 +75,14 @@ func testToggleByFile(t *testing.T, w *world) {
 			set("mutators: ['*', bind-info]\n")
 			w.untilMetric(t, "prebind_config_last_reload_successful 1")
 		}
-		assert.Contains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls", "the old one stays")
+		assert.Contains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls", "the old configuration should stay")
 
 		set("mutators: []\nnamespaces:\n- names: ['e2e-*']\n  prebindTimeout: 5m\n")
 		w.untilMetric(t, "prebind_config_generation 3")
 		assert.NotContains(t, w.bound(t).Annotations, "topology.prebind.dev/zone")
 	})
 
-	t.Run("a plugin that is off takes no part", func(t *testing.T) {
+	t.Run("a disabled plugin should not take part", func(t *testing.T) {
 		set("prebindPlugins: ['*', -volumebinding]\n")
 		w.untilMetric(t, "prebind_config_generation 4")
 		b := newBench(t, w, nil)
@@ -93,7 +92,7 @@ func testToggleByFile(t *testing.T, w *world) {
 		b.untilBound()
 	})
 
-	t.Run("in audit mode everything is reported and nothing refused", func(t *testing.T) {
+	t.Run("audit mode should report rejections without refusing binds", func(t *testing.T) {
 		set("mode: Audit\n")
 		w.untilMetric(t, "prebind_config_generation 5")
 		b := newBench(t, w, nil)
@@ -101,17 +100,17 @@ func testToggleByFile(t *testing.T, w *world) {
 		client, warned := b.listeningClient()
 		b.client = client
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
-		assert.Empty(t, b.untilBound().Annotations, "nothing is added")
+		assert.Empty(t, b.untilBound().Annotations, "the pod should have no annotations of Prebind")
 		require.Len(t, warned.all(), 1)
 		assert.Contains(t, warned.all()[0], "audit: the bind would be rejected (refused): volumebinding:")
 		b.untilEvent("BindAudited", "would be rejected", b.ns+"/missing")
 		assert.Equal(t, []string{"audited"}, b.decisions())
 		x, code := newPending(t, w, "missing").explain("node-1")
-		assert.Equal(t, 0, code, "it would go ahead")
+		assert.Equal(t, 0, code, "the bind should be allowed")
 		assert.EqualValues(t, "refuse", x.Prebind.Verdict)
 	})
 
-	t.Run("a namespace that is off is left alone", func(t *testing.T) {
+	t.Run("binds of a disabled namespace should be ignored", func(t *testing.T) {
 		b := newBench(t, w, nil)
 		set(fmt.Sprintf("namespaces:\n- names: [%s]\n  mode: 'Off'\n", b.ns))
 		w.untilMetric(t, "prebind_config_generation 6")
@@ -119,11 +118,11 @@ func testToggleByFile(t *testing.T, w *world) {
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		assert.Empty(t, b.untilBound().Annotations)
 		assert.Equal(t, []string{"passed-through"}, b.decisions())
-		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "others are not")
+		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "pods of other namespaces should get annotations")
 	})
 }
 
-// newPending is a pod with claims that no controller binds.
+// newPending creates a pod with claims that no controller binds.
 func newPending(t *testing.T, w *world, claims ...string) *bench {
 	t.Helper()
 	b := newBench(t, w, nil)
@@ -140,12 +139,12 @@ func (w *world) untilOwnEvent(t *testing.T, words ...string) {
 	}, patience, again)
 }
 
-// Mutators and plugins are switched by flags, which win over the file.
+// Flags enable and disable mutators and plugins, and take precedence over the file.
 func testToggleByFlag(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [bind-info]\n"))
 	w.untilMetric(t, "prebind_config_generation 7")
 	pod := w.bound(t)
-	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "as the file says")
+	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "the configuration of the file should apply")
 	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
 
 	restarted := func(args ...string) {
@@ -156,13 +155,13 @@ func testToggleByFlag(t *testing.T, w *world) {
 	restarted("--mutators=topology", "--prebind-plugins=-volumebinding,*")
 	pod = w.bound(t)
 	assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
-	assert.NotContains(t, pod.Annotations, "bind-info.prebind.dev/calls", "the flag wins over the file")
+	assert.NotContains(t, pod.Annotations, "bind-info.prebind.dev/calls", "the flag should take precedence over the file")
 	b := newPending(t, w, "missing")
 	require.NoError(t, b.bindByHand(b.binding("node-1")), "no plugin checks the claim")
 
 	restarted("--prebind-plugins=volumebinding")
 	pod = w.bound(t)
-	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls", "without the flag it is the file's")
+	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls", "without the flag, the file should apply")
 	b = newPending(t, w, "missing")
 	require.ErrorContains(t, b.bindByHand(b.binding("node-1")), b.ns+"/missing")
 }

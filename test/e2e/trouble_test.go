@@ -23,19 +23,18 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// loner is a replica that no Service leads to, with a kubeconfig of its own.
+// loner is a replica that is not part of the Service, with a separate kubeconfig.
 type loner struct {
 	*cluster.Process
 	webhook, health string
 }
 
-// readyz is what the probe says.
+// readyz returns the response of the probe.
 func (l *loner) readyz(ctx context.Context) (string, int, error) {
 	return fetch(ctx, "http://"+l.health+"/readyz")
 }
 
-// loner starts a replica that lives, and may not be ready. It has nothing to do
-// with the attempts of others: the one plugin leaves no marks.
+// loner starts a live replica, which may not be ready. Its only plugin writes no marks, so it does not affect the attempts of other replicas.
 func (b *bench) loner(kubeconfig string, args ...string) *loner {
 	b.t.Helper()
 	l := &loner{}
@@ -62,7 +61,7 @@ func (b *bench) loner(kubeconfig string, args ...string) *loner {
 	return l
 }
 
-// untilReadyz waits until the probe answers with the code, and says the words.
+// untilReadyz waits until the response of the probe has the code and contains the words.
 func (b *bench) untilReadyz(l *loner, code int, words ...string) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
@@ -72,10 +71,10 @@ func (b *bench) untilReadyz(l *loner, code int, words ...string) {
 		for _, w := range words {
 			assert.Contains(c, body, w)
 		}
-	}, 2*patience, again) // A permission that is missing takes two minutes to count.
+	}, 2*patience, again) // A missing permission affects readiness after two minutes.
 }
 
-// fetch returns the body and the code.
+// fetch returns the body and the status code.
 func fetch(ctx context.Context, url string) (string, int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -90,7 +89,7 @@ func fetch(ctx context.Context, url string) (string, int, error) {
 	return string(body), response.StatusCode, err
 }
 
-// proxied is the shipped service account's kubeconfig, by way of a proxy.
+// proxied returns a kubeconfig of the shipped service account that uses a proxy.
 func (b *bench) proxied() *cluster.APIProxy {
 	b.t.Helper()
 	proxy, err := b.cluster.NewAPIProxy(b.prebind.Kubeconfig(), b.t.TempDir())
@@ -99,7 +98,7 @@ func (b *bench) proxied() *cluster.APIProxy {
 	return proxy
 }
 
-// Before its caches are synced a replica sends the API server elsewhere: here they are not, because the API server does not list volumes.
+// A replica is not ready until its caches have synced. In this test they cannot sync, because the API server does not list volumes.
 func TestNotReady(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -117,11 +116,11 @@ func TestNotReady(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
 	assert.Equal(t, "1", response.Header.Get("Retry-After"))
-	assert.True(t, response.Close, "the connection should be closed, so that the next one goes elsewhere")
+	assert.True(t, response.Close, "the connection should be closed, so that the next one uses another replica")
 	assert.Contains(t, string(body), "has not read all objects of these kinds: PersistentVolume")
 }
 
-// An API server that cannot be reached turns readiness off, and back on.
+// A replica is not ready while it cannot reach the API server.
 func TestUnreachableAPIServer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -132,11 +131,11 @@ func TestUnreachableAPIServer(t *testing.T) {
 	b.untilReadyz(l, http.StatusServiceUnavailable, "the API server does not answer, for 1", "EOF")
 	proxy.Cut(false)
 	b.untilReadyz(l, http.StatusOK, "ok")
-	assert.NoError(t, l.Err(), "it lives on")
+	assert.NoError(t, l.Err(), "the replica should keep running")
 }
 
-// narrow makes a service account with the shipped core permissions, and with those
-// of volumebinding by a binding of its own, whose name it returns.
+// narrow creates a service account with the shipped core permissions, and a separate ClusterRoleBinding for the permissions of
+// volumebinding. It returns the name of that binding.
 func (b *bench) narrow() (kubeconfig, binding string) {
 	b.t.Helper()
 	ctx := b.t.Context()
@@ -168,9 +167,8 @@ func (b *bench) narrow() (kubeconfig, binding string) {
 	return kubeconfig, binding
 }
 
-// A permission that is taken away turns readiness off, and says which. Prebind learns it
-// from the first request that is forbidden: here the watches, which begin again. One that
-// is missing at the start ends the program, with one line.
+// A replica that loses a permission is not ready, and reports the permission. It discovers the loss with the first forbidden request, in
+// this test with the restarted watches. A replica that misses a permission at startup logs one line and exits.
 func TestLostPermission(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -184,18 +182,17 @@ func TestLostPermission(t *testing.T) {
 	proxy.Disconnect()
 	b.untilReadyz(l, http.StatusServiceUnavailable,
 		"PreBind plugin volumebinding: the service account lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
-	assert.NoError(t, l.Err(), "it lives on")
+	assert.NoError(t, l.Err(), "the replica should keep running")
 
 	_, err = b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	require.ErrorContains(t, err, "exit status 1")
 	assert.ErrorContains(t, err, "PreBind plugin volumebinding: the service account lacks permissions: ")
-	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "it should be one line: %v", err)
+	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "the output should be one line: %v", err)
 }
 
-// All replicas are gone, and so are their nodes: nothing that asks Prebind is bound,
-// but Prebind's own pods are, by the very scheduler, and when they run everything
-// else is.
+// After the loss of all replicas and their nodes, the API server binds Prebind's own pods. All other pods are bound when Prebind runs
+// again.
 func testAllReplicasDied(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	own := w.client.CoreV1().Pods(install.Namespace)
@@ -227,7 +224,7 @@ func testAllReplicasDied(t *testing.T, w *world) {
 	bound(first...)
 	pod, err := w.client.CoreV1().Pods(b.ns).Get(t.Context(), "pod", metav1.GetOptions{})
 	require.NoError(t, err)
-	assert.Empty(t, pod.Spec.NodeName, "the webhook configuration says Fail")
+	assert.Empty(t, pod.Spec.NodeName, "no pod should be bound while all replicas are down")
 
 	for _, r := range w.prebind.Replicas() {
 		require.NoError(t, r.Process.Start())

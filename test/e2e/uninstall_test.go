@@ -19,14 +19,13 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// Prebind is removed under a steady stream of binds, as its documentation says:
-// no bind fails, neither before nor after.
+// No bind of a steady stream fails while Prebind is removed as documented.
 func TestUninstall(t *testing.T) {
 	t.Parallel()
 	testUninstall(t, ownWorld(t, 2))
 }
 
-// The Helm chart renders the same installation: pods of the real kube-scheduler get topology annotations, and the uninstallation is complete.
+// With the Helm chart, pods of the real kube-scheduler get topology annotations, and the uninstallation is complete.
 func TestInstallFromHelm(t *testing.T) {
 	t.Parallel()
 	w := ownWorldWith(t, install.Options{Helm: true}, 2)
@@ -40,12 +39,12 @@ func testUninstall(t *testing.T, w *world) {
 	t.Helper()
 	s := newStream(t, w, "1s")
 	s.during(func() {
-		// There are some binds of each kind before.
+		// Wait for some binds of each kind before the removal.
 		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), atLeast/4) }, patience, again)
 		require.NoError(t, w.prebind.Uninstall(t.Context()))
 		assert.Empty(t, w.prebind.Replicas())
 		last := s.answered()
-		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should go on")
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Greater(c, s.answered(), last+atLeast/4) }, patience, again, "binds should continue")
 	})
 	s.assertToldUntilRemoved()
 	assertRemoved(t, w)
@@ -66,17 +65,17 @@ func (s *stream) assertToldUntilRemoved() {
 			untold++
 		}
 	}
-	assert.Positive(s.t, told, "Prebind should have been there")
-	assert.Positive(s.t, untold, "Prebind should have gone")
+	assert.Positive(s.t, told, "pods should have topology annotations before the removal")
+	assert.Positive(s.t, untold, "pods should have no topology annotations after the removal")
 }
 
-// assertRemoved checks that nothing of Prebind is left in the cluster.
+// assertRemoved checks that no object of Prebind remains in the cluster.
 func assertRemoved(t *testing.T, w *world) {
 	t.Helper()
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=prebind"}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		_, err := w.client.CoreV1().Namespaces().Get(t.Context(), install.Namespace, metav1.GetOptions{})
-		assert.True(c, apierrors.IsNotFound(err), "the namespace should be gone: %v", err)
+		assert.True(c, apierrors.IsNotFound(err), "the namespace should be deleted: %v", err)
 	}, patience, again)
 	ctx := context.WithoutCancel(t.Context())
 	webhooks, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, ours)
@@ -112,15 +111,14 @@ func TestUnregister(t *testing.T) {
 	assert.True(t, apierrors.IsNotFound(err))
 	assert.Equal(t, "MutatingWebhookConfiguration "+name+" does not exist: the API server does not call Prebind\n", unregister())
 	_, err = configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
-	assert.NoError(t, err, "another one should be left alone")
+	assert.NoError(t, err, "another webhook configuration should not change")
 	_, err = b.program("unregister", "--kubeconfig="+b.prebind.Kubeconfig())
-	require.ErrorContains(t, err, "forbidden", "a replica may not take itself out of the way")
+	require.ErrorContains(t, err, "forbidden", "a replica should not have the permission to unregister")
 	b.pod(cluster.DefaultScheduler)
 	b.assertTopology(b.untilBound())
 }
 
-// program runs the program to its end and returns what it printed; what it printed
-// as an error is in the error.
+// program runs prebind until it exits, and returns its standard output. The error contains its standard error.
 func (b *bench) program(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()

@@ -18,10 +18,9 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// A scheduler that knows no volumes cannot know what these cases are about: they
-// are all bound by hand.
+// A scheduler without support for volumes does not handle these cases, so the test binds all pods by hand.
 
-// A ReadWriteOncePod claim is one pod's at a time, and free when that is gone.
+// Only one pod at a time can use a ReadWriteOncePod claim. The claim is free when the pod is deleted.
 func TestReadWriteOncePod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -39,13 +38,13 @@ func TestReadWriteOncePod(t *testing.T) {
 	b.assertClaimBound("data", "node-1")
 	err = bind("second")
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "first", "it should name the pod that has it")
+	assert.ErrorContains(t, err, "first", "the denial should name the pod that uses the claim")
 
 	require.NoError(t, b.client.CoreV1().Pods(b.ns).Delete(t.Context(), "first", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	assert.NoError(t, bind("second"))
 }
 
-// A volume is not asked for where the driver has no room for it.
+// Prebind does not request a volume on a node without sufficient capacity of the driver.
 func TestStorageCapacity(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -68,11 +67,10 @@ func TestStorageCapacity(t *testing.T) {
 	client, warned := b.listeningClient()
 	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-2"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
 	require.Len(t, warned.all(), 1)
-	assert.Contains(t, warned.all()[0], "selected-node", "on the node with room it would ask for the volume")
+	assert.Contains(t, warned.all()[0], "selected-node", "a dry run should request the volume on the node with sufficient capacity")
 }
 
-// A generic ephemeral volume's claim is made by a controller after the pod: a
-// scheduler that is faster waits.
+// A controller creates the claim of a generic ephemeral volume after the pod. The bind of a faster scheduler waits.
 func TestEphemeralVolume(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -82,7 +80,7 @@ func TestEphemeralVolume(t *testing.T) {
 	b.assertClaimBound("pod-scratch", "node-3")
 }
 
-// Two pods race for one volume, on two replicas: one gets it, the other is rejected, because there is no second volume.
+// If two pods race for one volume on two replicas, one pod gets it and Prebind rejects the other one.
 func TestRaceForOneVolume(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -107,7 +105,7 @@ func TestRaceForOneVolume(t *testing.T) {
 	assert.Equal(t, volumes[0], claim.Spec.VolumeName)
 }
 
-// Many pods share a claim that is still to be made: all of them wait for it.
+// Many pods share a claim that does not exist yet. All of them wait for it.
 func TestSharedClaim(t *testing.T) {
 	t.Parallel()
 	const pods = 10

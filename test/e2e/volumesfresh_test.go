@@ -17,9 +17,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// A volume can be used as soon as the API server holds it, although no watch of a
-// replica has delivered it yet. Each volume is made just before the only bind that
-// can use it.
+// Prebind can use a volume as soon as the API server has stored it, before the watch of a replica delivers it. The test creates each volume
+// right before the only bind that can use it.
 func TestStaticBindsRightAfterTheirVolumes(t *testing.T) {
 	t.Parallel()
 	const binds, label = 20, "e2e.prebind.dev/for"
@@ -54,7 +53,7 @@ func TestStaticBindsRightAfterTheirVolumes(t *testing.T) {
 	assert.NoError(t, errors.Join(failed...), "%d of %d binds", len(failed), binds)
 }
 
-// unlimited gives the bench a client that sends requests as fast as a scheduler's.
+// unlimited gives the bench a client without a client-side rate limit.
 func (b *bench) unlimited() {
 	b.t.Helper()
 	config := b.cluster.Config()
@@ -66,8 +65,7 @@ func (b *bench) unlimited() {
 	b.world = &own
 }
 
-// createVolume returns as soon as the API server holds the volume. It may be called
-// from any goroutine.
+// createVolume returns as soon as the API server has stored the volume. It is safe for concurrent use.
 func (b *bench) createVolume(options ...gen.VolumeOption) error {
 	pv := gen.Volume("", options...)
 	pv.GenerateName = "e2e-"
@@ -75,7 +73,7 @@ func (b *bench) createVolume(options ...gen.VolumeOption) error {
 	return err
 }
 
-// Capacity counts as soon as the API server holds it.
+// Capacity applies as soon as the API server has stored it.
 func TestCapacityRightAfterItIsPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
