@@ -108,8 +108,8 @@ func TestIndex(t *testing.T) {
 
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
-	admission-control-config-file annotations build-arg clusterrole controllers create-namespace election-timeout field-selector
-	for force help image list max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw replicas reuse-values set
+	admission-control-config-file annotations build-arg clusterrole controllers create-namespace dry-run election-timeout field-selector
+	for force from-file help image list max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw replicas reuse-values set
 	show-labels sort-by tail timeout type`)
 
 // A flag that the documentation names is there.
