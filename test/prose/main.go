@@ -2,22 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Prose checks the English of documentation, comments and string literals against rules.yaml and prints each violation as
-// file:line. Without arguments it checks the repository except the paths in pending.txt; with paths it checks those.
+// file:line. Without arguments it checks the repository; with paths it checks those.
 package main
 
 import (
-	_ "embed"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 )
-
-//go:embed pending.txt
-var pendingList string
 
 func main() {
 	rules, err := loadRules(ruleData)
@@ -25,13 +20,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	roots, pending := os.Args[1:], []string(nil)
+	roots := os.Args[1:]
 	if len(roots) == 0 {
-		roots, pending = []string{"."}, paths(pendingList)
+		roots = []string{"."}
 	}
 	found := 0
 	for _, root := range roots {
-		n, err := checkTree(root, pending, rules)
+		n, err := checkTree(root, rules)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(2)
@@ -44,32 +39,21 @@ func main() {
 	}
 }
 
-// paths returns the lines of list that are neither empty nor comments.
-func paths(list string) []string {
-	var all []string
-	for line := range strings.Lines(list) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-			all = append(all, line)
-		}
-	}
-	return all
-}
-
 // skipped are directories and files that contain no prose of this project.
-var skipped = []string{".git", "bin", "fuzz", "LICENSE", "go.sum", "tools.sum", "go.mod", "tools.mod", "rules.yaml", "rules_test.go", "pending.txt"}
+var skipped = []string{".git", "bin", "fuzz", "LICENSE", "go.sum", "tools.sum", "go.mod", "tools.mod", "rules.yaml", "rules_test.go"}
 
 // checked are the extensions of files that contain prose; files without an extension, such as Makefile, contain some too.
 var checked = []string{"", ".go", ".md", ".gotmpl", ".yaml", ".yml", ".tpl", ".txt", ".json", ".sh"}
 
 // checkTree prints the violations in all files at and below root and returns their number.
-func checkTree(root string, pending []string, rules []rule) (int, error) {
+func checkTree(root string, rules []rule) (int, error) {
 	found := 0
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		name = filepath.ToSlash(name)
 		switch {
 		case err != nil:
 			return err
-		case slices.Contains(skipped, path.Base(name)), slices.Contains(pending, name):
+		case slices.Contains(skipped, path.Base(name)):
 			if entry.IsDir() {
 				return fs.SkipDir
 			}
