@@ -72,6 +72,7 @@ func (p *everyPoint) SetupBindContextExtension(ctx context.Context, _ framework.
 
 func (p *everyPoint) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	p.in(ctx, runner.StepPreBind)
+	synctest.Wait() // until the call is held; it would not hold for an attempt that has ended
 	return p.checker.PreBind(ctx, bc)
 }
 
