@@ -235,7 +235,7 @@ func (g *grown) fullPool(ctx context.Context, node string) error {
 		if _, err := g.client.ResourceV1().ResourceClaims(prebind).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
-		entry, err := json.Marshal(map[string]any{"claim": prebind + "/" + name, "uid": claim.UID, "attempt": "ended000-0000000001"})
+		entry, err := json.Marshal(map[string]any{"claim": prebind + "/" + name, "uid": claim.UID, "version": claim.ResourceVersion, "attempt": "ended000-0000000001"})
 		if err != nil {
 			return err
 		}
