@@ -5,7 +5,6 @@ package volumebinding
 
 import (
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -14,56 +13,21 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
-// claimRef is a volume of the pod that refers to a PersistentVolumeClaim.
-type claimRef struct {
-	name string
-	// ephemeral is the pod's volume if the claim is a generic ephemeral one.
-	ephemeral *corev1.Volume
-}
-
-// isExclusive returns whether no other pod may use the claim. A generic ephemeral claim always
-// belongs to its pod.
-func (r claimRef) isExclusive(claim *corev1.PersistentVolumeClaim) bool {
-	return r.ephemeral == nil && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
-}
-
-// claimRefs lists the claims of the pod, each once, in the pod's order.
-func claimRefs(pod *corev1.Pod) []claimRef {
-	var refs []claimRef
-	seen := map[string]bool{}
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		ref := claimRef{}
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			ref.name = v.PersistentVolumeClaim.ClaimName
-		case v.Ephemeral != nil:
-			ref.name, ref.ephemeral = ephemeral.VolumeClaimName(pod, v), v
-		default:
-			continue
-		}
-		if !seen[ref.name] {
-			seen[ref.name] = true
-			refs = append(refs, ref)
-		}
-	}
-	return refs
-}
-
 // usable returns the claim if the pod may use it.
-func (s snapshot) usable(ref claimRef) (*corev1.PersistentVolumeClaim, error) {
-	about := framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.name}
-	claim, ok := s.claims[ref.name]
+func (s snapshot) usable(ref volumes.ClaimRef) (*corev1.PersistentVolumeClaim, error) {
+	about := framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.Name}
+	claim, ok := s.claims[ref.Name]
 	switch {
-	case !ok && ref.ephemeral != nil:
-		return nil, framework.Wait(about, "waiting for the ephemeral volume controller to create the claim of volume %q", ref.ephemeral.Name).
+	case !ok && ref.Ephemeral != nil:
+		return nil, framework.Wait(about, "waiting for the ephemeral volume controller to create the claim of volume %q", ref.Ephemeral.Name).
 			Advise("retry the Binding")
 	case !ok:
 		return nil, framework.Refuse(about, "the claim does not exist").Advise("create it, or correct the pod")
-	case ref.ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return nil, framework.Refuse(about, "the claim was not created for ephemeral volume %q of this pod", ref.ephemeral.Name).
+	case ref.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
+		return nil, framework.Refuse(about, "the claim was not created for ephemeral volume %q of this pod", ref.Ephemeral.Name).
 			Advise("delete the claim, or rename the pod or its volume")
 	case claim.DeletionTimestamp != nil:
 		return nil, framework.Refuse(about, "the claim is being deleted").Advise("create it again after its deletion")
@@ -114,11 +78,6 @@ func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
 			Advise("bind the pod to %s, or delete the claim to start again", chosen)
 	}
 	return nil
-}
-
-// isBound is isPVCFullyBound of kube-scheduler. The phase is updated later and does not count.
-func isBound(claim *corev1.PersistentVolumeClaim) bool {
-	return claim.Spec.VolumeName != "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
 }
 
 // object refers to a claim or a volume in errors.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
@@ -158,7 +159,7 @@ func (p packing) List(ctx context.Context, into client.ObjectList, options ...cl
 
 // packed returns the object as a reader of the cache gets it, or nil if the cache hides it.
 func packed(o runtime.Object) (runtime.Object, error) {
-	for kind, by := range Caches("") {
+	for kind, by := range volumes.Caches("") {
 		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
 			continue
 		}

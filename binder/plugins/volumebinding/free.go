@@ -14,6 +14,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // FreeVolumes indexes the PersistentVolumes that a claim can be matched with, in matching order.
@@ -57,7 +58,7 @@ func NewFreeVolumes() *FreeVolumes {
 func (f *FreeVolumes) OnAdd(object any, _ bool) { f.OnUpdate(nil, object) }
 
 // OnUpdate implements cache.ResourceEventHandler. An object of another type is a packed, bound
-// volume; see packVolume.
+// volume; see volumes.PackVolume.
 func (f *FreeVolumes) OnUpdate(_, object any) {
 	if pv, ok := object.(*corev1.PersistentVolume); ok {
 		f.put(pv)
@@ -126,7 +127,7 @@ func (f *FreeVolumes) changed(name string) {
 
 // place must be called with mu held.
 func (f *FreeVolumes) place(pv *corev1.PersistentVolume) {
-	inTree := migratable(pv)
+	inTree := volumes.IsMigratable(pv)
 	at := placed{volume: pv, class: volume.GetPersistentVolumeClass(pv), like: likeness(pv, inTree)}
 	if !inTree {
 		at.host = onlyHost(pv)

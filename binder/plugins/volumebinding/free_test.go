@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -162,7 +163,7 @@ func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	bound := pv.DeepCopy()
 	bound.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim-1"}
 	bound.Status.Phase = corev1.VolumeBound
-	packed, err := packVolume(bound)
+	packed, err := volumes.PackVolume(bound)
 	require.NoError(t, err)
 	require.NotEqual(t, bound, packed)
 	free.OnUpdate(pv, packed)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // snapshot is the input of a decision. Objects that do not exist are missing from the maps.
@@ -107,15 +108,15 @@ func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
 // kube-scheduler's VolumeBinding; docs/volumebinding.md lists the differences.
 func findPodVolumes(s snapshot) (plan, error) {
 	var unbound, exclusive []*corev1.PersistentVolumeClaim
-	for _, ref := range claimRefs(s.pod) {
+	for _, ref := range volumes.ClaimsOf(s.pod) {
 		claim, err := s.usable(ref)
 		if err != nil {
 			return plan{}, err
 		}
-		if ref.isExclusive(claim) {
+		if ref.IsExclusive(claim) {
 			exclusive = append(exclusive, claim)
 		}
-		if isBound(claim) {
+		if volumes.IsBound(claim) {
 			if err := s.checkBound(claim); err != nil {
 				return plan{}, err
 			}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // Name of the plugin.
@@ -67,7 +68,7 @@ var (
 // depends on. A live reading in which no object serves a claim also makes sure that the
 // cache, which lists these objects, is not behind the API server.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
-	if len(claimRefs(bc.Pod)) == 0 {
+	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
 		return nil
 	}
 	s, err := p.read(ctx, reader, bc)
@@ -85,7 +86,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 // kube-scheduler's VolumeBinding. Like VolumeRestrictions, it also rejects a second pod that uses
 // a ReadWriteOncePod claim.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
-	if len(claimRefs(bc.Pod)) == 0 {
+	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
 		return framework.Skip, nil
 	}
 	s, err := extension.Get(bc)

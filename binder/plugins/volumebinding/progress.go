@@ -10,6 +10,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // observed is a claim of the plan in its present state.
@@ -57,7 +58,7 @@ func staticProgress(m match, now observed, at target) (progress, error) {
 	if err := now.claimUsable(m.claim); err != nil {
 		return progress{}, err
 	}
-	if isBound(now.claim) && now.claim.Spec.VolumeName != m.volume.Name {
+	if volumes.IsBound(now.claim) && now.claim.Spec.VolumeName != m.volume.Name {
 		return progress{}, framework.Wait(object(m.claim), "the claim is bound to PersistentVolume %s instead of %s", now.claim.Spec.VolumeName, m.volume.Name).
 			Advise("retry the Binding")
 	}
@@ -127,7 +128,7 @@ func (o observed) claimUsable(planned *corev1.PersistentVolumeClaim) error {
 
 // reached checks that the claim is bound and that its volume names it.
 func reached(waiting progress, now observed) progress {
-	if !isBound(now.claim) || now.volume == nil || now.claim.Spec.VolumeName != now.volume.Name ||
+	if !volumes.IsBound(now.claim) || now.volume == nil || now.claim.Spec.VolumeName != now.volume.Name ||
 		!volume.IsVolumeBoundToClaim(now.volume, now.claim) {
 		return waiting
 	}

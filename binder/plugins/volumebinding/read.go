@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // reading reads a snapshot.
@@ -39,16 +40,16 @@ func (p *Plugin) read(ctx context.Context, from framework.Reader, bc *framework.
 
 func (r *reading) read(ctx context.Context) error {
 	var exclusive []*corev1.PersistentVolumeClaim
-	for _, ref := range claimRefs(r.pod) {
-		claim, err := framework.Get(ctx, r.from, &corev1.PersistentVolumeClaim{}, r.pod.Namespace, ref.name)
+	for _, ref := range volumes.ClaimsOf(r.pod) {
+		claim, err := framework.Get(ctx, r.from, &corev1.PersistentVolumeClaim{}, r.pod.Namespace, ref.Name)
 		if err != nil {
 			return err
 		}
 		if claim == nil {
 			continue
 		}
-		r.claims[ref.name] = claim
-		if ref.isExclusive(claim) {
+		r.claims[ref.Name] = claim
+		if ref.IsExclusive(claim) {
 			exclusive = append(exclusive, claim)
 		}
 		if err := r.readVolumes(ctx, claim); err != nil {
@@ -73,12 +74,12 @@ func (r *reading) read(ctx context.Context) error {
 // migratable returns whether the decision depends on the node's CSINode.
 func (s snapshot) migratable() bool {
 	for _, pv := range s.volumes {
-		if migratable(pv) {
+		if volumes.IsMigratable(pv) {
 			return true
 		}
 	}
 	for _, some := range s.reserved {
-		if slices.ContainsFunc(some, migratable) {
+		if slices.ContainsFunc(some, volumes.IsMigratable) {
 			return true
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // Registration returns the plugin's entry in the registry.
@@ -24,7 +25,7 @@ func Registration() framework.Registration {
 		Description: "binds and waits for the pod's PersistentVolumeClaims",
 		Watches: framework.Always(&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &storagev1.StorageClass{},
 			&storagev1.CSIDriver{}, &storagev1.CSIStorageCapacity{}),
-		Caches: Caches,
+		Caches: volumes.Caches,
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},

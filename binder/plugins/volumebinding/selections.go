@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // Selections records when this replica first observed the selected node of an unbound claim.
@@ -49,10 +51,10 @@ func (s *Selections) OnAdd(object any, initial bool) {
 }
 
 // OnUpdate implements cache.ResourceEventHandler. An object of another type is a packed, bound
-// claim; see packClaim.
+// claim; see volumes.PackClaim.
 func (s *Selections) OnUpdate(before, object any) {
 	claim, ok := object.(*corev1.PersistentVolumeClaim)
-	if !ok || isBound(claim) || claim.Annotations[volume.AnnSelectedNode] == "" {
+	if !ok || volumes.IsBound(claim) || claim.Annotations[volume.AnnSelectedNode] == "" {
 		s.OnDelete(object)
 		return
 	}

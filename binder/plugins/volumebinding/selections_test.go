@@ -14,6 +14,8 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -27,8 +29,9 @@ func TestSelections(t *testing.T) {
 	bound := there.DeepCopy()
 	bound.Spec.VolumeName, bound.Status.Phase = "volume", corev1.ClaimBound
 	bound.Annotations[volume.AnnBindCompleted] = "yes"
-	packed := newBoundClaim(bound)
-	require.NotNil(t, packed)
+	packed, err := volumes.PackClaim(bound.DeepCopy())
+	require.NoError(t, err)
+	require.Implements(t, (*compact.Object)(nil), packed)
 	cases := map[string]struct {
 		reason string
 		// events sends the events one second apart, the first at start.

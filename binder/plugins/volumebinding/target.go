@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // target is the node of the bind.
@@ -42,7 +43,7 @@ func (t target) checkAffinity(pv *corev1.PersistentVolume) error {
 // driver if the volume's in-tree plugin was migrated. It does not change the volume. It follows
 // tryTranslatePVToCSI of kube-scheduler's VolumeBinding.
 func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
-	if !migratable(pv) {
+	if !volumes.IsMigratable(pv) {
 		return pv, nil
 	}
 	translator := csitranslation.New()
@@ -58,12 +59,6 @@ func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, e
 	here := *pv
 	here.Spec.NodeAffinity = translated.Spec.NodeAffinity
 	return &here, nil
-}
-
-// migratable returns whether the volume is of an in-tree plugin that can be migrated to a CSI
-// driver. The node's CSINode shows whether it is.
-func migratable(pv *corev1.PersistentVolume) bool {
-	return csitranslation.New().IsPVMigratable(pv)
 }
 
 // migrated returns whether the node has migrated the in-tree plugin to CSI. The plugins are

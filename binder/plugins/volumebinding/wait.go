@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // wait waits until every claim of the plan is bound. It returns an error if that is no longer
@@ -44,7 +45,7 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 		seen = append(seen, now)
 	}
 	at := target{node: node}
-	if slices.ContainsFunc(seen, func(now observed) bool { return now.volume != nil && migratable(now.volume) }) {
+	if slices.ContainsFunc(seen, func(now observed) bool { return now.volume != nil && volumes.IsMigratable(now.volume) }) {
 		// The cache does not hold it.
 		if at.csiNode, err = framework.Get(ctx, p.h.Live, &storagev1.CSINode{}, "", node.Name); err != nil {
 			return framework.Waiting{}, err

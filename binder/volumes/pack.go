@@ -1,7 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package volumebinding
+// Package volumes contains what several plugins need of PersistentVolumeClaims and
+// PersistentVolumes: their form in the cache, and the claims of a pod.
+package volumes
 
 import (
 	"slices"
@@ -18,27 +20,28 @@ import (
 )
 
 // Most claims and volumes of a cluster are bound to each other. The cache holds only the few fields
-// of them that this plugin reads; docs/performance has the memory. Of the other claims, whose size a
-// tenant controls, it holds the fields that the plugin reads.
+// of them that plugins read; docs/performance has the memory. Of the other claims, whose size a
+// tenant controls, it holds the fields that plugins read.
 
 const (
 	// maxBound is the maximum total length of the names and UIDs of a packed claim.
 	maxBound = 1 << 10
 	// maxClaim is the maximum size of another claim in the cache, in bytes as stored by the API
-	// server. The cache hides a larger one, so that the plugin reads it from the API server.
+	// server. The cache hides a larger one, so that plugins read it from the API server.
 	maxClaim = 8 << 10
 )
 
-// keptAnnotations are the annotations of a claim that the plugin and its helpers read.
+// keptAnnotations are the annotations of a claim that plugins and their helpers read.
 var keptAnnotations = []string{
 	volume.AnnBindCompleted, volume.AnnBoundByController, volume.AnnSelectedNode, volume.AnnStorageProvisioner, corev1.BetaStorageClassAnnotation,
 }
 
-// Caches returns transforms that reduce the memory of claims and volumes.
+// Caches returns transforms that reduce the memory of claims and volumes. All plugins that read
+// them register it as Registration.Caches, so that they share one cache.
 func Caches(string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
-		&corev1.PersistentVolumeClaim{}: {Transform: packClaim},
-		&corev1.PersistentVolume{}:      {Transform: packVolume},
+		&corev1.PersistentVolumeClaim{}: {Transform: PackClaim},
+		&corev1.PersistentVolume{}:      {Transform: PackVolume},
 	}
 }
 
@@ -57,7 +60,9 @@ type boundClaim struct {
 type boundVolume struct {
 	claimNamespace unique.Handle[string]
 	// affinity is encoded. The volumes of a zone or node share it.
-	affinity      unique.Handle[string]
+	affinity unique.Handle[string]
+	// driver is the name of the CSI driver, or empty.
+	driver        unique.Handle[string]
 	name, version string
 	claimName     string
 	claimUID      types.UID
@@ -68,8 +73,9 @@ var (
 	_ compact.Object = (*boundVolume)(nil)
 )
 
-// packClaim is the transform for claims. It may change the object.
-func packClaim(o any) (any, error) {
+// PackClaim is the transform for claims. It may change the object. It returns a compact.Object for a
+// bound claim and for one that is too large.
+func PackClaim(o any) (any, error) {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
 	if !ok {
 		return o, nil
@@ -86,7 +92,7 @@ func packClaim(o any) (any, error) {
 
 // newBoundClaim returns nil for a claim that the packed form cannot represent.
 func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
-	if !isBound(claim) || claim.Status.Phase != corev1.ClaimBound || claim.DeletionTimestamp != nil {
+	if !IsBound(claim) || claim.Status.Phase != corev1.ClaimBound || claim.DeletionTimestamp != nil {
 		return nil
 	}
 	node := claim.Annotations[volume.AnnSelectedNode]
@@ -104,7 +110,7 @@ func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
 	}
 }
 
-// trimClaim removes the fields that the plugin does not read.
+// trimClaim removes the fields that plugins do not read.
 func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	kept := map[string]string{}
 	for _, key := range keptAnnotations {
@@ -122,16 +128,21 @@ func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: claim.Status.Phase}
 }
 
-// packVolume is the transform for volumes. It may change the object.
-func packVolume(o any) (any, error) {
+// PackVolume is the transform for volumes. It may change the object. It returns a compact.Object for a
+// bound volume.
+func PackVolume(o any) (any, error) {
 	pv, ok := o.(*corev1.PersistentVolume)
 	if !ok {
 		return o, nil
 	}
 	pv.ManagedFields = nil
 	ref := pv.Spec.ClaimRef
-	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || pv.DeletionTimestamp != nil || migratable(pv) {
+	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || pv.DeletionTimestamp != nil || IsMigratable(pv) {
 		return pv, nil
+	}
+	driver := ""
+	if pv.Spec.CSI != nil {
+		driver = pv.Spec.CSI.Driver
 	}
 	var affinity []byte
 	if pv.Spec.NodeAffinity != nil {
@@ -141,7 +152,7 @@ func packVolume(o any) (any, error) {
 		}
 	}
 	return &boundVolume{
-		claimNamespace: unique.Make(ref.Namespace), affinity: unique.Make(string(affinity)),
+		claimNamespace: unique.Make(ref.Namespace), affinity: unique.Make(string(affinity)), driver: unique.Make(driver),
 		name: pv.Name, version: pv.ResourceVersion, claimName: ref.Name, claimUID: ref.UID,
 	}, nil
 }
@@ -187,10 +198,13 @@ func (v *boundVolume) Unpack() client.Object {
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 	}
+	if driver := v.driver.Value(); driver != "" {
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver}
+	}
 	if affinity := v.affinity.Value(); affinity != "" {
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{}
 		if pv.Spec.NodeAffinity.Unmarshal([]byte(affinity)) != nil {
-			return nil // The plugin reads it from the API server.
+			return nil // Plugins read it from the API server.
 		}
 	}
 	return pv
