@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -57,8 +58,9 @@ type Assembly struct {
 	// receive events.
 	indexed, handled map[string]bool
 	// built contains the current plugins by name. A plugin is kept while its arguments do not
-	// change.
-	built map[string]builtPlugin
+	// change. retired contains earlier plugins whose waits Applied ends.
+	built   map[string]builtPlugin
+	retired []builtPlugin
 }
 
 // watched is a kind in one of the two caches.
@@ -70,6 +72,8 @@ type watched struct {
 type builtPlugin struct {
 	arguments framework.Arguments
 	plugin    framework.PreBinder
+	// retired is framework.Handle.Retired. Applied closes it.
+	retired chan struct{}
 }
 
 // New returns an Assembly without plugins.
@@ -178,23 +182,53 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
 			continue
 		}
+		lacks, err := a.unpermitted(ctx, e, c)
+		if err != nil {
+			return nil, err
+		}
+		if lacks != nil {
+			klog.InfoS("Skipped a PreBind plugin: its permission is missing", "plugin", e.Name, "reason", lacks)
+			continue
+		}
 		b, ok := a.built[e.Name]
 		if arguments := c.Arguments.Of(e.Name); !ok || !reflect.DeepEqual(b.arguments, arguments) {
-			p, err := a.plugin(ctx, e, arguments)
-			if err != nil {
+			b = builtPlugin{arguments: arguments, retired: make(chan struct{})}
+			if b.plugin, err = a.plugin(ctx, e, arguments, b.retired); err != nil {
 				return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
 			}
-			b = builtPlugin{arguments: arguments, plugin: p}
 		}
 		built[e.Name] = b
 		list = append(list, b.plugin)
+	}
+	for name, b := range a.built {
+		if built[name].retired != b.retired {
+			a.retired = append(a.retired, b)
+		}
 	}
 	a.built = built
 	return list, nil
 }
 
+// Applied tells the Assembly that the last Settings are in force. The binds that wait in a plugin
+// that was switched off, or that has new arguments now, end and are repeated.
+func (a *Assembly) Applied() {
+	for _, b := range a.retired {
+		close(b.retired)
+	}
+	a.retired = nil
+	used := sets.New[string]()
+	for _, p := range a.o.Registry.Plugins {
+		if b, ok := a.built[p.Name]; ok && p.Selections != nil {
+			for _, s := range p.Selections(b.arguments) {
+				used.Insert(s.Name)
+			}
+		}
+	}
+	a.o.Manager.selections.keep(used)
+}
+
 // plugin adds the kinds that the plugin needs to the cache, and builds the plugin.
-func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.PreBinder, error) {
+func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments, retired <-chan struct{}) (framework.PreBinder, error) {
 	var examples []client.Object
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
@@ -212,9 +246,17 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		return nil, err
 	}
 	mgr := a.o.Manager
+	if e.Selections != nil {
+		for _, s := range e.Selections(arguments) {
+			if err := mgr.selections.use(ctx, a, s); err != nil {
+				return nil, err
+			}
+		}
+	}
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
 		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
+		Events: mgr.GetEventRecorder("prebind"), Retired: retired,
 	}, arguments)
 	if err == nil && p.Name() != e.Name {
 		err = fmt.Errorf("must be named as registered, got %q", p.Name())

@@ -6,7 +6,6 @@ package assembly
 import (
 	"context"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -49,18 +48,21 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	views := map[string]*view{"": {narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds("")}}
+	selected := &selections{all: map[string]*selection{}}
+	views := map[string]*view{"": {narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(""), selections: selected}}
 	for _, p := range r.Plugins {
-		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name)}
+		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name), selections: selected}
 	}
-	return &Manager{Manager: mgr, views: views}, nil
+	return &Manager{Manager: mgr, views: views, selections: selected}, nil
 }
 
 // Manager has two caches. GetCache returns the cache that plugins narrow. The complete cache
 // contains the same kinds for plugins that need all objects with all fields. A cache uses
-// memory and permissions only for the kinds that are watched in it.
+// memory and permissions only for the kinds that are watched in it. Each selection of a plugin has
+// a cache of its own.
 type Manager struct {
 	manager.Manager
+	selections *selections
 	// views contains the view of each plugin on the caches, by name. The empty name is the view of
 	// the mutators.
 	views map[string]*view
@@ -85,29 +87,30 @@ func (r *Registry) completeKinds(plugin string) sets.Set[string] {
 	kinds, own := sets.New[string](), sets.New[string]()
 	for _, p := range r.Plugins {
 		if p.Name == plugin {
-			own = narrows(p)
+			own = sets.KeySet(narrows(p))
 		} else {
-			kinds = kinds.Union(narrows(p))
+			kinds = kinds.Union(sets.KeySet(narrows(p)))
 		}
 	}
 	return kinds.Difference(own)
 }
 
-// narrows returns the kinds that the plugin narrows.
-func narrows(p framework.Registration) sets.Set[string] {
-	kinds := sets.New[string]()
+// narrows returns the kinds that the plugin narrows, and how.
+func narrows(p framework.Registration) map[string]cache.ByObject {
+	kinds := map[string]cache.ByObject{}
 	if p.Caches != nil {
-		for example := range p.Caches("") {
-			kinds.Insert(framework.KindOf(example))
+		for example, how := range p.Caches("") {
+			kinds[framework.KindOf(example)] = how
 		}
 	}
 	return kinds
 }
 
-// view is the view of one plugin on the caches. Its methods choose between the two caches.
+// view is the view of one plugin on the caches. Its methods choose between them.
 type view struct {
 	narrowed, complete cache.Cache
 	completeKinds      sets.Set[string]
+	selections         *selections
 }
 
 // of returns the cache from which the plugin reads the kind.
@@ -125,6 +128,11 @@ func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object
 
 // List implements client.Reader.
 func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	for _, o := range opts {
+		if by, ok := o.(framework.Selected); ok {
+			return v.selections.List(ctx, into, by)
+		}
+	}
 	return v.of(into).List(ctx, into, opts...)
 }
 
@@ -142,9 +150,17 @@ func CacheOptions(r *Registry, namespace string) cache.Options {
 		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
 		&corev1.Node{}: {Transform: trimNode},
 	}
+	narrowed := sets.New[string]()
 	for _, p := range r.Plugins {
-		if p.Caches != nil {
-			maps.Copy(options.ByObject, p.Caches(namespace))
+		if p.Caches == nil {
+			continue
+		}
+		for example, how := range p.Caches(namespace) {
+			// Plugins that narrow a kind in the same way share its cache.
+			if kind := framework.KindOf(example); !narrowed.Has(kind) {
+				narrowed.Insert(kind)
+				options.ByObject[example] = how
+			}
 		}
 	}
 	return options

@@ -150,11 +150,32 @@ func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([
 		return nil, err
 	}
 	for _, p := range plugins {
+		if ifPermitted(p, c) {
+			continue
+		}
 		if err := add("PreBind plugin", p.Name, "prebind-plugins", p.Needs); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
+}
+
+// ifPermitted returns whether Prebind omits the plugin if a permission is missing.
+func ifPermitted(p framework.Registration, c *v1alpha1.PrebindConfiguration) bool {
+	return p.IfPermitted && !slices.Contains(c.PreBindPlugins, p.Name)
+}
+
+// unpermitted returns the missing permissions of a plugin for which ifPermitted is true, or nil.
+func (a *Assembly) unpermitted(ctx context.Context, p framework.Registration, c *v1alpha1.PrebindConfiguration) (missing, err error) {
+	if !ifPermitted(p, c) {
+		return nil, nil
+	}
+	needed, err := p.Needs(c.Arguments.Of(p.Name))
+	if err != nil {
+		return nil, err
+	}
+	n := needs{part: "PreBind plugin " + p.Name, remedy: "apply its role to use it", permissions: permissionsOf(needed, a.o.Namespace)}
+	return n.check(ctx, a.o.Client), nil
 }
 
 // CheckCertificatePermissions returns an error if self-managed certificates are on and Prebind

@@ -7,9 +7,10 @@ package assembly
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -35,7 +36,7 @@ func (r *Registry) Components() v1alpha1.Registered {
 }
 
 // Check returns an error if an entry is incomplete, or if two have the same name or narrow
-// the same kind in the cache.
+// the same kind in the cache in different ways.
 func (r *Registry) Check() error {
 	seen := map[string]bool{}
 	check := func(kind, name, description string, isNew bool) error {
@@ -53,19 +54,31 @@ func (r *Registry) Check() error {
 			return err
 		}
 	}
-	narrowedBy := map[string]string{"Pod": "Prebind", "Node": "Prebind"}
+	type narrowing struct {
+		by  string
+		how cache.ByObject
+	}
+	narrowed := map[string]narrowing{"Pod": {by: "Prebind"}, "Node": {by: "Prebind"}}
 	for _, p := range r.Plugins {
 		if err := check("PreBind plugin", p.Name, p.Description, p.New != nil); err != nil {
 			return err
 		}
-		for _, kind := range sets.List(narrows(p)) {
-			if by, ok := narrowedBy[kind]; ok {
-				return fmt.Errorf("PreBind plugin %q: Caches must not contain %s, which %s already narrows", p.Name, kind, by)
+		for kind, how := range narrows(p) {
+			if first, ok := narrowed[kind]; ok && !sameNarrowing(first.how, how) {
+				return fmt.Errorf("PreBind plugin %q: Caches must not contain %s, which %s already narrows in another way", p.Name, kind, first.by)
 			}
-			narrowedBy[kind] = p.Name
+			narrowed[kind] = narrowing{by: p.Name, how: how}
 		}
 	}
 	return nil
+}
+
+// sameNarrowing returns whether both narrow a kind by nothing but the same transform function.
+func sameNarrowing(a, b cache.ByObject) bool {
+	function := func(o cache.ByObject) uintptr { return reflect.ValueOf(o.Transform).Pointer() }
+	same := a.Transform != nil && b.Transform != nil && function(a) == function(b)
+	a.Transform, b.Transform = nil, nil
+	return same && reflect.DeepEqual(a, b)
 }
 
 // MutatorsOf returns the mutators that the configuration switches on.

@@ -153,6 +153,7 @@ func (r *Reloader) configure(ctx context.Context, content []byte) error {
 	if err := r.o.Engine.Configure(settings); err != nil {
 		return err
 	}
+	r.o.Assembly.Applied()
 	r.current.Store(c)
 	r.o.Recorder.ConfigApplied(c.Hash, r.o.Clock.Now())
 	summary := c.Summary()

@@ -14,14 +14,19 @@ import (
 // has to run. The first rejection ends it.
 func (c *call) preFlight(ctx context.Context, bc *framework.BindContext) ([]framework.PreBinder, *framework.Error) {
 	var run []framework.PreBinder
+	works := false
 	for _, p := range c.plugins {
 		next, err := c.check(ctx, p, bc)
 		if err != nil {
 			return nil, err
 		}
-		if next == framework.Run {
+		works = works || next == framework.Run
+		if next == framework.Run || next == framework.Accompany {
 			run = append(run, p)
 		}
+	}
+	if !works {
+		return nil, nil
 	}
 	return run, nil
 }

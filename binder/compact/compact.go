@@ -102,6 +102,16 @@ func (i indexer) AddIndexers(indexers cache.Indexers) error {
 	return i.Indexer.AddIndexers(unpacking)
 }
 
+// Unpack returns the API object for an object of an event: the object itself, or what an Object
+// unpacks to. It returns nil for an object that readers do not see, and for another type.
+func Unpack(o any) client.Object {
+	if tombstone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = tombstone.Obj
+	}
+	object, _ := unpack(o).(client.Object)
+	return object
+}
+
 // unpack returns the API object, or nil for one that readers do not see.
 func unpack(o any) any {
 	packed, ok := o.(Object)

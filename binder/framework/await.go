@@ -27,7 +27,8 @@ type Look func(ctx context.Context, reader Reader) (Waiting, error)
 // Waiting.Until, it looks again through the live reader, and only that result counts. Await
 // reports what it waits for with BindContext.ReportWait.
 //
-// When the context ends, Await returns the context's cause.
+// When the context ends, Await returns the context's cause. When Handle.Retired is closed, it
+// returns a KindWait, so that the repeated Binding applies the new configuration.
 func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
 	changes := h.Changes.Subscribe(objects...)
 	defer changes.Close()
@@ -46,14 +47,14 @@ func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ..
 			return err
 		}
 		bc.ReportWait(waiting)
-		if due, err = sleep(ctx, h, changes, waiting.Until); err != nil {
+		if due, err = sleep(ctx, h, bc, changes, waiting.Until); err != nil {
 			return err
 		}
 	}
 }
 
 // sleep returns at the next change, or at the given time, if any. due reports the latter.
-func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time) (due bool, err error) {
+func sleep(ctx context.Context, h Handle, bc *BindContext, changes *Subscription, until time.Time) (due bool, err error) {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		timer := h.Clock.NewTimer(until.Sub(h.Clock.Now()))
@@ -65,6 +66,9 @@ func sleep(ctx context.Context, h Handle, changes *Subscription, until time.Time
 		return false, nil
 	case <-over:
 		return true, nil
+	case <-h.Retired:
+		about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
+		return false, Wait(about, "the configuration of Prebind has changed").Advise("retry the Binding")
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
 	}
@@ -175,8 +179,12 @@ func (s subscribing) Get(ctx context.Context, key client.ObjectKey, into client.
 }
 
 // List implements client.Reader. It subscribes to all objects of the kind, in the
-// namespace if the options name one.
+// namespace if the options name one, or to the objects of a Selection with the value.
 func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if selected, ok := selectedBy(opts); ok {
+		s.to.Add(selected.Changed(selected.Value))
+		return s.Reader.List(ctx, into, opts...)
+	}
 	options := client.ListOptions{}
 	options.ApplyOptions(opts)
 	s.to.Add(Ref{kind: KindOf(into), namespace: options.Namespace})

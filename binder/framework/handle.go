@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -21,6 +22,13 @@ type Handle struct {
 	// Changes wakes waits when an object of the cache changes. Await uses it.
 	Changes *Hub
 	Clock   clock.WithDelayedExecution
+	// Events records events on objects of the cluster. An event on the pod of a bind is the
+	// engine's task. It may be nil in tests that record none.
+	Events events.EventRecorder
+	// Retired is closed when this instance of the plugin is no longer in force, because the plugin
+	// was switched off or has new arguments. Await then ends the bind, and the client repeats it.
+	// Nil means never.
+	Retired <-chan struct{}
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
 }

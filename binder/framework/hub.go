@@ -53,6 +53,9 @@ func (h *Hub) Changed(ref Ref) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.wake(ref)
+	if ref.selection != "" {
+		return
+	}
 	h.wake(Ref{kind: ref.kind})
 	if ref.namespace != "" {
 		h.wake(Ref{kind: ref.kind, namespace: ref.namespace})

@@ -75,6 +75,10 @@ const (
 	// and then PreFlight. Use it if a decision other than a rejection must not rely on the
 	// cache. If BindContext.Live is set, Verify means Run.
 	Verify
+	// Accompany means that the plugin has work only while another plugin waits or writes. The
+	// engine calls PreBind if the PreFlight of another plugin returns Run, and otherwise treats
+	// Accompany as Skip.
+	Accompany
 )
 
 // RollBacker is a PreBinder whose PreBind writes something that can be undone.

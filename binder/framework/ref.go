@@ -13,7 +13,14 @@ import (
 
 // Ref refers to an object, or to all objects of a kind, whose changes wake a wait. RefTo and
 // AllOf create it from a Go type, so that the kind exists. Refs are comparable.
-type Ref struct{ kind, namespace, name string }
+//
+// Selection.Changed returns a Ref to the objects of a selection with one value of its field.
+type Ref struct {
+	kind, namespace, name string
+	// selection is the name of a Selection, or empty. If it is set, name is the value of the
+	// selection's field.
+	selection string
+}
 
 // RefTo returns the reference to an object with the type of the example, such as
 // &corev1.Node{}. The namespace is empty for cluster-scoped objects.

@@ -32,6 +32,9 @@ type Registration struct {
 	Description string
 	// On means that '*' in --prebind-plugins includes the plugin.
 	On bool
+	// IfPermitted means that Prebind omits the plugin and logs it if '*' switches it on and a
+	// permission is missing. By name, the plugin requires its permissions as usual.
+	IfPermitted bool
 	// AnnotationsHelp is the list of keys behind <name>.prebind.dev/ that 'prebind plugins'
 	// shows, such as "name, timeout". Nothing else uses it: the plugin reads its annotations
 	// with BindContext.Parameter.
@@ -46,9 +49,13 @@ type Registration struct {
 	Requires []schema.GroupVersionKind
 	// Caches restricts the contents of the cache for watched kinds, to save memory: by selectors,
 	// and by transforms that remove fields. It affects only this plugin: another plugin that
-	// watches the kind gets all objects, from a second cache. namespace is Prebind's own. At
-	// most one plugin can restrict a kind, and none can restrict pods or nodes.
+	// watches the kind gets all objects, from a second cache. namespace is Prebind's own. Plugins
+	// can restrict a kind only in the same way, by the same transform function, and none can
+	// restrict pods or nodes; see Selections.
 	Caches func(namespace string) map[client.Object]cache.ByObject
+	// Selections returns more objects that the cache holds while the plugin is on. Nil means none.
+	// Permissions must include get, list, and watch on their kinds.
+	Selections func(a Arguments) []Selection
 	// Index adds indexes to the cache. It is called again when the arguments change. The
 	// indexer skips indexes that exist.
 	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error

@@ -1,0 +1,191 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// selectionLingers is the time for which an unused selection is kept, because a call that began
+// earlier may still read it, and because the plugin may be switched on again.
+const selectionLingers = time.Minute
+
+// selections contains the cache of each framework.Selection, by name. Its reader methods are safe
+// for concurrent use.
+type selections struct {
+	mu  sync.RWMutex
+	all map[string]*selection
+}
+
+// selection is the cache of one framework.Selection. It is a manager.Runnable.
+type selection struct {
+	cache.Cache
+	// stop ends Start.
+	stop chan struct{}
+	// lingering is set while no plugin uses the selection.
+	lingering *time.Timer
+}
+
+// Start implements manager.Runnable.
+func (s *selection) Start(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return s.Cache.Start(ctx)
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (*selection) NeedLeaderElection() bool { return false }
+
+// List lists the objects of the selection with the value.
+func (s *selections) List(ctx context.Context, into client.ObjectList, by framework.Selected) error {
+	s.mu.RLock()
+	found := s.all[by.Name]
+	s.mu.RUnlock()
+	if found == nil {
+		return fmt.Errorf("selection %q is not among those of the plugin's registration", by.Name)
+	}
+	return found.List(ctx, into, client.MatchingFields{by.Field: by.Value})
+}
+
+// use starts the selection if it is new. It must not be called concurrently.
+func (s *selections) use(ctx context.Context, a *Assembly, want framework.Selection) error {
+	if err := want.Check(); err != nil {
+		return err
+	}
+	if s.reuse(want.Name) {
+		return nil
+	}
+	started, err := a.startSelection(ctx, want)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[want.Name] = started
+	return nil
+}
+
+// reuse returns whether the selection exists, and keeps it.
+func (s *selections) reuse(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.all[name]
+	if found == nil || found.lingering != nil && !found.lingering.Stop() {
+		return false
+	}
+	found.lingering = nil
+	return true
+}
+
+// keep ends the selections that are not in use, after a time.
+func (s *selections) keep(used sets.Set[string]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, found := range s.all {
+		if used.Has(name) || found.lingering != nil {
+			continue
+		}
+		found.lingering = time.AfterFunc(selectionLingers, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			close(found.stop)
+			if s.all[name] == found {
+				delete(s.all, name)
+			}
+		})
+	}
+}
+
+// startSelection returns the selection, with all objects if the manager runs.
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection) (*selection, error) {
+	mgr := a.o.Manager
+	options := commonCacheOptions()
+	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
+	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
+	if want.Namespace != "" {
+		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
+	}
+	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
+	c, err := cache.New(mgr.GetConfig(), options)
+	if err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	s := &selection{Cache: c, stop: make(chan struct{})}
+	value := func(o client.Object) []string { return []string{want.Value(o)} }
+	if err := s.IndexField(ctx, want.Example, want.Field, value); err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	informer, err := s.GetInformer(ctx, want.Example)
+	if err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	synced := []toolscache.InformerSynced{informer.HasSynced}
+	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
+		if handler == nil {
+			continue
+		}
+		added, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+		}
+		synced = append(synced, added.HasSynced)
+	}
+	if err := mgr.Add(s); err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	return s, a.awaitSelection(ctx, want, s, synced)
+}
+
+// awaitSelection waits until the selection has all objects. If the manager does not run yet,
+// readiness waits for it instead.
+func (a *Assembly) awaitSelection(ctx context.Context, want framework.Selection, s *selection, synced []toolscache.InformerSynced) error {
+	select {
+	case <-a.o.Manager.Elected():
+	default:
+		for _, f := range synced {
+			a.o.WaitFor(want.Name, f)
+		}
+		return nil
+	}
+	if !toolscache.WaitForCacheSync(ctx.Done(), synced...) {
+		close(s.stop)
+		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
+	}
+	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
+	return nil
+}
+
+// wakeBy returns a handler that reports each change of an object with its value, before and after
+// the change.
+func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
+	changed := func(o any) {
+		if object := compact.Unpack(o); object != nil {
+			a.Changes.Changed(s.Changed(s.Value(object)))
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    changed,
+		UpdateFunc: func(before, after any) { changed(before); changed(after) },
+		DeleteFunc: changed,
+	}
+}

@@ -1,0 +1,90 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Selection is a set of objects that a plugin watches in addition to the kinds of
+// Registration.Watches, such as the pods of an agent on all nodes. Each selection has its own
+// informer, so several can have the same kind. Its objects have one indexed field, by which the
+// plugin reads them.
+//
+// A plugin lists objects through the reader of its Setup or Look:
+//
+//	err := reader.List(ctx, &pods, agents.Where(node.Name))
+//
+// Await then wakes up when an object of the selection with this value of the field changes.
+// The live reader sends the same selectors to the API server.
+type Selection struct {
+	// Name begins with the name of the plugin and a slash. It is unique. Two selections with
+	// the same name are the same, so a name contains everything that depends on arguments.
+	Name string
+	// Example has the type of the objects.
+	Example client.Object
+	// Namespace of the objects. Empty means all namespaces.
+	Namespace string
+	// Labels and Fields select the objects. Nil means all objects.
+	Labels labels.Selector
+	Fields fields.Selector
+	// Field is the indexed field. The API server must support it as a field selector of the kind,
+	// such as spec.nodeName of pods.
+	Field string
+	// Value returns the value of Field. It is called with objects after Transform.
+	Value func(o client.Object) string
+	// Transform reduces the objects of the cache. Nil means no reduction. The live reader
+	// does not use it.
+	Transform toolscache.TransformFunc
+	// Handler receives the events of the informer. It may be nil. Prebind is not ready before it
+	// has received all objects.
+	Handler toolscache.ResourceEventHandler
+}
+
+// Where returns the option of Reader.List for the objects whose field has the value.
+func (s Selection) Where(value string) client.ListOption { return Selected{Selection: s, Value: value} }
+
+// Changed returns the reference to the objects whose field has the value, for Hub.Changed and
+// Subscription.Add.
+func (s Selection) Changed(value string) Ref {
+	return Ref{kind: KindOf(s.Example), name: value, selection: s.Name}
+}
+
+// Check returns an error if a required field is missing.
+func (s Selection) Check() error {
+	if s.Name == "" || s.Example == nil || s.Field == "" || s.Value == nil {
+		return fmt.Errorf("selection %q: Name, Example, Field and Value are required", s.Name)
+	}
+	return nil
+}
+
+// Selected is the option that Selection.Where returns. A cached reader finds the selection in it.
+type Selected struct {
+	Selection
+	Value string
+}
+
+// ApplyToList implements client.ListOption, for the live reader.
+func (s Selected) ApplyToList(o *client.ListOptions) {
+	o.Namespace, o.LabelSelector = s.Namespace, s.Labels
+	o.FieldSelector = fields.OneTermEqualSelector(s.Field, s.Value)
+	if s.Fields != nil {
+		o.FieldSelector = fields.AndSelectors(s.Fields, o.FieldSelector)
+	}
+}
+
+// selectedBy returns the Selected of the options, if there is one.
+func selectedBy(opts []client.ListOption) (Selected, bool) {
+	for _, o := range opts {
+		if s, ok := o.(Selected); ok {
+			return s, true
+		}
+	}
+	return Selected{}, false
+}
