@@ -23,37 +23,69 @@ func refusalOf(err *framework.Error) *Refusal {
 func (c *call) rehearse(ctx context.Context) Decision {
 	bc := c.context(attempt.NewID(c.replica))
 	var first *framework.Error
-	var plugins []PluginExplanation
+	var all []rehearsed
+	works := false
 	for _, p := range c.settings.Plugins {
-		x, err := c.rehearsePlugin(ctx, p, bc)
-		plugins = append(plugins, x)
+		r := c.rehearsePlugin(ctx, p, bc)
+		all = append(all, r)
+		works = works || r.next == framework.Run
 		if first == nil {
-			first = err
+			first = r.err
 		}
 	}
-	var d Decision
+	d := c.preview
 	if first != nil {
-		d = c.preview.deny(first)
+		d = d.deny(first)
 	} else {
 		d = c.allow(ctx, bc)
-		for _, intent := range bc.Intents() {
-			d.Warnings = append(d.Warnings, "dry run: "+intent)
+	}
+	x := &Explanation{}
+	for _, r := range all {
+		if r.next == framework.Accompany {
+			r = r.accompanying(works)
+		}
+		x.Plugins = append(x.Plugins, r.PluginExplanation)
+		for _, intent := range r.intents {
+			if first == nil {
+				d.Warnings = append(d.Warnings, "dry run: "+intent)
+			}
 		}
 	}
-	d.Explanation = &Explanation{Plugins: plugins}
+	d.Explanation = x
 	return d
 }
 
+// rehearsed is the result of one plugin's PreFlight in a dry run.
+type rehearsed struct {
+	PluginExplanation
+	next    framework.Next
+	err     *framework.Error
+	intents []string
+}
+
+// accompanying returns the result of a plugin that returned Accompany. works is set if PreBind of
+// another plugin would run.
+func (r rehearsed) accompanying(works bool) rehearsed {
+	switch {
+	case !works:
+		r.Verdict, r.Would, r.intents = PluginReady, nil, nil
+	case r.Verdict == PluginReady:
+		r.Verdict = PluginActs
+	}
+	return r
+}
+
 // rehearsePlugin runs one plugin's PreFlight, if it takes part.
-func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) (PluginExplanation, *framework.Error) {
+func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) rehearsed {
 	x := PluginExplanation{Name: p.Name()}
 	if !takesPart(c.plugins, p.Name()) {
 		x.Verdict = PluginNotAsked
-		return x, nil
+		return rehearsed{PluginExplanation: x, next: framework.Skip}
 	}
-	intents, waits := len(bc.Intents()), len(bc.ExpectedWaits())
+	before, waits := len(bc.Intents()), len(bc.ExpectedWaits())
 	next, err := c.check(ctx, p, bc)
-	for _, intent := range bc.Intents()[intents:] {
+	intents := bc.Intents()[before:]
+	for _, intent := range intents {
 		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
 	}
 	for _, w := range bc.ExpectedWaits()[waits:] {
@@ -71,7 +103,7 @@ func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *fr
 	default:
 		x.Verdict = PluginReady
 	}
-	return x, err
+	return rehearsed{PluginExplanation: x, next: next, err: err, intents: intents}
 }
 
 // explain completes the decision on a dry run with its explanation.

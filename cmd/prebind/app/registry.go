@@ -6,6 +6,7 @@ package app
 import (
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/announce"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
@@ -28,9 +29,11 @@ func RegisteredMutators() []mutators.Registration {
 }
 
 // RegisteredPlugins returns the PreBind plugins of Prebind in the order in which they run:
-// first those that only read, last those that cannot roll back.
+// first announce, which accompanies the others, then those that only read, last those that cannot
+// roll back.
 func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
+		announce.Registration(),
 		nodestate.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),

@@ -1,0 +1,92 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package announce is the plugin that publishes the node of a bind that waits, in the field
+// status.nominatedNodeName of the pod.
+package announce
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Name of the plugin.
+const Name = "announce"
+
+// The ClusterRole "prebind-announce" has only this permission. The ClusterRole "prebind" grants the
+// watch of pods.
+//
+// +kubebuilder:rbac:groups="",resources=pods/status,verbs=patch
+
+// Registration returns the plugin's entry in the registry. The plugin must be registered before
+// the others: its PreBind starts a timer for their waits, and its rollback is the last one.
+func Registration() framework.Registration {
+	return framework.Registration{
+		Name:        Name,
+		On:          true,
+		IfPermitted: true,
+		Description: "publishes the node of a bind that waits, in status.nominatedNodeName of the pod",
+		Arguments:   func() framework.Arguments { return &Arguments{After: 2 * time.Second} },
+		Selections:  func(framework.Arguments) []framework.Selection { return []framework.Selection{nominated} },
+		Permissions: func(framework.Arguments) (framework.Permissions, error) {
+			return framework.Shipped("plugins/announce")
+		},
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) { return New(h, a), nil }),
+	}
+}
+
+// Arguments of the plugin.
+type Arguments struct {
+	// After is how long a bind waits before the plugin publishes its node.
+	After time.Duration `yaml:"after"`
+}
+
+// AddFlags implements framework.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&a.After, "announce-after", a.After,
+		"Time for which a bind waits before the plugin announce sets status.nominatedNodeName of the pod.")
+}
+
+// Validate implements framework.Arguments.
+func (a *Arguments) Validate() []framework.Problem { return framework.Positive("after", a.After) }
+
+// nominated contains the pending pods that have a nominatedNodeName, in a reduced form. The cache of
+// pending pods lacks managedFields, which name the attempt that set the field.
+var nominated = framework.Selection{
+	Name:    Name + "/nominated",
+	Example: &corev1.Pod{},
+	Fields: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", ""), fields.OneTermNotEqualSelector("status.nominatedNodeName", "")),
+	Field:     "spec.nodeName",
+	Value:     nodeNameOf,
+	Transform: trim,
+}
+
+func nodeNameOf(o client.Object) string {
+	if pod, ok := o.(*corev1.Pod); ok {
+		return pod.Spec.NodeName
+	}
+	return ""
+}
+
+// trim keeps what Marks reads.
+func trim(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	kept := &corev1.Pod{Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{NominatedNodeName: pod.Status.NominatedNodeName}}
+	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
+	for _, entry := range pod.ManagedFields {
+		if _, ours := attemptOf(entry.Manager); ours {
+			kept.ManagedFields = append(kept.ManagedFields, entry)
+		}
+	}
+	return kept, nil
+}
