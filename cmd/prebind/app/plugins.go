@@ -32,7 +32,11 @@ func newPluginsCommand(r *assembly.Registry) *cobra.Command {
 				if p.AnnotationsHelp != "" {
 					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.AnnotationsHelp)
 				}
-				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, fields(arguments.Of(p.Name)), p.Description)
+				on := onOff(p.On)
+				if p.On && p.IfPermitted {
+					on = "if-permitted"
+				}
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, on, reads, fields(arguments.Of(p.Name)), p.Description)
 			}
 			return w.Flush()
 		},

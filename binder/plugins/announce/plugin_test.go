@@ -1,0 +1,374 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package announce
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const moment = 2 * time.Second
+
+// scene is the plugin with an API server that applies on behalf of field managers, like the real one.
+type scene struct {
+	t      *testing.T
+	server client.WithWatch
+	plugin *Plugin
+	// applies is the number of writes of the plugin. before is called before each of them.
+	applies int
+	before  func() error
+	retired chan struct{}
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	s := &scene{t: t, retired: make(chan struct{}), before: func() error { return nil }}
+	s.server = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.Pod{}).WithReturnManagedFields().
+		WithObjects(gen.Pod("web", gen.UID("pod-1"))).Build()
+	c := interceptor.NewClient(s.server, interceptor.Funcs{
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
+			s.applies++
+			if err := s.before(); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Apply(ctx, o, options...)
+		},
+	})
+	s.plugin = New(framework.Handle{Cached: c, Live: c, Status: c, Clock: clock.RealClock{}, Retired: s.retired}, &Arguments{After: moment})
+	return s
+}
+
+// bind returns the context of an attempt to bind the pod.
+func bind(attempt, node string) *framework.BindContext {
+	pod := gen.Pod("web", gen.UID("pod-1"))
+	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
+}
+
+// recovered returns the context for the mark of an attempt.
+func recovered(attempt string) *framework.BindContext {
+	bc := bind(attempt, "node-a")
+	bc.Recovered = true
+	return bc
+}
+
+// wait runs PreBind and waits until its announcement is due.
+func (s *scene) wait(bc *framework.BindContext) {
+	s.t.Helper()
+	require.NoError(s.t, s.plugin.PreBind(s.t.Context(), bc))
+	time.Sleep(moment)
+	synctest.Wait()
+}
+
+func (s *scene) pod() *corev1.Pod {
+	s.t.Helper()
+	pod := &corev1.Pod{}
+	require.NoError(s.t, s.server.Get(s.t.Context(), types.NamespacedName{Namespace: "default", Name: "web"}, pod))
+	return pod
+}
+
+func (s *scene) assertNominated(node, reason string) {
+	s.t.Helper()
+	assert.Equal(s.t, node, s.pod().Status.NominatedNodeName, reason)
+}
+
+// nominate sets the field as another client.
+func (s *scene) nominate(node string) {
+	s.t.Helper()
+	pod := s.pod()
+	pod.Status.NominatedNodeName = node
+	require.NoError(s.t, s.server.Status().Update(s.t.Context(), pod, client.FieldOwner("kube-scheduler")))
+}
+
+func (s *scene) rollBack(bc *framework.BindContext) {
+	s.t.Helper()
+	require.NoError(s.t, s.plugin.PreBindRollBack(s.t.Context(), bc))
+}
+
+// in runs the test with the fake clock of testing/synctest.
+func in(t *testing.T, f func(t *testing.T, s *scene)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		f(t, s)
+		assert.Empty(t, s.plugin.running, "the plugin must forget the attempts that have ended")
+	})
+}
+
+func TestPreBind_AnnouncesAfterAMoment(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+		time.Sleep(moment - time.Nanosecond)
+		synctest.Wait()
+		s.assertNominated("", "the bind may still be fast")
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		s.assertNominated("node-a", "the bind waits")
+		require.NoError(t, s.plugin.PreBind(t.Context(), bc), "the attempt repeats its PreBinds")
+		time.Sleep(moment)
+		assert.Equal(t, 1, s.applies, "the field is set once")
+		s.rollBack(bc)
+		s.assertNominated("", "the bind was given up")
+		assert.Equal(t, []string{"cleared status.nominatedNodeName"}, bc.Undone())
+		s.rollBack(bc)
+		assert.Equal(t, 2, s.applies, "the rollback is idempotent")
+		assert.Len(t, bc.Undone(), 1)
+	})
+}
+
+func TestPostBind_ClearsTheField(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		s.wait(bc)
+		pod := s.pod()
+		pod.Spec.NodeName = "node-a"
+		require.NoError(t, s.server.Update(t.Context(), pod))
+		s.plugin.PostBind(t.Context(), bc)
+		s.assertNominated("", "an API server before 1.35 does not clear the field")
+	})
+}
+
+// The end of a fast bind costs no request.
+func TestEnd_OfAFastBind(t *testing.T) {
+	for name, end := range map[string]func(s *scene, bc *framework.BindContext){
+		"Bound":      func(s *scene, bc *framework.BindContext) { s.plugin.PostBind(s.t.Context(), bc) },
+		"RolledBack": func(s *scene, bc *framework.BindContext) { s.rollBack(bc) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				s.plugin.h.Live = nil // A read panics.
+				bc := bind("r1-a", "node-a")
+				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+				time.Sleep(moment / 2)
+				end(s, bc)
+				time.Sleep(moment)
+				synctest.Wait()
+				assert.Zero(t, s.applies)
+			})
+		})
+	}
+}
+
+// The plugin never changes a value that another client has set.
+func TestPlugin_KeepsOtherValues(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason        string
+		before, after string
+		clears        bool
+		want          string
+	}{
+		"Before": {reason: "the scheduler has nominated a node already", before: "node-b", want: "node-b"},
+		"Same":   {reason: "the scheduler has nominated the same node", before: "node-a", want: "node-a"},
+		"After":  {reason: "the scheduler preempts pods on another node", after: "node-b", want: "node-b"},
+		"Clears": {reason: "the scheduler has cleared the field", clears: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				bc := bind("r1-a", "node-a")
+				if tc.before != "" {
+					s.nominate(tc.before)
+				}
+				s.wait(bc)
+				if tc.after != "" || tc.clears {
+					s.assertNominated("node-a", "the bind waits")
+					s.nominate(tc.after)
+				}
+				s.rollBack(bc)
+				s.assertNominated(tc.want, tc.reason)
+				assert.Empty(t, bc.Undone())
+			})
+		})
+	}
+}
+
+// A replica is killed, and another one continues the bind. The field goes with the last attempt.
+func TestPlugin_ContinuesAfterACrash(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.plugin.running = map[string]*announcement{} // Another process.
+		second := bind("r2-b", "node-a")
+		s.wait(second)
+		assert.Equal(t, []string{managerOf("r1-a"), managerOf("r2-b")}, ownersOf(s.pod()))
+
+		s.rollBack(recovered("r1-a"))
+		s.assertNominated("node-a", "the second attempt still waits")
+		s.rollBack(second)
+		s.assertNominated("", "the second attempt was given up")
+	})
+	in(t, func(t *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.plugin.running = map[string]*announcement{}
+		other := bind("r2-b", "node-b")
+		s.wait(other)
+		s.assertNominated("node-b", "the scheduler has chosen another node")
+		s.rollBack(recovered("r1-a"))
+		s.assertNominated("node-b", "the first attempt no longer owns the field")
+		s.rollBack(other)
+		s.assertNominated("", "the second attempt was given up")
+	})
+	in(t, func(t *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.plugin.running = map[string]*announcement{}
+		bc := recovered("r1-a")
+		s.rollBack(bc)
+		s.assertNominated("", "nobody continues the bind")
+		assert.Equal(t, []string{"cleared status.nominatedNodeName"}, bc.Undone())
+	})
+}
+
+// The pod changes between the read and the write.
+func TestAnnounce_Conflicts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason  string
+		change  func(s *scene)
+		changes int
+		want    string
+	}{
+		"Once":      {reason: "the second try succeeds", changes: 1, want: "node-a", change: func(s *scene) { s.touch() }},
+		"Always":    {reason: "the plugin does not try forever", changes: 100, change: func(s *scene) { s.touch() }},
+		"Nominated": {reason: "another client was faster", changes: 1, want: "node-b", change: func(s *scene) { s.nominate("node-b") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				s.before = func() error {
+					if tc.changes > 0 {
+						tc.changes--
+						tc.change(s)
+					}
+					return nil
+				}
+				bc := bind("r1-a", "node-a")
+				s.wait(bc)
+				s.assertNominated(tc.want, tc.reason)
+				assert.LessOrEqual(t, s.applies, maxTries)
+				s.plugin.PostBind(t.Context(), bc)
+			})
+		})
+	}
+}
+
+// touch changes the pod.
+func (s *scene) touch() {
+	pod := s.pod()
+	pod.Labels = map[string]string{"changed": pod.ResourceVersion}
+	require.NoError(s.t, s.server.Update(s.t.Context(), pod))
+}
+
+// An error of the API server neither fails nor delays the bind.
+func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.before = func() error {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods/status"}, "web", errors.New("no permission"))
+		}
+		first, second := bind("r1-a", "node-a"), bind("r1-b", "node-a")
+		s.wait(first)
+		s.wait(second)
+		assert.Len(t, s.plugin.logged, 1, "each cause is logged once")
+		s.rollBack(first)
+		s.rollBack(second)
+		assert.Empty(t, first.Undone())
+	})
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		s.wait(bc)
+		s.before = func() error { return apierrors.NewTooManyRequests("later", 1) }
+		s.rollBack(bc)
+		require.Error(t, s.plugin.PreBindRollBack(t.Context(), recovered("r1-a")), "the sweeper retries")
+		s.before = func() error { return nil }
+		s.rollBack(recovered("r1-a"))
+		s.assertNominated("", "the sweeper clears the field")
+	})
+}
+
+func TestPreBindRollBack_WaitsForTheWrite(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		release := make(chan struct{})
+		s.before = func() error {
+			if s.applies == 1 {
+				<-release
+			}
+			return nil
+		}
+		bc := bind("r1-a", "node-a")
+		s.wait(bc)
+		ended := make(chan error, 1)
+		go func() { ended <- s.plugin.PreBindRollBack(t.Context(), bc) }()
+		synctest.Wait()
+		assert.Empty(t, ended, "the write is in progress")
+		close(release)
+		require.NoError(t, <-ended)
+		s.assertNominated("", "the write that was in progress is undone")
+	})
+}
+
+func TestPreBind_NotAfterItWasSwitchedOff(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		before, after := bind("r1-a", "node-a"), bind("r1-b", "node-a")
+		s.wait(before)
+		close(s.retired)
+		s.wait(after)
+		assert.Equal(t, 1, s.applies)
+		s.rollBack(after)
+		s.assertNominated("node-a", "the first bind still waits")
+		s.rollBack(before)
+		s.assertNominated("", "the first bind was given up")
+	})
+}
+
+func TestPreFlight(t *testing.T) {
+	pinned := bind("r1-a", "node-a")
+	pinned.Binding.ResourceVersion = "7"
+	dry, taken := bind("r1-a", "node-a"), bind("r1-a", "node-a")
+	dry.DryRun, taken.DryRun, taken.Pod.Status.NominatedNodeName = true, true, "node-b"
+	would := []string{"announce would set status.nominatedNodeName of the pod if the bind waits longer than 2s"}
+	for name, tc := range map[string]struct {
+		reason  string
+		bc      *framework.BindContext
+		want    framework.Next
+		intents []string
+	}{
+		"Any":    {reason: "the plugin works while another one waits", bc: bind("r1-a", "node-a"), want: framework.Accompany},
+		"Pinned": {reason: "the API server would reject the Binding after a write to the pod", bc: pinned, want: framework.Skip},
+		"DryRun": {reason: "a dry run reports the write", bc: dry, want: framework.Accompany, intents: would},
+		"Taken":  {reason: "there would be no write", bc: taken, want: framework.Accompany},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := newScene(t).plugin.PreFlight(tc.bc)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, got, tc.reason)
+			assert.Equal(t, tc.intents, tc.bc.Intents(), tc.reason)
+		})
+	}
+}
+
+func TestRegistration(t *testing.T) {
+	r := Registration()
+	assert.NoError(t, nominated.Check())
+	assert.Equal(t, "spec.nodeName=,status.nominatedNodeName!=", nominated.Fields.String())
+	needs, err := r.Needs(r.Arguments())
+	require.NoError(t, err)
+	require.Len(t, needs.Cluster, 1)
+	assert.Equal(t, []string{"pods/status"}, needs.Cluster[0].Resources, "the core grants the rest")
+	assert.Equal(t, []string{"patch"}, needs.Cluster[0].Verbs)
+	assert.NotEmpty(t, (&Arguments{After: -1}).Validate())
+}
