@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
@@ -71,12 +72,15 @@ func TestCompleteKinds(t *testing.T) {
 		narrowing("device", &corev1.ConfigMap{}), narrowing("volumebinding", &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}),
 		{Name: "other"},
 	}}
+	// node-ready shares the narrowed claims and volumes with volumebinding.
+	r.Plugins = append(r.Plugins, narrowing("node-ready", &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}))
 	for plugin, tc := range map[string]struct {
 		reason string
 		want   []string
 	}{
 		"device":        {reason: "the plugin needs only its own ConfigMaps", want: []string{"PersistentVolume", "PersistentVolumeClaim"}},
 		"volumebinding": {reason: "the plugin needs only some fields of claims and volumes", want: []string{"ConfigMap"}},
+		"node-ready":    {reason: "the plugin narrows claims and volumes in the same way", want: []string{"ConfigMap"}},
 		"other":         {reason: "the plugin narrows nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
 		"":              {reason: "mutators narrow nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
 	} {
@@ -95,14 +99,33 @@ func TestView_Of(t *testing.T) {
 }
 
 func TestRegistryCheck_Caches(t *testing.T) {
+	shared := func(name string, change func(b *cache.ByObject)) framework.Registration {
+		r := narrowing(name)
+		r.Caches = func(string) map[client.Object]cache.ByObject {
+			how := cache.ByObject{Transform: trimNode}
+			change(&how)
+			return map[client.Object]cache.ByObject{&corev1.ConfigMap{}: how}
+		}
+		return r
+	}
+	trims := shared("a", func(*cache.ByObject) {})
 	for name, tc := range map[string]struct {
 		reason  string
 		plugins []framework.Registration
 		want    string
 	}{
+		"Shared": {reason: "both narrow the kind by the same function", plugins: []framework.Registration{trims, shared("b", func(*cache.ByObject) {})}},
+		"OtherTransform": {
+			reason: "an object cannot have two forms", plugins: []framework.Registration{trims, shared("b", func(b *cache.ByObject) { b.Transform = trimPod })},
+			want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`,
+		},
+		"OtherSelector": {
+			reason: "one plugin would miss objects", plugins: []framework.Registration{trims, shared("b", func(b *cache.ByObject) { b.Label = labels.Nothing() })},
+			want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`,
+		},
 		"Different": {reason: "each kind is narrowed by one plugin", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.Secret{})}},
-		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows`},
-		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrowing("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows`},
+		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`},
+		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrowing("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows in another way`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := (&Registry{Plugins: tc.plugins}).Check()

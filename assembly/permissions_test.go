@@ -145,3 +145,47 @@ func TestShippedRoles(t *testing.T) {
 		}
 	}
 }
+
+// A plugin that is on where it is permitted is omitted without its permission, unless the configuration
+// names it.
+func TestIfPermitted(t *testing.T) {
+	optional := framework.Registration{
+		Name: "optional", Description: "d", On: true, IfPermitted: true,
+		Permissions: func(framework.Arguments) (framework.Permissions, error) { return framework.Shipped("plugins/device") },
+		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+			return kept{name: "optional", retired: h.Retired}, nil
+		},
+	}
+	for name, tc := range map[string]struct {
+		reason  string
+		plugins []string
+		granted bool
+		want    []string
+		says    string
+	}{
+		"Granted":     {reason: "the permission is there", plugins: []string{"*"}, granted: true, want: []string{"optional"}},
+		"NotGranted":  {reason: "the plugin is omitted", plugins: []string{"*"}},
+		"ByName":      {reason: "the permission is there", plugins: []string{"optional"}, granted: true, want: []string{"optional"}},
+		"Required":    {reason: "a plugin that is named is required", plugins: []string{"optional"}, says: "PreBind plugin optional: the service account lacks permissions"},
+		"AllAndNamed": {reason: "a plugin that is named is required", plugins: []string{"*", "optional"}, says: "switch it off with --prebind-plugins=…,-optional"},
+		"Off":         {reason: "the plugin is off", plugins: []string{"*", "-optional"}, granted: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := granting(func(a authorizationv1.ResourceAttributes) (bool, error) {
+				return tc.granted || a.Resource != "configmaps", nil
+			})
+			a := newAssembly(t, client, optional)
+			c := v1alpha1.Default(a.o.Registry.Components())
+			c.PreBindPlugins = tc.plugins
+			err := a.CheckPermissions(t.Context(), c)
+			if tc.says != "" {
+				require.ErrorContains(t, err, tc.says, tc.reason)
+				return
+			}
+			require.NoError(t, err)
+			got, err := a.plugins(t.Context(), c)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, namesOf(got), tc.reason)
+		})
+	}
+}

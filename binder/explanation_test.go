@@ -89,6 +89,23 @@ func TestExplanation(t *testing.T) {
 				x.Warnings = []string{"dry run: b would write something"}
 			}),
 		},
+		"Accompanies": {
+			reason: "the plugin would work while the other one does", plugins: []framework.PreBinder{accompanying("a"), waiting("b")},
+			want: with(func(x *Explanation) {
+				x.Verdict = VerdictWait
+				x.Plugins = []PluginExplanation{
+					{Name: "a", Verdict: PluginActs, Would: []string{"would do something"}},
+					{Name: "b", Verdict: PluginWaits, WaitsFor: []string{aboutClaim + ": a volume"}},
+				}
+				x.Warnings = []string{"dry run: a would do something"}
+			}),
+		},
+		"AccompaniesNone": {
+			reason: "the plugin would not work, because no other one does", plugins: []framework.PreBinder{accompanying("a"), nothingToDo("b")},
+			want: with(func(x *Explanation) {
+				x.Verdict, x.Plugins = VerdictBind, []PluginExplanation{{Name: "a", Verdict: PluginReady}, {Name: "b", Verdict: PluginReady}}
+			}),
+		},
 		"WaitsAnew": {
 			reason: "a plugin that requires another call waits, too", plugins: []framework.PreBinder{failing("a", framework.Wait(claim, "not made yet"))},
 			want: &Explanation{

@@ -142,3 +142,39 @@ func TestRefresh_OncePerCall(t *testing.T) {
 	require.Nil(t, e.Bind(t.Context(), theRequest()).Err)
 	assert.EqualValues(t, 2, live.reads.Load())
 }
+
+// accompanying returns a plugin that works only while another one works.
+func accompanying(name string) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
+		bc.Intend("%s would do something", name)
+		return framework.Accompany, nil
+	}}
+}
+
+func TestPreFlight_Accompany(t *testing.T) {
+	verifying := &checker{plugin: plugin{name: "verifying"}, preFlight: func(*framework.BindContext) (framework.Next, error) { return framework.Verify, nil }}
+	for name, tc := range map[string]struct {
+		reason string
+		others []framework.PreBinder
+		works  bool
+		denied bool
+	}{
+		"Alone":     {reason: "there is no other plugin"},
+		"Skips":     {reason: "the other plugin has nothing to do", others: []framework.PreBinder{nothingToDo("other")}},
+		"Two":       {reason: "two plugins that accompany do not work for each other", others: []framework.PreBinder{accompanying("other")}},
+		"Runs":      {reason: "the other plugin works", others: []framework.PreBinder{nothingToDo("idle"), acting("other")}, works: true},
+		"Always":    {reason: "a plugin without PreFlight always works", others: []framework.PreBinder{&plugin{name: "other"}}, works: true},
+		"Verifies":  {reason: "Verify means Run on live objects", others: []framework.PreBinder{verifying}, works: true},
+		"NotAsked":  {reason: "the other plugin does not take part", others: []framework.PreBinder{&onDemand{*acting("other")}}},
+		"Different": {reason: "the bind is rejected", others: []framework.PreBinder{failing("other", framework.Refuse(claim, "never"))}, denied: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			companion := accompanying("companion")
+			e := engineWith(t, append([]framework.PreBinder{companion}, tc.others...)...)
+			d := e.Bind(t.Context(), theRequest())
+			assert.Equal(t, tc.denied, d.Err != nil, "%v", d.Err)
+			assert.Equal(t, tc.works, companion.preBinds.Load() == 1, tc.reason)
+			assert.Equal(t, tc.works, len(e.InFlight()) == 1, "without work there is no attempt")
+		})
+	}
+}

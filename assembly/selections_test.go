@@ -1,0 +1,164 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func labelOf(o client.Object) string { return o.GetLabels()["rack"] }
+
+var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Field: "spec.nodeName", Value: labelOf}
+
+// A selection that is no longer used ends after a time, unless it is used again.
+func TestSelections_Keep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &selections{all: map[string]*selection{"a": {stop: make(chan struct{})}, "b": {stop: make(chan struct{})}, "c": {stop: make(chan struct{})}}}
+		a, b := s.all["a"], s.all["b"]
+		s.keep(sets.New("c"))
+		time.Sleep(selectionLingers / 2)
+		s.keep(sets.New("c"))
+		assert.True(t, s.reuse("a"), "the plugin was switched on again")
+		time.Sleep(selectionLingers)
+		synctest.Wait()
+		assert.Equal(t, sets.New("a", "c"), sets.KeySet(s.all))
+		assert.False(t, isStopped(a))
+		assert.True(t, isStopped(b))
+		assert.False(t, s.reuse("b"), "it must be started again")
+	})
+}
+
+func isStopped(s *selection) bool {
+	select {
+	case <-s.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestSelections_ListUnknown(t *testing.T) {
+	v := &view{selections: &selections{all: map[string]*selection{}}}
+	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
+	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration`)
+}
+
+func TestSelections_UseIncomplete(t *testing.T) {
+	s := &selections{all: map[string]*selection{}}
+	require.ErrorContains(t, s.use(t.Context(), nil, framework.Selection{Name: "test/x"}), "required")
+}
+
+// A plugin reads a selection through its reader, and a change wakes its waits.
+func TestSelections_Use(t *testing.T) {
+	agents := framework.Selection{
+		Name: "test/agents", Example: &corev1.Pod{}, Namespace: "kube-system", Labels: labels.SelectorFromSet(labels.Set{"app": "agent"}),
+		Fields: fields.OneTermEqualSelector("status.phase", "Running"), Field: "spec.nodeName", Value: labelOf,
+		Transform: func(o any) (any, error) {
+			if pod, ok := o.(*corev1.Pod); ok {
+				pod.Annotations = nil
+			}
+			return o, nil
+		},
+	}
+	r := keeping("test")
+	r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
+	s := newServer(t)
+	a := newAssemblyAt(t, s, granting(func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }), r)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.o.Manager.Start(ctx) }()
+	defer func() {
+		stop()
+		assert.NoError(t, <-ended)
+	}()
+	<-a.o.Manager.Elected()
+	_, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
+	require.NoError(t, err)
+	a.Applied()
+	require.Len(t, s.watches, 1)
+	assert.Equal(t, "app=agent", s.watches[0].Get("labelSelector"))
+	assert.Equal(t, "status.phase=Running", s.watches[0].Get("fieldSelector"))
+
+	reader, changes := a.CachedFor("test"), a.Changes.Subscribe(agents.Changed("r1"))
+	list := func(rack string) []string {
+		var pods corev1.PodList
+		require.NoError(t, reader.List(t.Context(), &pods, agents.Where(rack)))
+		var names []string
+		for _, pod := range pods.Items {
+			assert.Empty(t, pod.Annotations, "the transform applies")
+			names = append(names, pod.Name)
+		}
+		return names
+	}
+	assert.Empty(t, list("r1"))
+	send := func(name, rack string) {
+		pod := gen.Pod(name, gen.InNamespace("kube-system"), gen.UID(types.UID(name)), gen.Label("rack", rack), gen.Annotation("note", "long"))
+		pod.ResourceVersion = "2"
+		s.pods <- pod
+	}
+	send("agent-2", "")
+	send("agent-1", "r1")
+	<-changes.C()
+	assert.Equal(t, []string{"agent-1"}, list("r1"))
+	assert.Equal(t, []string{"agent-2"}, list(""), "an empty value selects the objects without one")
+
+	_, err = a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
+	require.NoError(t, err)
+	assert.Len(t, s.watches, 1, "a selection that exists is used again")
+}
+
+// A change wakes the waits for the value before and after it.
+func TestWakeBy(t *testing.T) {
+	pod := func(rack string) *corev1.Pod { return gen.Pod("a", gen.Label("rack", rack)) }
+	for name, tc := range map[string]struct {
+		reason string
+		event  func(h toolscache.ResourceEventHandler)
+		want   []string
+	}{
+		"Added":   {reason: "the object is new", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), false) }, want: []string{"r1"}},
+		"Moved":   {reason: "the value has changed", event: func(h toolscache.ResourceEventHandler) { h.OnUpdate(pod("r1"), pod("r2")) }, want: []string{"r1", "r2"}},
+		"Deleted": {reason: "the object is gone", event: func(h toolscache.ResourceEventHandler) { h.OnDelete(pod("r2")) }, want: []string{"r2"}},
+		"Tombstone": {reason: "the deletion was missed", event: func(h toolscache.ResourceEventHandler) {
+			h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: pod("r2")})
+		}, want: []string{"r2"}},
+		"Hidden": {reason: "readers do not see the object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(compact.Hide(pod("r1")), false) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &Assembly{Changes: framework.NewHub()}
+			subscriptions := map[string]*framework.Subscription{}
+			for _, rack := range []string{"r1", "r2"} {
+				subscriptions[rack] = a.Changes.Subscribe(racks.Changed(rack))
+			}
+			tc.event(a.wakeBy(racks))
+			var got []string
+			for _, rack := range []string{"r1", "r2"} {
+				select {
+				case <-subscriptions[rack].C():
+					got = append(got, rack)
+				default:
+				}
+			}
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}

@@ -1,0 +1,115 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// agents are the pods of an agent by node.
+var agents = Selection{
+	Name: "test/agents", Example: &corev1.Pod{}, Namespace: "kube-system",
+	Labels: labels.SelectorFromSet(labels.Set{"app": "agent"}), Fields: fields.OneTermEqualSelector("status.phase", "Running"),
+	Field: "spec.nodeName", Value: func(o client.Object) string { return o.(*corev1.Pod).Spec.NodeName }, //nolint:forcetypeassert,errcheck // It has the type of the example.
+}
+
+func TestSelection_Check(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		change func(s *Selection)
+		fails  bool
+	}{
+		"Complete": {reason: "all required fields are set", change: func(*Selection) {}},
+		"All":      {reason: "selectors are optional", change: func(s *Selection) { s.Labels, s.Fields, s.Namespace = nil, nil, "" }},
+		"Name":     {reason: "the name identifies the cache", change: func(s *Selection) { s.Name = "" }, fails: true},
+		"Example":  {reason: "the kind is unknown", change: func(s *Selection) { s.Example = nil }, fails: true},
+		"Field":    {reason: "the live reader needs the field", change: func(s *Selection) { s.Field = "" }, fails: true},
+		"Value":    {reason: "the cache needs the value", change: func(s *Selection) { s.Value = nil }, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := agents
+			tc.change(&s)
+			err := s.Check()
+			assert.Equal(t, tc.fails, err != nil, tc.reason)
+			if tc.fails {
+				assert.ErrorContains(t, err, "Name, Example, Field and Value are required")
+			}
+		})
+	}
+}
+
+// The live reader sends the selectors of the selection to the API server.
+func TestSelection_Where(t *testing.T) {
+	o := (&client.ListOptions{}).ApplyOptions([]client.ListOption{agents.Where("node-a")})
+	assert.Equal(t, "kube-system", o.Namespace)
+	assert.Equal(t, "app=agent", o.LabelSelector.String())
+	assert.Equal(t, "status.phase=Running,spec.nodeName=node-a", o.FieldSelector.String())
+
+	all := agents
+	all.Labels, all.Fields, all.Namespace = nil, nil, ""
+	o = (&client.ListOptions{}).ApplyOptions([]client.ListOption{all.Where("")})
+	assert.Empty(t, o.Namespace)
+	assert.Nil(t, o.LabelSelector)
+	assert.Equal(t, "spec.nodeName=", o.FieldSelector.String())
+}
+
+func TestHub_Selection(t *testing.T) {
+	h := NewHub()
+	onA, onB := h.Subscribe(agents.Changed("node-a")), h.Subscribe(agents.Changed("node-b"))
+	pods, other := h.Subscribe(AllOf(&corev1.Pod{}, "")), agents
+	other.Name = "test/other"
+
+	h.Changed(agents.Changed("node-a"))
+	assert.True(t, woken(onA))
+	assert.False(t, woken(onB), "the object is on another node")
+	assert.False(t, woken(pods), "the cache of pods has not changed")
+	h.Changed(other.Changed("node-a"))
+	assert.False(t, woken(onA), "another selection has changed")
+	h.Changed(RefTo(&corev1.Pod{}, "kube-system", "agent"))
+	assert.False(t, woken(onA), "the cache of pods has changed, not the selection")
+}
+
+// A look that lists a selection wakes up when an object with the value changes.
+func TestAwait_Selection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, ready := newScene(), false
+		s.h.Cached = listing{s.cached}
+		go func() {
+			s.result <- Await(t.Context(), s.h, s.bc, func(ctx context.Context, reader Reader) (Waiting, error) {
+				s.looks++
+				if err := reader.List(ctx, &corev1.PodList{}, agents.Where("node-a")); err != nil || ready {
+					return Waiting{}, err
+				}
+				return Waiting{For: "the agent"}, nil
+			})
+		}()
+		synctest.Wait()
+		s.h.Changes.Changed(agents.Changed("node-b"))
+		s.h.Changes.Changed(RefTo(gen.Pod("agent"), "kube-system", "agent"))
+		synctest.Wait()
+		assert.Equal(t, 1, s.looks, "only an object with the value wakes the look")
+		ready = true
+		s.h.Changes.Changed(agents.Changed("node-a"))
+		ended, err := s.ended()
+		assert.True(t, ended)
+		require.NoError(t, err)
+		assert.Empty(t, s.h.Changes.subs, "the subscription ends")
+	})
+}
+
+// listing lists nothing. The fake API server does not support these field selectors.
+type listing struct{ client.Reader }
+
+func (listing) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
