@@ -120,6 +120,20 @@ func testToggleByFile(t *testing.T, w *world) {
 		assert.Equal(t, []string{"passed-through"}, b.decisions())
 		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "pods of other namespaces should get annotations")
 	})
+
+	t.Run("a disabled plugin should release the binds that wait for it", func(t *testing.T) {
+		b := newBench(t, w, nil)
+		b.podWith(byHand, expects(driver+"=550"), waits("5m"))
+		bound := b.beginBind("node-1")
+		b.untilEvent("WaitingForPreBind", "node-state: Node node-1")
+		set("prebindPlugins: ['*', -node-state]\n")
+		w.untilMetric(t, "prebind_config_generation 7")
+		began := time.Now()
+		require.NoError(t, b.end(bound), "client-go repeats the Binding")
+		assert.Less(t, time.Since(began), 30*time.Second)
+		b.untilBound()
+		assert.NotContains(t, b.decisions(), "refused")
+	})
 }
 
 // newPending creates a pod with claims that no controller binds.
@@ -142,7 +156,7 @@ func (w *world) untilOwnEvent(t *testing.T, words ...string) {
 // Flags enable and disable mutators and plugins, and take precedence over the file.
 func testToggleByFlag(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [bind-info]\n"))
-	w.untilMetric(t, "prebind_config_generation 7")
+	w.untilMetric(t, "prebind_config_generation 8")
 	pod := w.bound(t)
 	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "the configuration of the file should apply")
 	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")

@@ -5,10 +5,13 @@ package fakeapi
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,8 +20,8 @@ import (
 
 // Call is one request of a Connection.
 type Call struct {
-	// Verb is get, list, create, update, delete, patch, or one of the last two followed by
-	// " status".
+	// Verb is get, list, create, update, delete, patch, or one of the last two or apply
+	// followed by " status".
 	Verb string
 	// Kind is that of the object or of the list.
 	Kind string
@@ -35,7 +38,7 @@ func (c Call) String() string { return c.Verb + " " + c.Kind + " " + c.Key.Name 
 
 // Connection is how one client reaches the server. Set its fields before it is used by
 // several goroutines. Its methods are those of client.Reader, client.Writer and
-// client.StatusClient, but DeleteAllOf and Apply.
+// client.StatusClient, but DeleteAllOf and Apply of other fields than the status.
 type Connection struct {
 	client.Writer // Nil: a method that is missing here panics.
 	server        *Server
@@ -241,7 +244,7 @@ func (c *Connection) Delete(ctx context.Context, o client.Object, options ...cli
 func (c *Connection) Status() client.SubResourceWriter { return status{c: c} }
 
 type status struct {
-	client.SubResourceWriter // Nil: a status is not created or applied.
+	client.SubResourceWriter // Nil: a status is not created.
 	c                        *Connection
 }
 
@@ -255,4 +258,19 @@ func (s status) Update(ctx context.Context, o client.Object, options ...client.S
 func (s status) Patch(ctx context.Context, o client.Object, p client.Patch, options ...client.SubResourcePatchOption) error {
 	manager := (&client.SubResourcePatchOptions{}).ApplyOptions(options).FieldManager
 	return s.c.patch(ctx, "patch status", o, p, manager)
+}
+
+// Apply implements client.SubResourceWriter. It merges the configuration into a pod. It keeps no
+// managedFields, and so it removes no fields.
+func (s status) Apply(ctx context.Context, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
+	manager := (&client.SubResourceApplyOptions{}).ApplyOpts(options).FieldManager
+	content, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	pod := &corev1.Pod{}
+	if err := json.Unmarshal(content, pod); err != nil {
+		return err
+	}
+	return s.c.patch(ctx, "apply status", pod, client.RawPatch(types.MergePatchType, content), manager)
 }

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/announce"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
@@ -64,6 +65,7 @@ type on struct {
 }
 
 var (
+	announced = on{name: announce.Name}
 	nodeState = on{nodestate.Name, &nodestate.Arguments{Checks: nodestate.CheckNames(), MaxWait: time.Minute}}
 	devices   = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
 	volumes   = on{name: volumebinding.Name}
@@ -95,6 +97,10 @@ func TestGolden(t *testing.T) {
 		"node-info":                   {reason: "the response contains node information and an annotation of the node", setup: setup{mutators: []on{{nodeinfo.Name, &nodeinfo.Arguments{Annotations: []string{"example.com/driver-version"}}}}}},
 		"bind-info":                   {reason: "the response contains the user and the time of the bind", setup: setup{mutators: []on{{name: bindinfo.Name}}}},
 		"device-info":                 {reason: "the response contains the devices of the plugin device and of a claim", setup: setup{mutators: []on{{name: deviceinfo.Name}}, plugins: []on{devices}}},
+		"announce":                    {reason: "the node of a bind that waits is in the status of the pod", setup: setup{plugins: []on{announced, nodeState}}},
+		"announce-nominated":          {reason: "the scheduler has nominated another node", setup: setup{plugins: []on{announced, nodeState}}},
+		"announce-nothing-to-do":      {reason: "the bind does not wait", setup: setup{plugins: []on{announced, nodeState}}},
+		"announce-dry-run":            {reason: "a dry run reports the write", setup: setup{plugins: []on{announced, nodeState}, dryRun: true}},
 		"node-state":                  {reason: "the state of the node matches", setup: setup{plugins: []on{nodeState}}},
 		"node-state-cordoned":         {reason: "the node was cordoned after the scheduling decision", setup: setup{plugins: []on{nodeState}}},
 		"node-state-expectation":      {reason: "the expectation of the scheduler does not match the node", setup: setup{plugins: []on{nodeState}}},

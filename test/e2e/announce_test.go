@@ -1,0 +1,414 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// announcer begins the field managers of the plugin announce. The attempt follows.
+const announcer = "prebind-announce-"
+
+// nomination is a value of status.nominatedNodeName of the pod with the field managers that own it.
+type nomination struct {
+	node string
+	by   []string
+}
+
+// ours reports whether only Prebind owns the value.
+func (n nomination) ours() bool {
+	return len(n.by) > 0 && !slices.ContainsFunc(n.by, func(m string) bool { return !strings.HasPrefix(m, announcer) })
+}
+
+func nominationOf(pod *corev1.Pod) nomination {
+	n := nomination{node: pod.Status.NominatedNodeName}
+	for _, entry := range pod.ManagedFields {
+		var owned struct {
+			Status map[string]any `json:"f:status"`
+		}
+		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &owned) != nil {
+			continue
+		}
+		if _, ok := owned.Status["f:nominatedNodeName"]; ok && n.node != "" {
+			n.by = append(n.by, entry.Manager)
+		}
+	}
+	return n
+}
+
+// nominations records the nominations of the pod "pod", without repetitions.
+type nominations struct {
+	mu  sync.Mutex
+	all []nomination
+}
+
+// watchNominations starts the record. It must be called before the pod is created.
+func (b *bench) watchNominations() *nominations {
+	b.t.Helper()
+	w, err := b.client.CoreV1().Pods(b.ns).Watch(b.t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=pod"})
+	require.NoError(b.t, err)
+	b.t.Cleanup(w.Stop)
+	h := &nominations{}
+	go func() {
+		for event := range w.ResultChan() {
+			if pod, ok := event.Object.(*corev1.Pod); ok {
+				h.add(nominationOf(pod))
+			}
+		}
+	}()
+	return h
+}
+
+func (h *nominations) add(n nomination) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.all) == 0 || h.all[len(h.all)-1].node != n.node || !slices.Equal(h.all[len(h.all)-1].by, n.by) {
+		h.all = append(h.all, n)
+	}
+}
+
+// nodes returns the values without repetitions. A value of Prebind alone has a star.
+func (h *nominations) nodes() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var nodes []string
+	for _, n := range h.all {
+		node := n.node
+		if n.ours() {
+			node += "*"
+		}
+		if len(nodes) == 0 || nodes[len(nodes)-1] != node {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// assertNominations waits until the record ends with the last value, and checks all values.
+func (b *bench) assertNominations(h *nominations, want ...string) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		nodes := h.nodes()
+		require.NotEmpty(c, nodes)
+		assert.Len(c, nodes, len(want))
+		assert.Equal(c, want[len(want)-1], nodes[len(nodes)-1])
+	}, patience, again, "%v, want %v; events: %q", h.nodes(), want, b.events())
+	assert.Equal(b.t, want, h.nodes())
+}
+
+// untilAnnounced waits until Prebind has announced the node.
+func (b *bench) untilAnnounced(node string) *corev1.Pod {
+	b.t.Helper()
+	return b.until("announced", func(pod *corev1.Pod) bool { n := nominationOf(pod); return n.node == node && n.ours() })
+}
+
+// nominate sets the nominatedNodeName like another component.
+func (b *bench) nominate(node string) {
+	b.t.Helper()
+	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), "pod", types.MergePatchType,
+		[]byte(`{"status":{"nominatedNodeName":"`+node+`"}}`), metav1.PatchOptions{FieldManager: "kueue"}, "status")
+	require.NoError(b.t, err)
+}
+
+// Tests of the plugin announce have their own installation, because the shipped one does not grant its permission.
+func TestAnnounce(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 0)
+	t.Run("without the permission", func(t *testing.T) { testAnnounceNotPermitted(t, w) })
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/announce"))
+	for range 2 {
+		_, err := w.start(t.Context())
+		require.NoError(t, err)
+	}
+	t.Run("with", func(t *testing.T) {
+		for name, test := range map[string]func(t *testing.T, w *world){
+			"a client": testAnnounceByHand, "rejected": testAnnounceRejected, "fast": testAnnounceFast, "taken": testAnnounceTaken,
+			"kube-scheduler": testAnnounceKubeScheduler, "another node": testAnnounceAnotherNode, "preemption": testAnnouncePreemption,
+			"pinned": testAnnouncePinned, "explain": testAnnounceExplain,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				test(t, w)
+			})
+		}
+	})
+	t.Run("switched off while a bind waits", func(t *testing.T) { testAnnounceSwitchedOff(t, w) })
+	t.Run("killed", func(t *testing.T) { testAnnounceKilled(t, w) })
+}
+
+// By '*', the plugin is omitted with one line in the log. By name, Prebind does not start.
+func testAnnounceNotPermitted(t *testing.T, w *world) {
+	r, err := w.start(t.Context())
+	require.NoError(t, err)
+	log, err := os.ReadFile(r.LogFile())
+	require.NoError(t, err)
+	const line = `"Skipped a PreBind plugin: its permission is missing" plugin="announce" reason="PreBind plugin announce: the service account lacks permissions: patch pods/status; apply its role to use it"`
+	assert.Equal(t, 1, strings.Count(string(log), line), "%s", log)
+	assert.Equal(t, 1, strings.Count(string(log), "announce: the service account"), "%s", log)
+	require.NoError(t, w.prebind.Stop())
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, w.prebind.Binary(), "serve", "--prebind-plugins=*,announce", "--cert-dir="+w.prebind.CertDir(), "--kubeconfig="+w.prebind.Kubeconfig(),
+		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
+	cmd.Stderr = &stderr
+	require.Error(t, cmd.Run())
+	assert.Equal(t, "error: PreBind plugin announce: the service account lacks permissions: patch pods/status; apply its role, or switch it off with --prebind-plugins=…,-announce\n", stderr.String())
+}
+
+// The node of a bind that waits is announced, and the field is empty after the bind.
+func testAnnounceByHand(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("late")
+	h := b.watchNominations()
+	created := b.podWith(byHand, toleration, expects(driver+"=550"), waits("60s"))
+	began := time.Now()
+	bound := b.beginBind(node)
+	pod := b.untilAnnounced(node)
+	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second, "the plugin waits for a moment")
+	assert.Equal(t, created.Spec, pod.Spec)
+	b.installDriver(node, "550")
+	require.NoError(t, b.end(bound))
+	b.assertTopology(b.untilBound())
+	b.assertNominations(h, "", node+"*", "")
+}
+
+// The field is cleared when the bind is rejected.
+func testAnnounceRejected(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("never")
+	h := b.watchNominations()
+	b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
+	b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
+	b.assertNominations(h, "", node+"*", "")
+	b.untilEvent("PreBindRolledBack", "announce: Node "+node+": the pod was not bound; cleared status.nominatedNodeName")
+}
+
+// A bind that does not wait is not announced.
+func testAnnounceFast(t *testing.T, w *world) {
+	for _, scheduler := range []string{byHand, cluster.DefaultScheduler} {
+		t.Run(scheduler, func(t *testing.T) {
+			b := newBench(t, w, nil)
+			h := b.watchNominations()
+			class, _ := b.static("node-1", "1Gi")
+			b.claim("data", class)
+			b.pod(scheduler, "data")
+			if scheduler == byHand {
+				require.NoError(t, b.bindByHand(b.binding("node-1")))
+			}
+			pod := b.untilBound()
+			assert.False(t, slices.ContainsFunc(pod.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return strings.HasPrefix(e.Manager, announcer) }))
+			assert.False(t, slices.ContainsFunc(h.nodes(), func(node string) bool { return strings.HasSuffix(node, "*") }), "%q", h.nodes())
+		})
+	}
+}
+
+// A value that another component has set is kept.
+func testAnnounceTaken(t *testing.T, w *world) {
+	t.Run("before", func(t *testing.T) {
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("never")
+		h := b.watchNominations()
+		b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
+		b.nominate("node-6")
+		b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
+		b.assertNominations(h, "", "node-6")
+	})
+	t.Run("after", func(t *testing.T) {
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("never")
+		h := b.watchNominations()
+		b.podWith(byHand, toleration, expects(driver+"=550"), waits("8s"))
+		bound := b.beginBind(node)
+		b.untilAnnounced(node)
+		b.nominate("node-6")
+		b.assertRefused(b.end(bound), "still waiting for the label")
+		b.assertNominations(h, "", node+"*", "node-6")
+	})
+}
+
+// A Binding with a resourceVersion fails after any write to the pod, so there is none.
+func testAnnouncePinned(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("late")
+	h := b.watchNominations()
+	pod := b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
+	b.assertRefused(b.bindByHand(b.binding(node, gen.AtVersion(pod.ResourceVersion))), "still waiting for the label")
+	b.assertNominations(h, "")
+}
+
+func testAnnounceExplain(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	b.podWith(byHand, expects(driver+"=550"), waits("60s"))
+	x, code := b.explain("node-1")
+	assert.Equal(t, 1, code)
+	assert.Equal(t, []string{"would set status.nominatedNodeName of the pod if the bind waits longer than 2s"}, x.plugin("announce").Would)
+	assert.EqualValues(t, "acts", x.plugin("announce").Verdict)
+	x, code = newPending(t, w).explain("node-1")
+	assert.Equal(t, 0, code)
+	assert.EqualValues(t, "ready", x.plugin("announce").Verdict)
+}
+
+// kube-scheduler binds a pod that waits, without a failure.
+func testAnnounceKubeScheduler(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("late")
+	h := b.watchNominations()
+	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"), waits("2m"))
+	b.untilAnnounced(node)
+	b.installDriver(node, "550")
+	assert.Equal(t, node, b.untilBound().Spec.NodeName)
+	b.assertNominations(h, "", node+"*", "")
+	b.assertNeverFailed()
+}
+
+// A pod that Prebind rejects is not stuck on the announced node: kube-scheduler prefers another one then.
+func testAnnounceAnotherNode(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	first, toleration := b.ownNode("first")
+	second, _ := b.ownNode("second")
+	b.forbid(second)
+	b.installDriver(second, "550")
+	h := b.watchNominations()
+	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"), waits("10s"))
+	b.untilAnnounced(first)
+	// The first node is still possible, and only a nomination would make kube-scheduler choose it.
+	b.taint(first, "example.com/busy", corev1.TaintEffectPreferNoSchedule)
+	b.allow(second)
+	assert.Equal(t, second, b.untilBound().Spec.NodeName)
+	nodes := h.nodes()
+	assert.Equal(t, []string{"", first + "*", ""}, nodes[:min(3, len(nodes))])
+	assert.Len(t, slices.DeleteFunc(nodes, func(node string) bool { return node != first+"*" }), 1, "the first node should be tried once")
+}
+
+// The nomination of a preemption stays as it is until the pod is bound.
+func testAnnouncePreemption(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node := "small-" + b.ns
+	require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(node, cluster.WithLabels(map[string]string{b.label(): "yes"}),
+		cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule}),
+		cluster.WithResources(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}))))
+	_, err := b.client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: b.ns}, Value: 1000}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	small := func(name string, options ...gen.PodOption) *corev1.Pod {
+		pod := gen.Pod(name, append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.Tolerates(b.label()), b.steered()}, options...)...)
+		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+		return pod
+	}
+	pods := b.client.CoreV1().Pods(b.ns)
+	// No kubelet ends the victim, so it stays in its grace period until the test deletes it.
+	victim, err := pods.Create(t.Context(), small("victim"), metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		pod, err := pods.Get(t.Context(), victim.Name, metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.Equal(c, node, pod.Spec.NodeName)
+	}, patience, again)
+
+	h := b.watchNominations()
+	preemptor := small("pod", expects(driver+"=550"), waits("2m"))
+	preemptor.Spec.PriorityClassName = b.ns
+	_, err = pods.Create(t.Context(), preemptor, metav1.CreateOptions{})
+	require.NoError(t, err)
+	b.until("nominated", func(pod *corev1.Pod) bool { return pod.Status.NominatedNodeName == node })
+	pod, err := pods.Get(t.Context(), victim.Name, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NotNil(t, pod.DeletionTimestamp, "kube-scheduler preempts the victim")
+	require.NoError(t, pods.Delete(t.Context(), victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+
+	b.untilEvent("WaitingForPreBind", "node-state: Node "+node)
+	b.installDriver(node, "550")
+	assert.Equal(t, node, b.untilBound().Spec.NodeName)
+	b.assertNominations(h, "", node, "")
+}
+
+// The operator switches the plugin off while a bind waits: the field stays until the bind ends, and later binds are not announced.
+func testAnnounceSwitchedOff(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("late")
+	h := b.watchNominations()
+	b.podWith(byHand, toleration, expects(driver+"=550"), waits("2m"))
+	bound := b.beginBind(node)
+	b.untilAnnounced(node)
+	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"prebindPlugins: ['*', -announce]\n"))
+	w.untilMetric(t, "prebind_config_generation 2")
+
+	later := newBench(t, w, nil)
+	unseen := later.watchNominations()
+	later.podWith(byHand, expects(driver+"=550"), waits("5s"))
+	later.assertRefused(later.bindByHand(later.binding("node-1")), "still waiting for the label")
+	later.assertNominations(unseen, "")
+
+	assert.Equal(t, node, b.until("still unbound", notBound).Status.NominatedNodeName)
+	b.installDriver(node, "550")
+	require.NoError(t, b.end(bound))
+	b.untilBound()
+	b.assertNominations(h, "", node+"*", "")
+
+	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead))
+	w.untilMetric(t, "prebind_config_generation 3")
+}
+
+// A replica is killed. If another replica continues the bind, the field stays; otherwise the other replica clears it.
+func testAnnounceKilled(t *testing.T, w *world) {
+	doomed, other := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
+	w.prebind.RouteTo(doomed)
+	continued, abandoned := newBench(t, w, nil), newBench(t, w, nil)
+	histories := map[*bench]*nominations{}
+	nodes := map[*bench]string{}
+	for _, b := range []*bench{continued, abandoned} {
+		node, toleration := b.ownNode("late")
+		nodes[b], histories[b] = node, b.watchNominations()
+		b.podWith(byHand, toleration, expects(driver+"=550"), waits("5m"))
+	}
+	ctx, bound := t.Context(), make(chan []error, 1)
+	go func() { bound <- continued.insist(ctx, continued.binding(nodes[continued])) }()
+	post := abandoned.client.CoreV1().RESTClient().Post().Namespace(abandoned.ns).Resource("pods").Name("pod").SubResource("binding").
+		Body(abandoned.binding(nodes[abandoned])).MaxRetries(0)
+	go func() { _ = post.Do(ctx).Error() }()
+	first := map[*bench]string{}
+	for _, b := range []*bench{continued, abandoned} {
+		by := nominationOf(b.untilAnnounced(nodes[b])).by
+		require.Len(t, by, 1)
+		require.Equal(t, doomed, b.replicaOfAttempt(strings.TrimPrefix(by[0], announcer)))
+		first[b] = by[0]
+	}
+	require.NoError(t, doomed.Kill())
+	w.prebind.RouteTo(other)
+
+	abandoned.assertNominations(histories[abandoned], "", nodes[abandoned]+"*", "")
+	abandoned.untilEvent("PreBindRolledBack", "announce: Node "+nodes[abandoned]+": the pod was not bound; cleared status.nominatedNodeName")
+	pod := continued.until("announced by the other replica only", func(pod *corev1.Pod) bool {
+		n := nominationOf(pod)
+		return n.ours() && !slices.Contains(n.by, first[continued])
+	})
+	assert.Equal(t, nodes[continued], pod.Status.NominatedNodeName)
+	continued.installDriver(nodes[continued], "550")
+	errs := <-bound
+	require.NoError(t, errs[len(errs)-1])
+	continued.untilBound()
+	continued.assertNominations(histories[continued], "", nodes[continued]+"*", "")
+	require.NoError(t, doomed.Restart(t.Context()))
+}
