@@ -209,7 +209,7 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 	return list, nil
 }
 
-// Applied tells the Assembly that the last Settings are in force. The binds that wait in a plugin
+// Applied is called when the last Settings are in force. The binds that wait in a plugin
 // that was switched off, or that has new arguments now, end and are repeated.
 func (a *Assembly) Applied() {
 	for _, b := range a.retired {

@@ -73,7 +73,7 @@ func (r *Registry) Check() error {
 	return nil
 }
 
-// sameNarrowing returns whether both narrow a kind by nothing but the same transform function.
+// sameNarrowing returns whether both narrow a kind by the same transform function only.
 func sameNarrowing(a, b cache.ByObject) bool {
 	function := func(o cache.ByObject) uintptr { return reflect.ValueOf(o.Transform).Pointer() }
 	same := a.Transform != nil && b.Transform != nil && function(a) == function(b)

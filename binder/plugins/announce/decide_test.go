@@ -44,7 +44,7 @@ func TestMayAnnounce(t *testing.T) {
 		pod    *corev1.Pod
 		want   bool
 	}{
-		"Empty":      {reason: "nobody has set the field", pod: nominatedPod(""), want: true},
+		"Empty":      {reason: "no client has set the field", pod: nominatedPod(""), want: true},
 		"Scheduler":  {reason: "the scheduler has nominated another node", pod: nominatedPod("node-b", "kube-scheduler")},
 		"Same":       {reason: "the scheduler has nominated this node and clears the field itself", pod: nominatedPod("node-a", "kube-scheduler")},
 		"Unknown":    {reason: "the owner of the value is unknown", pod: nominatedPod("node-b")},

@@ -117,7 +117,7 @@ func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) (tried
 		tried = true
 		status := corev1ac.PodStatus().WithNominatedNodeName(bc.Node.Name)
 		// Force takes the field over from an earlier attempt. The resourceVersion ensures that
-		// nobody else has set it since the read.
+		// no other client has set it since the read.
 		err = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion).WithStatus(status), client.ForceOwnership)
 		if !apierrors.IsConflict(err) {
 			return true, err

@@ -231,7 +231,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.plugin.running = map[string]*announcement{}
 		bc := recovered("r1-a")
 		s.rollBack(bc)
-		s.assertNominated("", "nobody continues the bind")
+		s.assertNominated("", "no replica continues the bind")
 		assert.Equal(t, []string{"cleared status.nominatedNodeName"}, bc.Undone())
 	})
 }
