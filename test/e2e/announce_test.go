@@ -333,9 +333,11 @@ func testAnnouncePreemption(t *testing.T, w *world) {
 	_, err = pods.Create(t.Context(), preemptor, metav1.CreateOptions{})
 	require.NoError(t, err)
 	b.until("nominated", func(pod *corev1.Pod) bool { return pod.Status.NominatedNodeName == node })
-	pod, err := pods.Get(t.Context(), victim.Name, metav1.GetOptions{})
-	require.NoError(t, err)
-	require.NotNil(t, pod.DeletionTimestamp, "kube-scheduler preempts the victim")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		pod, err := pods.Get(t.Context(), victim.Name, metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.NotNil(c, pod.DeletionTimestamp, "kube-scheduler preempts the victim")
+	}, patience, again)
 	require.NoError(t, pods.Delete(t.Context(), victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 
 	b.untilEvent("WaitingForPreBind", "node-state: Node "+node)
@@ -374,7 +376,8 @@ func testAnnounceSwitchedOff(t *testing.T, w *world) {
 // A replica is killed. If another replica continues the bind, the field stays; otherwise the other replica clears it.
 func testAnnounceKilled(t *testing.T, w *world) {
 	doomed, other := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
-	w.prebind.RouteTo(doomed)
+	// The API server keeps its connections, so only one replica may run.
+	require.NoError(t, other.Process.Stop())
 	continued, abandoned := newBench(t, w, nil), newBench(t, w, nil)
 	histories := map[*bench]*nominations{}
 	nodes := map[*bench]string{}
@@ -395,8 +398,9 @@ func testAnnounceKilled(t *testing.T, w *world) {
 		require.Equal(t, doomed, b.replicaOfAttempt(strings.TrimPrefix(by[0], announcer)))
 		first[b] = by[0]
 	}
+	require.NoError(t, other.Process.Start())
+	require.NoError(t, other.WaitReady(t.Context()))
 	require.NoError(t, doomed.Kill())
-	w.prebind.RouteTo(other)
 
 	abandoned.assertNominations(histories[abandoned], "", nodes[abandoned]+"*", "")
 	abandoned.untilEvent("PreBindRolledBack", "announce: Node "+nodes[abandoned]+": the pod was not bound; cleared status.nominatedNodeName")
