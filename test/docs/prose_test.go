@@ -110,7 +110,7 @@ func TestIndex(t *testing.T) {
 var flagsOfOthers = strings.Fields(`
 	admission-control-config-file annotations build-arg clusterrole controllers create-namespace dry-run election-timeout field-selector
 	for force from-file help image list max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw replicas reuse-values set
-	show-labels sort-by tail timeout type`)
+	show-labels show-managed-fields sort-by subresource tail timeout type`)
 
 // A flag that the documentation names is there.
 func TestFlags(t *testing.T) {

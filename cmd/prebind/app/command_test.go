@@ -91,7 +91,7 @@ func TestPlugins(t *testing.T) {
 		rest = rest[1:]
 	}
 	for _, s := range RegisteredPlugins() {
-		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
+		assert.Equal(t, []string{s.Name, "PreBind", defaultOf(s)}, strings.Fields(rest[0])[:3])
 		assert.Contains(t, rest[0], s.Description)
 		rest = rest[1:]
 	}
