@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -48,7 +49,7 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	selected := &selections{all: map[string]*selection{}}
+	selected := &selections{clock: clock.RealClock{}, all: map[string]*selection{}}
 	views := map[string]*view{"": {narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(""), selections: selected}}
 	for _, p := range r.Plugins {
 		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name), selections: selected}

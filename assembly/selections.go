@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,8 +27,9 @@ const selectionLingers = time.Minute
 // selections contains the cache of each framework.Selection, by name. Its reader methods are safe
 // for concurrent use.
 type selections struct {
-	mu  sync.RWMutex
-	all map[string]*selection
+	clock clock.WithDelayedExecution
+	mu    sync.RWMutex
+	all   map[string]*selection
 }
 
 // selection is the cache of one framework.Selection. It is a manager.Runnable.
@@ -36,7 +38,7 @@ type selection struct {
 	// stop ends Start.
 	stop chan struct{}
 	// lingering is set while no plugin uses the selection.
-	lingering *time.Timer
+	lingering clock.Timer
 }
 
 // Start implements manager.Runnable.
@@ -105,7 +107,7 @@ func (s *selections) keep(used sets.Set[string]) {
 		if used.Has(name) || found.lingering != nil {
 			continue
 		}
-		found.lingering = time.AfterFunc(selectionLingers, func() {
+		found.lingering = s.clock.AfterFunc(selectionLingers, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			close(found.stop)

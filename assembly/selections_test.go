@@ -6,7 +6,6 @@ package assembly
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
@@ -32,20 +32,17 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Fiel
 
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &selections{all: map[string]*selection{"a": {stop: make(chan struct{})}, "b": {stop: make(chan struct{})}, "c": {stop: make(chan struct{})}}}
-		a, b := s.all["a"], s.all["b"]
-		s.keep(sets.New("c"))
-		time.Sleep(selectionLingers / 2)
-		s.keep(sets.New("c"))
-		assert.True(t, s.reuse("a"), "the plugin was switched on again")
-		time.Sleep(selectionLingers)
-		synctest.Wait()
-		assert.Equal(t, sets.New("a", "c"), sets.KeySet(s.all))
-		assert.False(t, isStopped(a))
-		assert.True(t, isStopped(b))
-		assert.False(t, s.reuse("b"), "it must be started again")
-	})
+	now, a, b, c := clocktesting.NewFakeClock(time.Time{}), &selection{stop: make(chan struct{})}, &selection{stop: make(chan struct{})}, &selection{stop: make(chan struct{})}
+	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c}}
+	s.keep(sets.New("c"))
+	now.Step(selectionLingers / 2)
+	s.keep(sets.New("c"))
+	assert.True(t, s.reuse("a"), "the plugin was switched on again")
+	now.Step(selectionLingers)
+	assert.Equal(t, sets.New("a", "c"), sets.KeySet(s.all))
+	assert.False(t, isStopped(a))
+	assert.True(t, isStopped(b))
+	assert.False(t, s.reuse("b"), "it must be started again")
 }
 
 func isStopped(s *selection) bool {
