@@ -64,9 +64,9 @@ func bind(attempt, node string) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
 }
 
-// recovered returns the context for the mark of an attempt.
-func recovered(attempt string) *framework.BindContext {
-	bc := bind(attempt, "node-a")
+// recovered returns the context for the mark of the attempt r1-a.
+func recovered() *framework.BindContext {
+	bc := bind("r1-a", "node-a")
 	bc.Recovered = true
 	return bc
 }
@@ -75,7 +75,13 @@ func recovered(attempt string) *framework.BindContext {
 func (s *scene) wait(bc *framework.BindContext) {
 	s.t.Helper()
 	require.NoError(s.t, s.plugin.PreBind(s.t.Context(), bc))
-	time.Sleep(moment)
+	s.pass(moment)
+}
+
+// pass lets the time pass.
+func (s *scene) pass(d time.Duration) {
+	s.t.Helper()
+	<-time.After(d)
 	synctest.Wait()
 }
 
@@ -118,14 +124,12 @@ func TestPreBind_AnnouncesAfterAMoment(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		bc := bind("r1-a", "node-a")
 		require.NoError(t, s.plugin.PreBind(t.Context(), bc))
-		time.Sleep(moment - time.Nanosecond)
-		synctest.Wait()
+		s.pass(moment - time.Nanosecond)
 		s.assertNominated("", "the bind may still be fast")
-		time.Sleep(time.Nanosecond)
-		synctest.Wait()
+		s.pass(time.Nanosecond)
 		s.assertNominated("node-a", "the bind waits")
 		require.NoError(t, s.plugin.PreBind(t.Context(), bc), "the attempt repeats its PreBinds")
-		time.Sleep(moment)
+		s.pass(moment)
 		assert.Equal(t, 1, s.applies, "the field is set once")
 		s.rollBack(bc)
 		s.assertNominated("", "the bind was given up")
@@ -159,10 +163,9 @@ func TestEnd_OfAFastBind(t *testing.T) {
 				s.plugin.h.Live = nil // A read panics.
 				bc := bind("r1-a", "node-a")
 				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
-				time.Sleep(moment / 2)
+				s.pass(moment / 2)
 				end(s, bc)
-				time.Sleep(moment)
-				synctest.Wait()
+				s.pass(moment)
 				assert.Zero(t, s.applies)
 			})
 		})
@@ -210,18 +213,18 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.wait(second)
 		assert.Equal(t, []string{managerOf("r1-a"), managerOf("r2-b")}, ownersOf(s.pod()))
 
-		s.rollBack(recovered("r1-a"))
+		s.rollBack(recovered())
 		s.assertNominated("node-a", "the second attempt still waits")
 		s.rollBack(second)
 		s.assertNominated("", "the second attempt was given up")
 	})
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(_ *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
 		s.plugin.running = map[string]*announcement{}
 		other := bind("r2-b", "node-b")
 		s.wait(other)
 		s.assertNominated("node-b", "the scheduler has chosen another node")
-		s.rollBack(recovered("r1-a"))
+		s.rollBack(recovered())
 		s.assertNominated("node-b", "the first attempt no longer owns the field")
 		s.rollBack(other)
 		s.assertNominated("", "the second attempt was given up")
@@ -229,7 +232,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
 		s.plugin.running = map[string]*announcement{}
-		bc := recovered("r1-a")
+		bc := recovered()
 		s.rollBack(bc)
 		s.assertNominated("", "no replica continues the bind")
 		assert.Equal(t, []string{"cleared status.nominatedNodeName"}, bc.Undone())
@@ -293,9 +296,9 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 		s.wait(bc)
 		s.before = func() error { return apierrors.NewTooManyRequests("later", 1) }
 		s.rollBack(bc)
-		require.Error(t, s.plugin.PreBindRollBack(t.Context(), recovered("r1-a")), "the sweeper retries")
+		require.Error(t, s.plugin.PreBindRollBack(t.Context(), recovered()), "the sweeper retries")
 		s.before = func() error { return nil }
-		s.rollBack(recovered("r1-a"))
+		s.rollBack(recovered())
 		s.assertNominated("", "the sweeper clears the field")
 	})
 }
