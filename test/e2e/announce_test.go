@@ -191,7 +191,9 @@ func testAnnounceByHand(t *testing.T, w *world) {
 	assert.Equal(t, created.Spec, pod.Spec)
 	b.installDriver(node, "550")
 	require.NoError(t, b.end(bound))
-	b.assertTopology(b.untilBound())
+	pod = b.untilBound()
+	b.assertTopology(pod)
+	t.Logf("managers of the bound pod: %v", pod.ManagedFields)
 	b.assertNominations(h, "", node+"*", "")
 }
 

@@ -5,6 +5,7 @@ package announce
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -103,6 +104,8 @@ func TestMarksOf(t *testing.T) {
 func TestTrim(t *testing.T) {
 	pod := nominatedPod("node-a", "kube-scheduler", managerOf("r1-a"))
 	pod.ResourceVersion = "7"
+	long := `{"f:metadata":{"f:annotations":{"f:` + strings.Repeat("x", 5000) + `":{}}},"f:status":{"f:nominatedNodeName":{}}}`
+	pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{Manager: managerOf("r2-b"), FieldsV1: metav1.NewFieldsV1(long)})
 	before := marksOf(pod)
 	got, err := trim(pod)
 	require.NoError(t, err)
@@ -110,7 +113,8 @@ func TestTrim(t *testing.T) {
 	require.True(t, ok)
 	assert.Equal(t, before, marksOf(kept), "the marks stay")
 	assert.Empty(t, kept.Spec.Containers)
-	assert.Len(t, kept.ManagedFields, 1)
+	assert.Len(t, kept.ManagedFields, 2)
+	assert.Less(t, kept.Size(), 400, "a tenant cannot make the cache large")
 	assert.Equal(t, "7", kept.ResourceVersion)
 	again, err := trim(got)
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -83,10 +84,11 @@ func trim(o any) (any, error) {
 	}
 	kept := &corev1.Pod{Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{NominatedNodeName: pod.Status.NominatedNodeName}}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
-	for _, entry := range pod.ManagedFields {
-		if _, ours := attemptOf(entry.Manager); ours {
-			kept.ManagedFields = append(kept.ManagedFields, entry)
-		}
+	for _, m := range marksOf(pod) {
+		kept.ManagedFields = append(kept.ManagedFields, metav1.ManagedFieldsEntry{Manager: managerOf(m.Attempt), FieldsV1: ownsField})
 	}
 	return kept, nil
 }
+
+// ownsField is shared by all pods of the cache, because a tenant can write long entries.
+var ownsField = metav1.NewFieldsV1(`{"f:status":{"f:nominatedNodeName":{}}}`)
