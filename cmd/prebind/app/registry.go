@@ -7,6 +7,7 @@ import (
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
@@ -32,6 +33,7 @@ func RegisteredMutators() []mutators.Registration {
 func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		nodestate.Registration(),
+		nodeready.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),
 		volumebinding.Registration(),
