@@ -79,7 +79,9 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 }
 
 // LongestWait returns the wait that budgets.maxPrebindTimeout limits, and the wait's field.
-func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "maxTimeout", a.MaxTimeout }
+func (a *Arguments) LongestWait() (field string, wait time.Duration) {
+	return "maxTimeout", a.MaxTimeout
+}
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate() []framework.Problem {
