@@ -59,7 +59,9 @@ func (p *plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 	if len(lacks) == 0 {
 		return framework.Waiting{}, nil
 	}
-	return bc.WaitAtMost(limit, waitingFor(lacks))
+	waiting := waitingFor(lacks)
+	bc.Intend("%s would wait up to %s for %s", Name, limit, waiting.For)
+	return bc.WaitAtMost(limit, waiting)
 }
 
 // limit returns the limit of the wait.
