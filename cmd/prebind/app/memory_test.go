@@ -34,7 +34,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/assembly"
-	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
@@ -96,7 +95,7 @@ func TestCache_LargeObjects(t *testing.T) {
 
 // TestSelections_AgentsAreSmall limits the memory of five agents on 5,000 nodes for the plugin node-ready.
 func TestSelections_AgentsAreSmall(t *testing.T) {
-	const nodes, agents, limit = 5000, 5, 20 << 20
+	const nodes, agents, limit = 5000, 5, 15 << 20
 	args := &nodeready.Arguments{Checks: nodeready.Checks()}
 	for i := range agents {
 		args.Agents = append(args.Agents, nodeready.Agent{Namespace: "agents", Selector: fmt.Sprintf("app=agent-%d", i)})
@@ -111,6 +110,7 @@ func TestSelections_AgentsAreSmall(t *testing.T) {
 	t.Cleanup(server.Close)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("PodList"), meta.RESTScopeNamespace) // As discovery does.
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	t.Cleanup(func() { stop(); running.Wait() })
@@ -119,19 +119,13 @@ func TestSelections_AgentsAreSmall(t *testing.T) {
 		if _, ok := s.Example.(*corev1.Pod); !ok {
 			continue
 		}
-		c, err := cache.New(&rest.Config{Host: server.URL}, cache.Options{
-			Scheme: clientgoscheme.Scheme, Mapper: mapper, NewInformer: compact.NewInformer, DefaultUnsafeDisableDeepCopy: new(true),
-			ByObject: map[client.Object]cache.ByObject{s.Example: {
-				Label: s.Labels, Field: s.Fields, Transform: s.Transform, Namespaces: map[string]cache.Config{s.Namespace: {}},
-			}},
-		})
+		c, err := assembly.SelectionCache(ctx, &rest.Config{Host: server.URL}, cache.Options{Scheme: clientgoscheme.Scheme, Mapper: mapper}, s)
 		require.NoError(t, err)
-		require.NoError(t, c.IndexField(ctx, s.Example, s.Field, func(o client.Object) []string { return []string{s.Value(o)} }))
 		_, err = c.GetInformer(ctx, s.Example, cache.BlockUntilSynced(false))
 		require.NoError(t, err)
 		running.Go(func() { assert.NoError(t, c.Start(ctx)) })
 		require.True(t, c.WaitForCacheSync(ctx))
-		require.NoError(t, c.List(ctx, &list, client.MatchingFields{s.Field: "node-7"}))
+		require.NoError(t, c.List(ctx, &list, client.Limit(1)))
 		require.Len(t, list.Items, 1)
 	}
 	heap := liveHeap() - before
