@@ -8,7 +8,7 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # Output directory of `generate`. `verify` sets another one and compares.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
-	config/webhook/plugins/resource-claims/role.yaml config/webhook/plugins/announce/role.yaml config/webhook/mutators/device-info/role.yaml \
+	config/webhook/plugins/resource-claims/role.yaml config/webhook/plugins/announce/role.yaml config/webhook/plugins/node-ready/role.yaml config/webhook/mutators/device-info/role.yaml \
 	config/webhook/certificates/self-managed/role.yaml docs/flags.md docs/metrics.md docs/configuration-defaults.yaml docs/configuration.schema.json \
 	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES)
 
@@ -17,7 +17,7 @@ KUBE_VERSION = 1.36.0
 
 # Files of config/webhook that the chart contains as copies, because Helm reads only files of the chart: <file>=<copy>.
 CHART = charts/prebind
-COPIES = base/role.yaml=roles/prebind.yaml plugins/device/role.yaml=roles/device.yaml plugins/announce/role.yaml=roles/announce.yaml \
+COPIES = base/role.yaml=roles/prebind.yaml plugins/node-ready/role.yaml=roles/node-ready.yaml plugins/device/role.yaml=roles/device.yaml plugins/announce/role.yaml=roles/announce.yaml \
 	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/resource-claims-allocate/role.yaml=roles/resource-claims-allocate.yaml \
 	plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
@@ -163,6 +163,8 @@ generate: ## Write generated files: roles, docs/{flags,metrics}.md, docs/configu
 		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
+	$(TOOL) controller-gen rbac:roleName=prebind-node-ready,headerFile=config/role-header.txt \
+		paths=./binder/plugins/nodeready output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/node-ready
 	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \
 		paths=./binder/plugins/device output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/device
 	$(TOOL) controller-gen rbac:roleName=prebind-resource-claims,headerFile=config/role-header.txt \

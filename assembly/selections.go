@@ -6,10 +6,16 @@ package assembly
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -66,7 +72,29 @@ func (s *selections) List(ctx context.Context, into client.ObjectList, by framew
 	if found == nil {
 		return fmt.Errorf("selection %q is not among those of the plugin's registration", by.Name)
 	}
-	return found.List(ctx, into, client.MatchingFields{by.Field: by.Value})
+	if err := found.List(ctx, into, client.MatchingFields{by.Field: bucketOf(by.Value)}); err != nil {
+		return err
+	}
+	items, err := meta.ExtractList(into)
+	if err != nil {
+		return fmt.Errorf("selection %q: %w", by.Name, err)
+	}
+	return meta.SetList(into, slices.DeleteFunc(items, func(o runtime.Object) bool {
+		object, ok := o.(client.Object)
+		return !ok || by.Selection.Value(object) != by.Value
+	}))
+}
+
+// buckets is the number of values of the index of a selection. An index entry for each value, such as
+// for each node, needs more memory than the object.
+const buckets = 1024
+
+// bucketSeed prevents tenants from choosing values that share a bucket.
+var bucketSeed = maphash.MakeSeed()
+
+// bucketOf returns the value of the index for objects whose field has the value.
+func bucketOf(value string) string {
+	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
 }
 
 // use starts the selection if it is new. It must not be called concurrently.
@@ -118,25 +146,31 @@ func (s *selections) keep(used sets.Set[string]) {
 	}
 }
 
-// startSelection returns the selection, with all objects if the manager runs.
-func (a *Assembly) startSelection(ctx context.Context, want framework.Selection) (*selection, error) {
-	mgr := a.o.Manager
+// SelectionCache returns the cache of a selection, with its index. It uses the client, the scheme and
+// the mapper of the options.
+func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, want framework.Selection) (cache.Cache, error) {
 	options := commonCacheOptions()
-	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
+	options.HTTPClient, options.Scheme, options.Mapper = o.HTTPClient, o.Scheme, o.Mapper
 	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
 	if want.Namespace != "" {
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
 	}
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
-	c, err := cache.New(mgr.GetConfig(), options)
+	c, err := cache.New(config, options)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.IndexField(ctx, want.Example, want.Field, func(o client.Object) []string { return []string{bucketOf(want.Value(o))} })
+}
+
+// startSelection returns the selection, with all objects if the manager runs.
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection) (*selection, error) {
+	mgr := a.o.Manager
+	c, err := SelectionCache(ctx, mgr.GetConfig(), cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()}, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
 	s := &selection{Cache: c, stop: make(chan struct{})}
-	value := func(o client.Object) []string { return []string{want.Value(o)} }
-	if err := s.IndexField(ctx, want.Example, want.Field, value); err != nil {
-		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
-	}
 	informer, err := s.GetInformer(ctx, want.Example)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)

@@ -5,12 +5,15 @@ package volumes
 
 import (
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 	csitranslation "k8s.io/csi-translation-lib"
+	"k8s.io/csi-translation-lib/plugins"
 )
 
 // ClaimRef is a volume of a pod that refers to a PersistentVolumeClaim.
@@ -59,4 +62,16 @@ func IsBound(claim *corev1.PersistentVolumeClaim) bool {
 // driver. The node's CSINode shows whether it is.
 func IsMigratable(pv *corev1.PersistentVolume) bool {
 	return csitranslation.New().IsPVMigratable(pv)
+}
+
+// IsMigrated returns whether the node has migrated the in-tree plugin to CSI. The plugins are those of
+// isCSIMigrationOnForPlugin of kube-scheduler. The node may be nil.
+func IsMigrated(node *storagev1.CSINode, plugin string) bool {
+	switch plugin {
+	case plugins.AWSEBSInTreePluginName, plugins.AzureDiskInTreePluginName, plugins.CinderInTreePluginName,
+		plugins.GCEPDInTreePluginName, plugins.PortworxVolumePluginName:
+	default:
+		return false
+	}
+	return node != nil && slices.Contains(strings.Split(node.Annotations[corev1.MigratedPluginsAnnotationKey], ","), plugin)
 }

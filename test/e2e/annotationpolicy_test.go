@@ -75,6 +75,7 @@ var metadata = map[string]struct {
 	"timeout":            {annotation: "binder.prebind.dev/timeout"},
 	"require":            {annotation: "binder.prebind.dev/require"},
 	"node-state":         {annotation: "node-state.prebind.dev/expect"},
+	"node-ready":         {annotation: "node-ready.prebind.dev/timeout"},
 	"device":             {annotation: "device.prebind.dev/gpu", forgedOnBound: true},
 	"another's":          {annotation: "topology.example.com/zone"},
 	"another's prefix":   {annotation: "mytopology.prebind.dev/zone"},

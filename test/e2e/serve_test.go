@@ -53,9 +53,16 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"unknown flag":        {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
-		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", "must be positive, got -1s"}},
-		"unknown plugin":      {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
+		"unknown flag":      {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
+		"bad hold":          {args: []string{"--hold=-1s"}, says: []string{"--hold", "must be positive, got -1s"}},
+		"unknown plugin":    {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
+		"agent's selector":  {args: []string{"--node-ready-agents=kube-system/a=b,,=c"}, says: []string{`--node-ready-agents: must be a label selector, got "a=b,,=c"`}},
+		"agent's namespace": {args: []string{"--node-ready-agents=app=cni"}, says: []string{"--node-ready-agents", `must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got "app=cni"`}},
+		"unknown check":     {args: []string{"--node-ready-checks=csi"}, says: []string{"--node-ready-checks", `unknown check "csi"`, "csi-drivers"}},
+		"no role for node-ready": {
+			args: []string{"--prebind-plugins=*,node-ready", "--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
+			says: []string{"PreBind plugin node-ready: the service account lacks permissions", "daemonsets.apps", "volumeattachments.storage.k8s.io", "apply its role"},
+		},
 		"unknown mutator":     {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
 		"several":             {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
 		"no certificate":      {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},

@@ -31,6 +31,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
 	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
@@ -67,9 +68,13 @@ type on struct {
 var (
 	announced = on{name: announce.Name}
 	nodeState = on{nodestate.Name, &nodestate.Arguments{Checks: nodestate.CheckNames(), MaxWait: time.Minute}}
-	devices   = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
-	volumes   = on{name: volumebinding.Name}
-	claims    = on{name: resourceclaims.Name}
+	nodeReady = on{nodeready.Name, &nodeready.Arguments{
+		Checks: nodeready.Checks(), Conditions: []string{"GPUReady"}, Timeout: 2 * time.Second, MaxTimeout: time.Minute,
+		Agents: []nodeready.Agent{{Namespace: "network", Selector: "app=cni"}},
+	}}
+	devices = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
+	volumes = on{name: volumebinding.Name}
+	claims  = on{name: resourceclaims.Name}
 )
 
 // TestGolden posts the Binding of testdata/NAME.yaml, which is its last document. The other documents are the existing objects.
@@ -107,6 +112,12 @@ func TestGolden(t *testing.T) {
 		"node-state-wait":             {reason: "the pod waits for the state of the node", setup: setup{plugins: []on{nodeState}}},
 		"node-state-invalid":          {reason: "the denial names the invalid annotations", setup: setup{plugins: []on{nodeState}}},
 		"node-state-dry-run":          {reason: "a dry run reports the state that a bind would wait for", setup: setup{plugins: []on{nodeState}, dryRun: true}},
+		"node-ready":                  {reason: "the node has everything that the pod needs", setup: setup{plugins: []on{nodeReady}}},
+		"node-ready-waiting":          {reason: "the message lists what is missing", setup: setup{plugins: []on{nodeReady}}},
+		"node-ready-timeout":          {reason: "the bind is rejected after the limit", setup: setup{plugins: []on{nodeReady}}},
+		"node-ready-passes":           {reason: "the pod of a DaemonSet does not wait", setup: setup{plugins: []on{nodeReady}}},
+		"node-ready-dry-run":          {reason: "a dry run reports what a bind would wait for", setup: setup{plugins: []on{nodeReady}, dryRun: true}},
+		"node-ready-invalid":          {reason: "the denial names the invalid annotation", setup: setup{plugins: []on{nodeReady}}},
 		"device":                      {reason: "the device is granted and recorded", setup: setup{plugins: []on{devices}}},
 		"device-shares":               {reason: "two pods share a device", setup: setup{plugins: []on{devices}}},
 		"device-taken":                {reason: "the denial names the holder of the device", setup: setup{plugins: []on{devices}}},

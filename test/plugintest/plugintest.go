@@ -36,7 +36,7 @@ import (
 //     plugin has written.
 //
 // Each of the first three wakes the waits for the object, if Registration.Watches returns its
-// kind.
+// kind, or if it is in one of Registration.Selections.
 type Cluster struct {
 	*fakeapi.Server
 	// Handle is what Registration.New got.
@@ -47,8 +47,8 @@ type Cluster struct {
 
 // New builds the plugin with the arguments, nil for the defaults, and returns it with a cluster
 // of the objects. The test fails if the plugin does not have the name of the registration, or if
-// it reads a kind from the cache that Registration.Watches does not return: such a read fails in
-// Prebind, and nothing would wake the wait for it.
+// it reads a kind or a selection from the cache that the registration does not return: such a read
+// fails in Prebind, and nothing would wake the wait for it.
 func New(t testing.TB, r framework.Registration, arguments framework.Arguments, objects ...client.Object) *Cluster {
 	t.Helper()
 	if arguments == nil && r.Arguments != nil {
@@ -62,13 +62,29 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	}
 	c := &Cluster{Server: fakeapi.New(objects...)}
 	connection, changes := c.Connect(), framework.NewHub()
+	var selections []framework.Selection
+	if r.Selections != nil {
+		selections = r.Selections(arguments)
+	}
+	selected := sets.New[string]()
+	for _, s := range selections {
+		selected.Insert(s.Name)
+		if err := c.IndexField(t.Context(), s.Example, s.Field, func(o client.Object) []string { return []string{s.Value(o)} }); err != nil {
+			t.Fatalf("selection %s: %v", s.Name, err)
+		}
+	}
 	c.OnChange(func(o client.Object, _ bool) {
 		if kinds.Has(framework.KindOf(o)) {
 			changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 		}
+		for _, s := range selections {
+			if framework.KindOf(o) == framework.KindOf(s.Example) {
+				changes.Changed(s.Changed(s.Value(o)))
+			}
+		}
 	})
 	c.Handle = framework.Handle{
-		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds}, Live: connection, Writer: connection, Status: connection,
+		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection, Writer: connection, Status: connection,
 		Changes: changes, Clock: clock.RealClock{}, Namespace: "prebind-system",
 	}
 	var err error
@@ -81,11 +97,11 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	return c
 }
 
-// watched is a cache that holds only some kinds.
+// watched is a cache that holds only some kinds and selections.
 type watched struct {
 	client.Reader
-	t     testing.TB
-	kinds sets.Set[string]
+	t                 testing.TB
+	kinds, selections sets.Set[string]
 }
 
 // Get implements client.Reader.
@@ -96,6 +112,16 @@ func (w *watched) Get(ctx context.Context, key client.ObjectKey, into client.Obj
 
 // List implements client.Reader.
 func (w *watched) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	for _, o := range opts {
+		s, ok := o.(framework.Selected)
+		if !ok {
+			continue
+		}
+		if !w.selections.Has(s.Name) {
+			w.t.Errorf("the plugin reads the selection %s, and Registration.Selections does not return it", s.Name)
+		}
+		return w.Reader.List(ctx, into, opts...)
+	}
 	w.check(into)
 	return w.Reader.List(ctx, into, opts...)
 }

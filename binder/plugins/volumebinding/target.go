@@ -4,14 +4,10 @@
 package volumebinding
 
 import (
-	"slices"
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/component-helpers/storage/volume"
 	csitranslation "k8s.io/csi-translation-lib"
-	"k8s.io/csi-translation-lib/plugins"
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -48,7 +44,7 @@ func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, e
 	}
 	translator := csitranslation.New()
 	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
-	if err != nil || !t.migrated(plugin) {
+	if err != nil || !volumes.IsMigrated(t.csiNode, plugin) {
 		return pv, nil //nolint:nilerr // A volume of an unknown plugin is not translated.
 	}
 	translated, err := translator.TranslateInTreePVToCSI(klog.Logger{}, pv)
@@ -59,16 +55,4 @@ func (t target) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, e
 	here := *pv
 	here.Spec.NodeAffinity = translated.Spec.NodeAffinity
 	return &here, nil
-}
-
-// migrated returns whether the node has migrated the in-tree plugin to CSI. The plugins are
-// those of isCSIMigrationOnForPlugin of kube-scheduler.
-func (t target) migrated(plugin string) bool {
-	switch plugin {
-	case plugins.AWSEBSInTreePluginName, plugins.AzureDiskInTreePluginName, plugins.CinderInTreePluginName,
-		plugins.GCEPDInTreePluginName, plugins.PortworxVolumePluginName:
-	default:
-		return false
-	}
-	return t.csiNode != nil && slices.Contains(strings.Split(t.csiNode.Annotations[corev1.MigratedPluginsAnnotationKey], ","), plugin)
 }

@@ -14,15 +14,18 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -32,6 +35,7 @@ import (
 
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -89,6 +93,54 @@ func TestCache_LargeObjects(t *testing.T) {
 	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "selector-large-1"}, claim)), "large objects are read live")
 }
 
+// TestSelections_AgentsAreSmall limits the memory of five agents on 5,000 nodes for the plugin node-ready.
+func TestSelections_AgentsAreSmall(t *testing.T) {
+	const nodes, agents, limit = 5000, 5, 15 << 20
+	args := &nodeready.Arguments{Checks: nodeready.Checks()}
+	for i := range agents {
+		args.Agents = append(args.Agents, nodeready.Agent{Namespace: "agents", Selector: fmt.Sprintf("app=agent-%d", i)})
+	}
+	server := httptest.NewServer(streaming(func(yield func(client.Object) bool) {
+		for i := range nodes * agents {
+			if !yield(agentPod(fmt.Sprintf("agent-%d", i%agents), i/agents)) {
+				return
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("PodList"), meta.RESTScopeNamespace) // As discovery does.
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(func() { stop(); running.Wait() })
+	before, list := liveHeap(), corev1.PodList{}
+	for _, s := range nodeready.Registration().Selections(args) {
+		if _, ok := s.Example.(*corev1.Pod); !ok {
+			continue
+		}
+		c, err := assembly.SelectionCache(ctx, &rest.Config{Host: server.URL}, cache.Options{Scheme: clientgoscheme.Scheme, Mapper: mapper}, s)
+		require.NoError(t, err)
+		_, err = c.GetInformer(ctx, s.Example, cache.BlockUntilSynced(false))
+		require.NoError(t, err)
+		running.Go(func() { assert.NoError(t, c.Start(ctx)) })
+		require.True(t, c.WaitForCacheSync(ctx))
+		require.NoError(t, c.List(ctx, &list, client.Limit(1)))
+		require.Len(t, list.Items, 1)
+	}
+	heap := liveHeap() - before
+	t.Logf("%.1f MiB, %.0f bytes for a pod", heap/(1<<20), heap/(nodes*agents))
+	assert.Less(t, heap, float64(limit))
+}
+
+// agentPod returns the pod of an agent on the node.
+func agentPod(name string, node int) *corev1.Pod {
+	pod := gen.Pod(fmt.Sprintf("%s-%05x", name, node), gen.InNamespace("agents"), gen.UID(types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", node))),
+		gen.Label("app", name), gen.BoundTo(fmt.Sprintf("node-%d", node)), gen.OwnedBy("DaemonSet", name, types.UID(name)))
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	return pod
+}
+
 // cacheOf returns the shipped cache with these objects, and the live heap that they use.
 func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float64) {
 	t.Helper()
@@ -119,6 +171,7 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
+	mapper.Add(storagev1.SchemeGroupVersion.WithKind("CSINode"), meta.RESTScopeRoot)
 	options := assembly.CacheOptions(newRegistry(), "prebind-system")
 	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
 	c, err := cache.New(&rest.Config{Host: url}, options)
@@ -158,7 +211,7 @@ func liveHeap() float64 {
 // when it sends it, so that only the cache keeps objects in the heap.
 func streaming(objects iter.Seq[client.Object]) http.Handler {
 	kinds := map[string]string{
-		"/api/v1/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
+		"/api/v1/pods": "Pod", "/api/v1/namespaces/agents/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
 		"/api/v1/persistentvolumeclaims": "PersistentVolumeClaim", "/api/v1/persistentvolumes": "PersistentVolume",
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -167,10 +220,15 @@ func streaming(objects iter.Seq[client.Object]) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
+		selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		version, events := 0, json.NewEncoder(w)
 		for o := range objects {
 			version++
-			if o.GetObjectKind().GroupVersionKind().Kind != kinds[r.URL.Path] {
+			if o.GetObjectKind().GroupVersionKind().Kind != kinds[r.URL.Path] || !selector.Matches(labels.Set(o.GetLabels())) {
 				continue
 			}
 			o.SetResourceVersion(strconv.Itoa(1_000_000 + version))

@@ -8,6 +8,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
 	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
@@ -35,6 +36,7 @@ func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		announce.Registration(),
 		nodestate.Registration(),
+		nodeready.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),
 		volumebinding.Registration(),

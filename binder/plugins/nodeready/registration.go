@@ -1,0 +1,62 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeready
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Name of the plugin.
+const Name = "node-ready"
+
+// Registration returns the plugin's entry in the registry.
+func Registration() framework.Registration {
+	return framework.Registration{
+		Name:            Name,
+		Description:     "waits until the node has the CSI drivers, agents, conditions and extended resources that the pod needs",
+		AnnotationsHelp: keyTimeout,
+		Arguments:       func() framework.Arguments { return defaults() },
+		Watches:         watches,
+		Caches:          caches,
+		Selections:      selections,
+		Permissions: func(framework.Arguments) (framework.Permissions, error) {
+			return framework.Shipped("plugins/node-ready")
+		},
+		New: framework.Build(New),
+	}
+}
+
+// watches returns the kinds that show the CSI driver of a volume, if a check needs them.
+func watches(a framework.Arguments) []client.Object {
+	args, err := framework.ArgumentsAs[*Arguments](a)
+	if err != nil || !args.has(checkDrivers) && !args.has(checkLimits) {
+		return nil
+	}
+	return []client.Object{
+		&storagev1.CSINode{}, &storagev1.CSIDriver{}, &storagev1.StorageClass{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{},
+	}
+}
+
+// selections returns what the checks of agents and of attach limits need.
+func selections(a framework.Arguments) []framework.Selection {
+	args, err := framework.ArgumentsAs[*Arguments](a)
+	if err != nil {
+		return nil
+	}
+	var all []framework.Selection
+	if args.has(checkLimits) {
+		all = append(all, attachments)
+	}
+	if args.has(checkAgents) {
+		parsed, _ := args.parse()
+		for _, agent := range parsed.agents {
+			all = append(all, agent.daemons, agent.pods)
+		}
+	}
+	return all
+}

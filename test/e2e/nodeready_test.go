@@ -1,0 +1,489 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	csiDriver    = "csi.e2e.prebind.dev"
+	card         = "gpu.e2e.prebind.dev/card"
+	agents       = "agents"
+	nodeReadyOn  = configHead + "prebindPlugins: ['*', node-ready]\narguments:\n  node-ready:\n    conditions: [NetworkReady]\n    agents:\n    - {namespace: agents, selector: app=cni}\n"
+	nodeReadyOff = configHead + "prebindPlugins: ['*']\n"
+	// aMoment is the maximum time between the change of a node and the bind. A client repeats a call after one second at first, and
+	// later after up to five seconds.
+	aMoment = 15 * time.Second
+)
+
+// TestNodeReady has its own installation, because it switches the plugin on and off.
+func TestNodeReady(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 0)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/node-ready"))
+	require.NoError(t, w.prebind.SetConfig(t.Context(), nodeReadyOn))
+	for range 2 {
+		_, err := w.start(t.Context())
+		require.NoError(t, err)
+	}
+	w.createAgents(t)
+
+	t.Run("the node becomes ready", func(t *testing.T) { testNodeBecomesReady(t, w) })
+	t.Run("the node stays unready", func(t *testing.T) { testNodeStaysUnready(t, w) })
+	t.Run("all nodes are new", func(t *testing.T) { testNewNodes(t, w) })
+	t.Run("a replica is killed", func(t *testing.T) { testNodeReadyKill(t, w) })
+	t.Run("the plugin is switched off", func(t *testing.T) { testNodeReadySwitchedOff(t, w) })
+}
+
+// createAgents creates the CSIDriver, and the DaemonSet of the agent.
+func (w *world) createAgents(t *testing.T) {
+	t.Helper()
+	d := gen.CSIDriver(csiDriver, false)
+	d.Spec.AttachRequired = new(false)
+	_, err := w.client.StorageV1().CSIDrivers().Create(t.Context(), d, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: agents}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	w.createDaemonSet(t, agents, "cni", nil)
+}
+
+// createDaemonSet creates a DaemonSet whose pods tolerate all taints and have the label app with its name.
+func (w *world) createDaemonSet(t *testing.T, namespace, name string, nodeSelector map[string]string) {
+	t.Helper()
+	labels := map[string]string{"app": name}
+	ds := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+			Tolerations:  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			NodeSelector: nodeSelector,
+			Containers:   []corev1.Container{{Name: "main", Image: gen.Image}},
+		}},
+	}}
+	_, err := w.client.AppsV1().DaemonSets(namespace).Create(t.Context(), ds, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+// registerDriver registers the CSI driver on the node, like its kubelet.
+func (b *bench) registerDriver(node string, limit *int32) {
+	b.t.Helper()
+	d := storagev1.CSINodeDriver{Name: csiDriver, NodeID: node, Allocatable: &storagev1.VolumeNodeResources{Count: limit}}
+	_, err := b.client.StorageV1().CSINodes().Create(b.t.Context(), &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{d}},
+	}, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+}
+
+// startAgent reports that the agent's pod on the node is Ready, like its kubelet. It waits until kube-controller-manager has created
+// the pod and kube-scheduler has bound it.
+func (b *bench) startAgent(node string) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		list, err := b.client.CoreV1().Pods(agents).List(b.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		require.NoError(c, err)
+		require.NotEmpty(c, list.Items)
+		_, err = b.client.CoreV1().Pods(agents).Patch(b.t.Context(), list.Items[0].Name, types.StrategicMergePatchType,
+			[]byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+		require.NoError(c, err)
+	}, patience, again, "the agent should be bound to %s", node)
+}
+
+// addCards adds an extended resource to the node, like a device plugin.
+func (b *bench) addCards(node string) {
+	b.t.Helper()
+	b.patchNode(node, `{"status":{"capacity":{"`+card+`":"4"},"allocatable":{"`+card+`":"4"}}}`, "status")
+}
+
+// prepare prepares the node except for one part.
+func (b *bench) prepare(node, except string) {
+	b.t.Helper()
+	if except != "driver" {
+		b.registerDriver(node, nil)
+	}
+	if except != "agent" {
+		b.startAgent(node)
+	}
+	if except != "condition" {
+		b.report(node, "NetworkReady", "True", "Test")
+	}
+	if except != "resource" {
+		b.addCards(node)
+	}
+}
+
+// csiClaim creates the claim "data" that is bound to a volume of the driver, and returns the name of the volume.
+func (b *bench) csiClaim() string {
+	b.t.Helper()
+	pv := gen.Volume("data-"+b.ns, gen.VolumeSource(corev1.PersistentVolumeSource{
+		CSI: &corev1.CSIPersistentVolumeSource{Driver: csiDriver, VolumeHandle: b.ns},
+	}))
+	_, err := b.client.CoreV1().PersistentVolumes().Create(b.t.Context(), pv, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	claim := gen.Claim("data", gen.InNamespace(b.ns), gen.OfClass(""), gen.NamesVolume(pv.Name))
+	_, err = b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	b.untilClaimBound("data")
+	return pv.Name
+}
+
+// readyTimeout sets the limit of the wait.
+func readyTimeout(limit string) gen.Meta {
+	return gen.Annotation("node-ready.prebind.dev/timeout", limit)
+}
+
+// podOption is an option of a pod.
+type podOption func(*corev1.Pod)
+
+// createWith creates the pod "pod" after it has applied the functions.
+func (b *bench) createWith(scheduler string, options []gen.PodOption, change ...podOption) {
+	b.t.Helper()
+	pod := gen.Pod("pod", append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce()}, options...)...)
+	for _, f := range change {
+		f(pod)
+	}
+	_, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+}
+
+func withCard(pod *corev1.Pod) {
+	list := corev1.ResourceList{card: resource.MustParse("1")}
+	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
+}
+
+func withInlineVolume(name string) podOption {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "inline", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: name}}})
+	}
+}
+
+// A bind waits for each part of a node, and continues within a moment.
+func testNodeBecomesReady(t *testing.T, w *world) {
+	both := []string{cluster.DefaultScheduler, byHand}
+	cases := map[string]struct {
+		except     string
+		schedulers []string
+		claim      bool
+		pod        []podOption
+		ready      func(b *bench, node string)
+		says       func(node string) []string
+	}{
+		"driver of a claim": {
+			except: "driver", schedulers: both, claim: true, ready: func(b *bench, node string) { b.registerDriver(node, nil) },
+			says: func(node string) []string {
+				return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
+			},
+		},
+		"driver of an inline volume": {
+			except: "driver", schedulers: both, pod: []podOption{withInlineVolume(csiDriver)}, ready: func(b *bench, node string) { b.registerDriver(node, nil) },
+			says: func(node string) []string { return []string{"node-ready: CSINode " + node, csiDriver} },
+		},
+		"agent": {
+			except: "agent", schedulers: both, ready: func(b *bench, node string) { b.startAgent(node) },
+			says: func(node string) []string {
+				return []string{"node-ready: DaemonSet agents/cni", "waiting for the pod of DaemonSet agents/cni on " + node + " to be Ready"}
+			},
+		},
+		"condition": {
+			except: "condition", schedulers: both, ready: func(b *bench, node string) { b.report(node, "NetworkReady", "True", "Test") },
+			says: func(node string) []string {
+				return []string{"node-ready: Node " + node, "waiting for the node condition NetworkReady to be True (it is not set)"}
+			},
+		},
+		// kube-scheduler does not choose a node without the resource.
+		"extended resource": {
+			except: "resource", schedulers: []string{byHand}, pod: []podOption{withCard}, ready: func(b *bench, node string) { b.addCards(node) },
+			says: func(node string) []string {
+				return []string{"node-ready: Node " + node, "waiting for extended resource " + card + " on the node (1 requested, 0 allocatable)"}
+			},
+		},
+	}
+	for name, tc := range cases {
+		for _, scheduler := range tc.schedulers {
+			t.Run(name+" "+scheduler, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, w, nil)
+				node, toleration := b.ownNode("late")
+				b.prepare(node, tc.except)
+				options := []gen.PodOption{toleration, b.steered()}
+				if tc.claim {
+					b.csiClaim()
+					options = append(options, gen.UsesClaim("data"))
+				}
+				b.createWith(scheduler, options, tc.pod...)
+				var bound <-chan error
+				if scheduler == byHand {
+					bound = b.beginBind(node)
+				}
+				b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
+				assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+				tc.ready(b, node)
+				began := time.Now()
+				pod := b.untilBound()
+				assert.Less(t, time.Since(began), aMoment)
+				t.Logf("bound %s after the node became ready", time.Since(began).Round(time.Millisecond))
+				assert.Equal(t, node, pod.Spec.NodeName)
+				b.assertTopology(pod)
+				b.assertNeverFailed()
+				if bound != nil {
+					require.NoError(t, b.end(bound))
+				}
+			})
+		}
+	}
+	t.Run("attach limit", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("full")
+		b.prepare(node, "driver")
+		b.registerDriver(node, new(int32(1)))
+		other := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "other-" + b.ns}, Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: csiDriver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("other")},
+		}}
+		_, err := b.client.StorageV1().VolumeAttachments().Create(t.Context(), other, metav1.CreateOptions{})
+		require.NoError(t, err)
+		b.csiClaim()
+		b.createWith(byHand, []gen.PodOption{toleration, gen.UsesClaim("data")})
+		bound := b.beginBind(node)
+		b.untilEvent("WaitingForPreBind", "waiting for room on the node for volumes of CSI driver "+csiDriver+" (1 more, 1 attached, limit 1)")
+		require.NoError(t, b.client.StorageV1().VolumeAttachments().Delete(t.Context(), other.Name, metav1.DeleteOptions{}))
+		require.NoError(t, b.end(bound))
+	})
+	t.Run("the node has everything", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("ready")
+		b.prepare(node, "")
+		b.csiClaim()
+		b.createWith(byHand, []gen.PodOption{toleration, gen.UsesClaim("data")}, withCard)
+		b.untilAllowed(node)
+		require.NoError(t, b.bindByHand(b.binding(node)))
+		assert.NotContains(t, b.decisions(), "waiting")
+	})
+}
+
+// untilAllowed waits until a dry run of the bind waits for nothing, so that all replicas have observed the node.
+func (b *bench) untilAllowed(node string) {
+	b.t.Helper()
+	client, warned := b.listeningClient()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		for range 2 * len(b.prebind.Replicas()) {
+			before := len(warned.all())
+			err := client.CoreV1().Pods(b.ns).Bind(b.t.Context(), b.binding(node), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			require.NoError(c, err)
+			assert.Empty(c, warned.all()[before:])
+		}
+	}, patience, again, "the node should be ready")
+}
+
+// After the limit, the bind is rejected with one clear line, and kube-scheduler chooses another node.
+func testNodeStaysUnready(t *testing.T, w *world) {
+	t.Run("kube-scheduler chooses another node", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		unready, toleration := b.ownNode("unready")
+		b.prepare(unready, "driver")
+		b.csiClaim()
+		b.createWith(cluster.DefaultScheduler, []gen.PodOption{toleration, b.steered(), gen.UsesClaim("data"), readyTimeout("10s")}, func(pod *corev1.Pod) {
+			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{unready}},
+				}},
+			}}}}
+		})
+		b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+unready)
+		other := "other-" + b.ns
+		require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(other)))
+		b.prepare(other, "")
+		b.allow(other)
+		assert.Equal(t, other, b.untilBound().Spec.NodeName)
+		b.untilEvent("FailedScheduling", "node-ready: CSINode "+unready, "still waiting for CSI driver "+csiDriver+" to register on the node after 10s; choose another node")
+	})
+	t.Run("unknown driver", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("unready")
+		b.prepare(node, "")
+		b.createWith(byHand, []gen.PodOption{toleration, readyTimeout("5s")}, withInlineVolume("typo.e2e.prebind.dev"))
+		err := b.bindByHand(b.binding(node))
+		b.assertRefused(err, "node-ready: CSINode "+node+": still waiting for CSI driver typo.e2e.prebind.dev to register on the node "+
+			"(no CSIDriver object has this name) after 5s; choose another node")
+	})
+	t.Run("invalid annotation", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, w, nil)
+		b.podWith(byHand, readyTimeout("soon"))
+		err := b.bindByHand(b.binding("node-1"))
+		assert.True(t, apierrors.IsInvalid(err), "%v", err)
+		assert.ErrorContains(t, err, `annotation node-ready.prebind.dev/timeout must be a positive duration such as 5m, got "soon"`)
+	})
+}
+
+// A cluster starts from zero: all nodes are new, and no agent runs. The pod of the DaemonSet cni is the agent, and the pod of csi-node
+// registers the CSI driver. kube-controller-manager creates the pods, and the test is the kubelet.
+func testNewNodes(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	var nodes []*corev1.Node
+	for i := range 3 {
+		nodes = append(nodes, cluster.Node(fmt.Sprintf("new-%d-%s", i, b.ns), cluster.WithLabels(map[string]string{b.label(): "yes"}),
+			cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule})))
+	}
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, nodes...))
+	b.csiClaim()
+	w.createDaemonSet(t, b.ns, "csi-node", map[string]string{b.label(): "yes"})
+	// Pods that agents can depend on also start.
+	early := map[string]*corev1.Pod{
+		"dns":      gen.Pod("dns", gen.InNamespace("kube-system"), gen.Tolerates(b.label()), b.steered(), gen.EndsAtOnce()),
+		"operator": gen.Pod("operator", gen.InNamespace(agents), gen.Tolerates(b.label()), b.steered(), gen.EndsAtOnce()),
+	}
+	for _, pod := range early {
+		_, err := w.client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	b.podWith(cluster.DefaultScheduler, gen.Tolerates(b.label()), b.steered(), gen.UsesClaim("data"))
+	const replicas = 6
+	labels := map[string]string{"app": "web"}
+	web := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
+		Replicas: new(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: gen.Pod("web", gen.Tolerates(b.label()), b.steered()).Spec},
+	}}
+	_, err := w.client.AppsV1().Deployments(b.ns).Create(t.Context(), web, metav1.CreateOptions{})
+	require.NoError(t, err)
+
+	b.untilEvent("WaitingForPreBind", "node-ready: ")
+	for name, pod := range early {
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			now, err := w.client.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+			require.NoError(c, err)
+			assert.NotEmpty(c, now.Spec.NodeName)
+		}, patience, again, "%s should be bound to a new node", name)
+	}
+	for _, node := range nodes {
+		b.untilDaemonBound("csi-node", node.Name)
+	}
+	left, err := b.unbound(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, left, replicas+1, "no other pod should be bound before the agents are ready")
+
+	for _, node := range nodes {
+		b.startAgent(node.Name)
+		b.registerDriver(node.Name, nil)
+		b.report(node.Name, "NetworkReady", "True", "Test")
+	}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		left, err := b.unbound(t.Context())
+		require.NoError(c, err)
+		assert.Empty(c, left)
+	}, patience, again, "the cluster should start")
+	assert.Empty(t, b.failures())
+}
+
+// untilDaemonBound waits until the DaemonSet has a pod on the node.
+func (b *bench) untilDaemonBound(name, node string) {
+	b.t.Helper()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		list, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{LabelSelector: "app=" + name, FieldSelector: "spec.nodeName=" + node})
+		require.NoError(c, err)
+		assert.NotEmpty(c, list.Items)
+	}, patience, again, "%s should be bound to the new node %s", name, node)
+}
+
+// waiter is a pod of kube-scheduler or of a plain client that waits for the driver of its node.
+type waiter struct {
+	*bench
+	node string
+	// bound receives the errors of the client until the pod is bound. It is nil for kube-scheduler.
+	bound chan []error
+}
+
+// waiters creates waiting pods.
+func waiters(t *testing.T, w *world) []*waiter {
+	t.Helper()
+	var all []*waiter
+	for _, scheduler := range []string{cluster.DefaultScheduler, byHand} {
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("late")
+		b.prepare(node, "driver")
+		b.csiClaim()
+		b.createWith(scheduler, []gen.PodOption{toleration, b.steered(), gen.UsesClaim("data")})
+		one := &waiter{bench: b, node: node}
+		if scheduler == byHand {
+			one.bound = make(chan []error, 1)
+			ctx, binding := t.Context(), b.binding(node)
+			go func() { one.bound <- b.insist(ctx, binding) }()
+		}
+		b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+node)
+		all = append(all, one)
+	}
+	return all
+}
+
+// end waits until the pod is bound, and returns the errors of the client.
+func (o *waiter) end() []error {
+	o.t.Helper()
+	began := time.Now()
+	o.assertTopology(o.untilBound())
+	o.t.Logf("%s: bound after %s", o.node, time.Since(began).Round(time.Millisecond))
+	if o.bound == nil {
+		return nil
+	}
+	return <-o.bound
+}
+
+// endSmoothly is end for a bind without an error.
+func (o *waiter) endSmoothly() {
+	o.t.Helper()
+	for _, err := range o.end() {
+		assert.NoError(o.t, err, "the repeats of client-go should be sufficient")
+	}
+	o.assertNeverFailed()
+}
+
+// The replica of all waits is killed. The other one continues.
+func testNodeReadyKill(t *testing.T, w *world) {
+	first, second := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
+	w.prebind.RouteTo(first)
+	all := waiters(t, w)
+	require.NoError(t, first.Kill())
+	w.prebind.RouteTo(first, second)
+	for _, one := range all {
+		one.registerDriver(one.node, nil)
+		one.end()
+	}
+	require.NoError(t, first.Start())
+	require.NoError(t, first.WaitReady(t.Context()))
+}
+
+// The plugin is switched off in the file, and the binds that wait continue. After it is switched on again, binds wait.
+func testNodeReadySwitchedOff(t *testing.T, w *world) {
+	all := waiters(t, w)
+	began := time.Now()
+	require.NoError(t, w.prebind.SetConfig(t.Context(), nodeReadyOff))
+	for _, one := range all {
+		one.endSmoothly()
+	}
+	assert.Less(t, time.Since(began), time.Minute)
+	t.Logf("all bound %s after the file changed", time.Since(began).Round(time.Millisecond))
+
+	require.NoError(t, w.prebind.SetConfig(t.Context(), nodeReadyOn))
+	w.untilMetric(t, "prebind_config_generation 3")
+	for _, one := range waiters(t, w) {
+		one.registerDriver(one.node, nil)
+		one.endSmoothly()
+	}
+}
