@@ -9,6 +9,7 @@ import (
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
+	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
@@ -32,6 +33,7 @@ func RegisteredMutators() []mutators.Registration {
 func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		nodestate.Registration(),
+		startlimit.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),
 		volumebinding.Registration(),
