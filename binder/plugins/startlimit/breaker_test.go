@@ -128,7 +128,8 @@ func TestBreakers_DoNotTrustTheNodesClock(t *testing.T) {
 
 func TestBreakers_AreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _ := newTestBreakers(limits{refusals: 1, window: time.Minute, open: time.Minute})
+		b := newBreakers()
+		b.apply(limits{refusals: 1, window: time.Minute, open: time.Minute}, clock.RealClock{}, nil)
 		b.refused(bound("a", inNamespace("other"), refusedFor("OutOfcpu", time.Now())), false)
 		for i := range maxNodes + 10 {
 			pod := bound("a", refusedFor("OutOfcpu", time.Now()))
