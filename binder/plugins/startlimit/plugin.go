@@ -110,7 +110,11 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	case s.phase == open, s.phase == trying && busy:
 		return framework.Run, rejected(bc, s.phase, s.until)
 	case len(s.others)+s.queued >= p.rules.limit:
-		bc.ExpectWait(waiting(bc, p.rules.limit))
+		w := waiting(bc, p.rules.limit)
+		bc.Intend("%s would wait up to %s for %s", Name, p.wait, w.For)
+		bc.ExpectWait(w)
+	default:
+		bc.Intend("%s would reserve a slot on the node", Name)
 	}
 	return framework.Run, nil
 }
