@@ -297,7 +297,9 @@ func TestPreBind_Ends(t *testing.T) {
 // The cache shows the pod only after its bind, or never.
 func TestReservation_Ends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, small(1))
+		args := small(1)
+		args.Wait = time.Minute
+		w := newWorld(t, args)
 		web := bind("web")
 		require.NoError(t, w.PreBind(t.Context(), web))
 		w.PostBind(t.Context(), web)
