@@ -4,6 +4,7 @@
 package startlimit
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,9 +20,8 @@ import (
 )
 
 const (
-	// maxNodes limits the circuit breakers of a namespace. If there are more, Prebind forgets those
-	// whose last refusal is the oldest. A tenant can make nodes refuse its own pods, and uses only the
-	// memory of its own namespace.
+	// maxNodes limits the circuit breakers of a namespace, because a tenant can make nodes refuse its
+	// own pods. Refusals of more nodes are ignored.
 	maxNodes = 1000
 	// maxTimes limits the refusals that a circuit breaker keeps.
 	maxTimes = 2 * maxRefusals
@@ -154,8 +154,8 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 		at = own.Time
 	}
 	h, known := b.of[namespace][name]
-	if !known {
-		b.makeRoom(namespace, now)
+	if !known && !b.hasRoom(namespace, now) {
+		return
 	}
 	i, _ := slices.BinarySearchFunc(h.times, at, time.Time.Compare)
 	h.times = slices.Insert(h.times, i, at)
@@ -171,33 +171,15 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	b.of[namespace][name] = h
 }
 
-// makeRoom must be called with mu held.
-func (b *breakers) makeRoom(namespace string, now time.Time) {
-	nodes := b.of[namespace]
-	if nodes == nil {
+// hasRoom returns whether the namespace can have another breaker. It must be called with mu held.
+func (b *breakers) hasRoom(namespace string, now time.Time) bool {
+	if b.of[namespace] == nil {
 		b.of[namespace] = map[string]history{}
-		return
 	}
-	if len(nodes) < maxNodes {
-		return
+	if len(b.of[namespace]) >= maxNodes {
+		maps.DeleteFunc(b.of[namespace], func(_ string, h history) bool { return b.limits.isOver(b.limits.replay(h), now) })
 	}
-	oldest, last := "", now
-	for name, h := range nodes {
-		if b.limits.isOver(b.limits.replay(h), now) {
-			delete(nodes, name)
-			continue
-		}
-		at := h.opened
-		if len(h.times) > 0 {
-			at = h.times[len(h.times)-1]
-		}
-		if !at.After(last) {
-			oldest, last = name, at
-		}
-	}
-	if len(nodes) >= maxNodes {
-		delete(nodes, oldest)
-	}
+	return len(b.of[namespace]) < maxNodes
 }
 
 // opened reports that a breaker is open. It must be called with mu held.

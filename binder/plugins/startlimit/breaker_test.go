@@ -138,9 +138,16 @@ func TestBreakers_AreBounded(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 		assert.Len(t, b.of["default"], maxNodes)
-		assert.Equal(t, closed, phaseOf(b, "default", "0"), "the oldest is forgotten")
-		assert.Equal(t, open, phaseOf(b, "default", strconv.Itoa(maxNodes)))
+		assert.Equal(t, open, phaseOf(b, "default", "0"))
+		assert.Equal(t, closed, phaseOf(b, "default", strconv.Itoa(maxNodes)), "the refusal is ignored")
 		assert.Equal(t, open, phaseOf(b, "other", nodeA), "the limit is that of a namespace")
+
+		<-time.After(time.Minute)
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		assert.Equal(t, trying, phaseOf(b, "default", "0"))
+		<-time.After(time.Minute)
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		assert.Equal(t, open, phaseOf(b, "default", nodeA), "breakers that are closed make room")
 
 		idle, _ := newTestBreakers(limits{})
 		for range 1000 {

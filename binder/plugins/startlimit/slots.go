@@ -176,25 +176,17 @@ func (s *slots) on(name string) (reserved []starting, queued int) {
 	return nil, 0
 }
 
-// release ends the reservation of the attempt. It returns whether there was one.
+// release ends the reservation of the attempt, or of any attempt if it is empty. It returns whether
+// there was one.
 func (s *slots) release(name string, uid types.UID, attempt string) bool {
 	return s.update(name, func(n *node) bool {
 		i := n.find(uid)
-		return i >= 0 && n.reserved[i].attempt == attempt && n.remove(i)
+		if i < 0 || attempt != "" && n.reserved[i].attempt != attempt {
+			return false
+		}
+		n.reserved = slices.Delete(n.reserved, i, i+1)
+		return true
 	})
-}
-
-// observed ends the reservation of a pod that is among the starting pods now.
-func (s *slots) observed(name string, uid types.UID) {
-	s.mu.Lock()
-	known := s.nodes[name] != nil
-	s.mu.Unlock()
-	if known {
-		s.update(name, func(n *node) bool {
-			i := n.find(uid)
-			return i >= 0 && n.remove(i)
-		})
-	}
 }
 
 // count returns the number of reservations and of waiting binds on all nodes.
@@ -209,11 +201,6 @@ func (s *slots) count() (reserved, queued int) {
 
 func (n *node) find(uid types.UID) int {
 	return slices.IndexFunc(n.reserved, func(s starting) bool { return s.uid == uid })
-}
-
-func (n *node) remove(i int) bool {
-	n.reserved = slices.Delete(n.reserved, i, i+1)
-	return true
 }
 
 // dequeue returns whether another bind waits behind the ticket.

@@ -133,7 +133,7 @@ func TestRegistry(t *testing.T) {
 			assert.NotContains(t, p.Watches(c.Arguments.Of(p.Name)), nil)
 		}
 	}
-	assert.Equal(t, []string{"node-state", "device", "resource-claims", "volumebinding"}, order, "plugins that only read come first, and plugins that cannot roll back come last")
+	assert.Equal(t, []string{"node-state", "start-limit", "device", "resource-claims", "volumebinding"}, order, "plugins that only read come first, and plugins that cannot roll back come last")
 	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins node-state, device, resource-claims, volumebinding", c.Summary())
 }
 
