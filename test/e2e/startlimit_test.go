@@ -197,7 +197,7 @@ func TestStartLimit(t *testing.T) {
 		w.untilMetric(t, "prebind_start_limit_queued 0")
 	})
 	t.Run("two replicas", func(t *testing.T) {
-		limited(t, w, 7, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 20s")
+		limited(t, w, 7, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
 		_, err := w.start(t.Context())
 		require.NoError(t, err)
 		t.Run("a crowd", func(t *testing.T) { testStartsOfCrowd(t, w) })
@@ -289,6 +289,9 @@ func testNodeRefusesPods(t *testing.T, w *world) {
 	b.podWith(byHand, toleration)
 	b.untilDenied(b.binding(node))
 	b.assertRefused(b.bindByHand(b.binding(node)), "start-limit: Node "+node, "the kubelet refused pods of the namespace "+b.ns)
+	_, err := w.start(t.Context())
+	require.NoError(t, err)
+	b.untilDenied(b.binding(node)) // A replica that starts reads the failed pods.
 	other.podWith(byHand, toleration)
 	require.NoError(t, other.bindByHand(other.binding(node)), "the breaker of another namespace should be closed")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {

@@ -101,8 +101,8 @@ func TestBreakers_AreRebuilt(t *testing.T) {
 		b, recorder := newTestBreakers(three)
 		now := time.Now()
 		handler := b.handler()
-		for i, ago := range []time.Duration{20, 400, 30, 25} {
-			packed, _ := packRefused(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-ago*time.Second))))
+		for i, seconds := range []int{20, 400, 30, 25} {
+			packed, _ := packRefused(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-time.Duration(seconds)*time.Second))))
 			handler.OnAdd(packed, true)
 		}
 		assert.Equal(t, open, phaseOf(b, "default", nodeA))

@@ -53,9 +53,9 @@ func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 		w.selected[s.Name] = map[client.ObjectKey]any{}
 	}
 	for _, o := range objects {
-		w.tell(hub, o, false, true)
+		w.deliver(hub, o, false, true)
 	}
-	w.server.OnChange(func(o client.Object, deleted bool) { w.tell(hub, o, deleted, false) })
+	w.server.OnChange(func(o client.Object, deleted bool) { w.deliver(hub, o, deleted, false) })
 	p, err := r.New(framework.Handle{
 		Cached: cached{w}, Live: w.server.Connect(), Changes: hub, Clock: clock.RealClock{}, Events: w.recorder, Retired: w.retired,
 	}, args)
@@ -64,8 +64,8 @@ func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	return w
 }
 
-// tell is the work of an informer: its store has changed when it wakes binds.
-func (w *world) tell(hub *framework.Hub, o client.Object, deleted, initial bool) {
+// deliver is the work of an informer: its store has changed when it wakes binds.
+func (w *world) deliver(hub *framework.Hub, o client.Object, deleted, initial bool) {
 	pod, ok := o.(*corev1.Pod)
 	w.mu.Lock()
 	behind := w.behind
