@@ -55,6 +55,8 @@ type Options struct {
 	// Plugins are the names of all registered plugins. Their failure counters exist from the
 	// start, so that an alert on an increase does not miss the first failure.
 	Plugins []string
+	// Metrics of plugins to register. Optional.
+	Metrics []prometheus.Collector
 	// Certificates are metrics to register. Optional.
 	Certificates *certificates.Metrics
 	// Traces creates spans. Optional.
@@ -95,7 +97,7 @@ func New(o Options) (*Recorder, error) {
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	all := slices.Concat(r.all, r.gauges())
+	all := slices.Concat(r.all, r.gauges(), o.Metrics)
 	if o.Certificates != nil {
 		all = append(all, o.Certificates.Collectors()...)
 	}

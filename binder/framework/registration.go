@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -69,6 +70,9 @@ type Registration struct {
 	// in all namespaces: the cache then holds every object of these kinds, and Prebind can
 	// read them all. For a kind such as Secret, restrict both with Permissions and Caches.
 	Permissions func(a Arguments) (Permissions, error)
+	// Metrics are served with those of Prebind, also while the plugin is off. Names begin with
+	// prebind_<plugin>_, and labels never contain pods, nodes or namespaces.
+	Metrics []prometheus.Collector
 	// New builds the plugin. It is called when the plugin is switched on and when its arguments
 	// change. The arguments are valid and do not change. An earlier instance completes its
 	// attempts.

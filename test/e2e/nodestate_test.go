@@ -89,6 +89,18 @@ func (b *bench) kubectl(args ...string) {
 // because Prebind reads a live node only before a rejection.
 func (b *bench) untilHeard(binding *corev1.Binding) {
 	b.t.Helper()
+	b.untilAnswered(binding, func(a *admissionv1.AdmissionResponse) bool { return !a.Allowed || len(a.Warnings) > 0 })
+}
+
+// untilDenied waits until every replica would reject the bind.
+func (b *bench) untilDenied(binding *corev1.Binding) {
+	b.t.Helper()
+	b.untilAnswered(binding, func(a *admissionv1.AdmissionResponse) bool { return !a.Allowed })
+}
+
+// untilAnswered waits until every replica gives such an answer to a dry run of the Binding.
+func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.AdmissionResponse) bool) {
+	b.t.Helper()
 	object, err := json.Marshal(binding)
 	require.NoError(b.t, err)
 	review, err := json.Marshal(&admissionv1.AdmissionReview{
@@ -104,7 +116,7 @@ func (b *bench) untilHeard(binding *corev1.Binding) {
 		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
 			answer, err := ask(b.t.Context(), r, review)
 			require.NoError(c, err)
-			assert.False(c, answer.Allowed && len(answer.Warnings) == 0)
+			assert.True(c, is(answer))
 		}, patience, 50*time.Millisecond, "%s should hear of it", r.Name())
 	}
 }

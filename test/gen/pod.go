@@ -94,6 +94,11 @@ func Tolerates(key string) PodOption {
 	})
 }
 
+// PriorityClass sets the pod's priority class.
+func PriorityClass(name string) PodOption {
+	return podFunc(func(pod *corev1.Pod) { pod.Spec.PriorityClassName = name })
+}
+
 // EndsAtOnce is a pod without a grace period: without a kubelet, its deletion would not complete.
 func EndsAtOnce() PodOption {
 	return podFunc(func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(0)) })

@@ -34,6 +34,7 @@ import (
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
+	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
@@ -75,7 +76,17 @@ var (
 	devices = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
 	volumes = on{name: volumebinding.Name}
 	claims  = on{name: resourceclaims.Name}
+	starts    = on{startlimit.Name, startLimit(2)}
+	devices   = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
+	volumes   = on{name: volumebinding.Name}
+	claims    = on{name: resourceclaims.Name}
 )
+
+func startLimit(limit int) *startlimit.Arguments {
+	a := startlimit.Defaults()
+	a.Limit = limit
+	return a
+}
 
 // TestGolden posts the Binding of testdata/NAME.yaml, which is its last document. The other documents are the existing objects.
 // It compares the response and the objects that Prebind has written with testdata/NAME.answer.yaml.
@@ -118,6 +129,10 @@ func TestGolden(t *testing.T) {
 		"node-ready-passes":           {reason: "the pod of a DaemonSet does not wait", setup: setup{plugins: []on{nodeReady}}},
 		"node-ready-dry-run":          {reason: "a dry run reports what a bind would wait for", setup: setup{plugins: []on{nodeReady}, dryRun: true}},
 		"node-ready-invalid":          {reason: "the denial names the invalid annotation", setup: setup{plugins: []on{nodeReady}}},
+		"start-limit":                 {reason: "the last slot of the node is free", setup: setup{plugins: []on{starts}}},
+		"start-limit-full":            {reason: "the pod waits for the pods on the node to start", setup: setup{plugins: []on{starts}}},
+		"start-limit-dry-run":         {reason: "a dry run reports the wait", setup: setup{plugins: []on{starts}, dryRun: true}},
+		"start-limit-refused":         {reason: "the kubelet refuses the pods of the namespace", setup: setup{plugins: []on{starts}}},
 		"device":                      {reason: "the device is granted and recorded", setup: setup{plugins: []on{devices}}},
 		"device-shares":               {reason: "two pods share a device", setup: setup{plugins: []on{devices}}},
 		"device-taken":                {reason: "the denial names the holder of the device", setup: setup{plugins: []on{devices}}},

@@ -96,9 +96,27 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 			}
 		}
 	}
+	if r.Selections != nil {
+		for _, s := range r.Selections(arguments) {
+			synchronize(t, s, objects)
+		}
+	}
 	plugin, err := r.New(h, arguments)
 	require.NoError(t, err)
 	return plugin
+}
+
+// synchronize reports the objects of the selection to its handler, like the initial list of an informer.
+func synchronize(t *testing.T, s framework.Selection, objects []client.Object) {
+	t.Helper()
+	for _, o := range objects {
+		if s.Handler == nil || framework.KindOf(o) != framework.KindOf(s.Example) {
+			continue
+		}
+		packed, err := s.Transform(o.DeepCopyObject())
+		require.NoError(t, err)
+		s.Handler.OnAdd(packed, true)
+	}
 }
 
 // mutator creates the mutator like the program does.

@@ -156,6 +156,7 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: version, Traces: p.traces, Certificates: certs}
 	for _, plugin := range p.o.registry.Plugins {
 		recording.Plugins = append(recording.Plugins, plugin.Name)
+		recording.Metrics = append(recording.Metrics, plugin.Metrics...)
 	}
 	if p.recorder, err = telemetry.New(recording); err != nil {
 		return err

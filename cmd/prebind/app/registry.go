@@ -11,6 +11,7 @@ import (
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
+	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
@@ -37,6 +38,7 @@ func RegisteredPlugins() []framework.Registration {
 		announce.Registration(),
 		nodestate.Registration(),
 		nodeready.Registration(),
+		startlimit.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),
 		volumebinding.Registration(),

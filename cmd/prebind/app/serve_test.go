@@ -66,6 +66,8 @@ func TestComplete(t *testing.T) {
 		"NodeStateChecks":  {reason: "the error lists the known values", args: []string{"--node-state-checks=raedy"}, says: []string{"--node-state-checks", "raedy", "ready"}},
 		"NoNodeState":      {reason: "all checks can be switched off", args: []string{"--node-state-checks="}},
 		"NodeStateWait":    {reason: "the value must be positive", args: []string{"--node-state-max-wait=0s"}, says: []string{"--node-state-max-wait"}},
+		"StartLimit":       {reason: "no pod could start", args: []string{"--start-limit-limit=0"}, says: []string{"--start-limit-limit", "0"}},
+		"StartLimitWait":   {reason: "the wait must not exceed the limit of an attempt", args: []string{"--start-limit-wait=1h"}, says: []string{"--start-limit-wait", "1h"}},
 		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
 		"NodeLockTimeout":  {reason: "the value must be positive", args: []string{"--device-node-lock-timeout=0s"}, says: []string{"--device-node-lock-timeout"}},
 		"ClaimsTimeout":    {reason: "the value must be positive", args: []string{"--resource-claims-binding-timeout=0s"}, says: []string{"--resource-claims-binding-timeout"}},

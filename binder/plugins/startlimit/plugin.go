@@ -1,0 +1,186 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package startlimit is the PreBind plugin that limits how many pods start on a node at the same
+// time. A bind that exceeds the limit waits for a slot. A circuit breaker rejects nodes whose
+// kubelet refuses the pods of a namespace.
+//
+// A pod starts from its bind until it leaves the phase Pending. The cache holds only these pods, in
+// a compact form. A bind reserves its slot in the memory of the replica (slots.go) until the cache
+// contains the pod. Therefore the limit is exact for the binds of one replica. Other replicas
+// observe the pod only after its bind, so they can exceed the limit: each by its own limit at most.
+package startlimit
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// observeTime is how long a reservation is kept after a bind if the watch does not report the
+// pod. The pod can have left the phase Pending during an interruption of the watch.
+const observeTime = 30 * time.Second
+
+// Plugin limits starts. It is safe for concurrent use.
+type Plugin struct {
+	h       framework.Handle
+	rules   rules
+	wait    time.Duration
+	slots   *slots
+	refused *breakers
+	pods    framework.Selection
+}
+
+var (
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.RollBacker          = (*Plugin)(nil)
+	_ framework.PostBinder          = (*Plugin)(nil)
+)
+
+func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers) *Plugin {
+	p := &Plugin{
+		h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout}, wait: a.Wait,
+		slots: held, refused: refused, pods: onNodes("starting", corev1.PodPending),
+	}
+	held.onChange(func(node string) { h.Changes.Changed(p.pods.Changed(node)) })
+	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen}, h.Clock, h.Events)
+	return p
+}
+
+// Name implements framework.PreBinder.
+func (*Plugin) Name() string { return Name }
+
+// sight is the state of the node for one bind.
+type sight struct {
+	// others are the pods that start, and the reservations, without those of the bind itself. reserved
+	// means that the bind has a slot. queued is the number of binds that wait.
+	others   []starting
+	reserved bool
+	queued   int
+	phase    phase
+	until    time.Time
+}
+
+var sightKey = framework.NewExtensionKey[sight](Name)
+
+// SetupBindContextExtension implements framework.BindContextExtender.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+	var s sight
+	if !isExempt(bc.Pod) {
+		pods, err := p.list(ctx, reader, bc)
+		if err != nil {
+			return err
+		}
+		reserved, queued := p.slots.on(bc.Node.Name)
+		isOwn := func(other starting) bool { return other.uid == bc.Pod.UID }
+		s.reserved, s.queued = slices.ContainsFunc(reserved, isOwn), queued
+		s.others = slices.DeleteFunc(p.rules.merge(pods, reserved, bc.Now), isOwn)
+		s.phase, s.until = p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
+	}
+	sightKey.Set(bc, s)
+	return nil
+}
+
+// list returns the pods that start on the node.
+func (p *Plugin) list(ctx context.Context, reader framework.Reader, bc *framework.BindContext) ([]corev1.Pod, error) {
+	var pods corev1.PodList
+	if err := reader.List(ctx, &pods, p.pods.Where(bc.Node.Name)); err != nil {
+		return nil, framework.FromAPI(about(bc), "listing the pods that start on it", err)
+	}
+	return pods.Items, nil
+}
+
+// PreFlight rejects the bind if the circuit breaker is open, and skips it if the pod needs no slot
+// or has one.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+	s, err := sightKey.Get(bc)
+	if err != nil {
+		return framework.Run, err
+	}
+	busy := slices.ContainsFunc(s.others, func(other starting) bool { return other.namespace == bc.Pod.Namespace })
+	switch {
+	case isExempt(bc.Pod) || s.reserved:
+		return framework.Skip, nil
+	case s.phase == open, s.phase == trying && busy:
+		return framework.Run, rejected(bc, s.phase, s.until)
+	case len(s.others)+s.queued >= p.rules.limit:
+		w := waiting(bc, p.rules.limit)
+		bc.Intend("%s would wait up to %s for %s", Name, p.wait, w.For)
+		bc.ExpectWait(w)
+	default:
+		bc.Intend("%s would reserve a slot on the node", Name)
+	}
+	return framework.Run, nil
+}
+
+// PreBind waits for a slot and reserves it. Binds get slots in the order of their arrival.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	bind := starting{namespace: bc.Pod.Namespace, uid: bc.Pod.UID, attempt: bc.Attempt}
+	t := p.slots.enter(bc.Node.Name, bind)
+	if t == nil {
+		return nil
+	}
+	defer p.slots.leave(t)
+	since := p.h.Clock.Now()
+	return framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (framework.Waiting, error) {
+		at := &framework.BindContext{Now: p.h.Clock.Now(), Since: since}
+		state, until := p.refused.at(bind.namespace, bc.Node.Name, at.Now)
+		if state == open {
+			return framework.Waiting{}, rejected(bc, state, until)
+		}
+		w := waiting(bc, p.rules.limit)
+		// A bind further behind cannot get a slot, so it does not read the pods.
+		if p.slots.ahead(t) < p.rules.limit {
+			pods, err := p.list(ctx, reader, bc)
+			if err != nil {
+				return framework.Waiting{}, err
+			}
+			switch a := p.slots.take(t, pods, p.rules, at.Now, state == trying); {
+			case a.taken:
+				return framework.Waiting{}, nil
+			case a.busy:
+				return framework.Waiting{}, rejected(bc, state, until)
+			default:
+				w.Until = a.next
+			}
+		}
+		return at.WaitAtMost(p.wait, w)
+	}, p.pods.Changed(bc.Node.Name))
+}
+
+// PreBindRollBack releases the slot.
+func (p *Plugin) PreBindRollBack(_ context.Context, bc *framework.BindContext) error {
+	if p.slots.release(bc.Node.Name, bc.Pod.UID, bc.Attempt) {
+		bc.Undid("released the slot on the node")
+	}
+	return nil
+}
+
+// PostBind releases the slot if the watch does not report the pod in time.
+func (p *Plugin) PostBind(_ context.Context, bc *framework.BindContext) {
+	p.h.Clock.AfterFunc(observeTime, func() { p.slots.release(bc.Node.Name, bc.Pod.UID, bc.Attempt) })
+}
+
+func about(bc *framework.BindContext) framework.Object {
+	return framework.Object{Kind: "Node", Name: bc.Node.Name}
+}
+
+func waiting(bc *framework.BindContext, limit int) framework.Waiting {
+	return framework.Waiting{Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(limit) + ")"}
+}
+
+// rejected returns the error of a circuit breaker that is not closed.
+func rejected(bc *framework.BindContext, state phase, until time.Time) *framework.Error {
+	if state == trying {
+		return framework.Refuse(about(bc), "the kubelet refused pods of the namespace %s, and another one tries the node now", bc.Pod.Namespace).
+			Advise("choose another node")
+	}
+	return framework.Refuse(about(bc), "the kubelet refused pods of the namespace %s; no pod of the namespace is bound to the node before %s",
+		bc.Pod.Namespace, until.UTC().Format(time.RFC3339)).Advise("choose another node, and check the events of the node")
+}

@@ -1,0 +1,359 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// starts observes the pods of a node in the order of the API server, and reports their status like a kubelet.
+type starts struct {
+	*bench
+	node string
+	// delay is the time until a pod runs. Zero means that tests call run.
+	delay time.Duration
+
+	mu sync.Mutex
+	// starting and seen contain the names of pods. most is the maximum of starting.
+	starting, seen map[string]bool
+	most           int
+}
+
+// observe begins with a node without pods.
+func (b *bench) observe(node string, delay time.Duration) *starts {
+	b.t.Helper()
+	s := &starts{bench: b, node: node, delay: delay, starting: map[string]bool{}, seen: map[string]bool{}}
+	events, err := b.client.CoreV1().Pods(b.ns).Watch(b.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	require.NoError(b.t, err)
+	var reads sync.WaitGroup
+	reads.Go(func() {
+		for e := range events.ResultChan() {
+			if pod, ok := e.Object.(*corev1.Pod); ok {
+				s.note(pod, e.Type == watch.Deleted)
+			}
+		}
+	})
+	b.t.Cleanup(func() {
+		events.Stop()
+		reads.Wait()
+	})
+	return s
+}
+
+func (s *starts) note(pod *corev1.Pod, deleted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if deleted || pod.Status.Phase != corev1.PodPending {
+		delete(s.starting, pod.Name)
+		return
+	}
+	if s.delay > 0 && !s.seen[pod.Name] {
+		time.AfterFunc(s.delay, func() { _ = s.patch(pod.Name, `{"status":{"phase":"Running"}}`) })
+	}
+	s.starting[pod.Name], s.seen[pod.Name] = true, true
+	s.most = max(s.most, len(s.starting))
+}
+
+// patch is safe for concurrent use.
+func (b *bench) patch(pod, patch string) error {
+	_, err := b.client.CoreV1().Pods(b.ns).Patch(context.WithoutCancel(b.t.Context()), pod, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	return err
+}
+
+// runOne sets one of the starting pods to Running.
+func (s *starts) runOne() {
+	s.t.Helper()
+	s.mu.Lock()
+	name := ""
+	for name = range s.starting {
+		break
+	}
+	s.mu.Unlock()
+	require.NoError(s.t, s.patch(name, `{"status":{"phase":"Running"}}`))
+}
+
+func (s *starts) counts() (seen, starting, most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.seen), len(s.starting), s.most
+}
+
+// untilSeen waits until this number of pods has been bound.
+func (s *starts) untilSeen(want int) {
+	s.t.Helper()
+	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
+		seen, _, _ := s.counts()
+		assert.Equal(c, want, seen)
+	}, patience, again/10, "%d pods should be bound to the node", want)
+}
+
+// waitingForStart returns the number of pods with an event that they wait for a slot.
+func (b *bench) waitingForStart() int {
+	list, err := b.client.CoreV1().Events(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return -1
+	}
+	pods := map[string]bool{}
+	for _, e := range list.Items {
+		if e.Reason == "WaitingForPreBind" && strings.Contains(e.Message, "start-limit: ") && strings.Contains(e.Message, "waiting for pods on the node to start") {
+			pods[e.InvolvedObject.Name] = true
+		}
+	}
+	return len(pods)
+}
+
+// bindAll binds n pods to the node concurrently. The returned function waits for all clients.
+func (s *starts) bindAll(scheduler string, n int, options ...gen.PodOption) (wait func()) {
+	s.t.Helper()
+	var clients sync.WaitGroup
+	for i := range n {
+		pod, err := s.createPod(fmt.Sprintf("pod-%d", i), scheduler, append(options, s.steered())...)
+		require.NoError(s.t, err)
+		if scheduler == byHand {
+			clients.Go(func() {
+				errs := s.insist(s.t.Context(), gen.Binding(pod, s.node))
+				assert.NoError(s.t, errs[len(errs)-1])
+			})
+		}
+	}
+	return clients.Wait
+}
+
+// limited writes the configuration, and waits until all replicas apply it.
+func limited(t *testing.T, w *world, generation int, arguments string) {
+	t.Helper()
+	config := configHead + "prebindPlugins: ['*', start-limit]\narguments:\n  start-limit: {" + arguments + "}\n"
+	require.NoError(t, w.prebind.SetConfig(t.Context(), config))
+	w.untilMetric(t, fmt.Sprintf("prebind_config_generation %d", generation))
+}
+
+// Tests that change the configuration have their own installation. They run one after another.
+func TestStartLimit(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 1)
+
+	t.Run("one replica", func(t *testing.T) {
+		limited(t, w, 2, "limit: 2, wait: 3m, startTimeout: 1h")
+		for name, by := range binders {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				testStartsInTurn(t, w, by.scheduler)
+			})
+		}
+		t.Run("exempt", func(t *testing.T) {
+			t.Parallel()
+			testStartsWithoutSlot(t, w)
+		})
+	})
+	t.Run("a pod that never starts", func(t *testing.T) {
+		limited(t, w, 3, "limit: 1, wait: 3m, startTimeout: 15s")
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("stuck")
+		s := b.observe(node, 0)
+		s.bindAll(byHand, 2, toleration)()
+		list, err := b.client.CoreV1().Pods(b.ns).List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		require.Len(t, list.Items, 2)
+		apart := scheduledAt(&list.Items[0]).Sub(scheduledAt(&list.Items[1]).Time).Abs()
+		assert.GreaterOrEqual(t, apart, 14*time.Second, "the second pod should be bound when the first one has timed out")
+	})
+	t.Run("a wait that ends", func(t *testing.T) {
+		limited(t, w, 4, "limit: 1, wait: 3s, startTimeout: 1h")
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("full")
+		b.observe(node, 0).bindAll(byHand, 1, toleration)()
+		b.podWith(byHand, toleration)
+		b.assertRefused(b.bindByHand(b.binding(node)), "start-limit: Node "+node, "still waiting for pods on the node to start (limit 1) after 3s")
+	})
+	t.Run("switched off while binds wait", func(t *testing.T) {
+		limited(t, w, 5, "limit: 1, wait: 3m, startTimeout: 1h")
+		b := newBench(t, w, nil)
+		node, toleration := b.ownNode("off")
+		s := b.observe(node, 0)
+		wait := s.bindAll(byHand, 4, toleration)
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, 3, b.waitingForStart()) }, patience, again)
+		seen, _, _ := s.counts()
+		assert.Equal(t, 1, seen)
+		require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"prebindPlugins: ['*']\n"))
+		wait()
+		s.untilSeen(4)
+		_, starting, _ := s.counts()
+		assert.Equal(t, 4, starting, "the binds should not wait for other pods")
+		w.untilMetric(t, "prebind_start_limit_queued 0")
+	})
+	t.Run("two replicas", func(t *testing.T) {
+		limited(t, w, 7, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
+		_, err := w.start(t.Context())
+		require.NoError(t, err)
+		t.Run("a crowd", func(t *testing.T) { testStartsOfCrowd(t, w) })
+		t.Run("refusals", func(t *testing.T) { testNodeRefusesPods(t, w) })
+		t.Run("killed", func(t *testing.T) { testKilledWhileStarting(t, w) })
+	})
+}
+
+// testStartsInTurn binds six pods to a node on which two may start. Each pod that runs lets one more pod start.
+func testStartsInTurn(t *testing.T, w *world, scheduler string) {
+	const limit, all = 2, 6
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("turns")
+	s := b.observe(node, 0)
+	wait := s.bindAll(scheduler, all, toleration)
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, all-limit, b.waitingForStart()) }, patience, again, "the other pods should wait")
+	for bound := limit; bound < all; bound++ {
+		s.untilSeen(bound)
+		s.runOne()
+	}
+	s.untilSeen(all)
+	wait()
+	_, _, most := s.counts()
+	assert.Equal(t, limit, most, "pods that started at the same time")
+	assert.False(t, says(b.allEvents(), "FailedScheduling"), "no bind should fail: %q", b.allEvents())
+}
+
+// testStartsWithoutSlot fills the node, and binds a pod of a DaemonSet and a critical one.
+func testStartsWithoutSlot(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("exempt")
+	s := b.observe(node, 0)
+	s.bindAll(byHand, 2, toleration)()
+	s.untilSeen(2)
+	for name, option := range map[string]gen.PodOption{
+		// The garbage collector ignores the owner, because the API server does not serve its kind in this group.
+		"agent":    gen.OwnedBy("DaemonSet", "agents", "1"),
+		"critical": gen.PriorityClass("system-node-critical"),
+	} {
+		pod, err := b.createPod(name, byHand, toleration, option)
+		require.NoError(t, err)
+		began := time.Now()
+		require.NoError(t, b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(pod, node), metav1.CreateOptions{}))
+		assert.Less(t, time.Since(began), 5*time.Second, "%s should not wait", name)
+	}
+	assert.Zero(t, b.waitingForStart())
+}
+
+// testStartsOfCrowd binds 200 pods to a node at the same time through two replicas. Each replica is exact by itself, so at most twice
+// the limit start.
+func testStartsOfCrowd(t *testing.T, w *world) {
+	const limit, all = 5, 200
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("crowd")
+	s := b.observe(node, 200*time.Millisecond)
+	began := time.Now()
+	s.bindAll(byHand, all, toleration)()
+	s.untilSeen(all)
+	_, _, most := s.counts()
+	t.Logf("%d binds to one node in %s: at most %d pods started at the same time, with the limit %d", all, time.Since(began).Round(100*time.Millisecond), most, limit)
+	assert.GreaterOrEqual(t, most, limit, "all slots should be used")
+	assert.LessOrEqual(t, most, limit*len(w.prebind.Replicas()), "the documented bound")
+	for _, r := range w.prebind.Replicas() {
+		metrics, err := r.Metrics(t.Context())
+		require.NoError(t, err)
+		assert.Contains(t, metrics, `prebind_plugin_duration_seconds_count{extension_point="PreBind",plugin="start-limit",result="ok"}`, "both replicas should take part")
+	}
+}
+
+// refuse creates pods on the node and refuses them, like a kubelet.
+func (b *bench) refuse(node string, toleration gen.PodOption, names ...string) {
+	b.t.Helper()
+	for _, name := range names {
+		pod, err := b.createPod(name, byHand, toleration)
+		require.NoError(b.t, err)
+		errs := b.insist(b.t.Context(), gen.Binding(pod, node))
+		require.NoError(b.t, errs[len(errs)-1])
+		require.NoError(b.t, b.patch(name, fmt.Sprintf(
+			`{"status":{"phase":"Failed","reason":"UnexpectedAdmissionError","message":"Pod was rejected: Allocate failed","startTime":%q}}`,
+			time.Now().UTC().Format(time.RFC3339))))
+	}
+}
+
+// testNodeRefusesPods opens the circuit breaker of a node and a namespace.
+func testNodeRefusesPods(t *testing.T, w *world) {
+	b, other := newBench(t, w, nil), newBench(t, w, nil)
+	node, toleration := b.ownNode("refuses")
+	b.refuse(node, toleration, "a", "b", "c")
+	b.podWith(byHand, toleration)
+	b.untilDenied(b.binding(node))
+	b.assertRefused(b.bindByHand(b.binding(node)), "start-limit: Node "+node, "the kubelet refused pods of the namespace "+b.ns)
+	_, err := w.start(t.Context())
+	require.NoError(t, err)
+	b.untilDenied(b.binding(node)) // A replica that starts reads the failed pods.
+	other.podWith(byHand, toleration)
+	require.NoError(t, other.bindByHand(other.binding(node)), "the breaker of another namespace should be closed")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		list, err := w.client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node})
+		require.NoError(c, err)
+		var all []string
+		for _, e := range list.Items {
+			all = append(all, e.Reason+": "+e.Message)
+		}
+		assert.True(c, says(all, "NodeRefusesPods", b.ns, "UnexpectedAdmissionError"), "%q", all)
+	}, patience, again, "the node should have an event")
+
+	t.Run("one pod tries the node", func(t *testing.T) {
+		errs := b.insist(t.Context(), b.binding(node))
+		require.NoError(t, errs[len(errs)-1], "the breaker should allow one pod")
+		assert.Greater(t, len(errs), 1, "the breaker should be open before")
+		second, err := b.createPod("second", byHand, toleration)
+		require.NoError(t, err)
+		b.untilDenied(gen.Binding(second, node))
+		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(second, node), metav1.CreateOptions{})
+		assert.ErrorContains(t, err, "another one tries the node now")
+		require.NoError(t, b.patch("pod", `{"status":{"phase":"Running"}}`))
+		errs = b.insist(t.Context(), gen.Binding(second, node))
+		require.NoError(t, errs[len(errs)-1], "the pod has started")
+	})
+}
+
+// testKilledWhileStarting kills a replica while binds wait at it. The other one continues with them.
+func testKilledWhileStarting(t *testing.T, w *world) {
+	const limit, all = 5, 12
+	killed := w.prebind.Replicas()[0]
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("killed")
+	s := b.observe(node, 0)
+	w.prebind.RouteTo(killed)
+	wait := s.bindAll(byHand, all, toleration)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		seen, _, _ := s.counts()
+		assert.GreaterOrEqual(c, seen, limit)
+		assert.Equal(c, all-seen, b.waitingForStart())
+	}, patience, again, "the other pods should wait")
+	require.NoError(t, killed.Kill())
+	w.prebind.RouteTo(w.prebind.Replicas()[1])
+	for {
+		seen, starting, most := s.counts()
+		assert.LessOrEqual(t, most, 2*limit)
+		if seen == all {
+			break
+		}
+		if starting > 0 {
+			s.runOne()
+		}
+		s.untilSeenMore(seen)
+	}
+	wait()
+}
+
+// untilSeenMore waits until more pods have been bound.
+func (s *starts) untilSeenMore(than int) {
+	s.t.Helper()
+	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
+		seen, starting, _ := s.counts()
+		assert.True(c, seen > than || starting > 0)
+	}, patience, again/10)
+}
