@@ -79,6 +79,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkNodePlugins$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
@@ -94,6 +95,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 scale: control-plane ## Benchmark a large cluster, many waiting pods and growth in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller cluster)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
+	$(BENCH) -bench 'BenchmarkNodeMemory$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowd$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowdWithSeats$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -47,6 +48,10 @@ type rivals struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
+	// targets is the number of nodes that pods are bound to. 0 means three.
+	targets int
+	// second is the webhook's address of the variant nodePlugins.
+	second string
 	// processes contains the processes of the webhooks by variant, except none.
 	processes map[string]*cluster.Process
 }
@@ -63,6 +68,8 @@ type shipped struct {
 	components []string
 	// args returns additional arguments of the replica. It may be nil.
 	args func(c *cluster.Cluster) ([]string, error)
+	// second contains the arguments of another replica in addition to args. Its variant is nodePlugins. Nil means none.
+	second []string
 }
 
 // newRivalsWith is newRivals with another installation of Prebind.
@@ -94,6 +101,12 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, err)
 	r.processes[prebind] = replica.Process
 	require.NoError(tb, replica.Kill())
+	if s.second != nil {
+		another, err := r.prebind.Start(ctx, append(slices.Clone(args), s.second...)...)
+		require.NoError(tb, err)
+		r.processes[nodePlugins], r.second = another.Process, another.WebhookAddress()
+		require.NoError(tb, another.Kill())
+	}
 	// Route as for the other webhooks, without a readiness check per connection.
 	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
 	require.NoError(tb, r.register(ctx, variants))
@@ -133,9 +146,14 @@ func (r *rivals) register(ctx context.Context, variants []string) error {
 		default:
 			port := int32(9000 + i)
 			own.Webhooks[0].ClientConfig.Service.Port = &port
-			if _, err = configs.Create(ctx, own, metav1.CreateOptions{}); err == nil {
-				err = r.serve(ctx, variant, binary, port)
+			if _, err = configs.Create(ctx, own, metav1.CreateOptions{}); err != nil {
+				break
 			}
+			address := r.second
+			if variant != nodePlugins {
+				address, err = r.serve(ctx, variant, binary)
+			}
+			err = errors.Join(err, r.expose(ctx, variant, port, address))
 		}
 		if err != nil {
 			return fmt.Errorf("registering %s: %w", variant, err)
@@ -155,11 +173,11 @@ func forVariant(shipped *admissionregistrationv1.MutatingWebhookConfiguration, v
 	return own
 }
 
-// serve prepares the process of a variant. It uses a port of Prebind's Service, and therefore the same certificate.
-func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) error {
+// serve prepares the process of a variant, and returns its address.
+func (r *rivals) serve(ctx context.Context, variant, binary string) (string, error) {
 	address, err := r.cluster.ReserveAddress(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	args := []string{"--cert-dir=" + r.prebind.CertDir(), "--bind-address=" + address}
 	if variant == constant || variant == following {
@@ -178,9 +196,11 @@ func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) 
 			return err
 		},
 	})
-	if err != nil {
-		return err
-	}
+	return address, err
+}
+
+// expose adds a port for a variant to Prebind's Service. The variant therefore has the same certificate.
+func (r *rivals) expose(ctx context.Context, variant string, port int32, address string) error {
 	services := r.client.CoreV1().Services(install.Namespace)
 	service, err := services.Get(ctx, install.Service, metav1.GetOptions{})
 	if err != nil {
@@ -260,7 +280,7 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	}
 	_, constants := got.Annotations[constantAnnotation]
 	_, topology := got.Annotations["topology.prebind.dev/zone"]
-	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind) {
+	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind || variant == nodePlugins) {
 		return fmt.Errorf("pod %s/%s on %q does not have the annotations of its webhook: %v", variant, pod, got.Spec.NodeName, got.Annotations)
 	}
 	return nil
@@ -276,6 +296,11 @@ func (r *rivals) create(ctx context.Context, variant, prefix string, n int, opti
 		return err
 	})
 	return pods, err
+}
+
+// forgetLeases deletes the Leases of killed replicas, so that the next replica becomes the leader immediately.
+func (r *rivals) forgetLeases(ctx context.Context) error {
+	return r.client.CoordinationV1().Leases(install.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
 // clear deletes all pods of the variant.
