@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -58,19 +59,30 @@ func TestKwok_ActsAsKubelet(t *testing.T) {
 		}, func(gone bool) bool { return gone })
 	})
 
-	t.Run("kwok does not change nodes", func(t *testing.T) {
-		node, err := client.CoreV1().Nodes().Get(t.Context(), "living", metav1.GetOptions{})
-		require.NoError(t, err)
-		assert.Equal(t, "32", node.Status.Allocatable.Cpu().String())
-		assert.Empty(t, node.Status.NodeInfo.KubeletVersion)
-	})
-
 	t.Run("without kwok, pods stay Pending", func(t *testing.T) {
 		require.NoError(t, c.Process(cluster.Kwok).Stop())
 		name := startsAfter(t, client, namespace, "0s")
 		assert.Equal(t, corev1.PodPending, untilBound(t, client, namespace, name).Status.Phase)
 		require.NoError(t, c.Process(cluster.Kwok).Start())
 		runningSoon(t, client, namespace, name)
+	})
+
+	t.Run("a node that a test makes unready stays unready", func(t *testing.T) {
+		const unready = `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`
+		_, err := client.CoreV1().Nodes().Patch(t.Context(), "living", types.StrategicMergePatchType, []byte(unready), metav1.PatchOptions{}, "status")
+		require.NoError(t, err)
+		pod, err := client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "later"},
+			Spec:       corev1.PodSpec{NodeName: "living", Containers: []corev1.Container{{Name: "main", Image: "example.com/none"}}},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		runningSoon(t, client, namespace, pod.Name) // kwok has seen the node.
+		node, err := client.CoreV1().Nodes().Get(t.Context(), "living", metav1.GetOptions{})
+		require.NoError(t, err)
+		ready := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+		require.GreaterOrEqual(t, ready, 0)
+		assert.Equal(t, corev1.ConditionFalse, node.Status.Conditions[ready].Status)
+		assert.Empty(t, node.Status.NodeInfo.KubeletVersion)
 	})
 }
 
