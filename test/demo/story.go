@@ -91,10 +91,10 @@ func (s *story) tellNews(ctx context.Context) error {
 	}
 	starting := 0
 	for _, pod := range list {
-		s.tellCalls(pod.Name, events)
 		if err := errors.Join(s.tellEvents(ctx, &pod), s.tellClaim(ctx, &pod)); err != nil {
 			return err
 		}
+		s.tellCalls(pod.Name, events)
 		if n := pod.Status.NominatedNodeName; n != s.nominated[pod.Name] {
 			s.nominated[pod.Name] = n
 			s.tell(pod.Name, "status.nominatedNodeName is %q", n)
