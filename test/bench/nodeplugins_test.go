@@ -45,7 +45,7 @@ func withNodePlugins(args ...string) shipped {
 		on = append(on, fmt.Sprintf("--node-ready-agents=%s/app=%s", agentNamespace, agent(i)))
 	}
 	return shipped{
-		components: []string{"plugins/node-ready", "plugins/start-limit", "plugins/announce"},
+		components: []string{"plugins/node-ready", "plugins/announce"},
 		args:       fixed(append([]string{"--prebind-plugins=*,-announce"}, args...)),
 		second:     on,
 	}

@@ -35,16 +35,13 @@ func (d *demo) findPlugins(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("prebind plugins: %w\n%s", err, out)
 	}
-	plugins := []string{"node-ready", "start-limit", "announce"}
-	var components []string
-	for _, name := range plugins {
+	for _, name := range []string{"node-ready", "start-limit", "announce"} {
 		if !strings.Contains(string(out), "\n"+name+" ") {
 			return nil
 		}
-		components = append(components, "plugins/"+name)
 	}
 	d.plugins = []string{"--prebind-plugins=*,node-ready,start-limit", fmt.Sprintf("--start-limit-limit=%d", atOnce)}
-	return d.prebind.AddComponents(ctx, components...)
+	return d.prebind.AddComponents(ctx, "plugins/node-ready", "plugins/announce")
 }
 
 // lateDriver shows node-ready and announce: a pod on a node whose CSI driver is not registered.
