@@ -5,8 +5,6 @@ package bench
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -65,14 +63,19 @@ func newNodeMemory(tb testing.TB) nodeMemory {
 	tb.Helper()
 	var m nodeMemory
 	// Only one replica runs at a time, so both use the same address.
-	s := withNodePlugins()
-	off := s.args
-	s.args = func(c *cluster.Cluster) ([]string, error) {
-		debug, err := c.ReserveAddress(tb.Context())
-		m.debug = debug
-		args, argsErr := off(c)
-		return append(slices.Clone(args), "--debug-bind-address="+debug), errors.Join(err, argsErr)
+	debuggable := func(additional func(*cluster.Cluster) ([]string, error)) func(*cluster.Cluster) ([]string, error) {
+		return func(c *cluster.Cluster) (args []string, err error) {
+			if m.debug == "" {
+				if m.debug, err = c.ReserveAddress(tb.Context()); err != nil {
+					return nil, err
+				}
+			}
+			args, err = additional(c)
+			return append(args, "--debug-bind-address="+m.debug), err
+		}
 	}
+	s := withNodePlugins()
+	s.args, s.second = debuggable(s.args), debuggable(s.second)
 	o := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, StartTimeout: 5 * time.Minute}
 	m.rivals = newRivalsWith(tb, o, cluster.Nodes("node", 1), s, prebind, nodePlugins)
 	return m

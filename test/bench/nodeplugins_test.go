@@ -35,19 +35,19 @@ const (
 )
 
 // withNodePlugins returns an installation that compares the plugins of nodes with none of them.
-func withNodePlugins(args ...string) shipped {
-	on := append([]string{
+func withNodePlugins() shipped {
+	on := []string{
 		"--prebind-plugins=*,node-ready,start-limit",
 		"--node-ready-conditions=Ready",
 		fmt.Sprintf("--start-limit-limit=%d", startsAtOnce),
-	}, args...)
+	}
 	for i := range agents {
 		on = append(on, fmt.Sprintf("--node-ready-agents=%s/app=%s", agentNamespace, agent(i)))
 	}
 	return shipped{
 		components: []string{"plugins/node-ready", "plugins/announce"},
-		args:       fixed(append([]string{"--prebind-plugins=*,-announce"}, args...)),
-		second:     on,
+		args:       fixed([]string{"--prebind-plugins=*,-announce"}),
+		second:     fixed(on),
 	}
 }
 
@@ -76,9 +76,23 @@ func BenchmarkNodePlugins(b *testing.B) {
 	require.NoError(b, out.save())
 }
 
-// TestNodePlugins runs a short round. It does not check times.
+// TestNodePlugins checks that the plugins run in one variant only, and runs a short round. It does not check times.
 func TestNodePlugins(t *testing.T) {
 	r := newNodePlugins(t, 3)
+	for i, variant := range []string{prebind, nodePlugins} {
+		require.NoError(t, r.turn(t.Context(), variant, func(ctx context.Context) error {
+			pods, err := r.create(ctx, variant, "first", 1)
+			require.NoError(t, err)
+			_, err = r.bindAll(ctx, 1, pods)
+			require.NoError(t, err)
+			metrics, err := r.prebind.Replicas()[i].Metrics(ctx)
+			for _, plugin := range []string{"node-ready", "start-limit", "announce"} {
+				calls := sum(metrics, "prebind_plugin_duration_seconds_count", fmt.Sprintf("plugin=%q", plugin))
+				assert.Equal(t, variant == nodePlugins, calls > 0, "calls of %s in the variant %s", plugin, variant)
+			}
+			return err
+		}))
+	}
 	out := &results{name: "node-plugins"}
 	for _, variant := range []string{prebind, nodePlugins} {
 		require.NoError(t, r.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -68,8 +67,8 @@ type shipped struct {
 	components []string
 	// args returns additional arguments of the replica. It may be nil.
 	args func(c *cluster.Cluster) ([]string, error)
-	// second contains the arguments of another replica in addition to args. Its variant is nodePlugins. Nil means none.
-	second []string
+	// second returns the additional arguments of another replica, whose variant is nodePlugins. Nil means no other replica.
+	second func(c *cluster.Cluster) ([]string, error)
 }
 
 // newRivalsWith is newRivals with another installation of Prebind.
@@ -88,24 +87,26 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, err)
 	r.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
-	args := []string{"-v=0"} // As shipped.
+	start := func(additional func(*cluster.Cluster) ([]string, error)) *install.Replica {
+		args := []string{"-v=0"} // As shipped.
+		if additional != nil {
+			more, err := additional(c)
+			require.NoError(tb, err)
+			args = append(args, more...)
+		}
+		replica, err := r.prebind.Start(ctx, args...)
+		require.NoError(tb, err)
+		require.NoError(tb, replica.Kill())
+		return replica
+	}
 	if len(s.components) > 0 {
 		require.NoError(tb, r.prebind.AddComponents(ctx, s.components...))
 	}
-	if s.args != nil {
-		more, err := s.args(c)
-		require.NoError(tb, err)
-		args = append(args, more...)
-	}
-	replica, err := r.prebind.Start(ctx, args...)
-	require.NoError(tb, err)
+	replica := start(s.args)
 	r.processes[prebind] = replica.Process
-	require.NoError(tb, replica.Kill())
 	if s.second != nil {
-		another, err := r.prebind.Start(ctx, append(slices.Clone(args), s.second...)...)
-		require.NoError(tb, err)
-		r.processes[nodePlugins], r.second = another.Process, another.WebhookAddress()
-		require.NoError(tb, another.Kill())
+		second := start(s.second)
+		r.processes[nodePlugins], r.second = second.Process, second.WebhookAddress()
 	}
 	// Route as for the other webhooks, without a readiness check per connection.
 	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
