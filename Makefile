@@ -41,6 +41,7 @@ test: test-unit test-e2e ## Run all tests
 test-unit: kustomize helm ## Run the unit tests with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults)(/|$$)|bench$$)')
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
+	cd test/kwok && CGO_ENABLED=0 go test -trimpath -timeout 10m ./...
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
 	cd test/image && go test -count=1 -timeout 10m ./...
@@ -78,6 +79,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkNodePlugins$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
@@ -93,6 +95,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 scale: control-plane ## Benchmark a large cluster, many waiting pods and growth in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller cluster)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
+	$(BENCH) -bench 'BenchmarkNodeMemory$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowd$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowdWithSeats$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
@@ -154,6 +157,7 @@ lint: ## Run the linters and the prose check
 	$(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
 	cd test/controlplane && $(TOOL) golangci-lint run --fast-only ./...
+	cd test/kwok && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
 	cd test/image && $(TOOL) golangci-lint run ./...
 
@@ -201,6 +205,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	done
 	go mod tidy -diff
 	cd test/controlplane && go mod tidy -diff
+	cd test/kwok && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
 	cd test/image && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \

@@ -153,14 +153,14 @@ func (r *rivals) bindAll(ctx context.Context, clients int, pods []*corev1.Pod) (
 	took := make([]time.Duration, len(pods))
 	err := inParallel(ctx, clients, len(pods), func(ctx context.Context, i int) error {
 		began := time.Now()
-		err := r.client.CoreV1().Pods(pods[i].Namespace).Bind(ctx, bindingOf(pods[i], i), metav1.CreateOptions{})
+		err := r.client.CoreV1().Pods(pods[i].Namespace).Bind(ctx, bindingOf(pods[i], i%max(r.targets, 3)), metav1.CreateOptions{})
 		took[i] = time.Since(began)
 		return err
 	})
 	return took, err
 }
 
-// bindingOf returns the Binding that kube-scheduler would post.
+// bindingOf returns the Binding to the i-th node that kube-scheduler would post.
 func bindingOf(pod *corev1.Pod, i int) *corev1.Binding {
-	return gen.Binding(pod, fmt.Sprintf("node-%d", i%3+1), gen.UID(pod.UID))
+	return gen.Binding(pod, fmt.Sprintf("node-%d", i+1), gen.UID(pod.UID))
 }

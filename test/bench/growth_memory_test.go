@@ -92,7 +92,7 @@ func (g *grown) weighBound(ctx context.Context, debug string, n int) error {
 		}
 		add(metric, bytes/(1<<20))
 	}
-	live, err := g.liveHeap(ctx, debug)
+	live, err := liveHeap(ctx, g.prebind.Replicas()[0], debug)
 	add("live heap MiB", live/(1<<20))
 	limit, limitErr := g.memoryLimit(ctx)
 	add("limit MiB", limit/(1<<20))
@@ -116,8 +116,8 @@ func (g *grown) perPair(n int) error {
 	return nil
 }
 
-// liveHeap returns the size of the heap after garbage collection, in bytes.
-func (g *grown) liveHeap(ctx context.Context, debug string) (float64, error) {
+// liveHeap returns the size of the replica's heap after garbage collection, in bytes.
+func liveHeap(ctx context.Context, replica *install.Replica, debug string) (float64, error) {
 	for range 2 { // A sync.Pool survives one collection.
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+debug+"/debug/pprof/heap?gc=1", nil)
 		if err != nil {
@@ -132,7 +132,7 @@ func (g *grown) liveHeap(ctx context.Context, debug string) (float64, error) {
 			return 0, err
 		}
 	}
-	metrics, err := g.prebind.Replicas()[0].Metrics(ctx)
+	metrics, err := replica.Metrics(ctx)
 	return sum(metrics, "go_memstats_heap_alloc_bytes", ""), err
 }
 

@@ -16,12 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/install"
 )
 
 // growthPart scales the sizes of BenchmarkGrowth.
@@ -107,7 +105,7 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 	tb.Helper()
 	ctx := tb.Context()
 	g.out = &results{name: "growth-" + o.name}
-	require.NoError(tb, g.untilAccount(ctx))
+	require.NoError(tb, g.untilAccounts(ctx, prebind))
 	if !o.controllers {
 		require.NoError(tb, g.cluster.Process(cluster.ControllerManager).Stop())
 	}
@@ -120,21 +118,13 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 		require.NoError(tb, g.forgetLeases(ctx))
 		require.NoError(tb, g.turn(ctx, prebind, func(ctx context.Context) error {
 			// The new leader starts within seconds.
-			if err := errors.Join(g.pass(ctx, min(g.window(), 5*time.Second)), g.rest(ctx)); err != nil {
+			if err := errors.Join(pass(ctx, min(g.window(), 5*time.Second)), g.rest(ctx)); err != nil {
 				return err
 			}
 			return o.measure(ctx, g, n)
 		}))
 	}
 	return g.out
-}
-
-// untilAccount waits until pods can be created.
-func (g *grown) untilAccount(ctx context.Context) error {
-	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := g.client.CoreV1().ServiceAccounts(prebind).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil
-	})
 }
 
 // addNodes creates the nodes large-1 to large-n that do not exist yet, with 50 images each.
@@ -168,11 +158,6 @@ func (g *grown) createPod(ctx context.Context, name string, options ...gen.PodOp
 	return g.client.CoreV1().Pods(prebind).Create(ctx, gen.Pod(name, own...), metav1.CreateOptions{})
 }
 
-// forgetLeases deletes the Leases of killed replicas, so that the next replica becomes the leader immediately.
-func (g *grown) forgetLeases(ctx context.Context) error {
-	return g.client.CoordinationV1().Leases(install.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
-}
-
 // rest waits until the API server and the replica are nearly idle. A new leader reads all records once, which
 // takes up to a minute.
 func (g *grown) rest(ctx context.Context) error {
@@ -180,7 +165,7 @@ func (g *grown) rest(ctx context.Context) error {
 }
 
 // pass waits for the duration, or until the context ends.
-func (g *grown) pass(ctx context.Context, length time.Duration) error {
+func pass(ctx context.Context, length time.Duration) error {
 	timer := time.NewTimer(length)
 	defer timer.Stop()
 	select {
@@ -266,7 +251,7 @@ func (g *grown) idle(ctx context.Context, size int, what string, length time.Dur
 	if err != nil {
 		return err
 	}
-	if err := g.pass(ctx, length); err != nil {
+	if err := pass(ctx, length); err != nil {
 		return err
 	}
 	after, err := g.usageAfter(ctx)

@@ -47,6 +47,10 @@ type rivals struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
+	// targets is the number of nodes that pods are bound to. 0 means three.
+	targets int
+	// second is the webhook's address of the variant nodePlugins.
+	second string
 	// processes contains the processes of the webhooks by variant, except none.
 	processes map[string]*cluster.Process
 }
@@ -63,6 +67,8 @@ type shipped struct {
 	components []string
 	// args returns additional arguments of the replica. It may be nil.
 	args func(c *cluster.Cluster) ([]string, error)
+	// second returns the additional arguments of another replica, whose variant is nodePlugins. Nil means no other replica.
+	second func(c *cluster.Cluster) ([]string, error)
 }
 
 // newRivalsWith is newRivals with another installation of Prebind.
@@ -81,19 +87,27 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, err)
 	r.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
-	args := []string{"-v=0"} // As shipped.
+	start := func(additional func(*cluster.Cluster) ([]string, error)) *install.Replica {
+		args := []string{"-v=0"} // As shipped.
+		if additional != nil {
+			more, err := additional(c)
+			require.NoError(tb, err)
+			args = append(args, more...)
+		}
+		replica, err := r.prebind.Start(ctx, args...)
+		require.NoError(tb, err)
+		require.NoError(tb, replica.Kill())
+		return replica
+	}
 	if len(s.components) > 0 {
 		require.NoError(tb, r.prebind.AddComponents(ctx, s.components...))
 	}
-	if s.args != nil {
-		more, err := s.args(c)
-		require.NoError(tb, err)
-		args = append(args, more...)
-	}
-	replica, err := r.prebind.Start(ctx, args...)
-	require.NoError(tb, err)
+	replica := start(s.args)
 	r.processes[prebind] = replica.Process
-	require.NoError(tb, replica.Kill())
+	if s.second != nil {
+		second := start(s.second)
+		r.processes[nodePlugins], r.second = second.Process, second.WebhookAddress()
+	}
 	// Route as for the other webhooks, without a readiness check per connection.
 	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
 	require.NoError(tb, r.register(ctx, variants))
@@ -133,9 +147,14 @@ func (r *rivals) register(ctx context.Context, variants []string) error {
 		default:
 			port := int32(9000 + i)
 			own.Webhooks[0].ClientConfig.Service.Port = &port
-			if _, err = configs.Create(ctx, own, metav1.CreateOptions{}); err == nil {
-				err = r.serve(ctx, variant, binary, port)
+			if _, err = configs.Create(ctx, own, metav1.CreateOptions{}); err != nil {
+				break
 			}
+			address := r.second
+			if variant != nodePlugins {
+				address, err = r.serve(ctx, variant, binary)
+			}
+			err = errors.Join(err, r.expose(ctx, variant, port, address))
 		}
 		if err != nil {
 			return fmt.Errorf("registering %s: %w", variant, err)
@@ -155,11 +174,11 @@ func forVariant(shipped *admissionregistrationv1.MutatingWebhookConfiguration, v
 	return own
 }
 
-// serve prepares the process of a variant. It uses a port of Prebind's Service, and therefore the same certificate.
-func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) error {
+// serve prepares the process of a variant, and returns its address.
+func (r *rivals) serve(ctx context.Context, variant, binary string) (string, error) {
 	address, err := r.cluster.ReserveAddress(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	args := []string{"--cert-dir=" + r.prebind.CertDir(), "--bind-address=" + address}
 	if variant == constant || variant == following {
@@ -178,9 +197,11 @@ func (r *rivals) serve(ctx context.Context, variant, binary string, port int32) 
 			return err
 		},
 	})
-	if err != nil {
-		return err
-	}
+	return address, err
+}
+
+// expose adds a port for a variant to Prebind's Service. The variant therefore has the same certificate.
+func (r *rivals) expose(ctx context.Context, variant string, port int32, address string) error {
 	services := r.client.CoreV1().Services(install.Namespace)
 	service, err := services.Get(ctx, install.Service, metav1.GetOptions{})
 	if err != nil {
@@ -260,7 +281,7 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	}
 	_, constants := got.Annotations[constantAnnotation]
 	_, topology := got.Annotations["topology.prebind.dev/zone"]
-	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind) {
+	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind || variant == nodePlugins) {
 		return fmt.Errorf("pod %s/%s on %q does not have the annotations of its webhook: %v", variant, pod, got.Spec.NodeName, got.Annotations)
 	}
 	return nil
@@ -276,6 +297,11 @@ func (r *rivals) create(ctx context.Context, variant, prefix string, n int, opti
 		return err
 	})
 	return pods, err
+}
+
+// forgetLeases deletes the Leases of killed replicas, so that the next replica becomes the leader immediately.
+func (r *rivals) forgetLeases(ctx context.Context) error {
+	return r.client.CoordinationV1().Leases(install.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
 // clear deletes all pods of the variant.

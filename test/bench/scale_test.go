@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
@@ -141,12 +140,8 @@ func (r *rivals) addInformer(ctx context.Context) error {
 // fill creates all objects except the running pods. kube-controller-manager is stopped first, because its work
 // is not part of the measurement.
 func (r *rivals) fill(ctx context.Context, s scale) error {
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := r.client.CoreV1().ServiceAccounts(prebind).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("waiting for the service account of pods: %w", err)
+	if err := r.untilAccounts(ctx, prebind); err != nil {
+		return err
 	}
 	if err := r.cluster.Process(cluster.ControllerManager).Stop(); err != nil {
 		return err
@@ -179,7 +174,7 @@ func (r *rivals) fill(ctx context.Context, s scale) error {
 	}); err != nil {
 		return err
 	}
-	_, err = r.create(ctx, prebind, "pending", s.pending)
+	_, err := r.create(ctx, prebind, "pending", s.pending)
 	return err
 }
 
@@ -216,12 +211,8 @@ func (r *rivals) weigh(ctx context.Context, out *results, round int, settle time
 			return err
 		}
 	}
-	settled := time.NewTimer(settle)
-	defer settled.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-settled.C:
+	if err := pass(ctx, settle); err != nil {
+		return err
 	}
 	for _, who := range both {
 		for metric, key := range map[string]string{"resident MiB": "VmRSS", "most resident MiB": "VmHWM"} {

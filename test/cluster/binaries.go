@@ -21,10 +21,11 @@ const (
 	ControllerManager = "kube-controller-manager"
 	Scheduler         = "kube-scheduler"
 	Provisioner       = "test-provisioner"
+	Kwok              = "kwok"
 	Kubectl           = "kubectl"
 )
 
-// multiplexer is our own binary, which is any component by the name it has.
+// multiplexer is our own binary, which is any component but kwok by the name it has.
 const multiplexer = "controlplane"
 
 // AssetsEnv names a folder with the control plane's binaries, to be used in place
@@ -37,7 +38,7 @@ const CacheEnv = "PREBIND_CACHE_DIR"
 
 // Assets are the absolute paths of the control plane's binaries.
 type Assets struct {
-	Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kubectl string
+	Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok, Kubectl string
 }
 
 // path returns the path of the component's binary.
@@ -53,6 +54,8 @@ func (a Assets) path(component string) string {
 		return a.Scheduler
 	case Provisioner:
 		return a.Provisioner
+	case Kwok:
+		return a.Kwok
 	case Kubectl:
 		return a.Kubectl
 	}
@@ -78,9 +81,9 @@ func (a Assets) check(components ...string) error {
 //
 // If KUBEBUILDER_ASSETS is set they are taken from that folder, except where
 // TEST_ASSET_ETCD, TEST_ASSET_KUBE_APISERVER, TEST_ASSET_KUBE_CONTROLLER_MANAGER,
-// TEST_ASSET_KUBE_SCHEDULER or TEST_ASSET_KUBECTL names a file; the test
-// provisioner alone is built. Otherwise all of them are built from the Go modules
-// that test/controlplane names and kept in the user's cache folder
+// TEST_ASSET_KUBE_SCHEDULER or TEST_ASSET_KUBECTL names a file; only the test
+// provisioner and kwok are built. Otherwise all of them are built from the Go modules
+// that test/controlplane and test/kwok name and kept in the user's cache folder
 // (PREBIND_CACHE_DIR overrides it) until those sources, the Go version or the
 // platform change. Building takes minutes, needs go on the PATH and, the first
 // time, the Go module proxy.
@@ -89,21 +92,32 @@ func (a Assets) check(components ...string) error {
 // may run at once, in one process or in several: one builds, the others wait.
 // The binaries stay in place at least until this process ends.
 func Binaries(ctx context.Context, progress io.Writer) (Assets, error) {
-	assets, err := binaries(ctx, progress, true)
+	assets, err := binaries(ctx, progress, true, true)
 	if err != nil {
 		return Assets{}, err
 	}
-	return assets, assets.check(Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kubectl)
+	return assets, assets.check(Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok, Kubectl)
 }
 
-// binaries is Binaries without the check that all are there.
-func binaries(ctx context.Context, progress io.Writer, provisioner bool) (Assets, error) {
+// binaries is Binaries without the check that all are there, and without those of our own that are not needed.
+func binaries(ctx context.Context, progress io.Writer, provisioner, kwok bool) (Assets, error) {
 	if progress == nil {
 		progress = io.Discard
 	}
+	assets, err := controlPlane(ctx, progress, provisioner)
+	if err != nil || !kwok {
+		return assets, err
+	}
+	own, err := cachedBuild(ctx, progress, kwokSource, ".", Kwok)
+	assets.Kwok = executable(own, Kwok)
+	return assets, err
+}
+
+// controlPlane returns the binaries that test/controlplane contains.
+func controlPlane(ctx context.Context, progress io.Writer, provisioner bool) (Assets, error) {
 	given := os.Getenv(AssetsEnv)
 	if given == "" {
-		dir, err := cachedBuild(ctx, progress, ".", multiplexer)
+		dir, err := cachedBuild(ctx, progress, controlPlaneSource, ".", multiplexer)
 		return assetsIn(dir), err
 	}
 	dir, err := filepath.Abs(given)
@@ -128,7 +142,7 @@ func binaries(ctx context.Context, progress io.Writer, provisioner bool) (Assets
 	if !provisioner {
 		return assets, nil
 	}
-	own, err := cachedBuild(ctx, progress, "./cmd/"+Provisioner, Provisioner)
+	own, err := cachedBuild(ctx, progress, controlPlaneSource, "./cmd/"+Provisioner, Provisioner)
 	assets.Provisioner = executable(own, Provisioner)
 	return assets, err
 }

@@ -16,9 +16,9 @@ import (
 )
 
 // cachedBuild returns the folder with the binary called name, built from the
-// nested module's package pkg. The directory is complete or does not exist, and no process removes it while this process lives.
-func cachedBuild(ctx context.Context, progress io.Writer, pkg, name string) (string, error) {
-	m, err := findModule(ctx)
+// source's package pkg. The directory is complete or does not exist, and no process removes it while this process lives.
+func cachedBuild(ctx context.Context, progress io.Writer, s source, pkg, name string) (string, error) {
+	m, err := findModule(ctx, s)
 	if err != nil {
 		return "", err
 	}
@@ -26,9 +26,9 @@ func cachedBuild(ctx context.Context, progress io.Writer, pkg, name string) (str
 	if err != nil {
 		return "", err
 	}
-	c := buildCache{dir: filepath.Join(root, "controlplane")}
+	c := buildCache{dir: filepath.Join(root, s.folder)}
 	entry := m.hash
-	if name != multiplexer {
+	if name == Provisioner {
 		entry += "-" + name
 	}
 	if err := c.hold(ctx, entry); err != nil {
@@ -92,10 +92,14 @@ func (c buildCache) fill(ctx context.Context, progress io.Writer, m module, entr
 
 // title is what people call the binary.
 func title(name string) string {
-	if name == multiplexer {
+	switch name {
+	case multiplexer:
 		return "the control plane"
+	case Kwok:
+		return "kwok"
+	default:
+		return "the test provisioner"
 	}
-	return "the test provisioner"
 }
 
 // link gives the file a second name in the same folder.

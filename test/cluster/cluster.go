@@ -74,7 +74,7 @@ func (o Options) assets(ctx context.Context) (Assets, error) {
 	if o.Assets != nil {
 		return *o.Assets, o.Assets.check(o.components()...)
 	}
-	assets, err := binaries(ctx, o.Out, !o.WithoutProvisioner)
+	assets, err := binaries(ctx, o.Out, !o.WithoutProvisioner, o.Kwok)
 	if err != nil {
 		return Assets{}, err
 	}
@@ -155,7 +155,7 @@ func (c *Cluster) shutdown() error {
 	// Clients go before the server, and the server before its storage, so that
 	// no log ends in complaints about the others.
 	var clients errgroup.Group
-	for _, component := range []string{ControllerManager, Scheduler, Provisioner} {
+	for _, component := range []string{ControllerManager, Scheduler, Provisioner, Kwok} {
 		if process := c.processes[component]; process != nil {
 			clients.Go(process.Stop)
 		}

@@ -32,6 +32,8 @@ func (c *Cluster) args(component string) []string {
 		out = c.schedulerArgs()
 	case Provisioner:
 		out = c.provisionerArgs()
+	case Kwok:
+		out = c.kwokArgs()
 	}
 	return append(out, c.o.ExtraArgs[component]...)
 }
@@ -115,6 +117,10 @@ func (c *Cluster) provisionerArgs() []string {
 		"--provisioner=" + ProvisionerName,
 		"--health-bind-address=" + address(c.ports[Provisioner]),
 	}
+}
+
+func (c *Cluster) kwokArgs() []string {
+	return []string{"--kubeconfig=" + c.kubeconfigs[Kwok], "--health-bind-address=" + address(c.ports[Kwok])}
 }
 
 // delegationArgs let a component ask the API server who calls it, and whether

@@ -5,7 +5,8 @@
 // kube-apiserver, kube-controller-manager, kube-scheduler and a provisioner for
 // test volumes, each a process of its own, with authentication, RBAC and
 // admission on. There are no kubelets: nodes are objects only, so pods get
-// scheduled and bound but never run.
+// scheduled and bound but never run, unless kwok acts as their kubelet
+// ([Options.Kwok]).
 //
 // [Start] starts one. The first time on a machine it builds the binaries from Go
 // modules (see [Binaries]), which takes minutes; later starts take seconds.

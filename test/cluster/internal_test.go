@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestKubernetesVersion(t *testing.T) {
+func TestSourceVersion(t *testing.T) {
 	cases := map[string]struct {
 		reason, goMod, want string
 	}{
@@ -24,7 +24,7 @@ func TestKubernetesVersion(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := kubernetesVersion([]byte(tc.goMod))
+			got, err := controlPlaneSource.requiredVersion([]byte(tc.goMod))
 			assert.Equal(t, tc.want, got, tc.reason)
 			assert.Equal(t, tc.want == "", err != nil, tc.reason)
 		})
@@ -32,10 +32,11 @@ func TestKubernetesVersion(t *testing.T) {
 }
 
 func TestLDFlags(t *testing.T) {
-	flags := module{version: "v1.36.3"}.ldflags()
+	flags := module{source: controlPlaneSource, version: "v1.36.3"}.ldflags()
 	assert.Contains(t, flags, "-X=k8s.io/component-base/version.gitVersion=v1.36.3 ")
 	assert.Contains(t, flags, "-X=k8s.io/component-base/version.gitMinor=36 ")
 	assert.NotContains(t, flags, "\n")
+	assert.Equal(t, "-s -w", module{source: kwokSource, version: "v0.8.0"}.ldflags(), "kwok has no version of Kubernetes")
 }
 
 func TestFingerprint(t *testing.T) {
@@ -119,13 +120,18 @@ func TestTail(t *testing.T) {
 	assert.Equal(t, "a\nb\nc", tail(path, 9))
 }
 
-// TestRepositoryKnowsItsModule is about finding the sources from where tests and
+// TestRepositoryKnowsItsModules is about finding the sources from where tests and
 // programs of this repository run.
-func TestRepositoryKnowsItsModule(t *testing.T) {
-	dir, err := moduleDir()
-	require.NoError(t, err)
-	_, file, _, _ := runtime.Caller(0)
-	if filepath.IsAbs(file) {
-		assert.Equal(t, filepath.Join(filepath.Dir(file), "..", "controlplane"), dir)
+func TestRepositoryKnowsItsModules(t *testing.T) {
+	for _, s := range []source{controlPlaneSource, kwokSource} {
+		dir, err := s.find()
+		require.NoError(t, err)
+		_, file, _, _ := runtime.Caller(0)
+		if filepath.IsAbs(file) {
+			assert.Equal(t, filepath.Join(filepath.Dir(file), "..", s.folder), dir)
+		}
+		m, err := findModule(t.Context(), s)
+		require.NoError(t, err)
+		assert.NotEmpty(t, m.version)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,35 +18,51 @@ import (
 	"strings"
 )
 
-// module is the nested Go module that the control plane is built from.
+// source is a nested Go module of this repository that binaries are built from.
+type source struct {
+	folder   string   // in test
+	requires string   // the module whose version its binaries have
+	stamped  []string // packages that report the version
+}
+
+var (
+	controlPlaneSource = source{
+		folder: "controlplane", requires: "k8s.io/kubernetes",
+		stamped: []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"},
+	}
+	kwokSource = source{folder: "kwok", requires: "sigs.k8s.io/kwok"}
+)
+
+// module is a source on disk.
 type module struct {
+	source
 	dir     string // absolute
-	version string // of Kubernetes, such as v1.36.3
+	version string // of what it requires, such as v1.36.3
 	hash    string // changes with whatever can change the binaries
 }
 
-// findModule locates the nested module and fingerprints it.
-func findModule(ctx context.Context) (module, error) {
-	dir, err := moduleDir()
+// findModule locates the source and fingerprints it.
+func findModule(ctx context.Context, s source) (module, error) {
+	dir, err := s.find()
 	if err != nil {
 		return module{}, err
 	}
 	goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 	if err != nil {
-		return module{}, fmt.Errorf("read the control plane's module: %w", err)
+		return module{}, fmt.Errorf("read the module of %s: %w", s.folder, err)
 	}
-	version, err := kubernetesVersion(goMod)
+	version, err := s.requiredVersion(goMod)
 	if err != nil {
 		return module{}, err
 	}
-	m := module{dir: dir, version: version}
+	m := module{source: s, dir: dir, version: version}
 	m.hash, err = m.fingerprint(ctx)
 	return m, err
 }
 
-// moduleDir finds test/controlplane beside this source file or, when the binary
+// find returns the folder of the source, beside this source file or, when the binary
 // was built with -trimpath and does not know, upward from the working directory.
-func moduleDir() (string, error) {
+func (s source) find() (string, error) {
 	var starts []string
 	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
 		starts = append(starts, filepath.Dir(file))
@@ -57,7 +72,7 @@ func moduleDir() (string, error) {
 	}
 	for _, dir := range starts {
 		for {
-			candidate := filepath.Join(dir, "test", "controlplane")
+			candidate := filepath.Join(dir, "test", s.folder)
 			if _, err := os.Stat(filepath.Join(candidate, "go.mod")); err == nil {
 				return candidate, nil
 			}
@@ -68,16 +83,16 @@ func moduleDir() (string, error) {
 			dir = parent
 		}
 	}
-	return "", errors.New("find the control plane's sources: no test/controlplane/go.mod here or above: " +
-		"run from inside a checkout of the repository, or set KUBEBUILDER_ASSETS to a folder with the binaries")
+	return "", fmt.Errorf("find the sources of %s: no test/%s/go.mod here or above: "+
+		"run from inside a checkout of the repository, or set KUBEBUILDER_ASSETS to a folder with the binaries", s.folder, s.folder)
 }
 
-var kubernetesRequire = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes\s+(v\d+\.\d+\.\S+)`)
-
-func kubernetesVersion(goMod []byte) (string, error) {
-	match := kubernetesRequire.FindSubmatch(goMod)
+// requiredVersion returns the version that go.mod requires.
+func (s source) requiredVersion(goMod []byte) (string, error) {
+	require := regexp.MustCompile(`(?m)^\s*(?:require\s+)?` + regexp.QuoteMeta(s.requires) + `\s+(v\d+\.\d+\.\S+)`)
+	match := require.FindSubmatch(goMod)
 	if match == nil {
-		return "", errors.New("find the Kubernetes version: test/controlplane/go.mod does not require k8s.io/kubernetes")
+		return "", fmt.Errorf("find the version to build: test/%s/go.mod does not require %s", s.folder, s.requires)
 	}
 	return string(match[1]), nil
 }
@@ -88,7 +103,7 @@ func kubernetesVersion(goMod []byte) (string, error) {
 func (m module) ldflags() string {
 	numbers := strings.SplitN(strings.TrimPrefix(m.version, "v"), ".", 3)
 	flags := []string{"-s", "-w"}
-	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+	for _, pkg := range m.stamped {
 		for _, stamp := range [][2]string{
 			{"gitVersion", m.version},
 			{"gitMajor", numbers[0]},
@@ -143,7 +158,7 @@ func (m module) fingerprint(ctx context.Context) (string, error) {
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("read the control plane's sources: %w", err)
+		return "", fmt.Errorf("read the sources of %s: %w", m.folder, err)
 	}
 	return hex.EncodeToString(sum.Sum(nil))[:16], nil
 }

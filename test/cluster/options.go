@@ -27,6 +27,10 @@ const startTimeout = 3 * time.Minute
 //	                       default the zone if the node has one, else hostname
 const ProvisionerName = "test.prebind.dev"
 
+// StartDelay is the annotation of a pod with the time from its bind until [Options.Kwok] makes it Running and Ready,
+// such as 3s. A change of the pod begins the time again.
+const StartDelay = "pod-ready.stage.kwok.x-k8s.io/delay"
+
 // Options say what [Start] starts. The zero value is a whole control plane.
 type Options struct {
 	// Dir holds data, certificates and logs. Empty is a temporary folder,
@@ -61,6 +65,11 @@ type Options struct {
 	WithoutControllerManager bool
 	// WithoutProvisioner leaves the test provisioner out.
 	WithoutProvisioner bool
+	// Kwok adds kwok, which acts as the kubelet of all nodes: bound pods become Running and Ready, pods of Jobs complete, and
+	// deleted pods disappear. It does not change nodes, ignores volumes, and does not touch the conditions of running pods.
+	// Pods start immediately, or after the time in ExtraArgs {Kwok: {"--start-delay=2s"}} or in [StartDelay].
+	// [Process.Stop] of it keeps bound pods Pending.
+	Kwok bool
 	// StartTimeout bounds Start, a build of the binaries not included; 0 is
 	// three minutes.
 	StartTimeout time.Duration
@@ -82,7 +91,7 @@ func (o Options) complete() Options {
 
 func (o Options) validate() error {
 	for component := range o.ExtraArgs {
-		if !slices.Contains([]string{Etcd, APIServer, ControllerManager, Scheduler, Provisioner}, component) {
+		if !slices.Contains([]string{Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok}, component) {
 			return fmt.Errorf("extra arguments for %q: there is no such component", component)
 		}
 	}
@@ -100,6 +109,9 @@ func (o Options) components() []string {
 	}
 	if !o.WithoutProvisioner {
 		out = append(out, Provisioner)
+	}
+	if o.Kwok {
+		out = append(out, Kwok)
 	}
 	return out
 }

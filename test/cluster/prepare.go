@@ -102,6 +102,7 @@ func (c *Cluster) makeCredentials() error {
 		ControllerManager: "system:kube-controller-manager",
 		Scheduler:         "system:kube-scheduler",
 		Provisioner:       provisionerUser,
+		Kwok:              kwokUser,
 	} {
 		if c.kubeconfigs[component], err = c.userKubeconfig(component, user); err != nil {
 			return err
@@ -141,7 +142,7 @@ func (c *Cluster) writeConfigs(ctx context.Context) error {
 // url returns the address of a component.
 func (c *Cluster) url(component string) string {
 	switch component {
-	case Etcd, Provisioner:
+	case Etcd, Provisioner, Kwok:
 		return "http://" + address(c.ports[component])
 	default:
 		return "https://" + address(c.ports[component])

@@ -21,9 +21,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// provisionerUser is the identity of the test provisioner, which may do what its
-// work needs and no more.
-const provisionerUser = "prebind-test-provisioner"
+// The identities of the components that are not part of Kubernetes. They may do what
+// their work needs and no more.
+const (
+	provisionerUser = "prebind-test-provisioner"
+	kwokUser        = "prebind-test-kwok"
+)
 
 // health asks a component's health endpoint.
 func (c *Cluster) health(component string) func(ctx context.Context) error {
@@ -33,6 +36,7 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 		ControllerManager: "/healthz", // it has no other that waits for its caches
 		Scheduler:         "/readyz",
 		Provisioner:       "/readyz",
+		Kwok:              "/readyz",
 	}[component]
 	roots := x509.NewCertPool()
 	roots.AddCert(c.pki.cert)
@@ -59,29 +63,31 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 	}
 }
 
-// bootstrap makes the objects that come with a driver for the test volumes.
+// bootstrap makes the objects that come with the components that are not part of Kubernetes.
 func (c *Cluster) bootstrap(ctx context.Context, client kubernetes.Interface) error {
+	if c.o.Kwok {
+		err := grant(ctx, client, kwokUser,
+			rule("", "nodes", "get", "list", "watch"),
+			rule("", "pods", "get", "list", "watch", "delete"),
+			rule("", "pods/status", "patch"),
+			rule("", "events", "create", "patch", "update"),
+		)
+		if err != nil {
+			return err
+		}
+	}
 	if c.o.WithoutProvisioner {
 		return nil
 	}
-	meta := metav1.ObjectMeta{Name: provisionerUser}
-	_, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+	err := grant(ctx, client, provisionerUser,
 		rule("", "persistentvolumes", "get", "list", "watch", "create", "delete", "patch"),
 		rule("", "persistentvolumeclaims", "get", "list", "watch", "update"),
 		rule("", "nodes", "get"),
 		rule("", "events", "create", "patch", "update"),
 		rule("storage.k8s.io", "storageclasses", "get", "list", "watch"),
-	}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("make the test provisioner's role: %w", err)
-	}
-	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: provisionerUser}},
-	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("make the test provisioner's role binding: %w", err)
+	)
+	if err != nil {
+		return err
 	}
 	_, err = client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: ProvisionerName},
@@ -90,6 +96,24 @@ func (c *Cluster) bootstrap(ctx context.Context, client kubernetes.Interface) er
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make the test driver's CSIDriver: %w", err)
+	}
+	return nil
+}
+
+// grant gives the user these rights. It may be repeated.
+func grant(ctx context.Context, client kubernetes.Interface, user string, rules ...rbacv1.PolicyRule) error {
+	meta := metav1.ObjectMeta{Name: user}
+	_, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make the role of %s: %w", user, err)
+	}
+	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make the role binding of %s: %w", user, err)
 	}
 	return nil
 }

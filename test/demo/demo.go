@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -32,6 +34,8 @@ type demo struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
+	// plugins are the arguments for the plugins of nodes. It is nil if the binary does not contain them.
+	plugins []string
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -43,9 +47,19 @@ func (d *demo) run(ctx context.Context) (err error) {
 	d.title("With Prebind")
 	d.say("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
 	d.say("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
-	d.say("and leaves the volumes to Prebind. Neither of them is configured for the other.\n")
-	if err := d.show(ctx, "with", d.allBound); err != nil {
+	d.say("and leaves the volumes to Prebind. Neither of them is configured for the other.")
+	d.say("kwok acts as the kubelet: it starts pods that are bound.\n")
+	if err := d.show(ctx, statefulSet("with", pods, className), (*story).allRun); err != nil {
 		return err
+	}
+
+	if d.plugins != nil {
+		if err := d.lateDriver(ctx); err != nil {
+			return err
+		}
+		if err := d.burst(ctx); err != nil {
+			return err
+		}
 	}
 
 	d.title("Without Prebind")
@@ -53,7 +67,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err := d.prebind.Unregister(ctx); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "without", d.quiet); err != nil {
+	// kwok ignores volumes. A kubelet would not start these pods.
+	if err := d.show(ctx, statefulSet("without", pods, className, gen.Annotation(cluster.StartDelay, "24h")), (*story).quiet); err != nil {
 		return err
 	}
 	d.say("The pods have no topology annotations and were bound without their volumes. Without")
@@ -78,13 +93,13 @@ func (d *demo) run(ctx context.Context) (err error) {
 func (d *demo) setUp(ctx context.Context) error {
 	d.title("A real control plane")
 	var err error
-	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Audit: true}); err != nil {
+	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Audit: true, Kwok: true}); err != nil {
 		return err
 	}
 	if d.client, err = kubernetes.NewForConfig(d.cluster.Config()); err != nil {
 		return err
 	}
-	if err := cluster.CreateNodes(ctx, d.client, cluster.Nodes("node", nodes)...); err != nil {
+	if err := d.addNodes(ctx, cluster.ProvisionerName, cluster.Nodes("node", nodes)...); err != nil {
 		return err
 	}
 	d.say("%d nodes in 3 zones with 2 racks each", nodes)
@@ -97,13 +112,16 @@ func (d *demo) setUp(ctx context.Context) error {
 	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {
 		return err
 	}
-	const topology = "--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel
+	if err := d.findPlugins(ctx); err != nil {
+		return err
+	}
+	args := append([]string{"--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel}, d.plugins...)
 	for range 2 {
-		if _, err := d.prebind.Start(ctx, topology); err != nil {
+		if _, err := d.prebind.Start(ctx, args...); err != nil {
 			return err
 		}
 	}
-	d.say("2 replicas are ready: prebind serve %s", topology)
+	d.say("2 replicas are ready: prebind serve %s", strings.Join(args, " "))
 	return d.makeObjects(ctx)
 }
 

@@ -4,7 +4,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
@@ -24,29 +27,36 @@ const look = 200 * time.Millisecond
 // story reports the events of the pods of a StatefulSet.
 type story struct {
 	*demo
-	selector string
-	begin    time.Time
-	// The reported events by pod.
-	calls        map[string]int
-	node, volume map[string]string
+	// name is the name of the StatefulSet, and want is the number of its pods.
+	name  string
+	want  int
+	begin time.Time
+	// The reported events by pod, and the reported Event objects.
+	calls                   map[string]int
+	node, volume, nominated map[string]string
+	runs                    map[string]bool
+	events                  map[types.UID]bool
+	// starting is the maximum number of bound pods that did not run yet.
+	starting int
 	// waited is the time from the first call to the end of the last one.
 	waited map[string]time.Duration
 	last   time.Time
 }
 
-func newStory(d *demo, selector string) *story {
+func newStory(d *demo, name string, want int) *story {
 	now := time.Now()
 	return &story{
-		demo: d, selector: selector, begin: now, last: now,
-		calls: map[string]int{}, node: map[string]string{}, volume: map[string]string{}, waited: map[string]time.Duration{},
+		demo: d, name: name, want: want, begin: now, last: now,
+		calls: map[string]int{}, waited: map[string]time.Duration{}, events: map[types.UID]bool{},
+		node: map[string]string{}, volume: map[string]string{}, nominated: map[string]string{}, runs: map[string]bool{},
 	}
 }
 
-// allBound ends the story when every pod has its node.
-func (d *demo) allBound(s *story) bool { return len(s.node) == pods }
+// allRun ends the story when every pod runs.
+func (s *story) allRun() bool { return len(s.runs) == s.want }
 
-// quiet ends the story when no event has occurred for noMore.
-func (d *demo) quiet(s *story) bool { return len(s.node) == pods && time.Since(s.last) > noMore }
+// quiet ends the story when every pod has its node and no event has occurred for noMore.
+func (s *story) quiet() bool { return len(s.node) == s.want && time.Since(s.last) > noMore }
 
 // follow reports events until the story is over. The sources are the API server's audit log, for
 // the calls to Prebind, and the objects.
@@ -64,7 +74,7 @@ func (s *story) follow(ctx context.Context, over func(*story) bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("following the pods of %s: %w", s.name, ctx.Err())
 		case <-tick.C:
 		}
 	}
@@ -79,20 +89,60 @@ func (s *story) tellNews(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	starting := 0
 	for _, pod := range list {
-		s.tellCalls(pod.Name, events)
-		claim, err := s.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, claimOf(&pod), metav1.GetOptions{})
-		if err != nil {
+		if err := errors.Join(s.tellEvents(ctx, &pod), s.tellClaim(ctx, &pod)); err != nil {
 			return err
 		}
-		if v := claim.Spec.VolumeName; v != "" && s.volume[pod.Name] == "" {
-			s.volume[pod.Name] = v
-			s.tell(pod.Name, "its claim %s is bound to %s", claim.Name, v)
+		s.tellCalls(pod.Name, events)
+		if n := pod.Status.NominatedNodeName; n != s.nominated[pod.Name] {
+			s.nominated[pod.Name] = n
+			s.tell(pod.Name, "status.nominatedNodeName is %q", n)
 		}
 		if n := pod.Spec.NodeName; n != "" && s.node[pod.Name] == "" {
 			s.node[pod.Name] = n
 			s.tell(pod.Name, "is bound to %s", n)
 		}
+		if pod.Status.Phase == corev1.PodRunning && !s.runs[pod.Name] {
+			s.runs[pod.Name] = true
+			s.tell(pod.Name, "is Running")
+		}
+		if pod.Spec.NodeName != "" && pod.Status.Phase == corev1.PodPending {
+			starting++
+		}
+	}
+	s.starting = max(s.starting, starting)
+	return nil
+}
+
+// tellEvents reports the events in which Prebind says what a bind waits for, or why it was rejected.
+func (s *story) tellEvents(ctx context.Context, pod *corev1.Pod) error {
+	list, err := s.client.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "regarding.uid=" + string(pod.UID)})
+	if err != nil {
+		return err
+	}
+	for _, e := range list.Items {
+		if strings.HasPrefix(e.ReportingController, "prebind") && !s.events[e.UID] {
+			s.events[e.UID] = true
+			s.tell(pod.Name, "event %s: %s", e.Reason, e.Note)
+		}
+	}
+	return nil
+}
+
+// tellClaim reports that the pod's claim is bound.
+func (s *story) tellClaim(ctx context.Context, pod *corev1.Pod) error {
+	name := claimOf(pod)
+	if name == "" || s.volume[pod.Name] != "" {
+		return nil
+	}
+	claim, err := s.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if v := claim.Spec.VolumeName; v != "" {
+		s.volume[pod.Name] = v
+		s.tell(pod.Name, "its claim %s is bound to %s", name, v)
 	}
 	return nil
 }
@@ -143,13 +193,13 @@ func (s *story) table(ctx context.Context) error {
 	}
 	s.say("")
 	w := tabwriter.NewWriter(s.out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "POD\tNODE\tTOPOLOGY.PREBIND.DEV/…\tCLAIM → VOLUME\tCALLS\tBIND WAITED")
+	fmt.Fprintln(w, "POD\tSTATUS\tNODE\tTOPOLOGY.PREBIND.DEV/…\tCLAIM → VOLUME\tCALLS\tBIND WAITED")
 	for _, pod := range list {
-		volume := s.volume[pod.Name]
-		if volume == "" {
-			volume = "none"
+		volume := "none"
+		if claim := claimOf(&pod); claim != "" {
+			volume = claim + " → " + cmp.Or(s.volume[pod.Name], "none")
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s → %s\t%d\t%s\n", pod.Name, pod.Spec.NodeName, topologyOf(&pod), claimOf(&pod), volume,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\n", pod.Name, pod.Status.Phase, pod.Spec.NodeName, topologyOf(&pod), volume,
 			s.calls[pod.Name], s.waited[pod.Name].Round(10*time.Millisecond))
 	}
 	if err := w.Flush(); err != nil {
@@ -160,7 +210,7 @@ func (s *story) table(ctx context.Context) error {
 }
 
 func (s *story) pods(ctx context.Context) ([]corev1.Pod, error) {
-	list, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: s.selector})
+	list, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + s.name})
 	if err != nil {
 		return nil, err
 	}

@@ -55,6 +55,7 @@ func TestResults(t *testing.T) {
 		"NoTarget": {reason: "a row can have no target", row: row{number: 2, what: "a", of: values("ms", prebind)}, sample: few(prebind, "ms", 7), want: "| 2 | a | – | 7 | – | 1 |  |"},
 		"Highest":  {reason: "a row can report its worst round", row: row{number: 7, what: "a", of: values("ms", prebind), by: highest, most: new(1.0)}, sample: few(prebind, "ms", 0, 0, 3), want: "| 7 | a | ≤ 1 | 3 | 0 to 1.50 | 3 | no |"},
 		"Growth":   {reason: "growth is the ratio of the last round to the first", row: row{number: 6, what: "a", of: growth("ms"), most: new(1.05)}, sample: few(prebind, "ms", 2, 9, 3), want: "| 6 | a | ≤ 1.05 | 1.50 | – | 1 | no |"},
+		"Less":     {reason: "a difference is calculated per round", row: row{number: 14, what: "a", of: difference("ms", prebind, none), most: new(1.0)}, sample: append(few(prebind, "ms", 5, 7), few(none, "ms", 4, 6)...), want: "| 14 | a | ≤ 1 | 1 | 1 to 1 | 2 | yes |"},
 		"Last":     {reason: "the last round has the largest cluster", row: row{number: 6, what: "a", of: last(values("ms", prebind))}, sample: few(prebind, "ms", 2, 9, 4), want: "| 6 | a | – | 4 | – | 1 |  |"},
 	}
 	for name, tc := range cases {

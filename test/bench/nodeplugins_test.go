@@ -1,0 +1,198 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/prebind/prebind/test/bench/stat"
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// nodePlugins is the variant with the plugins that concern the node: node-ready, start-limit and announce. The variant
+// prebind runs without them.
+const nodePlugins = "node-plugins"
+
+const (
+	agentNamespace = metav1.NamespaceSystem
+	// agents is the number of agents that each node needs.
+	agents = 5
+	// startsAtOnce exceeds the number of pods per node, because no kubelet starts them and no bind has to wait.
+	startsAtOnce = 1000
+)
+
+// withNodePlugins returns an installation that compares the plugins of nodes with none of them.
+func withNodePlugins() shipped {
+	on := []string{
+		"--prebind-plugins=*,node-ready,start-limit",
+		"--node-ready-conditions=Ready",
+		fmt.Sprintf("--start-limit-limit=%d", startsAtOnce),
+	}
+	for i := range agents {
+		on = append(on, fmt.Sprintf("--node-ready-agents=%s/app=%s", agentNamespace, agent(i)))
+	}
+	return shipped{
+		components: []string{"plugins/node-ready", "plugins/announce"},
+		args:       fixed([]string{"--prebind-plugins=*,-announce"}),
+		second:     fixed(on),
+	}
+}
+
+// agent returns the name of an agent's DaemonSet, which is also its label app.
+func agent(i int) string { return fmt.Sprintf("agent-%d", i) }
+
+// BenchmarkNodePlugins measures the latency of a bind that does not have to wait, and its CPU time, with the plugins of nodes
+// and without them. Each node has its agents and CSI drivers.
+func BenchmarkNodePlugins(b *testing.B) {
+	const nodes = 300
+	r := newNodePlugins(b, nodes)
+	out, round := &results{name: "node-plugins"}, 0
+	variants := []string{prebind, nodePlugins}
+	for b.Loop() {
+		for i := range variants {
+			variant := variants[(i+round)%len(variants)] // A different variant begins each round.
+			require.NoError(b, r.forgetLeases(b.Context()))
+			require.NoError(b, r.round(b.Context(), out, variant, round, size{warmUp: 200, alone: 600, together: 600, clients: 16}))
+		}
+		round++
+	}
+	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
+	for _, metric := range []string{"p50", "p99", "binds/s", cpuOfWebhook, cpuOfAPIServer} {
+		out.ratio(b, metric, nodePlugins, prebind)
+	}
+	require.NoError(b, out.save())
+}
+
+// TestNodePlugins checks that the plugins run in one variant only, and runs a short round. It does not check times.
+func TestNodePlugins(t *testing.T) {
+	r := newNodePlugins(t, 3)
+	for i, variant := range []string{prebind, nodePlugins} {
+		require.NoError(t, r.turn(t.Context(), variant, func(ctx context.Context) error {
+			pods, err := r.create(ctx, variant, "first", 1)
+			require.NoError(t, err)
+			_, err = r.bindAll(ctx, 1, pods)
+			require.NoError(t, err)
+			metrics, err := r.prebind.Replicas()[i].Metrics(ctx)
+			for _, plugin := range []string{"node-ready", "start-limit", "announce"} {
+				calls := sum(metrics, "prebind_plugin_duration_seconds_count", fmt.Sprintf("plugin=%q", plugin))
+				assert.Equal(t, variant == nodePlugins, calls > 0, "calls of %s in the variant %s", plugin, variant)
+			}
+			return err
+		}))
+	}
+	out := &results{name: "node-plugins"}
+	for _, variant := range []string{prebind, nodePlugins} {
+		require.NoError(t, r.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))
+	}
+	ratios := stat.Ratios(out.samples, "p50", nodePlugins, prebind)
+	require.Len(t, ratios, 1)
+	assert.Positive(t, ratios[0])
+}
+
+// newNodePlugins starts a control plane whose nodes have their agents, and prepares both variants.
+func newNodePlugins(tb testing.TB, nodes int) *rivals {
+	tb.Helper()
+	made := cluster.Nodes("node", nodes)
+	r := newRivalsWith(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, made, withNodePlugins(), prebind, nodePlugins)
+	r.targets = nodes
+	require.NoError(tb, r.untilAccounts(tb.Context(), prebind, nodePlugins, agentNamespace))
+	// The controller of DaemonSets would replace the pods of the agents.
+	require.NoError(tb, r.cluster.Process(cluster.ControllerManager).Stop())
+	require.NoError(tb, r.addAgents(tb.Context(), nodes, func(i int) string { return made[i].Name }))
+	return r
+}
+
+// addAgents creates the DaemonSets of the agents and their ready pods on each node, and the CSINodes.
+func (r *rivals) addAgents(ctx context.Context, nodes int, name func(i int) string) error {
+	sets := make([]*appsv1.DaemonSet, agents)
+	for i := range sets {
+		labels := map[string]string{"app": agent(i)}
+		pod := gen.Pod("", gen.Tolerates(""))
+		var err error
+		sets[i], err = r.client.AppsV1().DaemonSets(agentNamespace).Create(ctx, &appsv1.DaemonSet{
+			ObjectMeta: metav1.ObjectMeta{Name: agent(i)},
+			Spec: appsv1.DaemonSetSpec{
+				Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+	}
+	return inParallel(ctx, 32, nodes, func(ctx context.Context, i int) error {
+		csiNode := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name(i)}}
+		for _, driver := range []string{"block.csi.example.com", "file.csi.example.com", "secrets.csi.example.com"} {
+			csiNode.Spec.Drivers = append(csiNode.Spec.Drivers, storagev1.CSINodeDriver{
+				Name: driver, NodeID: name(i), TopologyKeys: []string{corev1.LabelTopologyZone},
+				Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(25))},
+			})
+		}
+		if _, err := r.client.StorageV1().CSINodes().Create(ctx, csiNode, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		for _, set := range sets {
+			if err := r.createRunning(ctx, agentPod(set, name(i))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// agentPod returns the pod of the DaemonSet on the node, as the controller of DaemonSets creates it.
+func agentPod(set *appsv1.DaemonSet, node string) *corev1.Pod {
+	pod := gen.Pod(set.Name+"-"+node, gen.InNamespace(set.Namespace), gen.BoundTo(node), gen.EndsAtOnce(), gen.Tolerates(""),
+		gen.Label("app", set.Name), gen.Label("controller-revision-hash", "6d4cf56db6"), gen.Label("pod-template-generation", "1"))
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+	return pod
+}
+
+// createRunning creates a pod that runs and is ready.
+func (r *rivals) createRunning(ctx context.Context, made *corev1.Pod) error {
+	pod, err := r.client.CoreV1().Pods(made.Namespace).Create(ctx, made, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	now := metav1.Now()
+	pod.Status = corev1.PodStatus{
+		Phase: corev1.PodRunning, StartTime: &now, HostIP: "192.0.2.1", PodIP: "10.64.0.1", QOSClass: pod.Status.QOSClass,
+	}
+	for _, kind := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: kind, Status: corev1.ConditionTrue, LastTransitionTime: now})
+	}
+	for _, c := range pod.Spec.Containers {
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{
+			Name: c.Name, Image: c.Image, Ready: true, Started: new(true), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
+		})
+	}
+	_, err = r.client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	return err
+}
+
+// untilAccounts waits until pods can be created in the namespaces.
+func (r *rivals) untilAccounts(ctx context.Context, namespaces ...string) error {
+	for _, ns := range namespaces {
+		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+			_, err := r.client.CoreV1().ServiceAccounts(ns).Get(ctx, "default", metav1.GetOptions{})
+			return err == nil, nil
+		})
+		if err != nil {
+			return fmt.Errorf("waiting for the service account of pods in %s: %w", ns, err)
+		}
+	}
+	return nil
+}
