@@ -76,10 +76,7 @@ var (
 	devices = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
 	volumes = on{name: volumebinding.Name}
 	claims  = on{name: resourceclaims.Name}
-	starts    = on{startlimit.Name, startLimit(2)}
-	devices   = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
-	volumes   = on{name: volumebinding.Name}
-	claims    = on{name: resourceclaims.Name}
+	starts  = on{startlimit.Name, startLimit(2)}
 )
 
 func startLimit(limit int) *startlimit.Arguments {
