@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"slices"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
@@ -14,6 +15,7 @@ import (
 // has to run. The first rejection ends it.
 func (c *call) preFlight(ctx context.Context, bc *framework.BindContext) ([]framework.PreBinder, *framework.Error) {
 	var run []framework.PreBinder
+	var takers []framework.PreBinder
 	works := false
 	for _, p := range c.plugins {
 		next, err := c.check(ctx, p, bc)
@@ -21,14 +23,18 @@ func (c *call) preFlight(ctx context.Context, bc *framework.BindContext) ([]fram
 			return nil, err
 		}
 		works = works || next == framework.Run
-		if next == framework.Run || next == framework.Accompany {
+		if next == framework.Take {
+			takers = append(takers, p)
+		}
+		if next == framework.Run || next == framework.Accompany || next == framework.Take {
 			run = append(run, p)
 		}
 	}
-	if !works {
-		return nil, nil
+	notTaken := func(p framework.PreBinder) bool { return !c.runner.Take(ctx, p, bc) }
+	if works || slices.ContainsFunc(takers, notTaken) {
+		return run, nil
 	}
-	return run, nil
+	return nil, nil
 }
 
 // check runs the PreFlight of one plugin with the cached reader. If the plugin rejects the bind

@@ -6,6 +6,7 @@ package binder
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -175,6 +176,73 @@ func TestPreFlight_Accompany(t *testing.T) {
 			assert.Equal(t, tc.denied, d.Err != nil, "%v", d.Err)
 			assert.Equal(t, tc.works, companion.preBinds.Load() == 1, tc.reason)
 			assert.Equal(t, tc.works, len(e.InFlight()) == 1, "without work there is no attempt")
+		})
+	}
+}
+
+// taker is a plugin that reserves something in memory.
+type taker struct {
+	checker
+	free  bool
+	takes atomic.Int32
+}
+
+func (p *taker) Take(context.Context, *framework.BindContext) bool {
+	p.takes.Add(1)
+	return p.free
+}
+
+// TestTake: a bind whose plugins take needs no attempt.
+func TestTake(t *testing.T) {
+	returns := func(next framework.Next) func(*framework.BindContext) (framework.Next, error) {
+		return func(*framework.BindContext) (framework.Next, error) { return next, nil }
+	}
+	cases := map[string]struct {
+		reason  string
+		free    bool
+		other   framework.Next
+		refuses bool
+		dryRun  bool
+		takes   int32
+		ran     []string
+	}{
+		"Taken":    {reason: "the plugin has done its work", free: true, other: framework.Skip, takes: 1},
+		"NotTaken": {reason: "the plugin must wait", other: framework.Skip, takes: 1, ran: []string{"a"}},
+		"Works":    {reason: "the other plugin needs an attempt", free: true, other: framework.Run, ran: []string{"a", "b"}},
+		"Follows":  {reason: "the other plugin accompanies the wait", other: framework.Accompany, takes: 1, ran: []string{"a", "b"}},
+		"Alone":    {reason: "the other plugin has nothing to accompany", free: true, other: framework.Accompany, takes: 1},
+		"NoTaker":  {reason: "the other plugin has no method Take", free: true, other: framework.Take, takes: 1, ran: []string{"a", "b"}},
+		"DryRun":   {reason: "a dry run reserves nothing", free: true, other: framework.Skip, dryRun: true},
+		"Refused":  {reason: "a bind that is rejected reserves nothing", free: true, refuses: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			var ran []string
+			preBind := func(name string) func(context.Context, *framework.BindContext) error {
+				return func(context.Context, *framework.BindContext) error {
+					mu.Lock()
+					defer mu.Unlock()
+					ran = append(ran, name)
+					return nil
+				}
+			}
+			a := &taker{checker: checker{plugin: plugin{name: "a", preBind: preBind("a")}, preFlight: returns(framework.Take)}, free: tc.free}
+			b := &checker{plugin: plugin{name: "b", preBind: preBind("b")}, preFlight: returns(tc.other)}
+			if tc.refuses {
+				b.preFlight = func(*framework.BindContext) (framework.Next, error) {
+					return framework.Run, framework.Refuse(framework.Object{}, "no")
+				}
+			}
+			e := newTestEngine(t, func(o *Options) { o.Live, o.Settings.Plugins = holding(thePod, theNode), []framework.PreBinder{a, b} })
+			r := theRequest()
+			r.DryRun = tc.dryRun
+			d := e.Bind(t.Context(), r)
+			assert.Equal(t, tc.refuses, d.Err != nil, "%v", d.Err)
+			mu.Lock()
+			defer mu.Unlock()
+			assert.Equal(t, tc.ran, ran, tc.reason)
+			assert.Equal(t, tc.takes, a.takes.Load(), tc.reason)
 		})
 	}
 }

@@ -79,7 +79,20 @@ const (
 	// engine calls PreBind if the PreFlight of another plugin returns Run, and otherwise treats
 	// Accompany as Skip.
 	Accompany
+	// Take means that the plugin has only something to reserve in memory. If no PreFlight returns Run,
+	// the engine calls Take of the plugin, and treats true as Skip. Otherwise, and without a Taker,
+	// Take means Run.
+	Take
 )
+
+// Taker is a PreFlighter that can do its work in memory, without a wait. A bind for which all
+// plugins skip or take needs no attempt, which costs a request to the API server.
+type Taker interface {
+	// Take returns whether the bind may proceed without PreBind. The engine then allows the bind, and
+	// does not report whether the pod is bound, so all that Take reserves must end by itself. Take
+	// reads only the cache, is idempotent, and is not called for dry runs.
+	Take(ctx context.Context, bc *BindContext) bool
+}
 
 // RollBacker is a PreBinder whose PreBind writes something that can be undone.
 type RollBacker interface {

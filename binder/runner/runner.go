@@ -64,6 +64,20 @@ func (r *Runner) PreFlight(ctx context.Context, p framework.PreBinder, live bool
 	return next, framework.AsError(p.Name(), err)
 }
 
+// Take calls Take of a plugin. It returns false if the plugin is not a Taker or panics.
+func (r *Runner) Take(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) bool {
+	taker, ok := p.(framework.Taker)
+	if !ok {
+		return false
+	}
+	taken := false
+	err := contained(ctx, func() error {
+		taken = taker.Take(ctx, bc)
+		return nil
+	})
+	return taken && err == nil
+}
+
 // PreBind calls PreBind of the plugins in order and returns the first error. It calls
 // entering before each plugin.
 func (r *Runner) PreBind(ctx context.Context, plugins []framework.PreBinder, bc *framework.BindContext, entering func(framework.PreBinder)) *framework.Error {
