@@ -56,7 +56,12 @@ func runModel(t *testing.T, seed uint64) {
 			if rng.IntN(5) == 0 {
 				time.AfterFunc(time.Duration(rng.Int64N(int64(10*time.Second))), cancel)
 			}
-			if err := w.PreBind(ctx, bc); err != nil {
+			var err error
+			takes := w.Take(ctx, bc)
+			if !takes {
+				err = w.PreBind(ctx, bc)
+			}
+			if err != nil {
 				assert.Error(t, ctx.Err(), "only a canceled bind gets no slot: %v", err)
 				return
 			}
@@ -69,7 +74,9 @@ func runModel(t *testing.T, seed uint64) {
 			pause(time.Second)
 			if rng.IntN(4) == 0 {
 				starts[on].Add(-1)
-				assert.NoError(t, w.PreBindRollBack(t.Context(), bc))
+				if !takes {
+					assert.NoError(t, w.PreBindRollBack(t.Context(), bc))
+				}
 				return
 			}
 			now := bound(pod.Name)

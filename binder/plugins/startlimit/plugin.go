@@ -23,8 +23,9 @@ import (
 )
 
 // observeTime is how long a reservation is kept after a bind if the watch does not report the
-// pod. The pod can have left the phase Pending during an interruption of the watch.
-const observeTime = 30 * time.Second
+// pod. The pod can have left the phase Pending during an interruption of the watch. It is also how
+// long the reservation of Take is kept, because an allowed bind can fail.
+const observeTime = framework.BindSettles
 
 // Plugin limits starts. It is safe for concurrent use.
 type Plugin struct {
@@ -39,6 +40,7 @@ type Plugin struct {
 var (
 	_ framework.BindContextExtender = (*Plugin)(nil)
 	_ framework.PreFlighter         = (*Plugin)(nil)
+	_ framework.Taker               = (*Plugin)(nil)
 	_ framework.RollBacker          = (*Plugin)(nil)
 	_ framework.PostBinder          = (*Plugin)(nil)
 )
@@ -73,14 +75,14 @@ var sightKey = framework.NewExtensionKey[sight](Name)
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
 	var s sight
 	if !isExempt(bc.Pod) {
-		pods, err := p.list(ctx, reader, bc)
+		v, err := p.list(ctx, reader, bc)
 		if err != nil {
 			return err
 		}
 		reserved, queued := p.slots.on(bc.Node.Name)
 		isOwn := func(other starting) bool { return other.uid == bc.Pod.UID }
 		s.reserved, s.queued = slices.ContainsFunc(reserved, isOwn), queued
-		s.others = slices.DeleteFunc(p.rules.merge(pods, reserved, bc.Now), isOwn)
+		s.others = slices.DeleteFunc(p.rules.merge(v.pods, reserved, bc.Now), isOwn)
 		s.phase, s.until = p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
 	}
 	sightKey.Set(bc, s)
@@ -88,16 +90,31 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 }
 
 // list returns the pods that start on the node.
-func (p *Plugin) list(ctx context.Context, reader framework.Reader, bc *framework.BindContext) ([]corev1.Pod, error) {
+func (p *Plugin) list(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (view, error) {
+	v := view{seen: p.slots.observations()}
 	var pods corev1.PodList
 	if err := reader.List(ctx, &pods, p.pods.Where(bc.Node.Name)); err != nil {
-		return nil, framework.FromAPI(about(bc), "listing the pods that start on it", err)
+		return v, framework.FromAPI(about(bc), "listing the pods that start on it", err)
 	}
-	return pods.Items, nil
+	v.pods = pods.Items
+	return v, nil
 }
 
-// PreFlight rejects the bind if the circuit breaker is open, and skips it if the pod needs no slot
-// or has one.
+// take lists the pods, and reserves a slot if there is one.
+func (p *Plugin) take(ctx context.Context, reader framework.Reader, bc *framework.BindContext, t *ticket, now time.Time, alone bool) (answer, error) {
+	bind := starting{namespace: bc.Pod.Namespace, uid: bc.Pod.UID, since: now, attempt: bc.Attempt}
+	for {
+		v, err := p.list(ctx, reader, bc)
+		if err != nil {
+			return answer{}, err
+		}
+		if a := p.slots.take(bc.Node.Name, bind, t, v, p.rules, alone); !a.outdated {
+			return a, nil
+		}
+	}
+}
+
+// PreFlight rejects the bind if the circuit breaker is open, and skips it if the pod needs no slot.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	s, err := sightKey.Get(bc)
 	if err != nil {
@@ -105,43 +122,52 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	}
 	busy := slices.ContainsFunc(s.others, func(other starting) bool { return other.namespace == bc.Pod.Namespace })
 	switch {
-	case isExempt(bc.Pod) || s.reserved:
+	case isExempt(bc.Pod):
 		return framework.Skip, nil
 	case s.phase == open, s.phase == trying && busy:
 		return framework.Run, rejected(bc, s.phase, s.until)
+	case s.reserved:
+		return framework.Take, nil
 	case len(s.others)+s.queued >= p.rules.limit:
 		w := waiting(bc, p.rules.limit)
 		bc.Intend("%s would wait up to %s for %s", Name, p.wait, w.For)
 		bc.ExpectWait(w)
+		return framework.Run, nil
+	case s.phase == trying:
+		return framework.Run, nil
 	default:
-		bc.Intend("%s would reserve a slot on the node", Name)
+		return framework.Take, nil
 	}
-	return framework.Run, nil
+}
+
+// Take reserves a slot if the bind does not have to wait. If the pod is not bound, the reservation ends
+// after a while.
+func (p *Plugin) Take(ctx context.Context, bc *framework.BindContext) bool {
+	a, err := p.take(ctx, p.h.Cached, bc, nil, p.h.Clock.Now(), false)
+	if err != nil || !a.taken {
+		return false
+	}
+	p.PostBind(ctx, bc)
+	return true
 }
 
 // PreBind waits for a slot and reserves it. Binds get slots in the order of their arrival.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	bind := starting{namespace: bc.Pod.Namespace, uid: bc.Pod.UID, attempt: bc.Attempt}
-	t := p.slots.enter(bc.Node.Name, bind)
-	if t == nil {
-		return nil
-	}
+	t := p.slots.enter(bc.Node.Name)
 	defer p.slots.leave(t)
 	since := p.h.Clock.Now()
 	return framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (framework.Waiting, error) {
 		at := &framework.BindContext{Now: p.h.Clock.Now(), Since: since}
-		state, until := p.refused.at(bind.namespace, bc.Node.Name, at.Now)
+		state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, at.Now)
 		if state == open {
 			return framework.Waiting{}, rejected(bc, state, until)
 		}
 		w := waiting(bc, p.rules.limit)
-		// A bind further behind cannot get a slot, so it does not read the pods.
-		if p.slots.ahead(t) < p.rules.limit {
-			pods, err := p.list(ctx, reader, bc)
-			if err != nil {
+		if p.slots.canTake(t, bc.Pod.UID, p.rules.limit) {
+			a, err := p.take(ctx, reader, bc, t, at.Now, state == trying)
+			switch {
+			case err != nil:
 				return framework.Waiting{}, err
-			}
-			switch a := p.slots.take(t, pods, p.rules, at.Now, state == trying); {
 			case a.taken:
 				return framework.Waiting{}, nil
 			case a.busy:

@@ -87,19 +87,19 @@ func TestPreFlight(t *testing.T) {
 		waits   string
 		want    string
 	}{
-		"Empty": {reason: "the pod needs a slot", objects: func() []client.Object { return nil }, next: framework.Run},
-		"Free":  {reason: "the pod needs the last slot", objects: func() []client.Object { return pods(1) }, next: framework.Run},
+		"Empty": {reason: "the pod needs a slot", objects: func() []client.Object { return nil }, next: framework.Take},
+		"Free":  {reason: "the pod needs the last slot", objects: func() []client.Object { return pods(1) }, next: framework.Take},
 		"Full":  {reason: "the bind will wait", objects: func() []client.Object { return pods(2) }, next: framework.Run, waits: "pods on the node to start (limit 2)"},
 		"Old": {reason: "pods that do not start in time do not count", objects: func() []client.Object {
 			return []client.Object{boundSince("a", time.Now().Add(-5*time.Minute)), bound("b")}
-		}, next: framework.Run},
+		}, next: framework.Take},
 		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods(2), refusals(3, 0)...) }, change: critical, next: framework.Skip},
 		"Refusing": {
 			reason: "the node refuses pods", objects: func() []client.Object { return refusals(3, 0) }, next: framework.Run,
 			want: "Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:00Z; " +
 				"choose another node, and check the events of the node",
 		},
-		"Trying": {reason: "one pod may try the node", objects: func() []client.Object { return refusals(3, 5*time.Minute) }, next: framework.Run},
+		"Trying": {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusals(3, 5*time.Minute) }, next: framework.Run},
 		"Tried": {
 			reason: "another pod tries the node", objects: func() []client.Object { return append(refusals(3, 5*time.Minute), pods(1)...) }, next: framework.Run,
 			want: "Node node-a: the kubelet refused pods of the namespace default, and another one tries the node now; choose another node",
@@ -184,7 +184,8 @@ func TestPreBind_WaitsForSlots(t *testing.T) {
 		assertTaken(t, "a repeated call finds its own slot", w.start(t.Context(), again))
 		next, err := plugintest.PreFlight(t.Context(), w.h, w, again)
 		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "the bind has a slot")
+		assert.Equal(t, framework.Take, next, "the bind has a slot")
+		assert.True(t, w.Take(t.Context(), again))
 		require.NoError(t, w.PreBindRollBack(t.Context(), third))
 		require.NoError(t, w.PreBindRollBack(t.Context(), again))
 		assert.Empty(t, w.slots.nodes, "an idle node uses no memory")
@@ -316,6 +317,43 @@ func TestReservation_Ends(t *testing.T) {
 		reserved, _ := w.slots.count()
 		assert.Equal(t, 1, reserved)
 	})
+}
+
+func TestTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		args := small(2)
+		args.Wait = time.Hour
+		w := newWorld(t, args, bound("old"))
+		assert.True(t, w.Take(t.Context(), bind("first")), "a slot is free")
+		assert.False(t, w.Take(t.Context(), bind("second")), "the reservation of the first bind counts")
+		assert.True(t, w.Take(t.Context(), bind("first")), "the bind is repeated")
+		second := w.start(t.Context(), bind("second"))
+		assertWaits(t, "the node is full", second)
+		w.server.Put(bound("old", inPhase(corev1.PodRunning)))
+		assertTaken(t, "a pod has started", second)
+		third := w.start(t.Context(), bind("third"))
+		assert.False(t, w.Take(t.Context(), bind("fourth")), "another bind waits")
+		<-time.After(observeTime - time.Second)
+		assert.True(t, w.Take(t.Context(), bind("first", gen.Label("changed", "yes"))), "the bind is repeated later")
+		assertWaits(t, "the first bind may still succeed", third)
+		<-time.After(observeTime)
+		assertTaken(t, "the first bind has failed", third)
+
+		w.h.Cached = failing{errors.New("broken")}
+		assert.False(t, w.Take(t.Context(), bind("fourth")), "PreBind reports the error")
+	})
+}
+
+// A pod can start between the list of the pods and the reservation.
+func TestTake_NeedsACurrentView(t *testing.T) {
+	s, r, now := newSlots(), rules{limit: 1, timeout: time.Minute}, time.Unix(1000, 0)
+	a, b := starting{uid: "a", since: now, attempt: "1"}, starting{uid: "b", since: now, attempt: "2"}
+	require.True(t, s.take(nodeA, a, nil, view{}, r, false).taken)
+	v := view{seen: s.observations()}
+	s.observed(nodeA, "a") // The list does not contain the pod, and the reservation has ended.
+	assert.Equal(t, answer{outdated: true}, s.take(nodeA, b, nil, v, r, false))
+	v = view{seen: s.observations(), pods: []corev1.Pod{*boundSince("a", now)}}
+	assert.Equal(t, answer{next: now.Add(time.Minute)}, s.take(nodeA, b, nil, v, r, false))
 }
 
 // During a try, a second pod of the namespace does not get a slot, even if both pass PreFlight.

@@ -109,9 +109,9 @@ func onNodes(name string, phase corev1.PodPhase) framework.Selection {
 func startingPods(held *slots) framework.Selection {
 	s := onNodes("starting", corev1.PodPending)
 	s.Transform = packStarting
-	observed := func(o any) { // The cache counts the pod now.
+	observed := func(o any) {
 		if pod, ok := compact.Unpack(o).(*corev1.Pod); ok {
-			held.release(pod.Spec.NodeName, pod.UID, "")
+			held.observed(pod.Spec.NodeName, pod.UID)
 		}
 	}
 	s.Handler = toolscache.ResourceEventHandlerFuncs{AddFunc: observed, UpdateFunc: func(_, o any) { observed(o) }}

@@ -65,6 +65,8 @@ func (r rules) next(all []starting) time.Time {
 type slots struct {
 	mu    sync.Mutex
 	nodes map[string]*node
+	// seen is the result of observations.
+	seen uint64
 	// changed is called after a change that can end a wait for the node.
 	changed func(node string)
 }
@@ -76,10 +78,7 @@ type node struct {
 }
 
 // ticket is the place of a bind in the queue of its node.
-type ticket struct {
-	node string
-	bind starting
-}
+type ticket struct{ node string }
 
 func newSlots() *slots { return &slots{nodes: map[string]*node{}, changed: func(string) {}} }
 
@@ -110,15 +109,10 @@ func (s *slots) update(name string, f func(n *node) bool) bool {
 	return did
 }
 
-// enter returns a place at the end of the queue, or nil if the bind has a slot.
-func (s *slots) enter(name string, bind starting) *ticket {
-	var t *ticket
+// enter returns a place at the end of the queue of the node.
+func (s *slots) enter(name string) *ticket {
+	t := &ticket{node: name}
 	s.update(name, func(n *node) bool {
-		if i := n.find(bind.uid); i >= 0 {
-			n.reserved[i].attempt = bind.attempt
-			return false
-		}
-		t = &ticket{node: name, bind: bind}
 		n.queue = append(n.queue, t)
 		return false
 	})
@@ -130,40 +124,70 @@ func (s *slots) leave(t *ticket) {
 	s.update(t.node, func(n *node) bool { return n.dequeue(t) })
 }
 
-// ahead returns how many binds are before the ticket in the queue.
-func (s *slots) ahead(t *ticket) int {
+// canTake returns whether take can succeed: not if too many binds are before the ticket, unless the pod
+// has a slot.
+func (s *slots) canTake(t *ticket, uid types.UID, limit int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Index(s.nodes[t.node].queue, t)
+	n := s.nodes[t.node]
+	return slices.Index(n.queue, t) < limit || n.find(uid) >= 0
+}
+
+// view is a list of the pods that start on a node.
+type view struct {
+	pods []corev1.Pod
+	// seen is the value of observations before the list. A reservation that ends later may be of a pod that
+	// the list does not contain.
+	seen uint64
 }
 
 // answer is the result of take.
 type answer struct {
 	taken bool
+	// outdated means that take needs a new view.
+	outdated bool
 	// busy means that another pod of the namespace starts.
 	busy bool
 	// next is when a slot can become free without an event.
 	next time.Time
 }
 
-// take reserves a slot for the ticket if there is one for it and for all binds before it. If alone is
-// set, it does so only if no other pod of the namespace starts on the node.
-func (s *slots) take(t *ticket, pods []corev1.Pod, r rules, now time.Time, alone bool) answer {
+// take reserves a slot for the bind if there is one for it and for all binds before its ticket. Without a
+// ticket, all binds in the queue are before it. If alone is set, take does so only if no other pod of the
+// namespace starts on the node. A bind that has a slot keeps it.
+func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alone bool) answer {
 	var a answer
-	s.update(t.node, func(n *node) bool {
-		n.reserved = slices.DeleteFunc(n.reserved, func(old starting) bool { return !old.ends(r).After(now) })
-		all := r.merge(pods, n.reserved, now)
-		a.busy = alone && slices.ContainsFunc(all, func(other starting) bool { return other.namespace == t.bind.namespace })
-		a.taken = !a.busy && len(all)+slices.Index(n.queue, t) < r.limit
+	s.update(name, func(n *node) bool {
+		if i := n.find(bind.uid); i >= 0 {
+			n.reserved[i], a.taken = bind, true
+			return n.dequeue(t)
+		}
+		if a.outdated = s.seen != v.seen; a.outdated {
+			return false
+		}
+		n.reserved = slices.DeleteFunc(n.reserved, func(old starting) bool { return !old.ends(r).After(bind.since) })
+		all := r.merge(v.pods, n.reserved, bind.since)
+		ahead := slices.Index(n.queue, t)
+		if t == nil {
+			ahead = len(n.queue)
+		}
+		a.busy = alone && slices.ContainsFunc(all, func(other starting) bool { return other.namespace == bind.namespace })
+		a.taken = !a.busy && len(all)+ahead < r.limit
 		if !a.taken {
 			a.next = r.next(all)
 			return false
 		}
-		t.bind.since = now
-		n.reserved = append(n.reserved, t.bind)
+		n.reserved = append(n.reserved, bind)
 		return n.dequeue(t)
 	})
 	return a
+}
+
+// observations returns a number that changes when the cache contains a pod that had a reservation.
+func (s *slots) observations() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen
 }
 
 // on returns the reservations and the length of the queue of the node. The caller owns the slice.
@@ -176,15 +200,27 @@ func (s *slots) on(name string) (reserved []starting, queued int) {
 	return nil, 0
 }
 
-// release ends the reservation of the attempt, or of any attempt if it is empty. It returns whether
-// there was one.
+// release ends the reservation of the attempt. It returns whether there was one.
 func (s *slots) release(name string, uid types.UID, attempt string) bool {
 	return s.update(name, func(n *node) bool {
 		i := n.find(uid)
-		if i < 0 || attempt != "" && n.reserved[i].attempt != attempt {
+		if i < 0 || n.reserved[i].attempt != attempt {
 			return false
 		}
 		n.reserved = slices.Delete(n.reserved, i, i+1)
+		return true
+	})
+}
+
+// observed ends the reservation of a pod that the cache contains now.
+func (s *slots) observed(name string, uid types.UID) {
+	s.update(name, func(n *node) bool {
+		i := n.find(uid)
+		if i < 0 {
+			return false
+		}
+		n.reserved = slices.Delete(n.reserved, i, i+1)
+		s.seen++
 		return true
 	})
 }
