@@ -43,6 +43,10 @@ func TestSelections_Keep(t *testing.T) {
 	assert.False(t, isStopped(a))
 	assert.True(t, isStopped(b))
 	assert.False(t, s.reuse("b"), "it must be started again")
+	assert.True(t, s.reuse("a"), "it is in use")
+	s.keep(sets.New("c"))
+	now.Step(selectionLingers)
+	assert.True(t, isStopped(a), "the plugin was switched off again")
 }
 
 func isStopped(s *selection) bool {
