@@ -72,7 +72,7 @@ func (s *selections) List(ctx context.Context, into client.ObjectList, by framew
 	if found == nil {
 		return fmt.Errorf("selection %q is not among those of the plugin's registration", by.Name)
 	}
-	if err := found.List(ctx, into, client.MatchingFields{by.Field: bucketOf(by.Value)}); err != nil {
+	if err := found.List(ctx, into, client.MatchingFields{by.Field: bucketOf(by.Value)}, client.InNamespace(by.Namespace)); err != nil {
 		return err
 	}
 	items, err := meta.ExtractList(into)
