@@ -85,71 +85,57 @@ func trimDaemonSet(o any) (any, error) {
 	return trimmed, nil
 }
 
-// csiNode is what the cache holds of a CSINode. Nodes of the same kind share drivers and migrated.
-type csiNode struct {
+// packed is what the cache holds instead of an object. unpack keeps strings that many objects share as
+// unique.Handle.
+type packed struct {
+	namespace     unique.Handle[string]
 	name, version string
-	// drivers is an encoded CSINodeSpec with the names of the drivers and their limits.
-	drivers unique.Handle[string]
-	// migrated is the annotation with the in-tree plugins that were migrated to CSI.
-	migrated unique.Handle[string]
+	unpack        func(metav1.ObjectMeta) client.Object
 }
 
-// agentPod is what the cache holds of the pod of an agent.
-type agentPod struct {
-	namespace, node unique.Handle[string]
-	owner           unique.Handle[types.UID]
-	name, version   string
-	ready           bool
+var _ compact.Object = (*packed)(nil)
+
+func pack(o metav1.Object, unpack func(metav1.ObjectMeta) client.Object) *packed {
+	return &packed{namespace: unique.Make(o.GetNamespace()), name: o.GetName(), version: o.GetResourceVersion(), unpack: unpack}
 }
 
-// attachment is what the cache holds of a VolumeAttachment.
-type attachment struct {
-	driver, node          unique.Handle[string]
-	name, version, volume string
+// GetObjectMeta implements compact.Object.
+func (p *packed) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version}
 }
 
-var (
-	_ compact.Object = (*csiNode)(nil)
-	_ compact.Object = (*agentPod)(nil)
-	_ compact.Object = (*attachment)(nil)
-)
+// Unpack implements compact.Object.
+func (p *packed) Unpack() client.Object {
+	return p.unpack(metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version})
+}
 
+// packNode keeps the names and limits of the drivers, which nodes of the same kind share, and the in-tree
+// plugins that were migrated to CSI.
 func packNode(o any) (any, error) {
-	from, ok := o.(*storagev1.CSINode)
+	node, ok := o.(*storagev1.CSINode)
 	if !ok {
 		return o, nil
 	}
 	var spec storagev1.CSINodeSpec
-	for _, d := range from.Spec.Drivers {
+	for _, d := range node.Spec.Drivers {
 		spec.Drivers = append(spec.Drivers, storagev1.CSINodeDriver{Name: d.Name, Allocatable: d.Allocatable})
 	}
-	drivers, err := spec.Marshal()
+	encoded, err := spec.Marshal()
 	if err != nil {
 		return o, nil //nolint:nilerr // The unpacked form is correct, too.
 	}
-	return &csiNode{
-		name: from.Name, version: from.ResourceVersion, drivers: unique.Make(string(drivers)),
-		migrated: unique.Make(from.Annotations[corev1.MigratedPluginsAnnotationKey]),
-	}, nil
+	drivers, migrated := unique.Make(string(encoded)), unique.Make(node.Annotations[corev1.MigratedPluginsAnnotationKey])
+	return pack(node, func(m metav1.ObjectMeta) client.Object {
+		m.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: migrated.Value()}
+		node := &storagev1.CSINode{ObjectMeta: m}
+		if node.Spec.Unmarshal([]byte(drivers.Value())) != nil {
+			return nil // A look through the live reader finds it.
+		}
+		return node
+	}), nil
 }
 
-// GetObjectMeta implements compact.Object.
-func (n *csiNode) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Name: n.name, ResourceVersion: n.version}
-}
-
-// Unpack implements compact.Object.
-func (n *csiNode) Unpack() client.Object {
-	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.name, ResourceVersion: n.version}}
-	if err := node.Spec.Unmarshal([]byte(n.drivers.Value())); err != nil {
-		return nil // A look through the live reader finds it.
-	}
-	if migrated := n.migrated.Value(); migrated != "" {
-		node.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: migrated}
-	}
-	return node
-}
-
+// packAgent keeps the node, the owner and the readiness of a pod.
 func packAgent(o any) (any, error) {
 	pod, ok := o.(*corev1.Pod)
 	if !ok {
@@ -159,58 +145,27 @@ func packAgent(o any) (any, error) {
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
 		owner = controller.UID
 	}
-	return &agentPod{
-		namespace: unique.Make(pod.Namespace), node: unique.Make(pod.Spec.NodeName), owner: unique.Make(owner),
-		name: pod.Name, version: pod.ResourceVersion, ready: isReady(pod),
-	}, nil
+	nodeName, ownerUID, ready := unique.Make(pod.Spec.NodeName), unique.Make(owner), isReady(pod)
+	return pack(pod, func(m metav1.ObjectMeta) client.Object {
+		m.OwnerReferences = []metav1.OwnerReference{{UID: ownerUID.Value(), Controller: new(true)}}
+		pod := &corev1.Pod{ObjectMeta: m, Spec: corev1.PodSpec{NodeName: nodeName.Value()}}
+		if ready {
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}
+		return pod
+	}), nil
 }
 
-// GetObjectMeta implements compact.Object.
-func (p *agentPod) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version}
-}
-
-// Unpack implements compact.Object.
-func (p *agentPod) Unpack() client.Object {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version,
-			OwnerReferences: []metav1.OwnerReference{{UID: p.owner.Value(), Controller: new(true)}},
-		},
-		Spec: corev1.PodSpec{NodeName: p.node.Value()},
-	}
-	if p.ready {
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	}
-	return pod
-}
-
+// packAttachment keeps the driver, the node and the volume.
 func packAttachment(o any) (any, error) {
-	from, ok := o.(*storagev1.VolumeAttachment)
+	a, ok := o.(*storagev1.VolumeAttachment)
 	if !ok {
 		return o, nil
 	}
-	a := &attachment{
-		driver: unique.Make(from.Spec.Attacher), node: unique.Make(from.Spec.NodeName), name: from.Name, version: from.ResourceVersion,
-	}
-	if volume := from.Spec.Source.PersistentVolumeName; volume != nil {
-		a.volume = *volume
-	}
-	return a, nil
-}
-
-// GetObjectMeta implements compact.Object.
-func (a *attachment) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Name: a.name, ResourceVersion: a.version}
-}
-
-// Unpack implements compact.Object.
-func (a *attachment) Unpack() client.Object {
-	return &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: a.name, ResourceVersion: a.version},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: a.driver.Value(), NodeName: a.node.Value(),
-			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &a.volume},
-		},
-	}
+	driver, nodeName, volume := unique.Make(a.Spec.Attacher), unique.Make(a.Spec.NodeName), a.Spec.Source.PersistentVolumeName
+	return pack(a, func(m metav1.ObjectMeta) client.Object {
+		return &storagev1.VolumeAttachment{ObjectMeta: m, Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driver.Value(), NodeName: nodeName.Value(), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: volume},
+		}}
+	}), nil
 }
