@@ -31,6 +31,11 @@ const (
 )
 
 func main() {
+	os.Exit(start())
+}
+
+// start runs until a signal or the end of the parent, and returns the exit code.
+func start() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	// The tests' other binaries do the same: the parent keeps the write end of standard input, which the kernel
@@ -43,9 +48,9 @@ func main() {
 	}
 	if err := run(ctx, os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
-		stop()
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 func run(ctx context.Context, args []string) error {
