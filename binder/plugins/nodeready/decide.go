@@ -31,7 +31,7 @@ const maxShown = 3
 type missing struct {
 	// object has to change.
 	object framework.Object
-	// what completes "waiting for".
+	// A message contains it after the words "waiting for".
 	what string
 }
 
