@@ -131,7 +131,7 @@ func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object
 func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
 	for _, o := range opts {
 		if by, ok := o.(framework.Selected); ok {
-			return v.selections.List(ctx, into, by)
+			return v.selections.List(into, by)
 		}
 	}
 	return v.of(into).List(ctx, into, opts...)

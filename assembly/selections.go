@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -41,6 +40,8 @@ type selections struct {
 // selection is the cache of one framework.Selection. It is a manager.Runnable.
 type selection struct {
 	cache.Cache
+	// store contains the objects. Only its methods for reading may be called.
+	store toolscache.Indexer
 	// stop ends Start.
 	stop chan struct{}
 	// lingering is set while no plugin uses the selection.
@@ -64,26 +65,35 @@ func (s *selection) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*selection) NeedLeaderElection() bool { return false }
 
-// List lists the objects of the selection with the value.
-func (s *selections) List(ctx context.Context, into client.ObjectList, by framework.Selected) error {
+// List lists the objects of the selection with the value. It reads the index itself: the reader of the
+// cache copies all objects of the bucket first.
+func (s *selections) List(into client.ObjectList, by framework.Selected) error {
 	s.mu.RLock()
 	found := s.all[by.Name]
 	s.mu.RUnlock()
 	if found == nil {
 		return fmt.Errorf("selection %q is not among those of the plugin's registration", by.Name)
 	}
-	if err := found.List(ctx, into, client.MatchingFields{by.Field: bucketOf(by.Value)}, client.InNamespace(by.Namespace)); err != nil {
-		return err
-	}
-	items, err := meta.ExtractList(into)
+	return listFrom(found.store, into, by)
+}
+
+// listFrom lists the objects of the store with the value.
+func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected) error {
+	bucket, err := store.ByIndex(bucketIndex, bucketOf(by.Value))
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", by.Name, err)
 	}
-	return meta.SetList(into, slices.DeleteFunc(items, func(o runtime.Object) bool {
-		object, ok := o.(client.Object)
-		return !ok || by.Selection.Value(object) != by.Value
-	}))
+	items := make([]runtime.Object, 0, len(bucket))
+	for _, o := range bucket {
+		if object := compact.Unpack(o); object != nil && by.Selection.Value(object) == by.Value {
+			items = append(items, object)
+		}
+	}
+	return meta.SetList(into, items)
 }
+
+// bucketIndex is the index of a selection.
+const bucketIndex = "bucket"
 
 // buckets is the number of values of the index of a selection. An index entry for each value, such as
 // for each node, needs more memory than the object.
@@ -146,9 +156,9 @@ func (s *selections) keep(used sets.Set[string]) {
 	}
 }
 
-// SelectionCache returns the cache of a selection, with its index. It uses the client, the scheme and
-// the mapper of the options.
-func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, want framework.Selection) (cache.Cache, error) {
+// SelectionCache returns a cache that contains the selection, its informer, and the store with its
+// index. It uses the client, the scheme and the mapper of the options.
+func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, want framework.Selection) (cache.Cache, cache.Informer, toolscache.Indexer, error) {
 	options := commonCacheOptions()
 	options.HTTPClient, options.Scheme, options.Mapper = o.HTTPClient, o.Scheme, o.Mapper
 	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
@@ -156,25 +166,36 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
 	}
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
+	var store toolscache.Indexer
+	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+		indexers[bucketIndex] = func(o any) ([]string, error) {
+			object := compact.Unpack(o)
+			if object == nil {
+				return nil, nil
+			}
+			return []string{bucketOf(want.Value(object))}, nil
+		}
+		informer := toolscache.NewSharedIndexInformer(lw, example, resync, indexers)
+		store = informer.GetIndexer()
+		return informer
+	}
 	c, err := cache.New(config, options)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	return c, c.IndexField(ctx, want.Example, want.Field, func(o client.Object) []string { return []string{bucketOf(want.Value(o))} })
+	informer, err := c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
+	return c, informer, store, err
 }
 
 // startSelection returns the selection, with all objects if the manager runs.
 func (a *Assembly) startSelection(ctx context.Context, want framework.Selection) (*selection, error) {
 	mgr := a.o.Manager
-	c, err := SelectionCache(ctx, mgr.GetConfig(), cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()}, want)
+	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()}
+	c, informer, store, err := SelectionCache(ctx, mgr.GetConfig(), options, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	s := &selection{Cache: c, stop: make(chan struct{})}
-	informer, err := s.GetInformer(ctx, want.Example)
-	if err != nil {
-		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
-	}
+	s := &selection{Cache: c, store: store, stop: make(chan struct{})}
 	synced := []toolscache.InformerSynced{informer.HasSynced}
 	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
 		if handler == nil {

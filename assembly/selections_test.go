@@ -163,3 +163,25 @@ func TestWakeBy(t *testing.T) {
 		})
 	}
 }
+
+// Two values can share a bucket of the index.
+func TestListFrom_SharedBucket(t *testing.T) {
+	store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{
+		bucketIndex: func(any) ([]string, error) { return []string{bucketOf("node-a")}, nil },
+	})
+	for name, node := range map[string]string{"a": "node-a", "b": "node-b", "c": "node-a"} {
+		require.NoError(t, store.Add(gen.Pod(name, gen.BoundTo(node))))
+	}
+	selection := framework.Selection{Name: "test/pods", Value: func(o client.Object) string {
+		pod, ok := o.(*corev1.Pod)
+		require.True(t, ok)
+		return pod.Spec.NodeName
+	}}
+	var pods corev1.PodList
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}))
+	var names []string
+	for i := range pods.Items {
+		names = append(names, pods.Items[i].Name)
+	}
+	assert.ElementsMatch(t, []string{"a", "c"}, names)
+}
