@@ -218,7 +218,7 @@ func TestPreFlight(t *testing.T) {
 		"AgentMissing":     {reason: "the pod does not exist yet", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-b", "cni", true)}, waits: podOfAgent},
 		"AgentTerminating": {reason: "the agent ends", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "cni", true, gen.Terminating())}, waits: podOfAgent},
 		"AgentForged":      {reason: "the pod belongs to another DaemonSet", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "other", true)}, waits: podOfAgent},
-		"AgentUnlabelled":  {reason: "the DaemonSet is no agent", args: withAgent(""), objects: []client.Object{func() client.Object { ds := daemon("cni"); ds.Spec.Template.Labels = nil; return ds }()}},
+		"AgentUnlabelled":  {reason: "the DaemonSet is not an agent", args: withAgent(""), objects: []client.Object{func() client.Object { ds := daemon("cni"); ds.Spec.Template.Labels = nil; return ds }()}},
 		"AgentNone":        {reason: "no DaemonSet matches", args: withAgent("")},
 		"AgentOff":         {reason: "the check is off", args: only(withAgent(""), checkDrivers), objects: []client.Object{daemon("cni")}},
 		"AgentOtherNodes":  {reason: "the operator excludes the node", args: withAgent("pool=cpu"), objects: []client.Object{daemon("cni")}},
