@@ -106,7 +106,7 @@ func testAttemptAnnotation(t *testing.T, w *world) {
 			reason: "the preparation is complete",
 			claims: func(b *bench) []string {
 				b.claim("data", b.class(cluster.ProvisionerName, gen.Immediate()))
-				b.untilClaimBound("data")
+				b.untilClaimBound()
 				return []string{"data"}
 			},
 		},

@@ -87,7 +87,7 @@ func TestBind(t *testing.T) {
 				t.Parallel()
 				b := newBench(t, shared, nil)
 				b.claim("data", b.class(cluster.ProvisionerName, gen.Immediate()))
-				b.untilClaimBound("data")
+				b.untilClaimBound()
 				pod := b.bind(by.scheduler, "node-4", "data")
 				b.assertClaimBound("data", pod.Spec.NodeName)
 				assert.Equal(t, []string{"allowed"}, b.decisions())

@@ -127,8 +127,8 @@ func (b *bench) prepare(node, except string) {
 	}
 }
 
-// csiClaim creates the claim "data" that is bound to a volume of the driver, and returns the name of the volume.
-func (b *bench) csiClaim() string {
+// csiClaim creates the claim "data" that is bound to a volume of the driver.
+func (b *bench) csiClaim() {
 	b.t.Helper()
 	pv := gen.Volume("data-"+b.ns, gen.VolumeSource(corev1.PersistentVolumeSource{
 		CSI: &corev1.CSIPersistentVolumeSource{Driver: csiDriver, VolumeHandle: b.ns},
@@ -138,8 +138,7 @@ func (b *bench) csiClaim() string {
 	claim := gen.Claim("data", gen.InNamespace(b.ns), gen.OfClass(""), gen.NamesVolume(pv.Name))
 	_, err = b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
 	require.NoError(b.t, err)
-	b.untilClaimBound("data")
-	return pv.Name
+	b.untilClaimBound()
 }
 
 // readyTimeout sets the limit of the wait.

@@ -381,7 +381,7 @@ func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
 	bound := b.beginBind(node)
 	require.Equal(t, node, b.untilSelected("data"))
 	b.kubectl("cordon", node)
-	b.untilClaimBound("data")
+	b.untilClaimBound()
 	b.untilEvent("WaitingForPreBind", "Node "+node, "cordoned")
 	b.kubectl("uncordon", node)
 	require.NoError(t, b.end(bound))

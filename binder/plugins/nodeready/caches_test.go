@@ -65,7 +65,8 @@ func TestTransforms(t *testing.T) {
 			assert.IsType(t, tc.object, compact.Unpack(packed))
 			accessor, ok := packed.(compact.Object)
 			require.True(t, ok)
-			assert.Equal(t, client.ObjectKeyFromObject(tc.object), client.ObjectKey{Namespace: accessor.GetObjectMeta().GetNamespace(), Name: accessor.GetObjectMeta().GetName()})
+			meta := accessor.GetObjectMeta()
+			assert.Equal(t, []string{tc.object.GetNamespace(), tc.object.GetName()}, []string{meta.GetNamespace(), meta.GetName()})
 			tc.same(t, compact.Unpack(packed))
 		})
 	}
