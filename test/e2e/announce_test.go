@@ -191,9 +191,7 @@ func testAnnounceByHand(t *testing.T, w *world) {
 	assert.Equal(t, created.Spec, pod.Spec)
 	b.installDriver(node, "550")
 	require.NoError(t, b.end(bound))
-	pod = b.untilBound()
-	b.assertTopology(pod)
-	t.Logf("managers of the bound pod: %v", pod.ManagedFields)
+	b.assertTopology(b.untilBound())
 	b.assertNominations(h, "", node+"*", "")
 }
 
