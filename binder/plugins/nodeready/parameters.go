@@ -68,7 +68,7 @@ func defaults() *Arguments {
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Checks, "node-ready-checks", a.Checks, "Checks that the plugin node-ready makes for every bind.")
 	fs.Var(&agentsFlag{list: &a.Agents}, "node-ready-agents",
-		"Agents that must be Ready on the node, each as NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR with label selectors for the pods of the agent's DaemonSet and for the nodes that need it. Repeat the flag for more agents.")
+		"Agents that must be Ready on the node. In the configuration file, each has namespace, selector, and optionally nodeSelector. As a flag, each is NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR; repeat the flag for more agents. The selectors are label selectors for the pods of the agent's DaemonSet and for the nodes that need it.")
 	fs.StringSliceVar(&a.Conditions, "node-ready-conditions", a.Conditions,
 		"Node conditions that must hold, each as TYPE=STATUS, or as TYPE for TYPE=True.")
 	fs.StringSliceVar(&a.PassNamespaces, "node-ready-pass-namespaces", a.PassNamespaces,
