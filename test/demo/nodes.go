@@ -77,7 +77,7 @@ func (d *demo) lateDriver(ctx context.Context) error {
 // burst shows start-limit: more pods for a node than may start on it at the same time.
 func (d *demo) burst(ctx context.Context) error {
 	d.title("More pods than may start at the same time")
-	d.say("%d pods for %s, which each start in %s. start-limit lets %d pods start on a node at the same time.\n", burstPods, busyNode, startDelay, atOnce)
+	d.say("%d pods for %s, which each start in %s. With start-limit, each replica lets %d pods start\non a node at the same time. It also counts the pods of other replicas, from the moment that it observes their binds.\n", burstPods, busyNode, startDelay, atOnce)
 	s, err := d.begin(ctx, statefulSet("burst", burstPods, "",
 		gen.NodeSelector(corev1.LabelHostname, busyNode), gen.Annotation(cluster.StartDelay, startDelay.String())))
 	if err != nil {
