@@ -81,7 +81,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 		}
 		reserved, queued := p.slots.on(bc.Node.Name)
 		isOwn := func(other starting) bool { return other.uid == bc.Pod.UID }
-		s.reserved, s.queued = slices.ContainsFunc(reserved, isOwn), queued
+		s.reserved, s.queued = slices.ContainsFunc(p.rules.merge(nil, reserved, bc.Now), isOwn), queued
 		s.others = slices.DeleteFunc(p.rules.merge(v.pods, reserved, bc.Now), isOwn)
 		s.phase, s.until = p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
 	}

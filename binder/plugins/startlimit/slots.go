@@ -154,18 +154,20 @@ type answer struct {
 
 // take reserves a slot for the bind if there is one for it and for all binds before its ticket. Without a
 // ticket, all binds in the queue are before it. If alone is set, take does so only if no other pod of the
-// namespace starts on the node. A bind that has a slot keeps it.
+// namespace starts on the node. A bind that has a slot keeps it, until the
+// first reservation times out.
 func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alone bool) answer {
 	var a answer
 	s.update(name, func(n *node) bool {
+		n.reserved = slices.DeleteFunc(n.reserved, func(old starting) bool { return !old.ends(r).After(bind.since) })
 		if i := n.find(bind.uid); i >= 0 {
-			n.reserved[i], a.taken = bind, true
+			// The time does not change, so that a bind that never succeeds does not keep its slot.
+			n.reserved[i].attempt, a.taken = bind.attempt, true
 			return n.dequeue(t)
 		}
 		if a.outdated = s.seen != v.seen; a.outdated {
 			return false
 		}
-		n.reserved = slices.DeleteFunc(n.reserved, func(old starting) bool { return !old.ends(r).After(bind.since) })
 		all := r.merge(v.pods, n.reserved, bind.since)
 		ahead := slices.Index(n.queue, t)
 		if t == nil {

@@ -4,10 +4,13 @@
 package startlimit
 
 import (
+	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -49,4 +52,43 @@ func TestMerge(t *testing.T) {
 			assert.True(t, tc.next.Equal(r.next(all)), tc.reason)
 		})
 	}
+}
+
+// A scheduler repeats a bind that never succeeds.
+func TestReservation_EndsDespiteRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		args := small(1)
+		args.Wait = time.Hour
+		w := newWorld(t, args)
+		retry := func(i int) bool {
+			bc := bind("failing")
+			bc.Attempt = fmt.Sprint(i)
+			return w.Take(t.Context(), bc)
+		}
+		require.True(t, retry(0))
+		next := w.start(t.Context(), bind("next"))
+		for i := range 7 {
+			<-time.After(40 * time.Second)
+			require.True(t, retry(i+1), "the bind keeps its slot")
+			assertWaits(t, "the bind that is repeated may still succeed", next)
+		}
+		<-time.After(args.StartTimeout - 280*time.Second)
+		assertTaken(t, "the reservation is older than startTimeout", next)
+		assert.False(t, retry(8), "the bind needs a new slot")
+	})
+}
+
+func TestTake_ExpiredReservationQueuesAgain(t *testing.T) {
+	s, r, now := newSlots(), rules{limit: 1, timeout: time.Minute}, time.Unix(1000, 0)
+	own := starting{uid: "a", since: now, attempt: "1"}
+	require.True(t, s.take(nodeA, own, nil, view{}, r, false).taken)
+	before := s.enter(nodeA)
+	own.since, own.attempt = now.Add(59*time.Second), "2"
+	require.True(t, s.take(nodeA, own, nil, view{}, r, false).taken)
+	reserved, _ := s.on(nodeA)
+	assert.Equal(t, now, reserved[0].since, "a repeated bind does not extend its reservation")
+	assert.Equal(t, "2", reserved[0].attempt)
+	own.since = now.Add(time.Minute)
+	assert.False(t, s.take(nodeA, own, nil, view{}, r, false).taken, "another bind waits")
+	assert.True(t, s.take(nodeA, starting{uid: "b", since: own.since}, before, view{}, r, false).taken)
 }
