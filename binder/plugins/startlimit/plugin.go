@@ -190,7 +190,9 @@ func (p *Plugin) PreBindRollBack(_ context.Context, bc *framework.BindContext) e
 
 // PostBind releases the slot if the watch does not report the pod in time.
 func (p *Plugin) PostBind(_ context.Context, bc *framework.BindContext) {
-	p.h.Clock.AfterFunc(observeTime, func() { p.slots.release(bc.Node.Name, bc.Pod.UID, bc.Attempt) })
+	if number := p.slots.number(bc.Node.Name, bc.Pod.UID, bc.Attempt); number > 0 {
+		p.h.Clock.AfterFunc(observeTime, func() { p.slots.expire(bc.Node.Name, bc.Pod.UID, number) })
+	}
 }
 
 func about(bc *framework.BindContext) framework.Object {

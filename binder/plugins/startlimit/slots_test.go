@@ -92,3 +92,19 @@ func TestTake_ExpiredReservationQueuesAgain(t *testing.T) {
 	assert.False(t, s.take(nodeA, own, nil, view{}, r, false).taken, "another bind waits")
 	assert.True(t, s.take(nodeA, starting{uid: "b", since: own.since}, before, view{}, r, false).taken)
 }
+
+func TestTake_EachHasItsOwnTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1))
+		held := func() int { synctest.Wait(); reserved, _ := w.slots.count(); return reserved }
+		require.True(t, w.Take(t.Context(), bind("web")))
+		<-time.After(45 * time.Second)
+		require.True(t, w.Take(t.Context(), bind("web")), "the same attempt repeats the bind")
+		<-time.After(6 * time.Second)
+		assert.Equal(t, 1, held(), "the bind was repeated 6 s ago")
+		<-time.After(44*time.Second - time.Nanosecond)
+		assert.Equal(t, 1, held())
+		<-time.After(time.Nanosecond)
+		assert.Zero(t, held(), "the bind was repeated 50 s ago")
+	})
+}
