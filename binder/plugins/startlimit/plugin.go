@@ -190,8 +190,10 @@ func (p *Plugin) PreBindRollBack(_ context.Context, bc *framework.BindContext) e
 
 // PostBind releases the slot if the watch does not report the pod in time.
 func (p *Plugin) PostBind(_ context.Context, bc *framework.BindContext) {
-	if number := p.slots.number(bc.Node.Name, bc.Pod.UID, bc.Attempt); number > 0 {
-		p.h.Clock.AfterFunc(observeTime, func() { p.slots.expire(bc.Node.Name, bc.Pod.UID, number) })
+	// The timer does not keep the pod in memory.
+	node, uid := bc.Node.Name, bc.Pod.UID
+	if number := p.slots.number(node, uid, bc.Attempt); number > 0 {
+		p.h.Clock.AfterFunc(observeTime, func() { p.slots.expire(node, uid, number) })
 	}
 }
 

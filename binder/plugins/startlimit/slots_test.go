@@ -5,9 +5,11 @@ package startlimit
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -106,5 +108,22 @@ func TestTake_EachHasItsOwnTimer(t *testing.T) {
 		assert.Equal(t, 1, held())
 		<-time.After(time.Nanosecond)
 		assert.Zero(t, held(), "the bind was repeated 50 s ago")
+	})
+}
+
+// A tenant decides how large a pod is.
+func TestTake_KeepsNoPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1))
+		take := func() weak.Pointer[corev1.Pod] {
+			bc := bind("web")
+			require.True(t, w.Take(t.Context(), bc))
+			return weak.Make(bc.Pod)
+		}
+		pod := take()
+		runtime.GC()
+		assert.Nil(t, pod.Value(), "the timer refers to the UID of the pod only")
+		reserved, _ := w.slots.count()
+		assert.Equal(t, 1, reserved)
 	})
 }
