@@ -27,6 +27,13 @@ import (
 // long the reservation of Take is kept, because an allowed bind can fail.
 const observeTime = framework.BindSettles
 
+const (
+	// maxTries is how often take lists the pods if the view is outdated after each list.
+	maxTries = 3
+	// retryTime is the time after which a waiting bind then tries again.
+	retryTime = time.Second
+)
+
 // Plugin limits starts. It is safe for concurrent use.
 type Plugin struct {
 	h       framework.Handle
@@ -100,18 +107,19 @@ func (p *Plugin) list(ctx context.Context, reader framework.Reader, bc *framewor
 	return v, nil
 }
 
-// take lists the pods, and reserves a slot if there is one.
+// take lists the pods, and reserves a slot if there is one. The answer is outdated if the cache received pods
+// during each list.
 func (p *Plugin) take(ctx context.Context, reader framework.Reader, bc *framework.BindContext, t *ticket, now time.Time, alone bool) (answer, error) {
 	bind := starting{namespace: bc.Pod.Namespace, uid: bc.Pod.UID, since: now, attempt: bc.Attempt}
-	for {
+	a := answer{outdated: true}
+	for try := 0; a.outdated && try < maxTries; try++ {
 		v, err := p.list(ctx, reader, bc)
 		if err != nil {
 			return answer{}, err
 		}
-		if a := p.slots.take(bc.Node.Name, bind, t, v, p.rules, alone); !a.outdated {
-			return a, nil
-		}
+		a = p.slots.take(bc.Node.Name, bind, t, v, p.rules, alone)
 	}
+	return a, nil
 }
 
 // PreFlight rejects the bind if the circuit breaker is open, and skips it if the pod needs no slot.
@@ -172,6 +180,8 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 				return framework.Waiting{}, nil
 			case a.busy:
 				return framework.Waiting{}, rejected(bc, state, until)
+			case a.outdated:
+				w.Until = at.Now.Add(retryTime)
 			default:
 				w.Until = a.next
 			}

@@ -4,8 +4,11 @@
 package startlimit
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func TestMerge(t *testing.T) {
@@ -125,5 +131,45 @@ func TestTake_KeepsNoPod(t *testing.T) {
 		assert.Nil(t, pod.Value(), "the timer refers to the UID of the pod only")
 		reserved, _ := w.slots.count()
 		assert.Equal(t, 1, reserved)
+	})
+}
+
+// busy is a reader of a cache that receives pods of other nodes all the time.
+type busy struct {
+	framework.Reader
+	slots *slots
+	lists atomic.Int32
+	idle  atomic.Bool
+}
+
+// List implements client.Reader.
+func (b *busy) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if b.lists.Add(1) > 100 {
+		return errors.New("too many lists")
+	}
+	if b.idle.Load() {
+		return b.Reader.List(ctx, into, opts...)
+	}
+	b.slots.take("node-b", starting{uid: "other", since: time.Now(), attempt: "1"}, nil, view{seen: b.slots.observations()}, rules{limit: 1, timeout: time.Minute}, false)
+	b.slots.observed("node-b", "other")
+	return b.Reader.List(ctx, into, opts...)
+}
+
+func TestTake_GivesUpOnABusyCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1))
+		reader := &busy{Reader: w.h.Cached, slots: w.slots}
+		w.h.Cached, w.h.Live = reader, reader
+		assert.False(t, w.Take(t.Context(), bind("web")))
+		assert.Equal(t, int32(maxTries), reader.lists.Load())
+		running := w.start(t.Context(), bind("web"))
+		assertWaits(t, "the view is outdated again and again", running)
+		assert.Equal(t, int32(2*maxTries), reader.lists.Load())
+		<-time.After(retryTime)
+		assertWaits(t, "the bind tries again", running)
+		assert.Equal(t, int32(3*maxTries), reader.lists.Load())
+		reader.idle.Store(true)
+		<-time.After(retryTime)
+		assertTaken(t, "the view is current", running)
 	})
 }
