@@ -106,6 +106,8 @@ type breakers struct {
 	events events.EventRecorder
 	// of contains histories by namespace and node.
 	of map[string]map[string]history
+	// swept is the time of the last sweep.
+	swept time.Time
 }
 
 func newBreakers() *breakers {
@@ -153,6 +155,9 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	if own := pod.Status.StartTime; initial && own != nil && own.Time.Before(now) {
 		at = own.Time
 	}
+	if !initial && now.Sub(b.swept) > b.limits.window {
+		b.sweep(now)
+	}
 	h, known := b.of[namespace][name]
 	if !known && !b.hasRoom(namespace, now) {
 		return
@@ -169,6 +174,17 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 		}
 	}
 	b.of[namespace][name] = h
+}
+
+// sweep removes the breakers that are over. It must be called with mu held.
+func (b *breakers) sweep(now time.Time) {
+	b.swept = now
+	for namespace, of := range b.of {
+		maps.DeleteFunc(of, func(_ string, h history) bool { return b.limits.isOver(b.limits.replay(h), now) })
+		if len(of) == 0 {
+			delete(b.of, namespace)
+		}
+	}
 }
 
 // hasRoom returns whether the namespace can have another breaker. It must be called with mu held.

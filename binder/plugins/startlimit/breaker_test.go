@@ -4,6 +4,8 @@
 package startlimit
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -154,5 +156,25 @@ func TestBreakers_AreBounded(t *testing.T) {
 			idle.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
 		}
 		assert.LessOrEqual(t, len(idle.of["default"][nodeA].times), maxTimes)
+	})
+}
+
+// A CI system creates a namespace for each run, and binds no more pods to the node.
+func TestBreakers_AreSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newTestBreakers(three)
+		refuse := func(namespace string) {
+			b.refused(bound("a", inNamespace(namespace), refusedFor("OutOfcpu", time.Now())), false)
+		}
+		for range 3 {
+			refuse("open")
+		}
+		refuse("closed")
+		<-time.After(time.Minute + time.Second)
+		refuse("another")
+		assert.ElementsMatch(t, []string{"open", "another"}, slices.Collect(maps.Keys(b.of)), "the refusal does not count after the window")
+		<-time.After(5*time.Minute + time.Second)
+		refuse("last")
+		assert.Equal(t, []string{"last"}, slices.Collect(maps.Keys(b.of)), "the breaker is closed again")
 	})
 }
