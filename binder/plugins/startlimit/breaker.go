@@ -120,6 +120,13 @@ func newBreakers() *breakers {
 	}
 }
 
+// isNew returns whether no arguments are in force.
+func (b *breakers) isNew() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limits == limits{}
+}
+
 // apply sets the arguments in force.
 func (b *breakers) apply(l limits, c clock.PassiveClock, recorder events.EventRecorder) {
 	b.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,6 +43,8 @@ type Plugin struct {
 	slots   *slots
 	refused *breakers
 	pods    framework.Selection
+	limits  limits
+	inForce sync.Once
 }
 
 var (
@@ -56,10 +59,23 @@ func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers)
 	p := &Plugin{
 		h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout}, wait: a.Wait,
 		slots: held, refused: refused, pods: onNodes("starting", corev1.PodPending),
+		limits: limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen},
 	}
 	held.onChange(func(node string) { h.Changes.Changed(p.pods.Changed(node)) })
-	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen}, h.Clock, h.Events)
+	// The configuration of a later instance can still be rejected.
+	if refused.isNew() {
+		p.inForce.Do(p.apply)
+	}
 	return p
+}
+
+func (p *Plugin) apply() { p.refused.apply(p.limits, p.h.Clock, p.h.Events) }
+
+// breaker returns the state of the circuit breaker, and the end of this state. The first bind shows that the
+// configuration of the instance is in force.
+func (p *Plugin) breaker(bc *framework.BindContext, now time.Time) (phase, time.Time) {
+	p.inForce.Do(p.apply)
+	return p.refused.at(bc.Pod.Namespace, bc.Node.Name, now)
 }
 
 // Name implements framework.PreBinder.
@@ -90,7 +106,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 		isOwn := func(other starting) bool { return other.uid == bc.Pod.UID }
 		s.reserved, s.queued = slices.ContainsFunc(p.rules.merge(nil, reserved, bc.Now), isOwn), queued
 		s.others = slices.DeleteFunc(p.rules.merge(v.pods, reserved, bc.Now), isOwn)
-		s.phase, s.until = p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
+		s.phase, s.until = p.breaker(bc, bc.Now)
 	}
 	sightKey.Set(bc, s)
 	return nil
@@ -166,7 +182,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	since := p.h.Clock.Now()
 	return framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (framework.Waiting, error) {
 		at := &framework.BindContext{Now: p.h.Clock.Now(), Since: since}
-		state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, at.Now)
+		state, until := p.breaker(bc, at.Now)
 		if state == open {
 			return framework.Waiting{}, rejected(bc, state, until)
 		}
