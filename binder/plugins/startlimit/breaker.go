@@ -152,14 +152,16 @@ func (b *breakers) forget() {
 	clear(b.of)
 }
 
-// refused records a refusal: that of an initial list at its own time, which is past, any other now.
+// refused records a refusal. It records that of an initial list at its own time, unless this is in the future.
+// It records any other now, because the clock of the node can be wrong. But after an interruption of the watch,
+// the informer reports old refusals as new ones. They are older than the window.
 func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	namespace, name := pod.Namespace, pod.Spec.NodeName
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
 	at := now
-	if own := pod.Status.StartTime; initial && own != nil && own.Time.Before(now) {
+	if own := pod.Status.StartTime; own != nil && own.Time.Before(now) && (initial || now.Sub(own.Time) > b.limits.window) {
 		at = own.Time
 	}
 	if !initial && now.Sub(b.swept) > b.limits.window {

@@ -202,3 +202,32 @@ func TestBreakers_IgnoreARejectedConfiguration(t *testing.T) {
 		require.ErrorContains(t, err, "before 2000-01-01T00:01:00Z")
 	})
 }
+
+// After an interruption of the watch, the informer reports pods that are not new as new ones.
+func TestBreakers_OldRefusalsAreNotNew(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		ago    []time.Duration
+		want   phase
+	}{
+		"Apart":    {reason: "the refusals are not within the window", ago: []time.Duration{5 * time.Minute, 10 * time.Minute, 20 * time.Minute}, want: closed},
+		"Over":     {reason: "the breaker would be closed again", ago: []time.Duration{7 * time.Minute, 7 * time.Minute, 7 * time.Minute}, want: closed},
+		"Together": {reason: "the breaker opens at the time of the refusals", ago: []time.Duration{2 * time.Minute, 2 * time.Minute, 2 * time.Minute}, want: open},
+		"Recent":   {reason: "the clock of the node can be behind a little", ago: []time.Duration{0, 30 * time.Second, time.Minute}, want: open},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, _ := newTestBreakers(three)
+				for _, ago := range tc.ago {
+					b.refused(bound("a", refusedFor("OutOfcpu", time.Now().Add(-ago))), false)
+				}
+				assert.Equal(t, tc.want, phaseOf(b, "default", nodeA), tc.reason)
+				if name == "Together" {
+					_, until := b.at("default", nodeA, time.Now())
+					assert.Equal(t, time.Now().Add(3*time.Minute), until, tc.reason)
+				}
+			})
+		})
+	}
+}
