@@ -106,6 +106,8 @@ type breakers struct {
 	events events.EventRecorder
 	// of contains histories by namespace and node.
 	of map[string]map[string]history
+	// swept is the time of the last sweep.
+	swept time.Time
 }
 
 func newBreakers() *breakers {
@@ -116,6 +118,13 @@ func newBreakers() *breakers {
 			Help: "Circuit breakers of a node and a namespace that this replica opened, because the kubelet refused pods.",
 		}),
 	}
+}
+
+// isNew returns whether no arguments are in force.
+func (b *breakers) isNew() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limits == limits{}
 }
 
 // apply sets the arguments in force.
@@ -143,15 +152,20 @@ func (b *breakers) forget() {
 	clear(b.of)
 }
 
-// refused records a refusal: that of an initial list at its own time, which is past, any other now.
+// refused records a refusal. It records that of an initial list at its own time, unless this is in the future.
+// It records any other now, because the clock of the node can be wrong. But after an interruption of the watch,
+// the informer reports old refusals as new ones. They are older than the window.
 func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	namespace, name := pod.Namespace, pod.Spec.NodeName
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.clock.Now()
 	at := now
-	if own := pod.Status.StartTime; initial && own != nil && own.Time.Before(now) {
+	if own := pod.Status.StartTime; own != nil && own.Time.Before(now) && (initial || now.Sub(own.Time) > b.limits.window) {
 		at = own.Time
+	}
+	if !initial && now.Sub(b.swept) > b.limits.window {
+		b.sweep(now)
 	}
 	h, known := b.of[namespace][name]
 	if !known && !b.hasRoom(namespace, now) {
@@ -169,6 +183,17 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 		}
 	}
 	b.of[namespace][name] = h
+}
+
+// sweep removes the breakers that are over. It must be called with mu held.
+func (b *breakers) sweep(now time.Time) {
+	b.swept = now
+	for namespace, of := range b.of {
+		maps.DeleteFunc(of, func(_ string, h history) bool { return b.limits.isOver(b.limits.replay(h), now) })
+		if len(of) == 0 {
+			delete(b.of, namespace)
+		}
+	}
 }
 
 // hasRoom returns whether the namespace can have another breaker. It must be called with mu held.

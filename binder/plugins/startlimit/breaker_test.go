@@ -4,6 +4,8 @@
 package startlimit
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -11,8 +13,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/test/plugintest"
 )
 
 var three = limits{refusals: 3, window: time.Minute, open: 5 * time.Minute}
@@ -155,4 +160,74 @@ func TestBreakers_AreBounded(t *testing.T) {
 		}
 		assert.LessOrEqual(t, len(idle.of["default"][nodeA].times), maxTimes)
 	})
+}
+
+// A CI system creates a namespace for each run, and binds no more pods to the node.
+func TestBreakers_AreSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newTestBreakers(three)
+		refuse := func(namespace string) {
+			b.refused(bound("a", inNamespace(namespace), refusedFor("OutOfcpu", time.Now())), false)
+		}
+		for range 3 {
+			refuse("open")
+		}
+		refuse("closed")
+		<-time.After(time.Minute + time.Second)
+		refuse("another")
+		assert.ElementsMatch(t, []string{"open", "another"}, slices.Collect(maps.Keys(b.of)), "the refusal does not count after the window")
+		<-time.After(5*time.Minute + time.Second)
+		refuse("last")
+		assert.Equal(t, []string{"last"}, slices.Collect(maps.Keys(b.of)), "the breaker is closed again")
+	})
+}
+
+// A new instance is built before its configuration is accepted.
+func TestBreakers_IgnoreARejectedConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(5))
+		args := small(5)
+		args.BreakerRefusals, args.BreakerOpen = 1, time.Minute
+		other := newPlugin(w.h, args, w.slots, w.refused)
+		w.server.Put(bound("a", refusedFor("OutOfcpu", time.Now())))
+		assert.Empty(t, w.recorder.Events, "the limits of the instance in force are applied before its first bind")
+		_, err := plugintest.PreFlight(t.Context(), w.h, w, bind("web"))
+		require.NoError(t, err, "one refusal does not open the breaker")
+
+		_, err = plugintest.PreFlight(t.Context(), w.h, other, bind("web"))
+		require.ErrorContains(t, err, "before 2000-01-01T00:01:00Z", "the other instance is in force")
+		w.server.Put(bound("b", refusedFor("OutOfcpu", time.Now())))
+		<-time.After(30 * time.Second)
+		_, err = plugintest.PreFlight(t.Context(), w.h, other, bind("web"))
+		require.ErrorContains(t, err, "before 2000-01-01T00:01:00Z")
+	})
+}
+
+// After an interruption of the watch, the informer reports pods that are not new as new ones.
+func TestBreakers_OldRefusalsAreNotNew(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		ago    []time.Duration
+		want   phase
+	}{
+		"Apart":    {reason: "the refusals are not within the window", ago: []time.Duration{5 * time.Minute, 10 * time.Minute, 20 * time.Minute}, want: closed},
+		"Over":     {reason: "the breaker would be closed again", ago: []time.Duration{7 * time.Minute, 7 * time.Minute, 7 * time.Minute}, want: closed},
+		"Together": {reason: "the breaker opens at the time of the refusals", ago: []time.Duration{2 * time.Minute, 2 * time.Minute, 2 * time.Minute}, want: open},
+		"Recent":   {reason: "the clock of the node can be behind a little", ago: []time.Duration{0, 30 * time.Second, time.Minute}, want: open},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, _ := newTestBreakers(three)
+				for _, ago := range tc.ago {
+					b.refused(bound("a", refusedFor("OutOfcpu", time.Now().Add(-ago))), false)
+				}
+				assert.Equal(t, tc.want, phaseOf(b, "default", nodeA), tc.reason)
+				if name == "Together" {
+					_, until := b.at("default", nodeA, time.Now())
+					assert.Equal(t, time.Now().Add(3*time.Minute), until, tc.reason)
+				}
+			})
+		})
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,13 @@ import (
 // long the reservation of Take is kept, because an allowed bind can fail.
 const observeTime = framework.BindSettles
 
+const (
+	// maxTries is how often take lists the pods if the view is outdated after each list.
+	maxTries = 3
+	// retryTime is the time after which a waiting bind then tries again.
+	retryTime = time.Second
+)
+
 // Plugin limits starts. It is safe for concurrent use.
 type Plugin struct {
 	h       framework.Handle
@@ -35,6 +43,8 @@ type Plugin struct {
 	slots   *slots
 	refused *breakers
 	pods    framework.Selection
+	limits  limits
+	inForce sync.Once
 }
 
 var (
@@ -49,10 +59,23 @@ func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers)
 	p := &Plugin{
 		h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout}, wait: a.Wait,
 		slots: held, refused: refused, pods: onNodes("starting", corev1.PodPending),
+		limits: limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen},
 	}
 	held.onChange(func(node string) { h.Changes.Changed(p.pods.Changed(node)) })
-	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen}, h.Clock, h.Events)
+	// The configuration of a later instance can still be rejected.
+	if refused.isNew() {
+		p.inForce.Do(p.apply)
+	}
 	return p
+}
+
+func (p *Plugin) apply() { p.refused.apply(p.limits, p.h.Clock, p.h.Events) }
+
+// breaker returns the state of the circuit breaker, and the end of this state. The first bind shows that the
+// configuration of the instance is in force.
+func (p *Plugin) breaker(bc *framework.BindContext, now time.Time) (phase, time.Time) {
+	p.inForce.Do(p.apply)
+	return p.refused.at(bc.Pod.Namespace, bc.Node.Name, now)
 }
 
 // Name implements framework.PreBinder.
@@ -81,9 +104,9 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework
 		}
 		reserved, queued := p.slots.on(bc.Node.Name)
 		isOwn := func(other starting) bool { return other.uid == bc.Pod.UID }
-		s.reserved, s.queued = slices.ContainsFunc(reserved, isOwn), queued
+		s.reserved, s.queued = slices.ContainsFunc(p.rules.merge(nil, reserved, bc.Now), isOwn), queued
 		s.others = slices.DeleteFunc(p.rules.merge(v.pods, reserved, bc.Now), isOwn)
-		s.phase, s.until = p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
+		s.phase, s.until = p.breaker(bc, bc.Now)
 	}
 	sightKey.Set(bc, s)
 	return nil
@@ -100,18 +123,19 @@ func (p *Plugin) list(ctx context.Context, reader framework.Reader, bc *framewor
 	return v, nil
 }
 
-// take lists the pods, and reserves a slot if there is one.
+// take lists the pods, and reserves a slot if there is one. The answer is outdated if the cache received pods
+// during each list.
 func (p *Plugin) take(ctx context.Context, reader framework.Reader, bc *framework.BindContext, t *ticket, now time.Time, alone bool) (answer, error) {
 	bind := starting{namespace: bc.Pod.Namespace, uid: bc.Pod.UID, since: now, attempt: bc.Attempt}
-	for {
+	a := answer{outdated: true}
+	for try := 0; a.outdated && try < maxTries; try++ {
 		v, err := p.list(ctx, reader, bc)
 		if err != nil {
 			return answer{}, err
 		}
-		if a := p.slots.take(bc.Node.Name, bind, t, v, p.rules, alone); !a.outdated {
-			return a, nil
-		}
+		a = p.slots.take(bc.Node.Name, bind, t, v, p.rules, alone)
 	}
+	return a, nil
 }
 
 // PreFlight rejects the bind if the circuit breaker is open, and skips it if the pod needs no slot.
@@ -158,7 +182,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	since := p.h.Clock.Now()
 	return framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (framework.Waiting, error) {
 		at := &framework.BindContext{Now: p.h.Clock.Now(), Since: since}
-		state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, at.Now)
+		state, until := p.breaker(bc, at.Now)
 		if state == open {
 			return framework.Waiting{}, rejected(bc, state, until)
 		}
@@ -172,6 +196,8 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 				return framework.Waiting{}, nil
 			case a.busy:
 				return framework.Waiting{}, rejected(bc, state, until)
+			case a.outdated:
+				w.Until = at.Now.Add(retryTime)
 			default:
 				w.Until = a.next
 			}
@@ -190,7 +216,11 @@ func (p *Plugin) PreBindRollBack(_ context.Context, bc *framework.BindContext) e
 
 // PostBind releases the slot if the watch does not report the pod in time.
 func (p *Plugin) PostBind(_ context.Context, bc *framework.BindContext) {
-	p.h.Clock.AfterFunc(observeTime, func() { p.slots.release(bc.Node.Name, bc.Pod.UID, bc.Attempt) })
+	// The timer does not keep the pod in memory.
+	node, uid := bc.Node.Name, bc.Pod.UID
+	if number := p.slots.number(node, uid, bc.Attempt); number > 0 {
+		p.h.Clock.AfterFunc(observeTime, func() { p.slots.expire(node, uid, number) })
+	}
 }
 
 func about(bc *framework.BindContext) framework.Object {

@@ -336,7 +336,11 @@ func TestTake(t *testing.T) {
 		<-time.After(observeTime - time.Second)
 		assert.True(t, w.Take(t.Context(), bind("first", gen.Label("changed", "yes"))), "the bind is repeated later")
 		assertWaits(t, "the first bind may still succeed", third)
-		<-time.After(observeTime)
+		<-time.After(2 * time.Second)
+		assertWaits(t, "the first timer does not end the reservation of the repeated bind", third)
+		<-time.After(observeTime - 2*time.Second - time.Nanosecond)
+		assertWaits(t, "the repeated bind may still succeed", third)
+		<-time.After(time.Nanosecond)
 		assertTaken(t, "the first bind has failed", third)
 
 		w.h.Cached = failing{errors.New("broken")}

@@ -26,6 +26,8 @@ type starting struct {
 	since time.Time
 	// attempt made the reservation. It is empty for a pod.
 	attempt string
+	// number identifies the last take of the reservation.
+	number uint64
 }
 
 // ends returns when the pod no longer counts.
@@ -67,6 +69,8 @@ type slots struct {
 	nodes map[string]*node
 	// seen is the result of observations.
 	seen uint64
+	// taken is the number of the last take.
+	taken uint64
 	// changed is called after a change that can end a wait for the node.
 	changed func(node string)
 }
@@ -154,18 +158,21 @@ type answer struct {
 
 // take reserves a slot for the bind if there is one for it and for all binds before its ticket. Without a
 // ticket, all binds in the queue are before it. If alone is set, take does so only if no other pod of the
-// namespace starts on the node. A bind that has a slot keeps it.
+// namespace starts on the node. A bind that has a slot keeps it, until the
+// first reservation times out.
 func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alone bool) answer {
 	var a answer
 	s.update(name, func(n *node) bool {
+		n.reserved = slices.DeleteFunc(n.reserved, func(old starting) bool { return !old.ends(r).After(bind.since) })
 		if i := n.find(bind.uid); i >= 0 {
-			n.reserved[i], a.taken = bind, true
+			// The time does not change, so that a bind that never succeeds does not keep its slot.
+			s.taken++
+			n.reserved[i].attempt, n.reserved[i].number, a.taken = bind.attempt, s.taken, true
 			return n.dequeue(t)
 		}
 		if a.outdated = s.seen != v.seen; a.outdated {
 			return false
 		}
-		n.reserved = slices.DeleteFunc(n.reserved, func(old starting) bool { return !old.ends(r).After(bind.since) })
 		all := r.merge(v.pods, n.reserved, bind.since)
 		ahead := slices.Index(n.queue, t)
 		if t == nil {
@@ -177,6 +184,8 @@ func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alo
 			a.next = r.next(all)
 			return false
 		}
+		s.taken++
+		bind.number = s.taken
 		n.reserved = append(n.reserved, bind)
 		return n.dequeue(t)
 	})
@@ -202,9 +211,30 @@ func (s *slots) on(name string) (reserved []starting, queued int) {
 
 // release ends the reservation of the attempt. It returns whether there was one.
 func (s *slots) release(name string, uid types.UID, attempt string) bool {
+	return s.end(name, uid, func(r starting) bool { return r.attempt == attempt })
+}
+
+// number returns the number of the attempt's reservation, or 0.
+func (s *slots) number(name string, uid types.UID, attempt string) uint64 {
+	reserved, _ := s.on(name)
+	for _, r := range reserved {
+		if r.uid == uid && r.attempt == attempt {
+			return r.number
+		}
+	}
+	return 0
+}
+
+// expire ends the reservation unless it was taken again.
+func (s *slots) expire(name string, uid types.UID, number uint64) {
+	s.end(name, uid, func(r starting) bool { return r.number == number })
+}
+
+// end ends the reservation of the pod if it is the one.
+func (s *slots) end(name string, uid types.UID, isOne func(starting) bool) bool {
 	return s.update(name, func(n *node) bool {
 		i := n.find(uid)
-		if i < 0 || n.reserved[i].attempt != attempt {
+		if i < 0 || !isOne(n.reserved[i]) {
 			return false
 		}
 		n.reserved = slices.Delete(n.reserved, i, i+1)

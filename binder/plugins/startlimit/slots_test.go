@@ -4,12 +4,23 @@
 package startlimit
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 func TestMerge(t *testing.T) {
@@ -49,4 +60,116 @@ func TestMerge(t *testing.T) {
 			assert.True(t, tc.next.Equal(r.next(all)), tc.reason)
 		})
 	}
+}
+
+// A scheduler repeats a bind that never succeeds.
+func TestReservation_EndsDespiteRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		args := small(1)
+		args.Wait = time.Hour
+		w := newWorld(t, args)
+		retry := func(i int) bool {
+			bc := bind("failing")
+			bc.Attempt = fmt.Sprint(i)
+			return w.Take(t.Context(), bc)
+		}
+		require.True(t, retry(0))
+		next := w.start(t.Context(), bind("next"))
+		for i := range 7 {
+			<-time.After(40 * time.Second)
+			require.True(t, retry(i+1), "the bind keeps its slot")
+			assertWaits(t, "the bind that is repeated may still succeed", next)
+		}
+		<-time.After(args.StartTimeout - 280*time.Second)
+		assertTaken(t, "the reservation is older than startTimeout", next)
+		assert.False(t, retry(8), "the bind needs a new slot")
+	})
+}
+
+func TestTake_ExpiredReservationQueuesAgain(t *testing.T) {
+	s, r, now := newSlots(), rules{limit: 1, timeout: time.Minute}, time.Unix(1000, 0)
+	own := starting{uid: "a", since: now, attempt: "1"}
+	require.True(t, s.take(nodeA, own, nil, view{}, r, false).taken)
+	before := s.enter(nodeA)
+	own.since, own.attempt = now.Add(59*time.Second), "2"
+	require.True(t, s.take(nodeA, own, nil, view{}, r, false).taken)
+	reserved, _ := s.on(nodeA)
+	assert.Equal(t, now, reserved[0].since, "a repeated bind does not extend its reservation")
+	assert.Equal(t, "2", reserved[0].attempt)
+	own.since = now.Add(time.Minute)
+	assert.False(t, s.take(nodeA, own, nil, view{}, r, false).taken, "another bind waits")
+	assert.True(t, s.take(nodeA, starting{uid: "b", since: own.since}, before, view{}, r, false).taken)
+}
+
+func TestTake_EachHasItsOwnTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1))
+		held := func() int { synctest.Wait(); reserved, _ := w.slots.count(); return reserved }
+		require.True(t, w.Take(t.Context(), bind("web")))
+		<-time.After(45 * time.Second)
+		require.True(t, w.Take(t.Context(), bind("web")), "the same attempt repeats the bind")
+		<-time.After(6 * time.Second)
+		assert.Equal(t, 1, held(), "the bind was repeated 6 s ago")
+		<-time.After(44*time.Second - time.Nanosecond)
+		assert.Equal(t, 1, held())
+		<-time.After(time.Nanosecond)
+		assert.Zero(t, held(), "the bind was repeated 50 s ago")
+	})
+}
+
+// A tenant decides how large a pod is.
+func TestTake_KeepsNoPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1))
+		take := func() weak.Pointer[corev1.Pod] {
+			bc := bind("web")
+			require.True(t, w.Take(t.Context(), bc))
+			return weak.Make(bc.Pod)
+		}
+		pod := take()
+		runtime.GC()
+		assert.Nil(t, pod.Value(), "the timer refers to the UID of the pod only")
+		reserved, _ := w.slots.count()
+		assert.Equal(t, 1, reserved)
+	})
+}
+
+// busy is a reader of a cache that receives pods of other nodes all the time.
+type busy struct {
+	framework.Reader
+	slots *slots
+	lists atomic.Int32
+	idle  atomic.Bool
+}
+
+// List implements client.Reader.
+func (b *busy) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if b.lists.Add(1) > 100 {
+		return errors.New("too many lists")
+	}
+	if b.idle.Load() {
+		return b.Reader.List(ctx, into, opts...)
+	}
+	b.slots.take("node-b", starting{uid: "other", since: time.Now(), attempt: "1"}, nil, view{seen: b.slots.observations()}, rules{limit: 1, timeout: time.Minute}, false)
+	b.slots.observed("node-b", "other")
+	return b.Reader.List(ctx, into, opts...)
+}
+
+func TestTake_GivesUpOnABusyCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1))
+		reader := &busy{Reader: w.h.Cached, slots: w.slots}
+		w.h.Cached, w.h.Live = reader, reader
+		assert.False(t, w.Take(t.Context(), bind("web")))
+		assert.Equal(t, int32(maxTries), reader.lists.Load())
+		running := w.start(t.Context(), bind("web"))
+		assertWaits(t, "the view is outdated again and again", running)
+		assert.Equal(t, int32(2*maxTries), reader.lists.Load())
+		<-time.After(retryTime)
+		assertWaits(t, "the bind tries again", running)
+		assert.Equal(t, int32(3*maxTries), reader.lists.Load())
+		reader.idle.Store(true)
+		<-time.After(retryTime)
+		assertTaken(t, "the view is current", running)
+	})
 }
