@@ -111,7 +111,7 @@ func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) (tried
 		default:
 		}
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) {
+		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) || isForged(pod, bc.Attempt) {
 			return tried, err
 		}
 		tried = true
@@ -179,26 +179,31 @@ func (p *Plugin) end(attempt string) bool {
 }
 
 // withdraw gives up the attempt's ownership of the field. The API server removes the field if the
-// attempt was its only owner.
+// attempt was its only owner. The resourceVersion ensures that no user has forged the attempt's entry
+// since the read.
 func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error {
-	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-	if err != nil {
-		return err
+	var conflict error
+	for range maxTries {
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+		if err != nil {
+			return err
+		}
+		owns, last := owns(pod, bc.Pod.UID, bc.Attempt)
+		if !owns {
+			return nil
+		}
+		conflict = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion))
+		switch {
+		case apierrors.IsNotFound(conflict):
+			return nil // The pod is gone.
+		case apierrors.IsConflict(conflict):
+			continue // The pod has changed, or another pod has its name.
+		case conflict == nil && last:
+			bc.Undid("cleared status.nominatedNodeName")
+		}
+		return conflict
 	}
-	owns, last := owns(pod, bc.Pod.UID, bc.Attempt)
-	if !owns {
-		return nil
-	}
-	switch err := p.apply(ctx, bc, podOf(bc)); {
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil // The pod is gone, or another pod has its name.
-	case err != nil:
-		return err
-	}
-	if last {
-		bc.Undid("cleared status.nominatedNodeName")
-	}
-	return nil
+	return conflict
 }
 
 // Marks implements framework.Recoverer.

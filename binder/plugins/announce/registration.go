@@ -85,7 +85,9 @@ func trim(o any) (any, error) {
 	kept := &corev1.Pod{Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{NominatedNodeName: pod.Status.NominatedNodeName}}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
 	for _, m := range marksOf(pod) {
-		kept.ManagedFields = append(kept.ManagedFields, metav1.ManagedFieldsEntry{Manager: managerOf(m.Attempt), FieldsV1: ownsField})
+		kept.ManagedFields = append(kept.ManagedFields, metav1.ManagedFieldsEntry{
+			Manager: managerOf(m.Attempt), Operation: metav1.ManagedFieldsOperationApply, Subresource: "status", FieldsV1: ownsField,
+		})
 	}
 	return kept, nil
 }
