@@ -37,6 +37,8 @@ const moment = 2 * time.Second
 type scene struct {
 	t      *testing.T
 	server client.WithWatch
+	client client.WithWatch
+	new    func(framework.Handle, framework.Arguments) (framework.PreBinder, error)
 	plugin *Plugin
 	// applies is the number of writes of the plugin. before is called before each of them.
 	applies int
@@ -46,10 +48,10 @@ type scene struct {
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	s := &scene{t: t, retired: make(chan struct{}), before: func() error { return nil }}
+	s := &scene{t: t, before: func() error { return nil }}
 	s.server = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.Pod{}).WithReturnManagedFields().
 		WithObjects(gen.Pod("web", gen.UID("pod-1"))).Build()
-	c := interceptor.NewClient(s.server, interceptor.Funcs{
+	s.client = interceptor.NewClient(s.server, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
 			err := c.Get(ctx, key, o, options...)
 			if pod, ok := o.(*corev1.Pod); ok {
@@ -65,8 +67,23 @@ func newScene(t *testing.T) *scene {
 			return c.SubResource(sub).Apply(ctx, o, options...)
 		},
 	})
-	s.plugin = New(framework.Handle{Cached: c, Live: c, Status: c, Clock: clock.RealClock{}, Retired: s.retired}, &Arguments{After: moment})
+	s.new = Registration().New
+	s.restart()
 	return s
+}
+
+// restart replaces the plugin with a new instance, as a change of its arguments does.
+func (s *scene) restart() {
+	s.t.Helper()
+	if s.plugin != nil {
+		close(s.retired)
+	}
+	s.retired = make(chan struct{})
+	built, err := s.new(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}, Retired: s.retired}, &Arguments{After: moment})
+	require.NoError(s.t, err)
+	plugin, ok := built.(*Plugin)
+	require.True(s.t, ok)
+	s.plugin = plugin
 }
 
 // served makes the entries of the plugin those of the API server: the fake one does not record the
@@ -407,6 +424,52 @@ func TestPreBind_NotAfterItWasSwitchedOff(t *testing.T) {
 		s.rollBack(before)
 		s.assertNominated("", "the first bind was given up")
 	})
+}
+
+// The arguments change while an attempt waits. Each instance ends the announcements of the others.
+func TestPlugin_ArgumentsChange(t *testing.T) {
+	ends := map[string]func(p *Plugin, bc *framework.BindContext){
+		"Bound":      func(p *Plugin, bc *framework.BindContext) { p.PostBind(t.Context(), bc) },
+		"RolledBack": func(p *Plugin, bc *framework.BindContext) { assert.NoError(t, p.PreBindRollBack(t.Context(), bc)) },
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				bc, old := bind("r1-a", "node-a"), s.plugin
+				require.NoError(t, old.PreBind(t.Context(), bc))
+				s.restart()
+				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+				end(old, bc)
+				s.pass(2 * moment)
+				s.assertNominated("", "the attempt has ended before the announcement")
+				assert.Zero(t, s.applies)
+			})
+			in(t, func(t *testing.T, s *scene) {
+				bc := bind("r1-a", "node-a")
+				s.wait(bc)
+				s.restart()
+				s.wait(bc)
+				assert.Equal(t, 1, s.applies, "the field is set once")
+				end(s.plugin, bc)
+				s.assertNominated("", "the new instance ends the announcement of the old one")
+			})
+		})
+	}
+	for name, pause := range map[string]time.Duration{"BeforeTheTimer": moment / 2, "AfterTheTimer": moment} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				bc := bind("r1-a", "node-a")
+				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+				s.restart()
+				s.pass(pause)
+				s.assertNominated("", "the old instance no longer writes")
+				s.wait(bc)
+				s.assertNominated("node-a", "the new instance announces the bind")
+				s.rollBack(bc)
+				s.assertNominated("", "the bind was given up")
+			})
+		})
+	}
 }
 
 func TestPreFlight(t *testing.T) {

@@ -26,8 +26,10 @@ const Name = "announce"
 // +kubebuilder:rbac:groups="",resources=pods/status,verbs=patch
 
 // Registration returns the plugin's entry in the registry. The plugin must be registered before
-// the others: its PreBind starts a timer for their waits, and its rollback is the last one.
+// the others: its PreBind starts a timer for their waits, and its rollback is the last one. All
+// instances of the plugin that the entry builds share the announcements.
 func Registration() framework.Registration {
+	shared := newState()
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
@@ -38,7 +40,9 @@ func Registration() framework.Registration {
 		Permissions: func(framework.Arguments) (framework.Permissions, error) {
 			return framework.Shipped("plugins/announce")
 		},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) { return New(h, a), nil }),
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+			return newPlugin(h, a, shared), nil
+		}),
 	}
 }
 
