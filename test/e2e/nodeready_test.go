@@ -251,10 +251,15 @@ func testNodeBecomesReady(t *testing.T, w *world) {
 		node, toleration := b.ownNode("full")
 		b.prepare(node, "driver")
 		b.registerDriver(node, new(int32(1)))
+		pv := gen.Volume("other-"+b.ns, gen.VolumeSource(corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: csiDriver, VolumeHandle: "other-" + b.ns},
+		}))
+		_, err := b.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
+		require.NoError(t, err)
 		other := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "other-" + b.ns}, Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: csiDriver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("other")},
+			Attacher: csiDriver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name},
 		}}
-		_, err := b.client.StorageV1().VolumeAttachments().Create(t.Context(), other, metav1.CreateOptions{})
+		_, err = b.client.StorageV1().VolumeAttachments().Create(t.Context(), other, metav1.CreateOptions{})
 		require.NoError(t, err)
 		b.csiClaim()
 		b.createWith(byHand, []gen.PodOption{toleration, gen.UsesClaim("data")})

@@ -5,9 +5,12 @@ package announce
 
 import (
 	"encoding/json"
+	"reflect"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -24,15 +27,28 @@ const maxMarks = 10
 
 func managerOf(attempt string) string { return managerPrefix + attempt }
 
-// attemptOf returns the attempt of a field manager, and whether it is one of this plugin.
-func attemptOf(manager string) (attempt string, ok bool) {
-	return strings.CutPrefix(manager, managerPrefix)
+// isOurs returns whether the entry is one that a write of this plugin leaves. Users can write
+// managedFields through the pod, so a manager with the prefix alone proves nothing: an apply for an
+// entry of another operation or subresource has no effect, and one for an entry with more fields
+// removes these fields.
+func isOurs(entry *metav1.ManagedFieldsEntry) bool {
+	var fields map[string]any
+	return strings.HasPrefix(entry.Manager, managerPrefix) && entry.Operation == metav1.ManagedFieldsOperationApply &&
+		entry.Subresource == "status" && entry.FieldsV1 != nil &&
+		json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) == nil && reflect.DeepEqual(fields, onlyField)
 }
 
-// ownersOf returns the field managers of nominatedNodeName.
-func ownersOf(pod *corev1.Pod) []string {
-	var owners []string
-	for _, entry := range pod.ManagedFields {
+// onlyField is the content of the FieldsV1 of our entries.
+var onlyField = map[string]any{"f:status": map[string]any{"f:nominatedNodeName": map[string]any{}}}
+
+// ownersOf returns the attempts that own nominatedNodeName, and whether another client owns it.
+func ownersOf(pod *corev1.Pod) (attempts []string, foreign bool) {
+	for i := range pod.ManagedFields {
+		entry := &pod.ManagedFields[i]
+		if isOurs(entry) {
+			attempts = append(attempts, strings.TrimPrefix(entry.Manager, managerPrefix))
+			continue
+		}
 		var owned struct {
 			Status struct {
 				NominatedNodeName *struct{} `json:"f:nominatedNodeName"`
@@ -41,11 +57,17 @@ func ownersOf(pod *corev1.Pod) []string {
 		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &owned) != nil {
 			continue
 		}
-		if owned.Status.NominatedNodeName != nil {
-			owners = append(owners, entry.Manager)
-		}
+		foreign = foreign || owned.Status.NominatedNodeName != nil
 	}
-	return owners
+	return attempts, foreign
+}
+
+// isForged returns whether an entry of the attempt's manager is not one of this plugin. An apply would
+// remove the other fields of the entry.
+func isForged(pod *corev1.Pod, attempt string) bool {
+	return slices.ContainsFunc(pod.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
+		return entry.Manager == managerOf(attempt) && !isOurs(&entry)
+	})
 }
 
 // mayAnnounce returns whether an attempt to bind the pod with the UID to the node may set the
@@ -58,13 +80,8 @@ func mayAnnounce(pod *corev1.Pod, uid types.UID, node string) bool {
 	if pod.Status.NominatedNodeName == "" {
 		return true
 	}
-	owners := ownersOf(pod)
-	for _, owner := range owners {
-		if _, ours := attemptOf(owner); !ours {
-			return false
-		}
-	}
-	return len(owners) > 0
+	attempts, foreign := ownersOf(pod)
+	return len(attempts) > 0 && !foreign
 }
 
 // owns returns whether the field is set, and the attempt is one of its owners. last is set if it
@@ -73,26 +90,21 @@ func owns(pod *corev1.Pod, uid types.UID, attempt string) (owns, last bool) {
 	if pod == nil || pod.UID != uid || pod.Status.NominatedNodeName == "" {
 		return false, false
 	}
-	owners := ownersOf(pod)
-	for _, owner := range owners {
-		if owner == managerOf(attempt) {
-			return true, len(owners) == 1
-		}
-	}
-	return false, false
+	attempts, foreign := ownersOf(pod)
+	owns = slices.Contains(attempts, attempt) && !isForged(pod, attempt)
+	return owns, owns && len(attempts) == 1 && !foreign
 }
 
 // marksOf returns the marks of a pod. A tenant who may patch a pod can change its managedFields, and
 // so the marks of this pod only.
 func marksOf(pod *corev1.Pod) []framework.Mark {
 	var marks []framework.Mark
-	for _, owner := range ownersOf(pod) {
-		if attempt, ours := attemptOf(owner); ours && len(marks) < maxMarks {
-			marks = append(marks, framework.Mark{
-				Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, PodUID: pod.UID,
-				Node: pod.Status.NominatedNodeName, Attempt: attempt,
-			})
-		}
+	attempts, _ := ownersOf(pod)
+	for _, attempt := range attempts[:min(len(attempts), maxMarks)] {
+		marks = append(marks, framework.Mark{
+			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, PodUID: pod.UID,
+			Node: pod.Status.NominatedNodeName, Attempt: attempt,
+		})
 	}
 	return marks
 }

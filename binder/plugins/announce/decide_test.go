@@ -91,12 +91,45 @@ func TestOwns(t *testing.T) {
 	}
 }
 
+// Users can write managedFields. Only an entry like that of a write of the plugin is one of the plugin.
+func TestOwnersOf_ForgedEntries(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		change func(e *metav1.ManagedFieldsEntry)
+	}{
+		"Update":       {reason: "the plugin applies", change: func(e *metav1.ManagedFieldsEntry) { e.Operation = metav1.ManagedFieldsOperationUpdate }},
+		"MainResource": {reason: "the plugin writes the status", change: func(e *metav1.ManagedFieldsEntry) { e.Subresource = "" }},
+		"MoreOfStatus": {reason: "the plugin applies no other field", change: func(e *metav1.ManagedFieldsEntry) {
+			e.FieldsV1 = metav1.NewFieldsV1(`{"f:status":{"f:nominatedNodeName":{},"f:phase":{}}}`)
+		}},
+		"Metadata": {reason: "the plugin applies no metadata", change: func(e *metav1.ManagedFieldsEntry) {
+			e.FieldsV1 = metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}},"f:status":{"f:nominatedNodeName":{}}}`)
+		}},
+		"Below": {reason: "the field is a string", change: func(e *metav1.ManagedFieldsEntry) {
+			e.FieldsV1 = metav1.NewFieldsV1(`{"f:status":{"f:nominatedNodeName":{".":{}}}}`)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := nominatedPod("node-a", managerOf("r1-a"))
+			tc.change(&pod.ManagedFields[1])
+			attempts, foreign := ownersOf(pod)
+			assert.Empty(t, attempts, tc.reason)
+			assert.True(t, foreign, "the owner is another client")
+			assert.Empty(t, marksOf(pod), tc.reason)
+			assert.False(t, mayAnnounce(pod, "pod-1", "node-a"), tc.reason)
+			owns, _ := owns(pod, "pod-1", "r1-a")
+			assert.False(t, owns, tc.reason)
+			assert.True(t, isForged(pod, "r1-a"), tc.reason)
+		})
+	}
+}
+
 func TestMarksOf(t *testing.T) {
 	pod := nominatedPod("node-a", "kube-scheduler", managerOf("r1-a"))
 	mark := framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-1", Node: "node-a", Attempt: "r1-a"}
 	assert.Equal(t, []framework.Mark{mark}, marksOf(pod))
 	for i := range 50 {
-		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{Manager: managerOf(fmt.Sprint(i)), FieldsV1: metav1.NewFieldsV1(fieldsNominated)})
+		pod.ManagedFields = append(pod.ManagedFields, nominatedPod("node-a", managerOf(fmt.Sprint(i))).ManagedFields[1])
 	}
 	assert.Len(t, marksOf(pod), maxMarks, "a tenant cannot add any number of marks")
 }
@@ -104,8 +137,9 @@ func TestMarksOf(t *testing.T) {
 func TestTrim(t *testing.T) {
 	pod := nominatedPod("node-a", "kube-scheduler", managerOf("r1-a"))
 	pod.ResourceVersion = "7"
-	long := `{"f:metadata":{"f:annotations":{"f:` + strings.Repeat("x", 5000) + `":{}}},"f:status":{"f:nominatedNodeName":{}}}`
-	pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{Manager: managerOf("r2-b"), FieldsV1: metav1.NewFieldsV1(long)})
+	long := `{"f:status":` + strings.Repeat(" ", 5000) + `{"f:nominatedNodeName":{}}}`
+	pod.ManagedFields = append(pod.ManagedFields, nominatedPod("node-a", managerOf("r2-b")).ManagedFields[1])
+	pod.ManagedFields[3].FieldsV1 = metav1.NewFieldsV1(long)
 	before := marksOf(pod)
 	got, err := trim(pod)
 	require.NoError(t, err)

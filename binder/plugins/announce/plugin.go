@@ -36,12 +36,21 @@ const (
 type Plugin struct {
 	h     framework.Handle
 	after time.Duration
+	*state
+}
 
+// state is shared by all instances of the plugin: when the arguments change during an attempt, an
+// instance can end the announcement that another one has started.
+type state struct {
 	mu sync.Mutex
 	// running contains the announcements by attempt. PostBind or PreBindRollBack removes them.
 	running map[string]*announcement
 	// logged contains the causes of errors that are already in the log.
 	logged map[metav1.StatusReason]bool
+}
+
+func newState() *state {
+	return &state{running: map[string]*announcement{}, logged: map[metav1.StatusReason]bool{}}
 }
 
 var (
@@ -53,6 +62,8 @@ var (
 
 // announcement is the announcement of one attempt.
 type announcement struct {
+	// by is the instance that started it.
+	by    *Plugin
 	timer clock.Timer
 	// done is closed when the function of the timer ends. Only then tried may be read.
 	done chan struct{}
@@ -60,9 +71,26 @@ type announcement struct {
 	tried bool
 }
 
-// New returns the plugin.
-func New(h framework.Handle, a *Arguments) *Plugin {
-	return &Plugin{h: h, after: a.After, running: map[string]*announcement{}, logged: map[metav1.StatusReason]bool{}}
+// mayReplace returns whether the instance starts its own announcement instead, because the one that
+// started this is switched off and has not written. It stops the timer then.
+func (a *announcement) mayReplace(by *Plugin) bool {
+	if a.by == by {
+		return false
+	}
+	if a.timer.Stop() {
+		return true
+	}
+	select {
+	case <-a.done:
+		return !a.tried
+	default:
+		return false
+	}
+}
+
+// newPlugin returns an instance of the plugin with the shared state.
+func newPlugin(h framework.Handle, a *Arguments, shared *state) *Plugin {
+	return &Plugin{h: h, after: a.After, state: shared}
 }
 
 // Name implements framework.PreBinder.
@@ -84,10 +112,10 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running[bc.Attempt] != nil {
+	if a := p.running[bc.Attempt]; a != nil && !a.mayReplace(p) {
 		return nil // The attempt repeats its PreBinds.
 	}
-	a := &announcement{done: make(chan struct{})}
+	a := &announcement{by: p, done: make(chan struct{})}
 	ctx = context.WithoutCancel(ctx)
 	a.timer = p.h.Clock.AfterFunc(p.after, func() {
 		defer close(a.done)
@@ -111,7 +139,7 @@ func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) (tried
 		default:
 		}
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) {
+		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) || isForged(pod, bc.Attempt) {
 			return tried, err
 		}
 		tried = true
@@ -179,26 +207,31 @@ func (p *Plugin) end(attempt string) bool {
 }
 
 // withdraw gives up the attempt's ownership of the field. The API server removes the field if the
-// attempt was its only owner.
+// attempt was its only owner. The resourceVersion ensures that no user has forged the attempt's entry
+// since the read.
 func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error {
-	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-	if err != nil {
-		return err
+	var conflict error
+	for range maxTries {
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+		if err != nil {
+			return err
+		}
+		owns, last := owns(pod, bc.Pod.UID, bc.Attempt)
+		if !owns {
+			return nil
+		}
+		conflict = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion))
+		switch {
+		case apierrors.IsNotFound(conflict):
+			return nil // The pod is gone.
+		case apierrors.IsConflict(conflict):
+			continue // The pod has changed, or another pod has its name.
+		case conflict == nil && last:
+			bc.Undid("cleared status.nominatedNodeName")
+		}
+		return conflict
 	}
-	owns, last := owns(pod, bc.Pod.UID, bc.Attempt)
-	if !owns {
-		return nil
-	}
-	switch err := p.apply(ctx, bc, podOf(bc)); {
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil // The pod is gone, or another pod has its name.
-	case err != nil:
-		return err
-	}
-	if last {
-		bc.Undid("cleared status.nominatedNodeName")
-	}
-	return nil
+	return conflict
 }
 
 // Marks implements framework.Recoverer.

@@ -5,7 +5,9 @@ package announce
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,9 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,6 +37,8 @@ const moment = 2 * time.Second
 type scene struct {
 	t      *testing.T
 	server client.WithWatch
+	client client.WithWatch
+	new    func(framework.Handle, framework.Arguments) (framework.PreBinder, error)
 	plugin *Plugin
 	// applies is the number of writes of the plugin. before is called before each of them.
 	applies int
@@ -42,10 +48,17 @@ type scene struct {
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	s := &scene{t: t, retired: make(chan struct{}), before: func() error { return nil }}
+	s := &scene{t: t, before: func() error { return nil }}
 	s.server = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.Pod{}).WithReturnManagedFields().
 		WithObjects(gen.Pod("web", gen.UID("pod-1"))).Build()
-	c := interceptor.NewClient(s.server, interceptor.Funcs{
+	s.client = interceptor.NewClient(s.server, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+			err := c.Get(ctx, key, o, options...)
+			if pod, ok := o.(*corev1.Pod); ok {
+				served(t, pod)
+			}
+			return err
+		},
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
 			s.applies++
 			if err := s.before(); err != nil {
@@ -54,8 +67,41 @@ func newScene(t *testing.T) *scene {
 			return c.SubResource(sub).Apply(ctx, o, options...)
 		},
 	})
-	s.plugin = New(framework.Handle{Cached: c, Live: c, Status: c, Clock: clock.RealClock{}, Retired: s.retired}, &Arguments{After: moment})
+	s.new = Registration().New
+	s.restart()
 	return s
+}
+
+// restart replaces the plugin with a new instance, as a change of its arguments does.
+func (s *scene) restart() {
+	s.t.Helper()
+	if s.plugin != nil {
+		close(s.retired)
+	}
+	s.retired = make(chan struct{})
+	built, err := s.new(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}, Retired: s.retired}, &Arguments{After: moment})
+	require.NoError(s.t, err)
+	plugin, ok := built.(*Plugin)
+	require.True(s.t, ok)
+	s.plugin = plugin
+}
+
+// served makes the entries of the plugin those of the API server: the fake one does not record the
+// subresource, and adds the spec to each apply.
+func served(t *testing.T, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	for i := range pod.ManagedFields {
+		entry, set := &pod.ManagedFields[i], map[string]any{}
+		if !strings.HasPrefix(entry.Manager, managerPrefix) {
+			continue
+		}
+		require.NoError(t, json.Unmarshal(entry.FieldsV1.GetRawBytes(), &set))
+		delete(set, "f:spec")
+		raw, err := json.Marshal(set)
+		require.NoError(t, err)
+		entry.Subresource, entry.FieldsV1 = "status", metav1.NewFieldsV1(string(raw))
+	}
+	return pod
 }
 
 // bind returns the context of an attempt to bind the pod.
@@ -211,7 +257,9 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.plugin.running = map[string]*announcement{} // Another process.
 		second := bind("r2-b", "node-a")
 		s.wait(second)
-		assert.Equal(t, []string{managerOf("r1-a"), managerOf("r2-b")}, ownersOf(s.pod()))
+		attempts, foreign := ownersOf(served(t, s.pod()))
+		assert.Equal(t, []string{"r1-a", "r2-b"}, attempts)
+		assert.False(t, foreign)
 
 		s.rollBack(recovered())
 		s.assertNominated("node-a", "the second attempt still waits")
@@ -265,6 +313,46 @@ func TestAnnounce_Conflicts(t *testing.T) {
 				s.assertNominated(tc.want, tc.reason)
 				assert.LessOrEqual(t, s.applies, maxTries)
 				s.plugin.PostBind(t.Context(), bc)
+			})
+		})
+	}
+}
+
+// A user forges an entry of the attempt's manager. No write removes the other fields of the entry, and
+// no event reports a change. The fake API server does not let a user write managedFields, so the user
+// writes as the manager.
+func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
+	as := client.FieldOwner(managerOf("r1-a"))
+	apply := func(s *scene, status *corev1ac.PodStatusApplyConfiguration) {
+		pod := corev1ac.Pod("web", "default").WithStatus(status.WithPhase(corev1.PodPending))
+		require.NoError(s.t, s.server.Status().Apply(s.t.Context(), pod, as, client.ForceOwnership))
+	}
+	more := func(s *scene) { apply(s, corev1ac.PodStatus().WithNominatedNodeName("node-a")) }
+	for name, tc := range map[string]struct {
+		reason                string
+		before, after, racing func(s *scene)
+	}{
+		"Before": {reason: "the announcement would remove the phase", before: func(s *scene) { apply(s, corev1ac.PodStatus()) }},
+		"After":  {reason: "the rollback would remove the phase", after: more},
+		"Racing": {reason: "the entry changes between the read and the write of the rollback", racing: more},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				if tc.before != nil {
+					tc.before(s)
+				}
+				bc := bind("r1-a", "node-a")
+				s.wait(bc)
+				if tc.after != nil {
+					tc.after(s)
+				}
+				if tc.racing != nil {
+					s.before = func() error { tc.racing(s); return nil }
+				}
+				s.rollBack(bc)
+				s.rollBack(bc)
+				assert.Equal(t, corev1.PodPending, s.pod().Status.Phase, tc.reason)
+				assert.Empty(t, bc.Undone(), "the event must not report a change that was not made")
 			})
 		})
 	}
@@ -336,6 +424,52 @@ func TestPreBind_NotAfterItWasSwitchedOff(t *testing.T) {
 		s.rollBack(before)
 		s.assertNominated("", "the first bind was given up")
 	})
+}
+
+// The arguments change while an attempt waits. Each instance ends the announcements of the others.
+func TestPlugin_ArgumentsChange(t *testing.T) {
+	ends := map[string]func(p *Plugin, bc *framework.BindContext){
+		"Bound":      func(p *Plugin, bc *framework.BindContext) { p.PostBind(t.Context(), bc) },
+		"RolledBack": func(p *Plugin, bc *framework.BindContext) { assert.NoError(t, p.PreBindRollBack(t.Context(), bc)) },
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				bc, old := bind("r1-a", "node-a"), s.plugin
+				require.NoError(t, old.PreBind(t.Context(), bc))
+				s.restart()
+				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+				end(old, bc)
+				s.pass(2 * moment)
+				s.assertNominated("", "the attempt has ended before the announcement")
+				assert.Zero(t, s.applies)
+			})
+			in(t, func(t *testing.T, s *scene) {
+				bc := bind("r1-a", "node-a")
+				s.wait(bc)
+				s.restart()
+				s.wait(bc)
+				assert.Equal(t, 1, s.applies, "the field is set once")
+				end(s.plugin, bc)
+				s.assertNominated("", "the new instance ends the announcement of the old one")
+			})
+		})
+	}
+	for name, pause := range map[string]time.Duration{"BeforeTheTimer": moment / 2, "AfterTheTimer": moment} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				bc := bind("r1-a", "node-a")
+				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+				s.restart()
+				s.pass(pause)
+				s.assertNominated("", "the old instance no longer writes")
+				s.wait(bc)
+				s.assertNominated("node-a", "the new instance announces the bind")
+				s.rollBack(bc)
+				s.assertNominated("", "the bind was given up")
+			})
+		})
+	}
 }
 
 func TestPreFlight(t *testing.T) {

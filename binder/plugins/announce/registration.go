@@ -26,8 +26,10 @@ const Name = "announce"
 // +kubebuilder:rbac:groups="",resources=pods/status,verbs=patch
 
 // Registration returns the plugin's entry in the registry. The plugin must be registered before
-// the others: its PreBind starts a timer for their waits, and its rollback is the last one.
+// the others: its PreBind starts a timer for their waits, and its rollback is the last one. All
+// instances of the plugin that the entry builds share the announcements.
 func Registration() framework.Registration {
+	shared := newState()
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
@@ -38,7 +40,9 @@ func Registration() framework.Registration {
 		Permissions: func(framework.Arguments) (framework.Permissions, error) {
 			return framework.Shipped("plugins/announce")
 		},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) { return New(h, a), nil }),
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+			return newPlugin(h, a, shared), nil
+		}),
 	}
 }
 
@@ -85,7 +89,9 @@ func trim(o any) (any, error) {
 	kept := &corev1.Pod{Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{NominatedNodeName: pod.Status.NominatedNodeName}}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
 	for _, m := range marksOf(pod) {
-		kept.ManagedFields = append(kept.ManagedFields, metav1.ManagedFieldsEntry{Manager: managerOf(m.Attempt), FieldsV1: ownsField})
+		kept.ManagedFields = append(kept.ManagedFields, metav1.ManagedFieldsEntry{
+			Manager: managerOf(m.Attempt), Operation: metav1.ManagedFieldsOperationApply, Subresource: "status", FieldsV1: ownsField,
+		})
 	}
 	return kept, nil
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	csitranslation "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/volumes"
@@ -86,17 +87,16 @@ func (f facts) missingDrivers() []missing {
 	return all
 }
 
-// missingRoom counts as kube-scheduler's NodeVolumeLimits does, except for volumes of bound pods that
-// have no VolumeAttachment yet.
+// missingRoom counts the VolumeAttachments and the volumes of the pod. Unlike kube-scheduler's
+// NodeVolumeLimits, it does not count volumes of bound pods that have no VolumeAttachment yet, and it
+// finds in-tree volumes that were migrated to CSI by their VolumeAttachment.
 func (f facts) missingRoom() []missing {
 	attached := sets.New[string]()
 	used := map[string]int{}
 	for i := range f.attached {
 		spec := &f.attached[i].Spec
 		used[spec.Attacher]++
-		if spec.Source.PersistentVolumeName != nil {
-			attached.Insert(*spec.Source.PersistentVolumeName)
-		}
+		attached.Insert(ptr.Deref(spec.Source.PersistentVolumeName, ""))
 	}
 	more := map[string]int{}
 	for _, v := range f.volumes {

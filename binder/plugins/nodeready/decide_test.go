@@ -202,11 +202,23 @@ func TestPreFlight(t *testing.T) {
 			waits:   "CSI driver " + gce + " to register on the node",
 		},
 
-		"Room": {reason: "the limit is not reached", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(2)), attached("a", "node-a", "pv-2"), attached("b", "node-b", "pv-3"))},
+		"Room": {reason: "the limit is not reached", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(2)), attached("a", "node-a", "pv-2"), csiVolumeNamed("pv-2", "other"), attached("b", "node-b", "pv-3"), csiVolumeNamed("pv-3", "third"))},
 		"Full": {
-			reason: "the node has no room", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(1)), attached("a", "node-a", "pv-2")),
+			reason: "the node has no room", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(1)), attached("a", "node-a", "pv-2"), csiVolumeNamed("pv-2", "other")),
 			waits:  "room on the node for volumes of CSI driver csi.example.com (1 more, 1 attached, limit 1)",
 			object: framework.Object{Kind: "CSINode", Name: "node-a"},
+		},
+		"Leaked": {
+			reason: "the attachment of a deleted volume can stay for ever", pod: []gen.PodOption{gen.UsesClaim("data")},
+			objects: with(bound, csiNodeWith(theDriver(1)), attached("a", "node-a", "pv-2")),
+		},
+		"InlineAttached": {
+			reason: "kube-scheduler does not count an attachment without a PersistentVolume", pod: []gen.PodOption{gen.UsesClaim("data")},
+			objects: with(bound, csiNodeWith(theDriver(1)), func() client.Object {
+				a := attached("a", "node-a", "")
+				a.Spec.Source.PersistentVolumeName = nil
+				return a
+			}()),
 		},
 		"FullUnbound":     {reason: "a volume that does not exist yet needs room, too", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(unbound, csiNodeWith(theDriver(0))), waits: "room on the node for volumes of CSI driver csi.example.com (1 more, 0 attached, limit 0)"},
 		"AlreadyAttached": {reason: "the volume is attached to the node", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(1)), attached("a", "node-a", "pv-1"))},
@@ -376,7 +388,7 @@ func TestPreFlight_InvalidTimeout(t *testing.T) {
 // Each object wakes the wait when it changes.
 func TestPreBind_EndsWhenTheNodeIsReady(t *testing.T) {
 	bound := []client.Object{gen.Claim("data", gen.BoundToVolume("pv-1")), csiVolumeNamed("pv-1", "data")}
-	full := attached("a", "node-a", "pv-2")
+	full, other := attached("a", "node-a", "pv-2"), csiVolumeNamed("pv-2", "other")
 	cases := map[string]struct {
 		args   *Arguments
 		change func(*corev1.Pod)
@@ -385,8 +397,9 @@ func TestPreBind_EndsWhenTheNodeIsReady(t *testing.T) {
 	}{
 		"Driver":    {before: []client.Object{csiNodeWith()}, ready: func(c *plugintest.Cluster) { c.Put(csiNodeWith(theDriver())) }},
 		"CSINode":   {ready: func(c *plugintest.Cluster) { c.Put(csiNodeWith(theDriver())) }},
-		"Room":      {before: []client.Object{csiNodeWith(theDriver(1)), full}, ready: func(c *plugintest.Cluster) { c.Remove(full) }},
-		"Limit":     {before: []client.Object{csiNodeWith(theDriver(1)), full}, ready: func(c *plugintest.Cluster) { c.Put(csiNodeWith(theDriver(2))) }},
+		"Room":      {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *plugintest.Cluster) { c.Remove(full) }},
+		"Deleted":   {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *plugintest.Cluster) { c.Remove(other) }},
+		"Limit":     {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *plugintest.Cluster) { c.Put(csiNodeWith(theDriver(2))) }},
 		"Agent":     {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni"), agentOn("node-a", "cni", false)}, ready: func(c *plugintest.Cluster) { c.Put(agentOn("node-a", "cni", true)) }},
 		"NewAgent":  {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni")}, ready: func(c *plugintest.Cluster) { c.Put(agentOn("node-a", "cni", true)) }},
 		"DaemonSet": {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni")}, ready: func(c *plugintest.Cluster) { c.Put(daemon("cni", func(s *corev1.PodSpec) { s.NodeName = "node-b" })) }},

@@ -28,7 +28,7 @@ const keyTimeout = "timeout"
 type plugin struct {
 	rules
 	timeout, maxTimeout time.Duration
-	// cached lists VolumeAttachments.
+	// cached lists VolumeAttachments, and reads their volumes.
 	cached framework.Reader
 }
 

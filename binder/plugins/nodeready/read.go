@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
@@ -26,7 +27,8 @@ type facts struct {
 	// csiNode is nil if it does not exist, or if the pod has no volume of a CSI driver.
 	csiNode *storagev1.CSINode
 	volumes []csiVolume
-	// attached are the VolumeAttachments of the node, if a driver of the volumes has a limit.
+	// attached are the VolumeAttachments of the node with a volume that exists and a driver of volumes,
+	// if one of these drivers has a limit.
 	attached []storagev1.VolumeAttachment
 	agents   []agentFacts
 }
@@ -165,8 +167,10 @@ func (f *facts) add(ctx context.Context, reader framework.Reader, v csiVolume) e
 	return nil
 }
 
-// readAttached lists the attachments. The API server could only list those of all nodes, so the live
-// reading uses the cache, too. If the cache is behind, the bind waits longer, or the attachment waits
+// readAttached lists the attachments of the pod's drivers. It skips those without a PersistentVolume, as
+// kube-scheduler does: an attachment whose volume was deleted can stay for ever. The API server could
+// only list the attachments of all nodes, so the live reading uses the cache for them and for their
+// volumes, and sends no request. If the cache is behind, the bind waits longer, or the attachment waits
 // after the bind.
 func (f *facts) readAttached(ctx context.Context, reader, cached framework.Reader, live bool) error {
 	if live {
@@ -176,7 +180,22 @@ func (f *facts) readAttached(ctx context.Context, reader, cached framework.Reade
 	if err := reader.List(ctx, &list, attachments.Where(f.node.Name)); err != nil {
 		return framework.FromAPI(framework.Object{Kind: "Node", Name: f.node.Name}, "listing its volume attachments", err)
 	}
-	f.attached = list.Items
+	drivers := sets.New[string]()
+	for _, v := range f.volumes {
+		drivers.Insert(v.driver)
+	}
+	for _, a := range list.Items {
+		if a.Spec.Source.PersistentVolumeName == nil || !drivers.Has(a.Spec.Attacher) {
+			continue
+		}
+		pv, err := framework.Get(ctx, reader, &corev1.PersistentVolume{}, "", *a.Spec.Source.PersistentVolumeName)
+		if err != nil {
+			return err
+		}
+		if pv != nil {
+			f.attached = append(f.attached, a)
+		}
+	}
 	return nil
 }
 
