@@ -125,13 +125,17 @@ func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([
 		part: "Prebind", remedy: "apply the manifests of this version, and check that --namespace is where you applied them",
 		permissions: permissionsOf(core, namespace),
 	}}
-	add := func(kind, name, flag string, permissions func(framework.Arguments) (framework.Permissions, error)) error {
+	add := func(kind, name, flag string, toggles []string, permissions func(framework.Arguments) (framework.Permissions, error)) error {
 		if permissions == nil {
 			return nil
 		}
 		p, err := permissions(c.Arguments.Of(name))
+		off := fmt.Sprintf("switch it off with --%s=…,-%s", flag, name)
+		if slices.Contains(toggles, name) {
+			off = fmt.Sprintf("remove it from --%s", flag)
+		}
 		all = append(all, needs{
-			part: kind + " " + name, remedy: fmt.Sprintf("apply its role, or switch it off with --%s=…,-%s", flag, name),
+			part: kind + " " + name, remedy: "apply its role, or " + off,
 			permissions: permissionsOf(p, namespace),
 		})
 		return err
@@ -141,7 +145,7 @@ func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([
 		return nil, err
 	}
 	for _, m := range mutators {
-		if err := add("mutator", m.Name, "mutators", m.Permissions); err != nil {
+		if err := add("mutator", m.Name, "mutators", c.Mutators, m.Permissions); err != nil {
 			return nil, err
 		}
 	}
@@ -153,7 +157,7 @@ func needsOf(r *Registry, c *v1alpha1.PrebindConfiguration, namespace string) ([
 		if ifPermitted(p, c) {
 			continue
 		}
-		if err := add("PreBind plugin", p.Name, "prebind-plugins", p.Needs); err != nil {
+		if err := add("PreBind plugin", p.Name, "prebind-plugins", c.PreBindPlugins, p.Needs); err != nil {
 			return nil, err
 		}
 	}

@@ -167,7 +167,7 @@ func TestIfPermitted(t *testing.T) {
 		"NotGranted":  {reason: "the plugin is omitted", plugins: []string{"*"}},
 		"ByName":      {reason: "the permission is there", plugins: []string{"optional"}, granted: true, want: []string{"optional"}},
 		"Required":    {reason: "a plugin that is named is required", plugins: []string{"optional"}, says: "PreBind plugin optional: the service account lacks permissions"},
-		"AllAndNamed": {reason: "a plugin that is named is required", plugins: []string{"*", "optional"}, says: "switch it off with --prebind-plugins=…,-optional"},
+		"AllAndNamed": {reason: "a plugin that is named is required", plugins: []string{"*", "optional"}, says: "apply its role, or remove it from --prebind-plugins"},
 		"Off":         {reason: "the plugin is off", plugins: []string{"*", "-optional"}, granted: true},
 	} {
 		t.Run(name, func(t *testing.T) {

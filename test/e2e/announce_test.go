@@ -175,7 +175,7 @@ func testAnnounceNotPermitted(t *testing.T, w *world) {
 		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 	cmd.Stderr = &stderr
 	require.Error(t, cmd.Run())
-	assert.Equal(t, "error: PreBind plugin announce: the service account lacks permissions: patch pods/status; apply its role, or switch it off with --prebind-plugins=…,-announce\n", stderr.String())
+	assert.Equal(t, "error: PreBind plugin announce: the service account lacks permissions: patch pods/status; apply its role, or remove it from --prebind-plugins\n", stderr.String())
 }
 
 // The node of a bind that waits is announced, and the field is empty after the bind.
