@@ -181,7 +181,7 @@ func TestLostPermission(t *testing.T) {
 	require.NoError(t, b.client.RbacV1().ClusterRoleBindings().Delete(t.Context(), binding, metav1.DeleteOptions{}))
 	proxy.Disconnect()
 	b.untilReadyz(l, http.StatusServiceUnavailable,
-		"PreBind plugin volumebinding: the service account lacks permissions", "get, list, patch, watch persistentvolumeclaims", "--prebind-plugins=…,-volumebinding")
+		"PreBind plugin volumebinding: the service account lacks permissions", "get, list, patch, watch persistentvolumeclaims", "remove it from --prebind-plugins")
 	assert.NoError(t, l.Err(), "the replica should keep running")
 
 	_, err = b.program("serve", "--kubeconfig="+kubeconfig, "--namespace="+b.ns, "--cert-dir="+b.prebind.CertDir(), "--prebind-plugins=volumebinding",
