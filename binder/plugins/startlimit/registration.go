@@ -77,7 +77,7 @@ func Defaults() *Arguments {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&a.Limit, "start-limit-limit", a.Limit,
-		"Maximum number of pods that start on a node at the same time: bound, but not running yet.")
+		"Maximum number of pods that each replica lets start on a node at the same time: bound, but not running yet. It also counts the pods of other replicas once it has observed their binds.")
 	fs.DurationVar(&a.Wait, "start-limit-wait", a.Wait,
 		"Maximum time that a bind waits for a slot on its node. After that, Prebind rejects it, so that the scheduler chooses another node. The wait counts towards --prebind-timeout.")
 	fs.DurationVar(&a.StartTimeout, "start-limit-start-timeout", a.StartTimeout,
