@@ -32,7 +32,7 @@ import (
 // settingsTimeout is the timeout of Settings, which waits for new caches while the manager runs.
 const settingsTimeout = time.Minute
 
-// Options are the options of an Assembly. All fields are required.
+// Options are the options of an Assembly. All fields except Replicas are required.
 type Options struct {
 	Manager  *Manager
 	Registry *Registry
@@ -41,6 +41,8 @@ type Options struct {
 	Recorder *telemetry.Recorder
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
+	// Replicas is framework.Handle.Replicas.
+	Replicas func() int
 	// WaitFor is called with each kind that is added to the cache.
 	WaitFor func(kind string, synced func() bool)
 }
@@ -256,7 +258,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
 		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: mgr.GetEventRecorder("prebind"), Retired: retired,
+		Events: mgr.GetEventRecorder("prebind"), Retired: retired, Replicas: a.o.Replicas,
 	}, arguments)
 	if err == nil && p.Name() != e.Name {
 		err = fmt.Errorf("must be named as registered, got %q", p.Name())

@@ -29,6 +29,9 @@ type Handle struct {
 	// was switched off or has new arguments. Await then ends the bind, and the client repeats it.
 	// Nil means never.
 	Retired <-chan struct{}
+	// Replicas returns the number of live replicas, including this one, or 0 if it is not known
+	// yet. It does not block. Nil means that there is one replica.
+	Replicas func() int
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
 }

@@ -26,13 +26,47 @@ const (
 // Observe reads the leases of all replicas every few seconds until the context ends. It removes
 // leases that are not renewed.
 func (r *Replicas) Observe(ctx context.Context) {
-	for {
+	r.repeat(ctx, func() error {
 		r.observer.mu.Lock()
 		dead, err := r.look(ctx)
 		r.observer.mu.Unlock()
 		if err == nil {
 			err = r.remove(ctx, dead)
 		}
+		return err
+	})
+}
+
+// Count returns the number of live replicas, including this one, by the last read of their leases. It
+// does not block. The first call begins the observation of the leases in Start, every few
+// seconds. Count returns 0 until the first read.
+func (r *Replicas) Count() int {
+	r.beginsCount.Do(func() { close(r.counting) })
+	return int(r.count.Load())
+}
+
+// follow reads the leases for Count until the context ends, unless Observe reads them.
+func (r *Replicas) follow(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-r.counting:
+	}
+	r.repeat(ctx, func() error {
+		r.observer.mu.Lock()
+		defer r.observer.mu.Unlock()
+		if !r.observer.looked.IsZero() && r.o.Clock.Since(r.observer.looked) < observeEvery {
+			return nil
+		}
+		_, err := r.look(ctx)
+		return err
+	})
+}
+
+// repeat calls f every few seconds until the context ends.
+func (r *Replicas) repeat(ctx context.Context, f func() error) {
+	for {
+		err := f()
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Could not observe the leases of the replicas, will retry")
 		}
@@ -86,6 +120,11 @@ func (r *Replicas) look(ctx context.Context) (dead []coordinationv1.Lease, err e
 		}
 	}
 	o.seen, o.living, o.looked = seen, living, now
+	count := len(living)
+	if !living[r.o.ID] {
+		count++ // The list is older than the lease of this replica.
+	}
+	r.count.Store(int32(count)) //nolint:gosec // A cluster has few replicas.
 	return dead, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -66,8 +67,8 @@ type Options struct {
 	Status func() (string, error)
 }
 
-// Replicas keeps the lease of this process and observes those of the others. Term and
-// Living are safe for concurrent use.
+// Replicas keeps the lease of this process and observes those of the others. Term, Living and
+// Count are safe for concurrent use.
 type Replicas struct {
 	o Options
 	// latest is the lease as last read or written, or nil. Only Start uses it.
@@ -82,6 +83,10 @@ type Replicas struct {
 	lost bool
 
 	observer observer
+	// count is the result of Count. counting is closed by its first call.
+	count       atomic.Int32
+	counting    chan struct{}
+	beginsCount sync.Once
 }
 
 // observer has the observations of the leases.
@@ -105,15 +110,18 @@ func New(o Options) (*Replicas, error) {
 	if o.ID == "" || o.Client == nil || o.Namespace == "" || o.Clock == nil {
 		return nil, errors.New("replica: ID, Client, Namespace and Clock are required")
 	}
-	return &Replicas{o: o, lost: true}, nil
+	return &Replicas{o: o, lost: true, counting: make(chan struct{})}, nil
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: every replica
 // keeps its own lease.
 func (*Replicas) NeedLeaderElection() bool { return false }
 
-// Start keeps the lease until the context ends, and then removes it.
+// Start keeps the lease until the context ends, and then removes it. It observes the leases for Count.
 func (r *Replicas) Start(ctx context.Context) error {
+	var following sync.WaitGroup
+	defer following.Wait()
+	following.Go(func() { r.follow(ctx) })
 	for {
 		pause := renewal
 		if err := r.renew(ctx); err != nil && ctx.Err() == nil {

@@ -136,6 +136,52 @@ func TestLiving_WhileTheAPIServerIsAway(t *testing.T) {
 	})
 }
 
+// TestCount_FollowsTheLeases: a replica that does not sweep knows the number of live replicas.
+func TestCount_FollowsTheLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fakeapi.NewClientset()
+		var lists atomic.Int32
+		client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			lists.Add(1)
+			return false, nil, nil
+		})
+		one, other := newReplicas(t, client, "one"), newReplicas(t, client, "other")
+		crashedLease(t, client)
+		otherCtx, stopOther := context.WithCancel(quiet(t))
+		go func() { _ = one.Start(quiet(t)) }()
+		go func() { _ = other.Start(otherCtx) }()
+		pass(time.Minute)
+		assert.Zero(t, lists.Load(), "no caller needs the number")
+		assert.Zero(t, one.Count(), "the number is not known")
+		synctest.Wait()
+		assert.Equal(t, 3, one.Count(), "the crashed replica may still renew its lease")
+		pass(duration + 2*observeEvery)
+		assert.Equal(t, 2, one.Count())
+		pass(time.Second)
+		go one.Observe(quiet(t))
+		synctest.Wait()
+		before := lists.Load()
+		pass(time.Minute)
+		assert.InDelta(t, time.Minute/observeEvery, lists.Load()-before, 1, "Count uses the lists of Observe")
+		stopOther()
+		pass(observeEvery + time.Second)
+		assert.Equal(t, 1, one.Count())
+	})
+}
+
+// TestCount_IncludesThisReplica: the lease of this replica may not exist yet.
+func TestCount_IncludesThisReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fakeapi.NewClientset()
+		client.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errCut })
+		r := newReplicas(t, client, "one")
+		r.Count()
+		go func() { _ = r.Start(quiet(t)) }()
+		synctest.Wait()
+		assert.Equal(t, 1, r.Count())
+	})
+}
+
 // TestStart_RenewsWithoutTheStatus: if the API server rejects the status, the lease is renewed
 // without it.
 func TestStart_RenewsWithoutTheStatus(t *testing.T) {

@@ -161,18 +161,19 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	if p.recorder, err = telemetry.New(recording); err != nil {
 		return err
 	}
-	p.assembly = assembly.New(assembly.Options{
-		Manager: p.mgr, Registry: p.o.registry, Client: p.client, Recorder: p.recorder, Namespace: p.o.namespace, WaitFor: p.ready.WaitFor,
-	})
-	settings, err := p.assembly.Settings(ctx, c.PrebindConfiguration)
-	if err != nil {
-		return err
-	}
 	leases, err := apiclient.NewWithTimeout(p.config, replica.RequestTakes)
 	if err != nil {
 		return err
 	}
 	if p.replicas, err = replica.New(replica.Options{ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Status: p.status}); err != nil {
+		return err
+	}
+	p.assembly = assembly.New(assembly.Options{
+		Manager: p.mgr, Registry: p.o.registry, Client: p.client, Recorder: p.recorder, Namespace: p.o.namespace,
+		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor,
+	})
+	settings, err := p.assembly.Settings(ctx, c.PrebindConfiguration)
+	if err != nil {
 		return err
 	}
 	p.ready.Require(p.replicas.Held)
