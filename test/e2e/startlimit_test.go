@@ -142,6 +142,15 @@ func limited(t *testing.T, w *world, generation int, arguments string) {
 	w.untilMetric(t, fmt.Sprintf("prebind_config_generation %d", generation))
 }
 
+// untilReplicasKnown waits until all replicas know their number.
+func (w *world) untilReplicasKnown(t *testing.T) {
+	t.Helper()
+	w.untilMetric(t, fmt.Sprintf("prebind_start_limit_replicas %d", len(w.prebind.Replicas())))
+}
+
+// mostStarting returns the documented maximum of pods that start on a node at the same time.
+func mostStarting(limit, replicas int) int { return limit + (replicas-1)*max(1, limit/replicas) }
+
 // Tests that change the configuration have their own installation. They run one after another.
 func TestStartLimit(t *testing.T) {
 	t.Parallel()
@@ -200,6 +209,7 @@ func TestStartLimit(t *testing.T) {
 		limited(t, w, 7, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
 		_, err := w.start(t.Context())
 		require.NoError(t, err)
+		w.untilReplicasKnown(t)
 		t.Run("a crowd", func(t *testing.T) { testStartsOfCrowd(t, w) })
 		t.Run("refusals", func(t *testing.T) { testNodeRefusesPods(t, w) })
 		t.Run("killed", func(t *testing.T) { testKilledWhileStarting(t, w) })
@@ -246,8 +256,7 @@ func testStartsWithoutSlot(t *testing.T, w *world) {
 	assert.Zero(t, b.waitingForStart())
 }
 
-// testStartsOfCrowd binds 200 pods to a node at the same time through two replicas. Each replica is exact by itself, so at most twice
-// the limit start.
+// testStartsOfCrowd binds 200 pods to a node at the same time through two replicas.
 func testStartsOfCrowd(t *testing.T, w *world) {
 	const limit, all = 5, 200
 	b := newBench(t, w, nil)
@@ -259,7 +268,7 @@ func testStartsOfCrowd(t *testing.T, w *world) {
 	_, _, most := s.counts()
 	t.Logf("%d binds to one node in %s: at most %d pods started at the same time, with the limit %d", all, time.Since(began).Round(100*time.Millisecond), most, limit)
 	assert.GreaterOrEqual(t, most, limit, "all slots should be used")
-	assert.LessOrEqual(t, most, limit*len(w.prebind.Replicas()), "the documented bound")
+	assert.LessOrEqual(t, most, mostStarting(limit, len(w.prebind.Replicas())), "the documented bound")
 	for _, r := range w.prebind.Replicas() {
 		metrics, err := r.Metrics(t.Context())
 		require.NoError(t, err)
@@ -323,6 +332,7 @@ func testNodeRefusesPods(t *testing.T, w *world) {
 func testKilledWhileStarting(t *testing.T, w *world) {
 	const limit, all = 5, 12
 	killed := w.prebind.Replicas()[0]
+	w.untilReplicasKnown(t)
 	b := newBench(t, w, nil)
 	node, toleration := b.ownNode("killed")
 	s := b.observe(node, 0)
@@ -337,7 +347,7 @@ func testKilledWhileStarting(t *testing.T, w *world) {
 	w.prebind.RouteTo(w.prebind.Replicas()[1])
 	for {
 		seen, starting, most := s.counts()
-		assert.LessOrEqual(t, most, 2*limit)
+		assert.LessOrEqual(t, most, mostStarting(limit, len(w.prebind.Replicas())))
 		if seen == all {
 			break
 		}

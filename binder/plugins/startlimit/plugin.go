@@ -8,7 +8,8 @@
 // A pod starts from its bind until it leaves the phase Pending. The cache holds only these pods, in
 // a compact form. A bind reserves its slot in the memory of the replica (slots.go) until the cache
 // contains the pod. Therefore the limit is exact for the binds of one replica. Other replicas
-// observe the pod only after its bind, so they can exceed the limit: each by its own limit at most.
+// observe the pod only after its bind. So that they exceed the limit by little, each replica
+// reserves only its share of the free slots; see rules.share.
 package startlimit
 
 import (
@@ -61,7 +62,11 @@ func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers)
 		slots: held, refused: refused, pods: onNodes("starting", corev1.PodPending),
 		limits: limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen},
 	}
-	held.onChange(func(node string) { h.Changes.Changed(p.pods.Changed(node)) })
+	if p.h.Replicas == nil {
+		p.h.Replicas = func() int { return 1 }
+	}
+	held.connect(func(node string) { h.Changes.Changed(p.pods.Changed(node)) }, p.h.Replicas)
+	p.h.Replicas() // The first call begins the observation of the replicas.
 	// The configuration of a later instance can still be rejected.
 	if refused.isNew() {
 		p.inForce.Do(p.apply)
@@ -127,13 +132,14 @@ func (p *Plugin) list(ctx context.Context, reader framework.Reader, bc *framewor
 // during each list.
 func (p *Plugin) take(ctx context.Context, reader framework.Reader, bc *framework.BindContext, t *ticket, now time.Time, alone bool) (answer, error) {
 	bind := starting{namespace: bc.Pod.Namespace, uid: bc.Pod.UID, since: now, attempt: bc.Attempt}
-	a := answer{outdated: true}
+	a, r := answer{outdated: true}, p.rules
+	r.replicas = p.h.Replicas()
 	for try := 0; a.outdated && try < maxTries; try++ {
 		v, err := p.list(ctx, reader, bc)
 		if err != nil {
 			return answer{}, err
 		}
-		a = p.slots.take(bc.Node.Name, bind, t, v, p.rules, alone)
+		a = p.slots.take(bc.Node.Name, bind, t, v, r, alone)
 	}
 	return a, nil
 }

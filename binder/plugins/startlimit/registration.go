@@ -43,6 +43,9 @@ func Registration() framework.Registration {
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "prebind_start_limit_queued", Help: "Binds of this replica that wait for a slot, on all nodes.",
 			}, func() float64 { _, queued := held.count(); return float64(queued) }),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+				Name: "prebind_start_limit_replicas", Help: "Live replicas that share the free slots of each node. 0 until the plugin is on and this replica has read their leases.",
+			}, func() float64 { return float64(held.sharers()) }),
 			refused.openings,
 		},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
@@ -53,7 +56,8 @@ func Registration() framework.Registration {
 
 // Arguments of the plugin.
 type Arguments struct {
-	// Limit is the number of pods that may start on a node at the same time.
+	// Limit is the number of pods that may start on a node at the same time. Several replicas together
+	// can exceed it; see rules.share.
 	Limit int `yaml:"limit"`
 	// Wait is how long a bind waits for a slot before it is rejected.
 	Wait time.Duration `yaml:"wait"`
@@ -77,7 +81,7 @@ func Defaults() *Arguments {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&a.Limit, "start-limit-limit", a.Limit,
-		"Maximum number of pods that each replica lets start on a node at the same time: bound, but not running yet. It also counts the pods of other replicas once it has observed their binds.")
+		"Maximum number of pods that start on a node at the same time: bound, but not running yet. R replicas together can exceed it by R-1 pods, and by more if they observe each other's binds late.")
 	fs.DurationVar(&a.Wait, "start-limit-wait", a.Wait,
 		"Maximum time that a bind waits for a slot on its node. After that, Prebind rejects it, so that the scheduler chooses another node. The wait counts towards --prebind-timeout.")
 	fs.DurationVar(&a.StartTimeout, "start-limit-start-timeout", a.StartTimeout,

@@ -12,10 +12,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// rules are the arguments by which slots are given.
+// rules decide who gets a slot.
 type rules struct {
 	limit   int
 	timeout time.Duration
+	// replicas is the number of live replicas, or 0 if it is not known.
+	replicas int
+}
+
+// share returns how many slots a replica may have reserved on a node on which it has observed so many pods that
+// start. The replicas share the free slots, but each may reserve one.
+//
+// All replicas together exceed the limit by at most (replicas-1)*share(0). Each replica observes a prefix of the same
+// history. Compare the last take of each replica, and choose the take with the longest prefix. Its pods and
+// reservations are within the limit. They include all pods that start now, except the pods that another replica
+// had reserved and not observed at its own last take. These are at most the share of that replica.
+//
+// If all replicas have observed the same pods, they exceed the limit by at most replicas-1, because shares of more than
+// one slot are together within the free slots.
+func (r rules) share(observed int) int {
+	if r.replicas == 0 {
+		return 1
+	}
+	return max(1, (r.limit-observed)/r.replicas)
 }
 
 // starting is a pod that starts, or a bind that has reserved a slot for its pod.
@@ -26,7 +45,7 @@ type starting struct {
 	since time.Time
 	// attempt made the reservation. It is empty for a pod.
 	attempt string
-	// number identifies the last take of the reservation.
+	// number identifies the last take of the reservation. It is 0 for a pod.
 	number uint64
 }
 
@@ -73,6 +92,8 @@ type slots struct {
 	taken uint64
 	// changed is called after a change that can end a wait for the node.
 	changed func(node string)
+	// replicas returns the number of live replicas, or 0 if it is not known.
+	replicas func() int
 }
 
 type node struct {
@@ -84,13 +105,24 @@ type node struct {
 // ticket is the place of a bind in the queue of its node.
 type ticket struct{ node string }
 
-func newSlots() *slots { return &slots{nodes: map[string]*node{}, changed: func(string) {}} }
+func newSlots() *slots {
+	return &slots{nodes: map[string]*node{}, changed: func(string) {}, replicas: func() int { return 0 }}
+}
 
-// onChange sets the function that is called after a change that can end a wait.
-func (s *slots) onChange(changed func(node string)) {
+// connect sets the function that is called after a change that can end a wait, and the one that
+// returns the number of live replicas.
+func (s *slots) connect(changed func(node string), replicas func() int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.changed = changed
+	s.changed, s.replicas = changed, replicas
+}
+
+// sharers returns the number of live replicas, or 0 if it is not known.
+func (s *slots) sharers() int {
+	s.mu.Lock()
+	replicas := s.replicas
+	s.mu.Unlock()
+	return replicas()
 }
 
 // update calls f with the state of the node, and reports a change if f returns true.
@@ -156,7 +188,7 @@ type answer struct {
 	next time.Time
 }
 
-// take reserves a slot for the bind if there is one for it and for all binds before its ticket. Without a
+// take reserves a slot for the bind if this replica has one for it and for all binds before its ticket. Without a
 // ticket, all binds in the queue are before it. If alone is set, take does so only if no other pod of the
 // namespace starts on the node. A bind that has a slot keeps it, until the
 // first reservation times out.
@@ -178,8 +210,14 @@ func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alo
 		if t == nil {
 			ahead = len(n.queue)
 		}
+		reserved := 0
+		for _, s := range all {
+			if s.number > 0 {
+				reserved++
+			}
+		}
 		a.busy = alone && slices.ContainsFunc(all, func(other starting) bool { return other.namespace == bind.namespace })
-		a.taken = !a.busy && len(all)+ahead < r.limit
+		a.taken = !a.busy && len(all)+ahead < r.limit && reserved+ahead < r.share(len(all)-reserved)
 		if !a.taken {
 			a.next = r.next(all)
 			return false

@@ -62,6 +62,55 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+func TestShare(t *testing.T) {
+	cases := map[string]struct {
+		reason                    string
+		limit, replicas, observed int
+		want                      int
+	}{
+		"One":         {reason: "no other replica takes slots", limit: 5, replicas: 1, observed: 2, want: 3},
+		"Two":         {reason: "each replica gets half of the slots", limit: 10, replicas: 2, want: 5},
+		"Remainder":   {reason: "the shares do not exceed the free slots", limit: 5, replicas: 2, want: 2},
+		"Fewer":       {reason: "the replicas share only the free slots", limit: 10, replicas: 2, observed: 6, want: 2},
+		"Last":        {reason: "a replica may take the last slot", limit: 10, replicas: 2, observed: 9, want: 1},
+		"Full":        {reason: "the limit itself decides", limit: 10, replicas: 2, observed: 12, want: 1},
+		"ManyReplica": {reason: "each replica can bind pods", limit: 2, replicas: 5, want: 1},
+		"Unknown":     {reason: "there may be any number of replicas", limit: 10, want: 1},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			r := rules{limit: tc.limit, replicas: tc.replicas}
+			assert.Equal(t, tc.want, r.share(tc.observed), tc.reason)
+		})
+	}
+}
+
+func TestTake_SharesFreeSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(4))
+		replicas := 0
+		w.h.Replicas = func() int { return replicas }
+		assert.True(t, w.Take(t.Context(), bind("a")))
+		assert.False(t, w.Take(t.Context(), bind("b")), "the number of replicas is not known")
+		replicas = 2
+		assert.True(t, w.Take(t.Context(), bind("b")))
+		assert.False(t, w.Take(t.Context(), bind("c")), "two slots are those of the other replica")
+		assert.True(t, w.Take(t.Context(), bind("b")), "the bind is repeated")
+		c, d := w.start(t.Context(), bind("c")), w.start(t.Context(), bind("d"))
+		assertWaits(t, "two slots are those of the other replica", c, d)
+		w.server.Put(bound("a"))
+		assertWaits(t, "the replicas share three slots, and this one has reserved a slot", c, d)
+		w.server.Put(bound("b"))
+		assertTaken(t, "the replica has observed its pods", c)
+		assertWaits(t, "one slot is that of the other replica", d)
+		w.server.Put(bound("c"))
+		assertTaken(t, "the other replica has not used its slot", d)
+		w.server.Put(bound("d"))
+		replicas = 1
+		assert.False(t, w.Take(t.Context(), bind("e")), "the node is full")
+	})
+}
+
 // A scheduler repeats a bind that never succeeds.
 func TestReservation_EndsDespiteRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
