@@ -34,8 +34,6 @@ type demo struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
-	// plugins are the arguments for the plugins of nodes. It is nil if the binary does not contain them.
-	plugins []string
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -53,13 +51,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 
-	if d.plugins != nil {
-		if err := d.lateDriver(ctx); err != nil {
-			return err
-		}
-		if err := d.burst(ctx); err != nil {
-			return err
-		}
+	if err := d.lateDriver(ctx); err != nil {
+		return err
+	}
+	if err := d.burst(ctx); err != nil {
+		return err
 	}
 
 	d.title("Without Prebind")
@@ -112,10 +108,13 @@ func (d *demo) setUp(ctx context.Context) error {
 	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {
 		return err
 	}
-	if err := d.findPlugins(ctx); err != nil {
+	if err := d.prebind.AddComponents(ctx, "plugins/node-ready", "plugins/announce"); err != nil {
 		return err
 	}
-	args := append([]string{"--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel}, d.plugins...)
+	args := []string{
+		"--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel,
+		"--prebind-plugins=*,node-ready,start-limit", fmt.Sprintf("--start-limit-limit=%d", atOnce),
+	}
 	for range 2 {
 		if _, err := d.prebind.Start(ctx, args...); err != nil {
 			return err

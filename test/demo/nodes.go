@@ -5,9 +5,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"os/exec"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,21 +25,6 @@ const (
 	atOnce     = 2
 	startDelay = 3 * time.Second
 )
-
-// findPlugins sets the arguments for the plugins of nodes, and installs their permissions.
-func (d *demo) findPlugins(ctx context.Context) error {
-	out, err := exec.CommandContext(ctx, d.prebind.Binary(), "plugins").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("prebind plugins: %w\n%s", err, out)
-	}
-	for _, name := range []string{"node-ready", "start-limit", "announce"} {
-		if !strings.Contains(string(out), "\n"+name+" ") {
-			return nil
-		}
-	}
-	d.plugins = []string{"--prebind-plugins=*,node-ready,start-limit", fmt.Sprintf("--start-limit-limit=%d", atOnce)}
-	return d.prebind.AddComponents(ctx, "plugins/node-ready", "plugins/announce")
-}
 
 // lateDriver shows node-ready and announce: a pod on a node whose CSI driver is not registered.
 func (d *demo) lateDriver(ctx context.Context) error {
@@ -77,7 +59,7 @@ func (d *demo) lateDriver(ctx context.Context) error {
 // burst shows start-limit: more pods for a node than may start on it at the same time.
 func (d *demo) burst(ctx context.Context) error {
 	d.title("More pods than may start at the same time")
-	d.say("%d pods for %s, which each start in %s. With start-limit, each replica lets %d pods start\non a node at the same time. It also counts the pods of other replicas, from the moment that it observes their binds.\n", burstPods, busyNode, startDelay, atOnce)
+	d.say("%d pods for %s, which each start in %s. With start-limit, %d pods start on a node\nat the same time. Two replicas together can exceed this limit by one pod.\n", burstPods, busyNode, startDelay, atOnce)
 	s, err := d.begin(ctx, statefulSet("burst", burstPods, "",
 		gen.NodeSelector(corev1.LabelHostname, busyNode), gen.Annotation(cluster.StartDelay, startDelay.String())))
 	if err != nil {
