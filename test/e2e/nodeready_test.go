@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -458,14 +459,20 @@ func (o *waiter) endSmoothly() {
 	o.assertNeverFailed()
 }
 
-// The replica of all waits is killed. The other one continues.
+// The replica of all waits is killed. The other one waits, and continues when the driver is registered.
 func testNodeReadyKill(t *testing.T, w *world) {
 	first, second := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
 	w.prebind.RouteTo(first)
 	all := waiters(t, w)
 	require.NoError(t, first.Kill())
 	w.prebind.RouteTo(first, second)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		metrics, err := second.Metrics(t.Context())
+		require.NoError(c, err)
+		assert.Contains(c, strings.Split(metrics, "\n"), fmt.Sprintf("prebind_holds %d", len(all)))
+	}, patience, again, "the other replica should hold the calls")
 	for _, one := range all {
+		one.until("still unbound", notBound)
 		one.registerDriver(one.node, nil)
 		one.end()
 	}
