@@ -76,6 +76,31 @@ func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.annotations[plugin][key] = value
 }
 
+// SetAnnotation is Annotate with a complete key, such as ray.io/topology. plugin is the caller's own
+// name. It is for plugins whose keys the operator allows.
+func (bc *BindContext) SetAnnotation(plugin, key, value string) { panic("fw") }
+
+// SetLabel adds the label with the complete key to the Binding. The API server copies it to the pod with the
+// bind, and replaces a value that the pod already has. It requires Kubernetes 1.35 or later.
+func (bc *BindContext) SetLabel(plugin, key, value string) { panic("fw") }
+
+// Warn records a warning for the client that posted the Binding. PreFlight and the look of a Waiter may call
+// it. The engine shows each text once.
+func (bc *BindContext) Warn(format string, args ...any) { panic("fw") }
+
+// Finding is the result of one rule of a plugin, such as a policy.
+type Finding struct {
+	// Name of the rule.
+	Name string
+	// Verdict is a word, such as "waiting".
+	Verdict string
+	// Message explains the verdict. It may be empty.
+	Message string
+}
+
+// Found records, in PreFlight, the result of one rule. Dry runs and 'prebind explain' show it.
+func (bc *BindContext) Found(f Finding) { panic("fw") }
+
 // Annotations returns the recorded annotations by plugin and key, or nil. The caller owns the
 // maps.
 func (bc *BindContext) Annotations() map[string]map[string]string {

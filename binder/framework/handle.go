@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,6 +30,13 @@ type Handle struct {
 	// was switched off or has new arguments. Await then ends the bind, and the client repeats it.
 	// Nil means never.
 	Retired <-chan struct{}
+	// Selections adds selections while the plugin runs. It is nil in tests that need none.
+	Selections Selector
+	// Leads returns whether this replica leads. Only the leader writes what all replicas compute alike,
+	// such as the status of an object. Nil means that it leads.
+	Leads func() bool
+	// Discovery returns the kinds of the API server and their schemas.
+	Discovery discovery.DiscoveryInterface
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -45,6 +46,8 @@ type Registration struct {
 	// Watches returns an example of each kind that the cache holds while the plugin is on.
 	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched.
 	Watches func(a Arguments) []client.Object
+	// AddToScheme adds types of custom resources that the plugin reads. Nil means none.
+	AddToScheme func(*runtime.Scheme) error
 	// Requires lists required kinds. If the API server does not serve one of them, Prebind
 	// omits the plugin and logs it.
 	Requires []schema.GroupVersionKind

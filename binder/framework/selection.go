@@ -4,10 +4,12 @@
 package framework
 
 import (
+	"context"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -34,9 +36,14 @@ type Selection struct {
 	// Labels and Fields select the objects. Nil means all objects.
 	Labels labels.Selector
 	Fields fields.Selector
-	// Field is the indexed field. The API server must support it as a field selector of the kind,
-	// such as spec.nodeName of pods.
+	// Field is the indexed field, such as spec.nodeName of pods. The API server must support it as a field
+	// selector of the kind, unless Unsupported is set. ByName means the name: the value is
+	// NAMESPACE/NAME, or NAME for cluster-scoped kinds, and Value is not needed. Empty means that all objects
+	// are read together, by the empty value.
 	Field string
+	// Unsupported means that the API server does not support the field as a field selector. The live
+	// reader then lists the objects with all values, and the plugin selects those with the value.
+	Unsupported bool
 	// Value returns the value of Field. It is called with objects after Transform.
 	Value func(o client.Object) string
 	// Transform reduces the objects of the cache. Nil means no reduction. The live reader
@@ -88,3 +95,27 @@ func selectedBy(opts []client.ListOption) (Selected, bool) {
 	}
 	return Selected{}, false
 }
+
+// ByName is the Selection.Field of selections that are read by name.
+const ByName = "metadata.name"
+
+// Selector adds and removes selections while a plugin runs, for plugins whose watches depend on objects in
+// the cluster. It is safe for concurrent use.
+type Selector interface {
+	// Select watches the selection. It returns nil when the cache has all objects. Prebind needs permission to
+	// get, list and watch the kind. Errors: meta.IsNoMatchError if the API server does not serve the
+	// kind, PermissionError if a permission is missing, otherwise the watch did not begin before the context
+	// ended. A selection with the same name is kept.
+	Select(ctx context.Context, s Selection) error
+	// Keep ends the selections of the plugin that Select added and that are not named, after a minute.
+	Keep(names sets.Set[string])
+}
+
+// PermissionError means that Prebind lacks a permission.
+type PermissionError struct {
+	// Missing is the rule, such as "get, list, watch csinodes.storage.k8s.io".
+	Missing string
+}
+
+// Error implements error.
+func (e *PermissionError) Error() string { return "the service account of Prebind lacks permissions: " + e.Missing }

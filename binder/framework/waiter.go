@@ -25,11 +25,19 @@ type Waiter struct {
 	name   string
 	handle Handle
 	look   BindLook
+	wakes  []Ref
 }
 
 // NewWaiter returns the plugin with the name.
 func NewWaiter(name string, h Handle, look BindLook) *Waiter {
 	return &Waiter{name: name, handle: h, look: look}
+}
+
+// WokenBy makes changes of these objects wake the look, in addition to those that it reads. It returns the
+// Waiter.
+func (w *Waiter) WokenBy(refs ...Ref) *Waiter {
+	w.wakes = append(w.wakes, refs...)
+	return w
 }
 
 // OnAnnotation returns the plugin as an OnRequest, limited to binds that request it by an
