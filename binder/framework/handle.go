@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,6 +33,13 @@ type Handle struct {
 	// Replicas returns the number of live replicas, including this one, or 0 if it is not known
 	// yet. It does not block. Nil means that there is one replica.
 	Replicas func() int
+	// Selections adds selections while the plugin runs. It is nil in tests that need none.
+	Selections Selector
+	// Leads returns whether this replica leads. Only the leader writes what all replicas compute alike,
+	// such as the status of an object. Nil means that it leads.
+	Leads func() bool
+	// Discovery returns the kinds of the API server and their schemas.
+	Discovery discovery.DiscoveryInterface
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
 }

@@ -106,6 +106,16 @@ type RollBacker interface {
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
 }
 
+// Starter is a PreBinder with work of its own, such as reading objects that configure it.
+type Starter interface {
+	// Start runs until the context ends: when the process ends, or when the instance is retired. Prebind
+	// starts it after the plugin's watches, in every replica.
+	Start(ctx context.Context) error
+	// HasSynced returns whether the plugin can decide. Before that, Prebind is not ready, or does not
+	// apply a new configuration. It is safe for concurrent use.
+	HasSynced() bool
+}
+
 // Confirmer is a PreBinder that checks again before the bind is allowed.
 type Confirmer interface {
 	// Confirm is called after the PreBind of all plugins, even if its own was skipped,

@@ -1,0 +1,201 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy compiles and evaluates BindPolicies. It does no I/O: the caller reads the objects that
+// expressions use (Objects), and acts on the result.
+//
+// A policy is compiled once per generation (Compile). The compiled form is immutable and safe for
+// concurrent use.
+package policy
+
+import (
+	"context"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Schemas returns the OpenAPI schemas of kinds that are not compiled in. resolver.SchemaResolver of
+// k8s.io/apiserver implements it.
+type Schemas interface {
+	ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, error)
+}
+
+// Options are the options of Compile.
+type Options struct {
+	// KeyPrefixes are the prefixes of keys that policies may use besides their own, such as ray.io.
+	KeyPrefixes []string
+	// Schemas is used for warnings about custom resources. Nil means no such warnings.
+	Schemas Schemas
+}
+
+// Problem is the reason why a policy does not compile.
+type Problem struct {
+	// Reason is a reason of v1alpha1.ConditionReady.
+	Reason string
+	// Field is the path of the field, such as spec.validations[0].expression.
+	Field string
+	// Message describes the problem, and how to fix it.
+	Message string
+}
+
+// Error implements error.
+func (p *Problem) Error() string { return p.Field + ": " + p.Message }
+
+// Compile compiles a policy. The defaults of the API are applied to a copy, so the policy may come from a
+// file. The error is a *Problem, for the first field with one, or several joined (errors.Join).
+func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) { panic("core") }
+
+// Compiled is a compiled policy.
+type Compiled struct{}
+
+// Name returns the name of the policy.
+func (c *Compiled) Name() string { panic("core") }
+
+// UID and Generation identify the compiled version.
+func (c *Compiled) Generation() int64 { panic("core") }
+
+// Audit returns whether the policy only reports.
+func (c *Compiled) Audit() bool { panic("core") }
+
+// Warnings returns the problems that type checking found in parts that are checked at runtime only, such as
+// fields of custom resources.
+func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { panic("core") }
+
+// Needs returns what the policy reads in addition to the pod and the node.
+func (c *Compiled) Needs() Needs { panic("core") }
+
+// Needs are the objects that a policy reads.
+type Needs struct {
+	// Namespace is set if the policy uses the pod's Namespace, with the fields that it uses.
+	Namespace *Fields
+	// Claims is set if the policy uses the pod's claims.
+	Claims *Fields
+	// Resources are the declared resources that expressions use, in order.
+	Resources []*Resource
+}
+
+// Resource is a declared resource of a compiled policy. It is immutable.
+type Resource struct {
+	// Name in expressions.
+	Name string
+	Kind schema.GroupVersionKind
+	// Namespace of the objects. Empty means all.
+	Namespace string
+	// Labels is nil for all objects.
+	Labels labels.Selector
+	// ByName means that the policy reads one object by its name. Otherwise, it reads all that match.
+	ByName bool
+	// OnNode means that only objects whose spec.nodeName is the node's name match.
+	OnNode bool
+	// Fields are the fields that expressions use. metadata.name, metadata.namespace, metadata.uid,
+	// metadata.labels and, with OnNode, spec.nodeName are always among them.
+	Fields *Fields
+}
+
+// Fields is a set of field paths of a kind. It is immutable. Nil means no fields besides the names.
+type Fields struct{}
+
+// Union returns the fields of both.
+func (f *Fields) Union(other *Fields) *Fields { panic("core") }
+
+// String returns the same text for the same fields, such as "metadata.annotations,spec.drivers". "*" means
+// all.
+func (f *Fields) String() string { panic("core") }
+
+// Transform reduces an object of the cache to the fields. It is a toolscache.TransformFunc: it handles
+// typed and unstructured objects, and returns others, such as tombstones, unchanged. It does not change its
+// argument.
+func (f *Fields) Transform(o any) (any, error) { panic("core") }
+
+// Subject is a bind.
+type Subject struct {
+	Pod     *corev1.Pod
+	Node    *corev1.Node
+	Binding *corev1.Binding
+	User    authenticationv1.UserInfo
+	DryRun  bool
+	// Now is the time of the evaluation. Since is the start of the wait, or Now.
+	Now, Since time.Time
+}
+
+// Objects reads objects. An error ends the evaluation: it is returned as it is and does not
+// count as an error of the policy. Evaluate calls each method at most once per policy and
+// argument, and only for what is needed.
+type Objects interface {
+	// Namespace returns the pod's Namespace, or nil.
+	Namespace(ctx context.Context) (*corev1.Namespace, error)
+	// Claims returns the pod's claims by the name of the volume. A missing claim has the value nil.
+	Claims(ctx context.Context) (map[string]*corev1.PersistentVolumeClaim, error)
+	// Resource returns the objects of the resource, in a stable order. name and namespace are set if
+	// ByName is; then there is at most one.
+	Resource(ctx context.Context, r *Resource, namespace, name string) ([]client.Object, error)
+}
+
+// Verdict is the result of a policy for a bind.
+type Verdict string
+
+// The verdicts. They are values of a metric's label.
+const (
+	// NotMatched: the policy does not apply.
+	NotMatched Verdict = "not-matched"
+	// Allowed: all validations and waits are true, or timed out with Allow.
+	Allowed Verdict = "allowed"
+	// Rejected: a validation is false.
+	Rejected Verdict = "rejected"
+	// Waiting: a wait is false.
+	Waiting Verdict = "waiting"
+	// TimedOut: a wait was false for its timeout, and rejects the bind.
+	TimedOut Verdict = "timed-out"
+	// Failed: an expression failed, and the failure policy is Fail.
+	Failed Verdict = "failed"
+	// Ignored: an expression failed, and the failure policy is Ignore.
+	Ignored Verdict = "ignored"
+)
+
+// Rejects returns whether the verdict rejects the bind.
+func (v Verdict) Rejects() bool { return v == Rejected || v == TimedOut || v == Failed }
+
+// Result is the result of one policy for a bind.
+type Result struct {
+	Policy  string
+	Verdict Verdict
+	// Audit means that the verdict is only reported.
+	Audit bool
+	// Rule is the path of the expression that led to the verdict, such as spec.validations[0], or
+	// spec.waitFor[driver]. It is empty for NotMatched and Allowed.
+	Rule string
+	// Message explains the verdict: one line, at most MaxMessage bytes.
+	Message string
+	// Until is the time at which the verdict changes if no object changes. Zero means never.
+	Until time.Time
+	// Waived are the names of waits that timed out with Allow.
+	Waived []string
+	// Annotations and Labels of the pod by complete key. They are set for Allowed only.
+	Annotations, Labels map[string]string
+	// Err is the error of Failed and Ignored.
+	Err error
+	// Cost of all expressions, in units of CEL.
+	Cost uint64
+}
+
+// MaxMessage is the maximum length of a message in bytes.
+const MaxMessage = 1024
+
+// Evaluate evaluates the policy for a bind. An error means that objects could not be read, or that the
+// context ended.
+//
+// The order is: matchConstraints, matchConditions, validations, waitFor, mutations. All waits are
+// evaluated; the first that is false gives the message. The message counts the others.
+func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) { panic("core") }
+
+// Confirm evaluates only matchConstraints, matchConditions and validations. It is for binds that were
+// allowed some time ago.
+func (c *Compiled) Confirm(ctx context.Context, s *Subject, o Objects) (Result, error) { panic("core") }
