@@ -33,7 +33,6 @@ const policyComponent = "../../config/webhook/plugins/policy/"
 // policyAPI is a control plane with the CustomResourceDefinition of BindPolicies.
 type policyAPI struct {
 	*world
-	t      *testing.T
 	client client.Client
 }
 
@@ -41,7 +40,9 @@ type policyAPI struct {
 // have the plugin. No BindPolicy matches a pod there.
 func TestBindPolicyAPI(t *testing.T) {
 	t.Parallel()
-	a := newPolicyAPI(t, shared)
+	a := &policyAPI{world: shared}
+	a.apply(t, "crd.yaml")
+	a.connect(t)
 	for name, test := range map[string]func(*testing.T, *policyAPI){
 		"validation": testPolicyValidation, "defaults": testPolicyDefaults, "status": testPolicyStatus, "explain": testPolicyExplained,
 	} {
@@ -49,21 +50,17 @@ func TestBindPolicyAPI(t *testing.T) {
 	}
 }
 
-// newPolicyAPI applies the shipped CustomResourceDefinition, and removes it after the test.
-func newPolicyAPI(t *testing.T, w *world) *policyAPI {
+// connect creates the client when the API server serves BindPolicies.
+func (a *policyAPI) connect(t *testing.T) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	w.apply(t, "crd.yaml")
-	a := &policyAPI{world: w, t: t}
-	// The client reads the API's kinds when it is created.
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		var err error
-		a.client, err = client.New(w.cluster.Config(), client.Options{Scheme: scheme})
+		a.client, err = client.New(a.cluster.Config(), client.Options{Scheme: scheme})
 		require.NoError(c, err)
 		assert.NoError(c, a.client.List(t.Context(), &v1alpha1.BindPolicyList{}))
 	}, patience, 50*time.Millisecond, "the API server should serve BindPolicies")
-	return a
 }
 
 // apply applies a file of the component with server-side apply, and deletes its objects after the test.
