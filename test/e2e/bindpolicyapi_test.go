@@ -286,7 +286,7 @@ func testPolicyDefaults(t *testing.T, a *policyAPI) {
 // The status is a subresource, kubectl shows it, and only changes of the spec are generations.
 func testPolicyStatus(t *testing.T, a *policyAPI) {
 	p := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "status"}, Spec: v1alpha1.BindPolicySpec{
-		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"nobody"}},
+		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
 		Validations:      []v1alpha1.Validation{{Expression: "true"}},
 		Mode:             v1alpha1.ModeAudit,
 	}}
@@ -345,7 +345,7 @@ func TestPolicyResourcesRole(t *testing.T) {
 		w.apply(t, file)
 	}
 	roles := w.client.RbacV1().ClusterRoles()
-	// Nobody uses the kind, so that the permission does not affect other tests.
+	// The kind does not exist, so that the permission does not affect other tests.
 	granted := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.prebind.dev"}, Resources: []string{"agents"}, Verbs: []string{"get", "list", "watch"}}},
