@@ -171,6 +171,7 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 		"scheduler twice":    {reason: "a set", spec: with("matchConstraints: {schedulerNames: [a, a]}"), want: "spec.matchConstraints.schedulerNames[1]: Duplicate value"},
 		"selector":           {reason: "a selector without a key is not valid", spec: with("matchConstraints: {podSelector: {matchExpressions: [{operator: Exists}]}}"), want: "podSelector.matchExpressions[0].key: Required value"},
 		"condition name":     {reason: "it is part of messages", spec: with("matchConditions: [{name: 'a b', expression: 'true'}]"), want: "spec.matchConditions[0].name in body should match"},
+		"long condition":     {reason: "it is part of messages", spec: with("matchConditions: [{name: " + long + ", expression: 'true'}]"), want: "spec.matchConditions[0].name: Too long: may not be more than 63"},
 		"condition twice":    {reason: "a map by name", spec: with("matchConditions: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.matchConditions[1]: Duplicate value"},
 		"empty condition":    {reason: "an expression is required", spec: with("matchConditions: [{name: a, expression: ''}]"), want: "spec.matchConditions[0].expression in body should be at least 1 chars long"},
 		"variable twice":     {reason: "a map by name", spec: with("variables: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.variables[1]: Duplicate value"},
