@@ -123,6 +123,7 @@ type MatchConstraints struct {
 	IncludeDaemonSetPods bool `json:"includeDaemonSetPods,omitempty"`
 }
 
+
 // MatchCondition is a condition for the policy to apply.
 type MatchCondition struct {
 	// Name identifies the condition in messages and metrics.
