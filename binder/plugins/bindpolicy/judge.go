@@ -64,6 +64,9 @@ func waitOf(waiting []policy.Result) framework.Waiting {
 
 // awaited completes the sentence "waiting for …", such as "driver: CSI driver not registered on node-1".
 func awaited(r policy.Result) string {
+	if text, ok := strings.CutPrefix(r.Message, "waiting for "); ok {
+		return text
+	}
 	name := strings.TrimSuffix(strings.TrimPrefix(r.Rule, "spec.waitFor["), "]")
 	return name + ": " + r.Message
 }

@@ -64,6 +64,10 @@ func TestJudge(t *testing.T) {
 			reason: "the wait ends with the timeout", results: []policy.Result{waits},
 			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n", Until: at.Add(2 * time.Minute)},
 		},
+		"WaitingWithoutMessage": {
+			reason: "the default message begins with the same words", results: []policy.Result{{Policy: "a", Verdict: policy.Waiting, Rule: "spec.waitFor[driver]", Message: "waiting for driver"}},
+			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver"},
+		},
 		"WaitingTwice": {
 			reason: "the bind looks again at the earliest timeout", results: []policy.Result{waits, until(named(waits, "b"), at.Add(time.Minute)), until(named(waits, "c"), at.Add(time.Hour))},
 			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n (and 2 more policies)", Until: at.Add(time.Minute)},
