@@ -45,7 +45,7 @@ func refusalOf(rejecting []policy.Result) *framework.Error {
 // advice returns the remedy of a rejection.
 func advice(r policy.Result) string {
 	if r.Verdict == policy.Failed {
-		return "correct " + r.Rule + " of the policy, or set failurePolicy: Ignore"
+		return "correct the policy, or set failurePolicy: Ignore"
 	}
 	return "choose another node, or see " + r.Rule + " of the policy"
 }

@@ -56,7 +56,7 @@ func TestJudge(t *testing.T) {
 		},
 		"Failed": {
 			reason: "the policy needs a correction", results: []policy.Result{{Policy: "a", Verdict: policy.Failed, Rule: "spec.variables[x]", Message: "no such key: x"}},
-			refusal: "BindPolicy a: no such key: x; correct spec.variables[x] of the policy, or set failurePolicy: Ignore",
+			refusal: "BindPolicy a: no such key: x; correct the policy, or set failurePolicy: Ignore",
 		},
 		"AuditRejects": {reason: "mode Audit only reports", results: []policy.Result{audit(rejects)}},
 		"AuditWaits":   {reason: "mode Audit only reports", results: []policy.Result{audit(waits)}},
