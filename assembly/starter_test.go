@@ -130,7 +130,9 @@ func TestStarter_Replaced(t *testing.T) {
 func TestStarter_OtherFails(t *testing.T) {
 	instances := make(chan *started, 10)
 	other := keeping("other")
-	other.New = func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return nil, errors.New("broken") }
+	other.New = func(framework.Handle, framework.Arguments) (framework.PreBinder, error) {
+		return nil, errors.New("broken")
+	}
 	a := newAssembly(t, granting(everything), starts("test", instances), other)
 	run(t, a)
 	go func() {
