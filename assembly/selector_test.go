@@ -217,6 +217,18 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	configured(t, a, nil)
 	group.Wait()
 	assert.Len(t, s.watched(), 2, "one for each name")
+
+	same, begin := gadgets, make(chan struct{})
+	same.Name = "test/same"
+	for range 8 {
+		group.Go(func() {
+			<-begin
+			assert.NoError(t, a.useRegistered(t.Context(), same))
+		})
+	}
+	close(begin)
+	group.Wait()
+	assert.Len(t, s.watched(), 3)
 }
 
 // The live reader compares the values that the API server does not compare.

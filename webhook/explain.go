@@ -41,8 +41,8 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 		func(*binder.Explanation) {},
 		func(x *binder.Explanation) { x.Annotations, x.Labels = shorten(x.Annotations), shorten(x.Labels) },
 		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, shortenFindings) },
-		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
 		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, firstFindings) },
+		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
 		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, noFindings) },
 		func(x *binder.Explanation) { x.Plugins = nil },
 	} {
