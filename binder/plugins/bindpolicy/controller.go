@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -124,7 +125,7 @@ func (c *controller) pass(ctx context.Context) time.Duration {
 // prepare forgets the generations that are gone, and begins to prepare those that are new or due for another try. It
 // returns the time until the next one is due.
 func (c *controller) prepare(ctx context.Context, policies []v1alpha1.BindPolicy) time.Duration {
-	now, next, exist := c.p.h.Clock.Now(), resyncInterval, sets.New[string]()
+	now, next, exist, gone := c.p.h.Clock.Now(), resyncInterval, sets.New[string](), false
 	for i := range policies {
 		b := &policies[i]
 		exist.Insert(b.Name)
@@ -147,9 +148,29 @@ func (c *controller) prepare(ctx context.Context, policies []v1alpha1.BindPolicy
 			g.cancel()
 			delete(c.latest, name)
 			c.p.metrics.forget(name)
+			gone = true
 		}
 	}
+	if gone {
+		c.share()
+	}
 	return next
+}
+
+// share forgets the fields that only deleted policies used, so that later watches do not hold them.
+func (c *controller) share() {
+	var needs []policy.Needs
+	for _, g := range c.latest {
+		if g.entry != nil {
+			needs = append(needs, g.entry.compiled.Needs())
+		}
+	}
+	for name, e := range c.last {
+		if c.latest[name] != nil {
+			needs = append(needs, e.compiled.Needs())
+		}
+	}
+	c.p.sharing.restart(needs)
 }
 
 // begin prepares a generation in the background. The entry is that of an earlier try, or nil.
@@ -178,6 +199,12 @@ func (c *controller) retry(ctx context.Context, b *v1alpha1.BindPolicy, failed *
 
 // apply puts the policies in force, and wakes the binds that wait.
 func (c *controller) apply(inForce map[string]*entry) {
+	inForce = share(inForce)
+	for name, e := range inForce {
+		if g := c.latest[name]; g != nil && g.entry != nil && g.entry.generation == e.generation && g.entry.uid == e.uid {
+			g.entry = e
+		}
+	}
 	if maps.Equal(inForce, c.last) {
 		return
 	}

@@ -281,3 +281,50 @@ func TestMetrics_Owner(t *testing.T) {
 		assert.Equal(t, 0, testutil.CollectAndCount(second.metrics.policies))
 	})
 }
+
+// Policies that read the same objects share a watch with the fields of all of them.
+func TestController_SharedWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const (
+			withDrivers = "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name"
+			withBoth    = "policy/storage.k8s.io/v1 CSINode by name; fields metadata.annotations.ready,spec.drivers[*].name"
+		)
+		w := newWorld(t, policyOf(t, "a", onCSINode))
+		assert.Equal(t, []string{withDrivers}, w.watches.keptNames())
+
+		other := policyOf(t, "b", `
+resources: [{name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}]
+validations: [{expression: "resources.csinode.metadata.annotations['ready'] == 'yes'"}]
+`)
+		w.put(other)
+		assert.Equal(t, []string{withBoth}, w.watches.keptNames(), "one watch has the fields of both policies")
+		for _, e := range w.inForce() {
+			assert.Equal(t, withBoth, e.reads.resources["csinode"].Name, "policy %s reads from the shared watch", e.name)
+		}
+		before := w.set.Load()
+		elapse(2 * resyncInterval)
+		assert.Same(t, before, w.set.Load(), "nothing changes without a reason")
+
+		w.server.Remove(other)
+		synctest.Wait()
+		w.put(next(t, policyOf(t, "a", onCSINode), onCSINode+"mode: Audit"))
+		assert.Equal(t, []string{withDrivers}, w.watches.keptNames(), "a new generation does not get the fields of deleted policies")
+	})
+}
+
+// A watch with more fields that does not begin does not affect the policies in force.
+func TestController_SharedWatchFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", onCSINode))
+		kept := w.watches.keptNames()
+		w.watches.on(func(ctx context.Context, _ framework.Selection) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		w.put(policyOf(t, "b", strings.ReplaceAll(onCSINode, "d.name", "d.nodeID")))
+		elapse(watchTimeout)
+		assert.Subset(t, w.watches.keptNames(), kept)
+		assert.Equal(t, map[string]int64{"a": 1}, w.used())
+		assert.Equal(t, kept[0], w.inForce()[0].reads.resources["csinode"].Name)
+	})
+}

@@ -35,7 +35,7 @@ type viewKey struct{ selection, value string }
 func (v *view) of(r reads) policy.Objects { return &objects{view: v, reads: r} }
 
 // list returns the objects of the selection with the value, in the order of namespace and name.
-func (v *view) list(ctx context.Context, s *framework.Selection, value string) ([]client.Object, error) {
+func (v *view) list(ctx context.Context, s *watch, value string) ([]client.Object, error) {
 	key := viewKey{s.Name, value}
 	if found, ok := v.found[key]; ok {
 		return found, nil

@@ -31,7 +31,8 @@ type Plugin struct {
 	metrics *metrics
 	waiter  *framework.Waiter
 	// set contains the policies in force. It is nil before the first pass.
-	set atomic.Pointer[set]
+	set     atomic.Pointer[set]
+	sharing sharing
 	// synced is HasSynced.
 	synced atomic.Bool
 	// compiling limits the policies that are compiled at the same time. compile is a variable for tests.
@@ -61,7 +62,7 @@ type evaluated struct {
 	result policy.Result
 }
 
-// evaluatedKey is the extension with the results of the last look, in the order of the policies.
+// evaluatedKey is the extension with the results of the last look, in the order of the policies that apply to the bind.
 var evaluatedKey = framework.NewExtensionKey[[]evaluated](Name + "/evaluated")
 
 // SetupBindContextExtension evaluates the policies.
@@ -155,10 +156,10 @@ func subjectOf(bc *framework.BindContext, pod *corev1.Pod, node *corev1.Node, no
 // evaluation is Evaluate or Confirm of a policy.
 type evaluation func(c *policy.Compiled, ctx context.Context, s *policy.Subject, o policy.Objects) (policy.Result, error)
 
-// evaluate evaluates the policies in order. An error means that objects could not be read.
+// evaluate evaluates the policies in order, and returns the results of those that apply to the bind. An error means that objects could not be read.
 func evaluate(ctx context.Context, policies set, reader framework.Reader, s *policy.Subject, by evaluation) ([]evaluated, error) {
 	v := &view{reader: reader, pod: s.Pod, node: s.Node.Name}
-	results := make([]evaluated, 0, len(policies))
+	var results []evaluated
 	for _, e := range policies {
 		r, err := by(e.compiled, ctx, s, v.of(e.reads))
 		if err != nil {
@@ -167,7 +168,9 @@ func evaluate(ctx context.Context, policies set, reader framework.Reader, s *pol
 			}
 			return nil, framework.FromAPI(aboutPolicy(e.name), "evaluating it", err)
 		}
-		results = append(results, evaluated{entry: e, result: r})
+		if r.Verdict != policy.NotMatched {
+			results = append(results, evaluated{entry: e, result: r})
+		}
 	}
 	return results, nil
 }

@@ -57,7 +57,7 @@ func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, e *entry, 
 			return
 		}
 		result.entry = &entry{
-			name: b.Name, uid: b.UID, generation: b.Generation, compiled: c, reads: readsOf(c.Needs()), counters: p.metrics.countersOf(b.Name, c.Audit()),
+			name: b.Name, uid: b.UID, generation: b.Generation, compiled: c, reads: p.sharing.readsOf(c.Needs()), counters: p.metrics.countersOf(b.Name, c.Audit()),
 		}
 		report(result)
 	}
@@ -96,7 +96,7 @@ func usesCustomKinds(n policy.Needs) bool {
 	return slices.ContainsFunc(n.Resources, func(r *policy.Resource) bool { return !isBuiltIn(r.Kind) })
 }
 
-// selectAll watches the selections concurrently. It returns the problem of the first one that has one.
+// selectAll begins the watches concurrently. It returns the problem of the first one that has one.
 func (p *Plugin) selectAll(ctx context.Context, all []named) *problem {
 	if p.h.Selections == nil || len(all) == 0 {
 		return nil

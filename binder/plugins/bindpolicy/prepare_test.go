@@ -20,7 +20,7 @@ import (
 )
 
 func TestProblems(t *testing.T) {
-	s := named{framework.Selection{Example: &storagev1.CSINode{}}, "spec.resources[csinode]"}
+	s := named{&watch{Selection: framework.Selection{Example: &storagev1.CSINode{}}}, "spec.resources[csinode]"}
 	cases := map[string]struct {
 		reason string
 		got    *problem

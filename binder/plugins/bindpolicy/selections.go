@@ -5,8 +5,11 @@ package bindpolicy
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,47 +24,160 @@ import (
 // byNodeName is the field of selections that are read by node.
 const byNodeName = "spec.nodeName"
 
-// reads are the selections from which a policy reads. Those that it does not need are nil.
-type reads struct {
-	namespace, claims *framework.Selection
-	// resources contains the selection of each resource by its name in expressions.
-	resources map[string]*framework.Selection
+// watch is a selection from which policies read. It is immutable.
+type watch struct {
+	framework.Selection
+	// key is the same for watches of the same objects, and fields are those that the cache holds.
+	key    string
+	fields *policy.Fields
 }
 
-// named is a selection with the path of the field that needs it.
+// reads are the watches from which a policy reads. Those that it does not need are nil.
+type reads struct {
+	namespace, claims *watch
+	// resources contains the watch of each resource by its name in expressions.
+	resources map[string]*watch
+}
+
+// named is a watch with the path of the field that needs it.
 type named struct {
-	framework.Selection
+	*watch
 	field string
 }
 
-// readsOf returns the selections for the needs of a policy.
-func readsOf(n policy.Needs) reads {
-	r := reads{resources: make(map[string]*framework.Selection, len(n.Resources))}
-	if n.Namespace != nil {
-		r.namespace = selectionOf(&policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("Namespace"), ByName: true, Fields: n.Namespace})
+// all returns the watches in a stable order.
+func (r reads) all(n policy.Needs) []named {
+	var all []named
+	if r.namespace != nil {
+		all = append(all, named{r.namespace, "namespaceObject"})
 	}
-	if n.Claims != nil {
-		r.claims = selectionOf(&policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"), ByName: true, Fields: n.Claims})
+	if r.claims != nil {
+		all = append(all, named{r.claims, "claims"})
 	}
 	for _, resource := range n.Resources {
-		r.resources[resource.Name] = selectionOf(resource)
+		all = append(all, named{r.resources[resource.Name], "spec.resources[" + resource.Name + "]"})
+	}
+	return all
+}
+
+// replaced returns the reads from other watches.
+func (r reads) replaced(by func(*watch) *watch) reads {
+	other := reads{resources: make(map[string]*watch, len(r.resources))}
+	if r.namespace != nil {
+		other.namespace = by(r.namespace)
+	}
+	if r.claims != nil {
+		other.claims = by(r.claims)
+	}
+	for name, w := range r.resources {
+		other.resources[name] = by(w)
+	}
+	return other
+}
+
+// objectsOf returns everything that a policy needs as resources.
+func objectsOf(n policy.Needs) (namespace, claims *policy.Resource, others []*policy.Resource) {
+	if n.Namespace != nil {
+		namespace = &policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("Namespace"), ByName: true, Fields: n.Namespace}
+	}
+	if n.Claims != nil {
+		claims = &policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"), ByName: true, Fields: n.Claims}
+	}
+	return namespace, claims, n.Resources
+}
+
+// sharing combines the fields that policies use of the same objects, so that they share a watch. It is safe for
+// concurrent use.
+type sharing struct {
+	mu sync.Mutex
+	// fields contains the fields by the key of a resource.
+	fields map[string]*policy.Fields
+}
+
+// readsOf returns the watches for the needs of a policy. Each has the fields that this policy and earlier ones use.
+func (s *sharing) readsOf(n policy.Needs) reads {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fields = combine(s.fields, n)
+	watchOf := func(r *policy.Resource) *watch {
+		if r == nil {
+			return nil
+		}
+		combined := *r
+		combined.Fields = s.fields[r.Key()]
+		return &watch{Selection: *selectionOf(&combined), key: r.Key(), fields: combined.Fields}
+	}
+	namespace, claims, others := objectsOf(n)
+	r := reads{namespace: watchOf(namespace), claims: watchOf(claims), resources: make(map[string]*watch, len(others))}
+	for _, resource := range others {
+		r.resources[resource.Name] = watchOf(resource)
 	}
 	return r
 }
 
-// all returns the selections in a stable order.
-func (r reads) all(n policy.Needs) []named {
-	var all []named
-	if r.namespace != nil {
-		all = append(all, named{*r.namespace, "namespaceObject"})
+// restart forgets the fields of policies that do not exist any more.
+func (s *sharing) restart(needs []policy.Needs) {
+	var fields map[string]*policy.Fields
+	for _, n := range needs {
+		fields = combine(fields, n)
 	}
-	if r.claims != nil {
-		all = append(all, named{*r.claims, "claims"})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fields = fields
+}
+
+// combine adds the fields of a policy by the key of the resource.
+func combine(fields map[string]*policy.Fields, n policy.Needs) map[string]*policy.Fields {
+	namespace, claims, others := objectsOf(n)
+	for _, r := range append([]*policy.Resource{namespace, claims}, others...) {
+		if r == nil {
+			continue
+		}
+		if fields == nil {
+			fields = map[string]*policy.Fields{}
+		}
+		fields[r.Key()] = fields[r.Key()].Union(r.Fields)
 	}
-	for _, resource := range n.Resources {
-		all = append(all, named{*r.resources[resource.Name], "spec.resources[" + resource.Name + "]"})
+	return fields
+}
+
+// share returns the policies with the same watch for the same objects, if one of their watches has the fields that all of them
+// use. A policy whose watches do not change stays the same entry.
+func share(inForce map[string]*entry) map[string]*entry {
+	var used map[string]*policy.Fields
+	watches := map[string]*watch{}
+	for _, e := range inForce {
+		used = combine(used, e.compiled.Needs())
 	}
-	return all
+	for _, name := range slices.Sorted(maps.Keys(inForce)) {
+		e := inForce[name]
+		for _, w := range e.reads.all(e.compiled.Needs()) {
+			has, best := w.fields.String(), watches[w.key]
+			complete := w.fields.Union(used[w.key]).String() == has
+			if complete && (best == nil || len(has) < len(best.fields.String())) {
+				watches[w.key] = w.watch
+			}
+		}
+	}
+	shared := make(map[string]*entry, len(inForce))
+	for name, e := range inForce {
+		changed := false
+		r := e.reads.replaced(func(w *watch) *watch {
+			best := watches[w.key]
+			if best == nil || best.Name == w.Name {
+				return w
+			}
+			changed = true
+			return best
+		})
+		if changed {
+			other := *e
+			other.reads = r
+			e = &other
+		}
+		shared[name] = e
+	}
+	return shared
 }
 
 // selectionOf returns the selection of a resource. Resources that differ only in their names have the same

@@ -35,7 +35,7 @@ validations:
 `), policy.Options{})
 	require.NoError(t, err)
 	needs := c.Needs()
-	all := readsOf(needs).all(needs)
+	all := new(sharing).readsOf(needs).all(needs)
 	names := map[string]string{}
 	for _, s := range all {
 		require.NoError(t, s.Check())
