@@ -177,7 +177,7 @@ func (c *compiler) expression(field, source string, want result) *expression {
 		c.problem(v1alpha1.ReasonCompileError, field, text)
 		return nil
 	}
-	program, err := program(c.env, ast)
+	program, err := program(ast)
 	if err != nil {
 		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error(), MaxMessage))
 		return nil

@@ -223,9 +223,14 @@ func textOf(issues *cel.Issues) string {
 	return line(strings.Join(texts, "; "), MaxMessage)
 }
 
-// program makes a checked expression executable.
-func program(env *cel.Env, ast *cel.Ast) (cel.Program, error) {
-	return env.Program(ast,
+// program makes a checked expression executable. Programs of all policies share an environment, because each keeps
+// its own in memory. They need only the types in the checked expression.
+func program(ast *cel.Ast) (cel.Program, error) {
+	base, err := baseEnvironment()
+	if err != nil {
+		return nil, err
+	}
+	return base.Program(ast,
 		cel.CostLimit(expressionCostLimit),
 		cel.InterruptCheckFrequency(celconfig.CheckFrequency),
 	)
