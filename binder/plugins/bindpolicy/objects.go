@@ -50,8 +50,7 @@ func (v *view) list(ctx context.Context, s *watch, value string) ([]client.Objec
 	}
 	var found []client.Object
 	if err := meta.EachListItem(into, func(o runtime.Object) error {
-		object, ok := o.(client.Object)
-		if ok && s.ValueOf(object) == value {
+		if object, ok := o.(client.Object); ok {
 			found = append(found, object)
 		}
 		return nil
