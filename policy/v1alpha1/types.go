@@ -23,10 +23,8 @@ type BindPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is the desired behavior.
-	Spec BindPolicySpec `json:"spec"`
-	// Status is written by Prebind.
-	Status BindPolicyStatus `json:"status,omitempty"`
+	Spec   BindPolicySpec   `json:"spec"`
+	Status BindPolicyStatus `json:"status,omitzero"`
 }
 
 // BindPolicyList is a list of BindPolicies.
@@ -45,7 +43,7 @@ type BindPolicyList struct {
 type BindPolicySpec struct {
 	// MatchConstraints selects the binds to which the policy applies. All given selectors must match.
 	// An empty value selects the binds of all pods except DaemonSet pods and static pods.
-	MatchConstraints MatchConstraints `json:"matchConstraints,omitempty"`
+	MatchConstraints MatchConstraints `json:"matchConstraints,omitzero"`
 
 	// MatchConditions are CEL expressions that must all be true for the policy to apply. They are
 	// evaluated after matchConstraints, in order, and may use the same variables as other expressions.
@@ -123,13 +121,13 @@ type MatchConstraints struct {
 	IncludeDaemonSetPods bool `json:"includeDaemonSetPods,omitempty"`
 }
 
-
 // MatchCondition is a condition for the policy to apply.
 type MatchCondition struct {
-	// Name identifies the condition in messages and metrics.
+	// Name identifies the condition in messages. It consists of alphanumeric characters, '-', '_' or '.',
+	// and can have a DNS subdomain and a slash before it, such as example.com/gpu.
 	//
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
 	Name string `json:"name"`
 	// Expression returns a bool.
 	//
@@ -146,25 +144,27 @@ type MatchCondition struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.nameExpression) || !has(self.labelSelector) && !(has(self.onNode) && self.onNode)",message="nameExpression cannot be combined with labelSelector or onNode"
 // +kubebuilder:validation:XValidation:rule="!has(self.namespaceExpression) || has(self.nameExpression) && !has(self.__namespace__)",message="namespaceExpression requires nameExpression and cannot be combined with namespace"
 type Resource struct {
-	// Name of the resource in expressions: resources.<name>.
+	// Name of the resource in expressions: resources.<name>. It is a CEL identifier.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z_][a-zA-Z0-9_]*$`
+	// +kubebuilder:validation:XValidation:rule="!(self in ['true', 'false', 'null', 'in'])",message="must not be a keyword of CEL"
 	Name string `json:"name"`
 	// APIVersion of the objects, such as storage.k8s.io/v1.
 	//
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`
 	APIVersion string `json:"apiVersion"`
 	// Kind of the objects, such as CSINode.
 	//
-	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[A-Za-z]([-A-Za-z0-9]*[A-Za-z0-9])?$`
 	Kind string `json:"kind"`
-	// Namespace of the objects. Empty means all namespaces, or a cluster-scoped kind.
+	// Namespace of the objects. If it is not set, labelSelector and onNode select objects in all
+	// namespaces, and nameExpression selects a cluster-scoped object or requires namespaceExpression.
 	//
-	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Namespace string `json:"namespace,omitempty"`
 	// NameExpression returns the name of the object, such as node.metadata.name. An empty string means
 	// that there is no object. It cannot use resources.
@@ -186,10 +186,11 @@ type Resource struct {
 
 // Variable is a named expression.
 type Variable struct {
-	// Name of the variable in expressions: variables.<name>.
+	// Name of the variable in expressions: variables.<name>. It is a CEL identifier.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z_][a-zA-Z0-9_]*$`
+	// +kubebuilder:validation:XValidation:rule="!(self in ['true', 'false', 'null', 'in'])",message="must not be a keyword of CEL"
 	Name string `json:"name"`
 	// Expression returns the value, of any type.
 	//
@@ -205,9 +206,10 @@ type Validation struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192
 	Expression string `json:"expression"`
-	// Message is the reason of the rejection. The default names the expression.
+	// Message is the reason of the rejection, without line breaks. The default names the expression.
 	//
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^[^\r\n]*$`
 	Message string `json:"message,omitempty"`
 	// MessageExpression returns the message as a string. If it fails, or returns an empty string or a
 	// string with line breaks, message is used.
@@ -218,32 +220,36 @@ type Validation struct {
 
 // Wait is a condition that the bind waits for.
 type Wait struct {
-	// Name identifies the wait in messages, events and metrics.
+	// Name identifies the wait in messages and events. It consists of alphanumeric characters, '-', '_' or
+	// '.'.
 	//
-	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
 	Name string `json:"name"`
 	// Expression returns a bool. While it is false, the bind waits.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192
 	Expression string `json:"expression"`
-	// Message describes what the bind waits for. The default names the wait.
+	// Message describes what the bind waits for, without line breaks. The default names the wait.
 	//
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^[^\r\n]*$`
 	Message string `json:"message,omitempty"`
 	// MessageExpression returns the message as a string. If it fails, or returns an empty string or a
 	// string with line breaks, message is used.
 	//
 	// +kubebuilder:validation:MaxLength=8192
 	MessageExpression string `json:"messageExpression,omitempty"`
-	// Timeout limits the wait, such as 2m. It begins when the bind begins to wait. The timeout of the whole
-	// bind (--prebind-timeout) applies as well.
+	// Timeout limits the wait, such as 90s or 2m. It begins when the bind begins to wait. The timeout of the
+	// whole bind (--prebind-timeout) applies as well.
 	//
 	// +kubebuilder:default="2m"
+	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=duration
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(h|m|s|ms)){1,4}$`
 	// +kubebuilder:validation:XValidation:rule="self >= duration('1s') && self <= duration('24h')",message="must be between 1s and 24h"
-	Timeout metav1.Duration `json:"timeout,omitempty"`
+	Timeout metav1.Duration `json:"timeout,omitzero"`
 	// OnTimeout is the result when the timeout is over: Refuse rejects the bind, Allow ends the wait.
 	//
 	// +kubebuilder:default=Refuse
@@ -274,12 +280,12 @@ type Mutations struct {
 type Mutation struct {
 	// Key of the annotation or label. A key without a slash becomes <policy>.policy.prebind.dev/<key>. The
 	// operator of Prebind must allow any other prefix (--policy-key-prefixes). Prefixes of
-	// kubernetes.io and k8s.io are never allowed.
+	// kubernetes.io, k8s.io and prebind.dev are never allowed.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$`
-	// +kubebuilder:validation:XValidation:rule="!self.matches('(^|[.])(kubernetes|k8s)[.]io/')",message="keys of kubernetes.io and k8s.io are not allowed"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('(^|[.])(kubernetes[.]io|k8s[.]io|prebind[.]dev)/')",message="keys of kubernetes.io, k8s.io and prebind.dev are not allowed; omit the prefix for a key of the policy"
 	Key string `json:"key"`
 	// ValueExpression returns the value as a string, or null to set nothing.
 	//
@@ -341,11 +347,13 @@ const (
 	ReasonWatchFailed = "WatchFailed"
 )
 
-// BindPolicyStatus is the state of a BindPolicy, as seen by the leading replica of Prebind.
+// BindPolicyStatus is the state of a BindPolicy. The leading replica of Prebind writes it.
 type BindPolicyStatus struct {
 	// ObservedGeneration is the generation that the conditions describe.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions contains Ready.
+	// Conditions contains Ready. It is True while this generation is in force. Otherwise, the reason is
+	// CompileError, KeyNotAllowed, UnknownKind, Forbidden or WatchFailed, and the message shows how to fix the
+	// problem. The last generation that was Ready stays in force.
 	//
 	// +listType=map
 	// +listMapKey=type

@@ -1,0 +1,18 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+// Permissions of this plugin. `make generate` writes the ClusterRole "prebind-policy" from these markers.
+// Operators omit the role if the plugin is off.
+//
+// Every replica reads the policies. The leader writes their status.
+//
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies/status,verbs=patch;update
+//
+// Expressions can use the pod's Namespace and claims.
+//
+// +kubebuilder:rbac:groups="",resources=namespaces;persistentvolumeclaims,verbs=get;list;watch
+//
+// The ClusterRole "prebind-policy-resources" grants access to the kinds in spec.resources. Operators extend it.
