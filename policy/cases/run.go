@@ -123,7 +123,11 @@ func decode(d *files.Document) (*Test, error) {
 	}
 	var t Test
 	var problems []error
-	for _, err := range d.DecodeStrict(&t) {
+	strict, err := d.DecodeStrict(&t)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.At(""), err)
+	}
+	for _, err := range strict {
 		problems = append(problems, fmt.Errorf("%s: %w", d.At(files.FieldOf(err)), err))
 	}
 	if len(t.Cases) == 0 {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -38,7 +39,7 @@ type object struct {
 }
 
 func (o object) String() string {
-	return strings.TrimPrefix(o.kind.Kind+" "+client.ObjectKeyFromObject(o.Object).String(), "/")
+	return o.kind.Kind + " " + strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/")
 }
 
 // newWorld merges the objects of a case into those of the file.
@@ -96,7 +97,8 @@ var (
 
 // merge returns the object with a JSON merge patch (RFC 7396).
 func merge(into, patch map[string]any) map[string]any {
-	merged := runtime.DeepCopyJSON(into)
+	merged := map[string]any{}
+	maps.Copy(merged, runtime.DeepCopyJSON(into))
 	for key, value := range patch {
 		child, isObject := value.(map[string]any)
 		switch {

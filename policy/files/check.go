@@ -46,7 +46,7 @@ const ReasonInvalid = "Invalid"
 // CustomResourceDefinitions among the documents. Other documents are ignored. An error is a problem
 // with a CustomResourceDefinition.
 func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]*Policy, error) {
-	v, err := newValidator()
+	v, err := sharedValidator()
 	if err != nil {
 		return nil, err
 	}
@@ -68,8 +68,7 @@ func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]
 		}
 		p := check(ctx, v, d, policy.Options{KeyPrefixes: keyPrefixes, Schemas: schemas})
 		if first := seen[d.Name()]; first != nil {
-			p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: "metadata.name",
-				Message: fmt.Sprintf("another BindPolicy has the same name: %s", first.At("metadata.name"))})
+			p.invalid("metadata.name", "another BindPolicy has the same name: "+first.At("metadata.name"))
 		}
 		seen[d.Name()] = p
 		all = append(all, p)
@@ -79,19 +78,20 @@ func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]
 
 func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Policy {
 	p := &Policy{Document: d, Policy: &v1alpha1.BindPolicy{}}
-	for _, err := range d.DecodeStrict(p.Policy) {
-		p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: FieldOf(err), Message: err.Error()})
-	}
 	if d.Name() == "" {
-		p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: "metadata.name", Message: "required"})
-	}
-	if len(p.Problems) > 0 {
-		return p
+		p.invalid("metadata.name", "required")
 	}
 	for _, err := range v.validate(ctx, runtime.DeepCopyJSON(d.Object)) {
-		p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: strings.TrimPrefix(err.Field, "<nil>."), Message: detail(err)})
+		p.invalid(strings.TrimPrefix(err.Field, "<nil>"), detail(err))
 	}
-	if len(p.Problems) > 0 {
+	strict, err := d.DecodeStrict(p.Policy)
+	for _, err := range strict {
+		p.invalid(FieldOf(err), err.Error())
+	}
+	if err != nil && p.Ready() {
+		p.invalid("", err.Error()) // Otherwise, the schema explains it better.
+	}
+	if !p.Ready() {
 		return p
 	}
 	compiled, err := policy.Compile(p.Policy, o)
@@ -101,6 +101,11 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 	}
 	p.Compiled = compiled
 	return p
+}
+
+// invalid adds a problem that the API server would find.
+func (p *Policy) invalid(field, message string) {
+	p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: field, Message: message})
 }
 
 // detail returns the message of the API server without the field.

@@ -49,14 +49,10 @@ func (d *Document) Name() string {
 	return name
 }
 
-// DecodeStrict decodes the object. Unknown and duplicate fields are errors. Each error is one line and
-// contains the path of the field.
-func (d *Document) DecodeStrict(into any) []error {
-	strict, err := kjson.UnmarshalStrict(d.content, into)
-	if err != nil {
-		return []error{err}
-	}
-	return strict
+// DecodeStrict decodes the object. Each unknown field is a strict error with its path. If the object
+// cannot be decoded, err is the reason.
+func (d *Document) DecodeStrict(into any) (strict []error, err error) {
+	return kjson.UnmarshalStrict(d.content, into)
 }
 
 // At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the

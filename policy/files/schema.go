@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sync"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -29,13 +30,15 @@ import (
 type Schemas map[schema.GroupVersionKind]*spec.Schema
 
 // ResolveSchema returns the schema of the kind. It is nil for other kinds.
-func (s Schemas) ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, error) { return s[kind], nil }
+func (s Schemas) ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, error) {
+	return s[kind], nil
+}
 
 // Add adds the schemas of all versions of a CustomResourceDefinition.
 func (s Schemas) Add(d *Document) error {
 	var crd apiextensionsv1.CustomResourceDefinition
-	if errs := d.DecodeStrict(&crd); len(errs) > 0 {
-		return fmt.Errorf("%s: %w", d.At(FieldOf(errs[0])), errs[0])
+	if _, err := d.DecodeStrict(&crd); err != nil {
+		return fmt.Errorf("%s: CustomResourceDefinition: %w", d.At(""), err)
 	}
 	for i, v := range crd.Spec.Versions {
 		structural, _, err := schemaOf(v.Schema)
@@ -70,7 +73,9 @@ type validator struct {
 	rules      *schemacel.Validator
 }
 
-// newValidator returns a validator with the embedded CustomResourceDefinition.
+// sharedValidator returns a validator with the embedded CustomResourceDefinition. It is immutable.
+var sharedValidator = sync.OnceValues(newValidator)
+
 func newValidator() (*validator, error) {
 	crd, err := config.BindPolicyCRD()
 	if err != nil {
