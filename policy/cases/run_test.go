@@ -207,6 +207,7 @@ func TestRun_Invalid(t *testing.T) {
 		"Kind":         {reason: "only tests have the suffix", policy: policyOf("p", okPolicy), test: policyOf("q", okPolicy), says: "may contain only"},
 		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: `v1 Pod default/a: strict decoding error: unknown field "metadata.label"`},
 		"NoObjectName": {reason: "objects have a name", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, ", "", 1), says: "each object requires apiVersion, kind and metadata.name"},
+		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "objects: metadata.name false: must be a string; quote it"},
 		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
 		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
 		"NoPolicy":     {reason: "a directory without policies is a mistake", policy: "# nothing\n", test: valid, says: "the directory contains no BindPolicy"},
