@@ -33,7 +33,6 @@ const policyComponent = "../../config/webhook/plugins/policy/"
 // policyAPI is a control plane with the CustomResourceDefinition of BindPolicies.
 type policyAPI struct {
 	*world
-	t      *testing.T
 	client client.Client
 }
 
@@ -41,7 +40,9 @@ type policyAPI struct {
 // have the plugin. No BindPolicy matches a pod there.
 func TestBindPolicyAPI(t *testing.T) {
 	t.Parallel()
-	a := newPolicyAPI(t, shared)
+	a := &policyAPI{world: shared}
+	a.apply(t, "crd.yaml")
+	a.connect(t)
 	for name, test := range map[string]func(*testing.T, *policyAPI){
 		"validation": testPolicyValidation, "defaults": testPolicyDefaults, "status": testPolicyStatus, "explain": testPolicyExplained,
 	} {
@@ -49,21 +50,17 @@ func TestBindPolicyAPI(t *testing.T) {
 	}
 }
 
-// newPolicyAPI applies the shipped CustomResourceDefinition, and removes it after the test.
-func newPolicyAPI(t *testing.T, w *world) *policyAPI {
+// connect creates the client when the API server serves BindPolicies.
+func (a *policyAPI) connect(t *testing.T) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	w.apply(t, "crd.yaml")
-	a := &policyAPI{world: w, t: t}
-	// The client reads the API's kinds when it is created.
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		var err error
-		a.client, err = client.New(w.cluster.Config(), client.Options{Scheme: scheme})
+		a.client, err = client.New(a.cluster.Config(), client.Options{Scheme: scheme})
 		require.NoError(c, err)
 		assert.NoError(c, a.client.List(t.Context(), &v1alpha1.BindPolicyList{}))
 	}, patience, 50*time.Millisecond, "the API server should serve BindPolicies")
-	return a
 }
 
 // apply applies a file of the component with server-side apply, and deletes its objects after the test.
@@ -174,6 +171,7 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 		"scheduler twice":    {reason: "a set", spec: with("matchConstraints: {schedulerNames: [a, a]}"), want: "spec.matchConstraints.schedulerNames[1]: Duplicate value"},
 		"selector":           {reason: "a selector without a key is not valid", spec: with("matchConstraints: {podSelector: {matchExpressions: [{operator: Exists}]}}"), want: "podSelector.matchExpressions[0].key: Required value"},
 		"condition name":     {reason: "it is part of messages", spec: with("matchConditions: [{name: 'a b', expression: 'true'}]"), want: "spec.matchConditions[0].name in body should match"},
+		"long condition":     {reason: "it is part of messages", spec: with("matchConditions: [{name: " + long + ", expression: 'true'}]"), want: "spec.matchConditions[0].name: Too long: may not be more than 63"},
 		"condition twice":    {reason: "a map by name", spec: with("matchConditions: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.matchConditions[1]: Duplicate value"},
 		"empty condition":    {reason: "an expression is required", spec: with("matchConditions: [{name: a, expression: ''}]"), want: "spec.matchConditions[0].expression in body should be at least 1 chars long"},
 		"variable twice":     {reason: "a map by name", spec: with("variables: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.variables[1]: Duplicate value"},
@@ -289,7 +287,7 @@ func testPolicyDefaults(t *testing.T, a *policyAPI) {
 // The status is a subresource, kubectl shows it, and only changes of the spec are generations.
 func testPolicyStatus(t *testing.T, a *policyAPI) {
 	p := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "status"}, Spec: v1alpha1.BindPolicySpec{
-		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"nobody"}},
+		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
 		Validations:      []v1alpha1.Validation{{Expression: "true"}},
 		Mode:             v1alpha1.ModeAudit,
 	}}
@@ -348,7 +346,7 @@ func TestPolicyResourcesRole(t *testing.T) {
 		w.apply(t, file)
 	}
 	roles := w.client.RbacV1().ClusterRoles()
-	// Nobody uses the kind, so that the permission does not affect other tests.
+	// The kind does not exist, so that the permission does not affect other tests.
 	granted := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.prebind.dev"}, Resources: []string{"agents"}, Verbs: []string{"get", "list", "watch"}}},

@@ -14,7 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
@@ -25,14 +27,23 @@ func TestUninstall(t *testing.T) {
 	testUninstall(t, ownWorld(t, 2))
 }
 
-// With the Helm chart, pods of the real kube-scheduler get topology annotations, and the uninstallation is complete.
+// With the Helm chart, pods of the real kube-scheduler get topology annotations, and the uninstallation is complete. It keeps only
+// BindPolicies.
 func TestInstallFromHelm(t *testing.T) {
 	t.Parallel()
-	w := ownWorldWith(t, install.Options{Helm: true}, 2)
+	w := ownWorldWith(t, install.Options{Helm: true, Values: []string{"prebindPlugins.policy.enabled=true"}}, 2)
 	b := newBench(t, w, nil)
 	b.pod(cluster.DefaultScheduler)
 	b.assertTopology(b.untilBound())
+	policies := &policyAPI{world: w}
+	policies.connect(t)
+	kept := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "kept"}, Spec: v1alpha1.BindPolicySpec{
+		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
+		Validations:      []v1alpha1.Validation{{Expression: "true"}},
+	}}
+	require.NoError(t, policies.client.Create(t.Context(), kept))
 	testUninstall(t, w)
+	assert.NoError(t, policies.client.Get(t.Context(), client.ObjectKeyFromObject(kept), kept), "BindPolicies belong to the operator")
 }
 
 func testUninstall(t *testing.T, w *world) {

@@ -28,6 +28,9 @@ const (
 	// hookAnnotation marks an object as a Helm hook.
 	hookAnnotation = "helm.sh/hook"
 	preDelete      = "pre-delete"
+	// policyAnnotation with the value keep marks an object that Helm does not delete.
+	policyAnnotation = "helm.sh/resource-policy"
+	keep             = "keep"
 )
 
 // RenderChart returns the output of `helm template` for the chart in the checkout at root, including hooks.
@@ -45,7 +48,7 @@ func RenderChart(ctx context.Context, root string, args ...string) ([]byte, erro
 	return out, nil
 }
 
-// renderChart writes the objects of the chart to one file, and those of its pre-delete hook to another.
+// renderChart writes the objects of the chart, those that Helm keeps, and those of its pre-delete hook to a file each.
 func (p *Prebind) renderChart(ctx context.Context) error {
 	args := []string{"--namespace=" + Namespace, "--set=createNamespace=true"}
 	for _, v := range p.o.Values {
@@ -55,7 +58,7 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var objects, hook bytes.Buffer
+	var objects, kept, hook bytes.Buffer
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(rendered)))
 	for {
 		document, err := documents.Read()
@@ -70,9 +73,11 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 			return fmt.Errorf("reading what the chart renders: %w", err)
 		}
 		to := &objects
-		switch o.GetAnnotations()[hookAnnotation] {
-		case "":
-		case preDelete:
+		switch {
+		case o.GetAnnotations()[policyAnnotation] == keep:
+			to = &kept
+		case o.GetAnnotations()[hookAnnotation] == "":
+		case o.GetAnnotations()[hookAnnotation] == preDelete:
 			to = &hook
 		default:
 			return fmt.Errorf("unsupported hook %s in the chart", o.GetAnnotations()[hookAnnotation])
@@ -83,7 +88,11 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 		return err
 	}
 	p.source = []string{"-f", p.file("chart.yaml")}
+	if kept.Len() > 0 {
+		p.kept = []string{"-f", p.file("kept.yaml")}
+	}
 	return errors.Join(
+		os.WriteFile(p.file("kept.yaml"), kept.Bytes(), 0o600),
 		os.WriteFile(p.file("chart.yaml"), objects.Bytes(), 0o600),
 		os.WriteFile(p.hookFile(), hook.Bytes(), 0o600))
 }

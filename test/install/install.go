@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
@@ -72,6 +73,8 @@ type Prebind struct {
 	issued map[string]*issued
 	// source contains the arguments of kubectl apply and delete: -k and a directory, or -f and a file.
 	source []string
+	// kept is like source, for objects that remain after the uninstallation.
+	kept []string
 }
 
 // New installs the shipped manifests without starting a replica. Until a replica runs, only pods in exempt namespaces can be
@@ -152,7 +155,7 @@ func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
 }
 
 func (p *Prebind) applyManifests(ctx context.Context) error {
-	return p.kubectl(ctx, append([]string{"apply"}, p.source...)...)
+	return p.kubectl(ctx, slices.Concat([]string{"apply"}, p.source, p.kept)...)
 }
 
 // AddComponents applies the manifests again, with additional components of config/webhook such as mutators/device-info. Like an

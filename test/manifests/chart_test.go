@@ -53,7 +53,7 @@ func renderChart(t *testing.T, args ...string) (objects, hooks []object) {
 	out, err := helmTemplate(t, args...)
 	require.NoError(t, err)
 	for _, obj := range decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme, flowcontrolv1.AddToScheme,
-		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme) {
+		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme, addDefinitions) {
 		if obj.GetAnnotations()[hook] != "" {
 			hooks = append(hooks, obj)
 		} else {
@@ -169,12 +169,34 @@ func TestChartWithoutNamespace(t *testing.T) {
 	assert.Equal(t, want, byName(t, without), "Helm makes the namespace, before the chart is rendered")
 }
 
+// The chart has the objects of the component policy while the plugin is on. Helm never deletes the CustomResourceDefinition, because
+// its deletion would delete all BindPolicies.
+func TestChartPolicy(t *testing.T) {
+	keys := []string{
+		"ClusterRole /prebind-policy", "ClusterRole /prebind-policy-resources", "ClusterRoleBinding /prebind-policy", "ClusterRoleBinding /prebind-policy-resources",
+		"CustomResourceDefinition /bindpolicies.policy.prebind.dev",
+	}
+	without, _ := renderChart(t)
+	on, _ := renderChart(t, "--set=prebindPlugins.policy.enabled=true")
+	before, got, want := byName(t, without), byName(t, on), byName(t, render(t, policyComponent))
+	assert.Equal(t, keys, slices.Sorted(maps.Keys(want)))
+	for _, key := range keys {
+		assert.NotContains(t, before, key)
+		want[key].SetLabels(map[string]string{"app.kubernetes.io/name": "prebind", "app.kubernetes.io/part-of": "prebind"})
+		if kind(want[key]) == "CustomResourceDefinition" {
+			want[key].SetAnnotations(map[string]string{"helm.sh/resource-policy": "keep"})
+		}
+		assert.Equal(t, want[key], got[key], key)
+	}
+	assert.Len(t, got, len(before)+len(keys))
+}
+
 // Wherever it is installed, its own namespace is exempt, and nothing points to
 // prebind-system.
 func TestChartElsewhere(t *testing.T) {
 	for _, mode := range []string{"certManager", "selfManaged"} {
 		t.Run(mode, func(t *testing.T) {
-			args := []string{"--namespace=elsewhere", "--set=annotationPolicy.enabled=true,prebindPlugins.resource-claims.allocate={gpu},mutators.device-info.enabled=true,certificates.mode=" + mode}
+			args := []string{"--namespace=elsewhere", "--set=annotationPolicy.enabled=true,prebindPlugins.resource-claims.allocate={gpu},prebindPlugins.policy.enabled=true,mutators.device-info.enabled=true,certificates.mode=" + mode}
 			out, err := helmTemplate(t, args...)
 			require.NoError(t, err)
 			assert.NotContains(t, strings.ReplaceAll(string(out), "--namespace=elsewhere", ""), "prebind-system")

@@ -28,7 +28,9 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
@@ -56,7 +58,13 @@ func render(t *testing.T, dir string) []object {
 	require.NoError(t, err)
 
 	return decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, flowcontrolv1.AddToScheme,
-		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme)
+		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme, addDefinitions)
+}
+
+// addDefinitions adds CustomResourceDefinitions. An end-to-end test applies the shipped one strictly.
+func addDefinitions(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypeWithName(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}, &unstructured.Unstructured{})
+	return nil
 }
 
 // decode reads manifests, of these kinds only.

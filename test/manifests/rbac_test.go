@@ -12,6 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/config"
 )
 
 func TestRoles(t *testing.T) {
@@ -118,6 +121,32 @@ func TestBaseAlone(t *testing.T) {
 		"a plugin's permissions come with its component, so that one that is off has none")
 	assert.Empty(t, all[*certmanagerv1.Certificate](objects), "certificates may come another way")
 	assert.Empty(t, all[*certmanagerv1.Issuer](objects), "certificates may come another way")
+}
+
+const policyComponent = "config/webhook/plugins/policy"
+
+// The component policy grants what the plugin itself needs. Operators grant the kinds that BindPolicies use.
+func TestPolicyRoles(t *testing.T) {
+	objects := render(t, policyComponent)
+	read := []string{"get", "list", "watch"}
+	role := get[*rbacv1.ClusterRole](t, objects, "prebind-policy")
+	assert.Equal(t, map[string][]string{
+		"policy.prebind.dev/bindpolicies": read, "policy.prebind.dev/bindpolicies/status": {"patch", "update"}, "namespaces": read, "persistentvolumeclaims": read,
+	}, permissions(t, role.Rules), "Prebind does not change policies")
+	resources := get[*rbacv1.ClusterRole](t, objects, "prebind-policy-resources")
+	assert.Nil(t, resources.Rules, "kubectl apply would replace the rules of the aggregation")
+	assert.Equal(t, &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{{MatchLabels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}}}},
+		resources.AggregationRule)
+	bindings := all[*rbacv1.ClusterRoleBinding](objects)
+	require.ElementsMatch(t, []string{role.Name, resources.Name}, names(bindings))
+	for _, b := range bindings {
+		assert.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: b.Name}, b.RoleRef)
+		assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "prebind", Namespace: namespace}}, b.Subjects)
+	}
+	shipped, own, err := config.Roles("plugins/policy")
+	require.NoError(t, err)
+	assert.Equal(t, role.Rules, shipped, "Prebind does not require the permissions of the aggregated role")
+	assert.Empty(t, own)
 }
 
 // permissions turns rules into verbs by resource, the core group without a

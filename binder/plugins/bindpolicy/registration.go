@@ -1,0 +1,71 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Name of the plugin.
+const Name = "policy"
+
+// Registration returns the plugin's entry in the registry. All instances of the plugin that the entry
+// builds share the metrics.
+func Registration() framework.Registration {
+	m := newMetrics()
+	return framework.Registration{
+		Name:        Name,
+		On:          true,
+		IfPermitted: true,
+		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
+		Arguments:   func() framework.Arguments { return &Arguments{} },
+		Watches:     framework.Always(&v1alpha1.BindPolicy{}),
+		AddToScheme: v1alpha1.AddToScheme,
+		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
+		Permissions: func(framework.Arguments) (framework.Permissions, error) {
+			return framework.Shipped("plugins/policy")
+		},
+		Metrics: []prometheus.Collector{m.results, m.policies},
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+			return newPlugin(h, a, m), nil
+		}),
+	}
+}
+
+// Arguments of the plugin.
+type Arguments struct {
+	// KeyPrefixes are the prefixes of annotations and labels that policies may set in addition to their own.
+	KeyPrefixes []string `yaml:"keyPrefixes"`
+}
+
+// AddFlags implements framework.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&a.KeyPrefixes, "policy-key-prefixes", a.KeyPrefixes,
+		"Prefixes of annotations and labels, such as ray.io, that BindPolicies may set in addition to their own prefix NAME.policy.prebind.dev. *.ray.io allows all subdomains of ray.io. Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.")
+}
+
+// Validate implements framework.Arguments.
+func (a *Arguments) Validate() []framework.Problem {
+	var problems []framework.Problem
+	for i, prefix := range a.KeyPrefixes {
+		problems = append(problems, framework.FieldProblem(fmt.Sprintf("keyPrefixes[%d]", i), checkPrefix(prefix))...)
+	}
+	return problems
+}
+
+// checkPrefix returns an error if policies cannot get the prefix.
+func checkPrefix(prefix string) error {
+	if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
+		return fmt.Errorf("must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains, got %q: %s", prefix, problem)
+	}
+	return nil
+}
