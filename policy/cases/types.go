@@ -19,7 +19,8 @@ var Kind = v1alpha1.GroupVersion.WithKind("BindPolicyTest")
 // does not serve the kind.
 type Test struct {
 	metav1.TypeMeta `json:",inline"`
-	// KeyPrefixes are the prefixes of keys that the policies may use besides their own, as in --policy-key-prefixes.
+	// KeyPrefixes are the prefixes of keys that the policies may use in addition to their own, as in
+	// --policy-key-prefixes.
 	KeyPrefixes []string `json:"keyPrefixes,omitempty"`
 	// Objects exist in all cases.
 	Objects []map[string]any `json:"objects,omitempty"`

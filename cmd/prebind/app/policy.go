@@ -80,7 +80,7 @@ cannot be read or a flag is invalid.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringSliceVar(&prefixes, "key-prefixes", nil, "Prefixes of keys that policies may use besides their own, as in --policy-key-prefixes of serve.")
+	fs.StringSliceVar(&prefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own, as in --policy-key-prefixes of serve.")
 	fs.BoolVar(&strict, "warnings-as-errors", false, "Exit with 1 if there are warnings.")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
 	return cmd
