@@ -1,0 +1,219 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/prebind/prebind/policy/cases"
+	"github.com/prebind/prebind/policy/files"
+)
+
+// Exit codes of policy check and policy test.
+const (
+	exitProblem    = 1
+	exitUnreadable = 2
+)
+
+func newPolicyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Check and test BindPolicies in files, without a cluster",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return exitError{code: exitUnreadable, err: errors.New("missing subcommand: 'prebind policy check FILE' or 'prebind policy test DIR'")}
+		},
+	}
+	cmd.AddCommand(newPolicyCheckCommand(), newPolicyTestCommand())
+	return cmd
+}
+
+// unusable returns an exitError for errors that do not have an exit code.
+func unusable(err error) error {
+	var exit exitError
+	if err != nil && !errors.As(err, &exit) {
+		return exitError{code: exitUnreadable, err: err}
+	}
+	return err
+}
+
+// atLeastOne accepts one or more arguments.
+func atLeastOne(name string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return unusable(fmt.Errorf("%s: required", name))
+		}
+		return nil
+	}
+}
+
+func newPolicyCheckCommand() *cobra.Command {
+	var prefixes []string
+	var strict bool
+	cmd := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Validate, compile and type-check BindPolicies in files",
+		Long: `Validate, compile and type-check BindPolicies in files.
+
+The command finds the same problems as the API server and Prebind. It prints
+each policy with its problems and warnings. A FILE can be a directory, or - for
+the standard input; objects of other kinds are ignored. If CustomResourceDefinitions
+are among the files, expressions are also checked against their schemas.
+
+Exit codes: 0 if all policies are ready, 1 if there is a problem, 2 if a file
+cannot be read or a flag is invalid.`,
+		Example: `  prebind policy check policy.yaml
+  prebind policy check policies crds/raycluster.yaml --key-prefixes=ray.io
+  kubectl get bindpolicies -o yaml | prebind policy check -`,
+		Args: atLeastOne("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return unusable(checkPolicies(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args, prefixes, strict))
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringSliceVar(&prefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own, as in --policy-key-prefixes of serve.")
+	fs.BoolVar(&strict, "warnings-as-errors", false, "Exit with 1 if there are warnings.")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
+	return cmd
+}
+
+// checkPolicies prints the policies of the files with their problems and warnings.
+func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, prefixes []string, strict bool) error {
+	documents, problems, err := files.Read(in, paths...)
+	if err != nil {
+		return err
+	}
+	policies, err := files.Check(ctx, documents, prefixes)
+	problems = errors.Join(problems, err)
+	if problems != nil {
+		fmt.Fprintln(out, problems)
+	}
+	ready, warnings := 0, 0
+	for _, p := range policies {
+		at := fmt.Sprintf("%s: BindPolicy %s", p.At(""), p.Name())
+		if p.Ready() {
+			ready++
+			fmt.Fprintf(out, "%s: ready\n", at)
+		}
+		for _, problem := range p.Problems {
+			at := fmt.Sprintf("%s: BindPolicy %s", p.At(problem.Field), p.Name())
+			fmt.Fprintf(out, "%s: %s: %s\n", at, problem.Reason, block(problem.Error()))
+		}
+		for _, w := range p.Warnings() {
+			warnings++
+			fmt.Fprintf(out, "%s: BindPolicy %s: warning: %s: %s\n", p.At(w.FieldRef), p.Name(), w.FieldRef, block(w.Warning))
+		}
+	}
+	if len(policies) == 0 && problems == nil {
+		return fmt.Errorf("no BindPolicy in %s", strings.Join(paths, ", "))
+	}
+	fmt.Fprintf(out, "%d of %d policies ready, %d warnings\n", ready, len(policies), warnings)
+	if problems != nil || ready < len(policies) || strict && warnings > 0 {
+		return exitError{code: exitProblem}
+	}
+	return nil
+}
+
+// block indents all lines after the first.
+func block(text string) string { return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ") }
+
+// The formats of policy test.
+const formatJUnit format = "junit"
+
+func newPolicyTestCommand() *cobra.Command {
+	var output format
+	var file string
+	cmd := &cobra.Command{
+		Use:   "test DIR...",
+		Short: "Run the test cases of BindPolicies",
+		Long: `Run the test cases of BindPolicies.
+
+The command finds files with the suffix _test.yaml in each DIR and below. A case
+contains the objects of a cluster, a bind, and the expected results of the
+BindPolicies in the directory of the file. https://github.com/prebind/prebind/blob/main/docs/policies.md
+describes the format.
+
+Exit codes: 0 if all cases pass, 1 if a case fails or a policy or test is invalid,
+2 if a file cannot be read or a flag is invalid.`,
+		Example: `  prebind policy test policies
+  prebind policy test policies --output=junit --output-file=report.xml`,
+		Args: atLeastOne("DIR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return unusable(testPolicies(cmd.Context(), cmd.OutOrStdout(), args, output, file))
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVarP((*string)(&output), "output", "o", string(formatText), "Output format: text or junit.")
+	fs.StringVar(&file, "output-file", "", "File for the output. The standard output then contains text.")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
+	return cmd
+}
+
+// testPolicies runs the tests of the directories, and prints the results.
+func testPolicies(ctx context.Context, out io.Writer, args []string, output format, file string) error {
+	if output != formatText && output != formatJUnit {
+		return fmt.Errorf("--output: must be %s or %s, got %q", formatText, formatJUnit, output)
+	}
+	var dirs []string
+	for _, arg := range args {
+		found, err := files.TestDirs(arg)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return fmt.Errorf("%s: no files with the suffix %s", arg, files.TestSuffix)
+		}
+		dirs = append(dirs, found...)
+	}
+	var results []*cases.Result
+	for _, dir := range dirs {
+		r, err := cases.Run(ctx, dir)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+	}
+	if err := writeResults(out, results, output, file); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(results, (*cases.Result).Failed) {
+		return exitError{code: exitProblem}
+	}
+	return nil
+}
+
+// writeResults writes the results to the file and to the standard output.
+func writeResults(out io.Writer, results []*cases.Result, output format, file string) error {
+	if file != "" {
+		to, err := os.Create(file)
+		if err != nil {
+			return fmt.Errorf("--output-file: %w", err)
+		}
+		if err := errors.Join(writeFormat(to, results, output), to.Close()); err != nil {
+			return fmt.Errorf("--output-file: %w", err)
+		}
+		output = formatText
+	}
+	return writeFormat(out, results, output)
+}
+
+func writeFormat(out io.Writer, results []*cases.Result, output format) error {
+	if output == formatJUnit {
+		return cases.WriteJUnit(out, results)
+	}
+	for _, r := range results {
+		if err := r.WriteText(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}

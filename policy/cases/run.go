@@ -1,0 +1,214 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/files"
+)
+
+// Result is the result of the tests of a directory.
+type Result struct {
+	Dir string
+	// Policies are the policies of the directory, in the order of their names.
+	Policies []*files.Policy
+	// Cases are the results of the cases, in the order of the files and of the cases in them.
+	Cases []CaseResult
+	// Err is the reason why cases did not run, one line per problem.
+	Err error
+}
+
+// Failed returns whether the tests failed.
+func (r *Result) Failed() bool {
+	return r.Err != nil || slices.ContainsFunc(r.Cases, func(c CaseResult) bool { return len(c.Failures) > 0 })
+}
+
+// CaseResult is the result of a case.
+type CaseResult struct {
+	// File and Name identify the case.
+	File, Name string
+	// Results are the results of all policies, in the order of their names.
+	Results []policy.Result
+	// Failures describe differences from the expected results. Each can have several lines. A case without
+	// failures passed.
+	Failures []string
+}
+
+// Run runs the tests of a directory: it tests the policies of the files *.yaml, *.yml and *.json with the
+// cases of the files *_test.yaml. The policies are compiled for each file, because its keyPrefixes apply. An
+// error means that a file cannot be read.
+func Run(ctx context.Context, dir string) (*Result, error) {
+	documents, problems, err := files.Read(nil, dir)
+	if err != nil {
+		return nil, err
+	}
+	names, err := filepath.Glob(filepath.Join(escape(dir), "*"+files.TestSuffix))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	r := &Result{Dir: dir, Err: problems}
+	for _, name := range names {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		r.Err = errors.Join(r.Err, r.file(ctx, documents, name, content))
+	}
+	return r, nil
+}
+
+// escape returns a pattern that matches only the path.
+func escape(path string) string {
+	return strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`).Replace(path)
+}
+
+// file runs the tests of a file.
+func (r *Result) file(ctx context.Context, documents []*files.Document, name string, content []byte) error {
+	tests, err := files.Parse(name, content)
+	if err != nil {
+		return err
+	}
+	var invalid []error
+	for _, d := range tests {
+		t, err := decode(d)
+		if err != nil {
+			return err
+		}
+		policies, err := files.Check(ctx, documents, t.KeyPrefixes)
+		if err := errors.Join(err, usable(policies)); err != nil {
+			return err
+		}
+		if len(policies) == 0 {
+			return fmt.Errorf("%s: the directory contains no BindPolicy", d.At(""))
+		}
+		slices.SortFunc(policies, func(a, b *files.Policy) int { return strings.Compare(a.Name(), b.Name()) })
+		r.Policies = policies
+		for i := range t.Cases {
+			result, err := run(ctx, policies, t, &t.Cases[i])
+			if err != nil {
+				invalid = append(invalid, fmt.Errorf("%s: case %q: %w", d.At(fmt.Sprintf("cases[%d]", i)), t.Cases[i].Name, err))
+				continue
+			}
+			result.File = name
+			r.Cases = append(r.Cases, *result)
+		}
+	}
+	return errors.Join(invalid...)
+}
+
+// usable returns an error for each policy with problems.
+func usable(policies []*files.Policy) error {
+	var all []error
+	for _, p := range policies {
+		for _, problem := range p.Problems {
+			all = append(all, fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// decode decodes and validates a test.
+func decode(d *files.Document) (*Test, error) {
+	if d.Kind() != Kind {
+		return nil, fmt.Errorf("%s: %s: files with the suffix %s may contain only %s", d.At("kind"), d.Kind(), files.TestSuffix, Kind)
+	}
+	var t Test
+	var problems []error
+	strict, err := d.DecodeStrict(&t)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.At(""), err)
+	}
+	for _, err := range strict {
+		problems = append(problems, fmt.Errorf("%s: %w", d.At(files.FieldOf(err)), err))
+	}
+	if len(t.Cases) == 0 {
+		problems = append(problems, fmt.Errorf("%s: cases: required", d.At("cases")))
+	}
+	seen := map[string]bool{}
+	for i, c := range t.Cases {
+		path := fmt.Sprintf("cases[%d]", i)
+		switch {
+		case c.Name == "":
+			problems = append(problems, fmt.Errorf("%s: %s.name: required", d.At(path), path))
+		case seen[c.Name]:
+			problems = append(problems, fmt.Errorf("%s: %s.name: duplicate name %q", d.At(path+".name"), path, c.Name))
+		case len(c.Expect) == 0:
+			problems = append(problems, fmt.Errorf("%s: %s.expect: required", d.At(path), path))
+		case c.Waited.Duration < 0:
+			problems = append(problems, fmt.Errorf("%s: %s.waited: must not be negative, got %s", d.At(path+".waited"), path, c.Waited.Duration))
+		}
+		seen[c.Name] = true
+		for j, e := range c.Expect {
+			if !slices.Contains(verdicts, e.Verdict) {
+				at := fmt.Sprintf("%s.expect[%d].verdict", path, j)
+				problems = append(problems, fmt.Errorf("%s: %s: must be one of %q, got %q", d.At(at), at, verdicts, e.Verdict))
+			}
+		}
+	}
+	return &t, errors.Join(problems...)
+}
+
+// verdicts are all verdicts.
+var verdicts = []policy.Verdict{
+	policy.NotMatched, policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored,
+}
+
+// run runs a case. An error means that the case is invalid.
+func run(ctx context.Context, policies []*files.Policy, t *Test, c *Case) (*CaseResult, error) {
+	w, err := newWorld(t.Objects, c.Objects)
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.subject(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range c.Expect {
+		if _, err := find(policies, e.Policy); err != nil {
+			return nil, err
+		}
+	}
+	result := &CaseResult{Name: c.Name}
+	for _, p := range policies {
+		got, err := p.Compiled.Evaluate(ctx, s, &reader{world: w, subject: s, needs: p.Compiled.Needs()})
+		if err != nil {
+			return nil, fmt.Errorf("BindPolicy %s: %w", p.Name(), err)
+		}
+		result.Results = append(result.Results, got)
+	}
+	for _, e := range c.Expect {
+		i, err := find(policies, e.Policy)
+		if err != nil {
+			return nil, err
+		}
+		result.Failures = append(result.Failures, e.differences(&result.Results[i])...)
+	}
+	return result, nil
+}
+
+// find returns the index of the policy with the name. An empty name means the only one.
+func find(policies []*files.Policy, name string) (int, error) {
+	if name == "" && len(policies) == 1 {
+		return 0, nil
+	}
+	var names []string
+	for i, p := range policies {
+		if p.Name() == name {
+			return i, nil
+		}
+		names = append(names, p.Name())
+	}
+	if name == "" {
+		return 0, fmt.Errorf("expect: policy: required, because the directory contains several: %s", strings.Join(names, ", "))
+	}
+	return 0, fmt.Errorf("expect: policy %q: the directory contains only %s", name, strings.Join(names, ", "))
+}

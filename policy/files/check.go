@@ -1,0 +1,141 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Policy is a BindPolicy of a file.
+type Policy struct {
+	*Document
+	// Policy is as in the file, without defaults.
+	Policy *v1alpha1.BindPolicy
+	// Compiled is nil if there are problems.
+	Compiled *policy.Compiled
+	// Problems are the reasons why the API server or Prebind would not accept the policy.
+	Problems []policy.Problem
+}
+
+// Ready returns whether the policy has no problems.
+func (p *Policy) Ready() bool { return len(p.Problems) == 0 }
+
+// Warnings returns the warnings of type checking.
+func (p *Policy) Warnings() []v1alpha1.ExpressionWarning {
+	if p.Compiled == nil {
+		return nil
+	}
+	return p.Compiled.Warnings()
+}
+
+// ReasonInvalid is the reason of problems that the API server would find.
+const ReasonInvalid = "Invalid"
+
+// Check validates and compiles the BindPolicies of the documents. Schemas of custom resources are those of the
+// CustomResourceDefinitions among the documents. Other documents are ignored. An error is a problem
+// with a CustomResourceDefinition.
+func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]*Policy, error) {
+	v, err := sharedValidator()
+	if err != nil {
+		return nil, err
+	}
+	schemas := Schemas{}
+	var problems []error
+	for _, d := range documents {
+		if kind := d.Kind(); kind.Group == "apiextensions.k8s.io" && kind.Kind == "CustomResourceDefinition" {
+			problems = append(problems, schemas.Add(d))
+		}
+	}
+	var all []*Policy
+	seen := map[string]*Policy{}
+	for _, d := range documents {
+		if d.Kind() != v1alpha1.Kind {
+			if kind := d.Kind(); kind.Kind == v1alpha1.Kind.Kind && kind.Group == v1alpha1.Kind.Group {
+				problems = append(problems, fmt.Errorf("%s: apiVersion %s: must be %s", d.At("apiVersion"), kind.GroupVersion(), v1alpha1.GroupVersion))
+			}
+			continue
+		}
+		p := check(ctx, v, d, policy.Options{KeyPrefixes: keyPrefixes, Schemas: schemas})
+		if first := seen[d.Name()]; first != nil {
+			p.invalid("metadata.name", "another BindPolicy has the same name: "+first.At("metadata.name"))
+		}
+		seen[d.Name()] = p
+		all = append(all, p)
+	}
+	return all, errors.Join(problems...)
+}
+
+func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Policy {
+	p := &Policy{Document: d, Policy: &v1alpha1.BindPolicy{}}
+	if d.Name() == "" {
+		p.invalid("metadata.name", "required")
+	}
+	for _, err := range v.validate(ctx, runtime.DeepCopyJSON(d.Object)) {
+		p.invalid(strings.TrimPrefix(err.Field, "<nil>"), detail(err))
+	}
+	strict, err := d.DecodeStrict(p.Policy)
+	for _, err := range strict {
+		p.invalid(FieldOf(err), err.Error())
+	}
+	if err != nil && p.Ready() {
+		p.invalid("", err.Error()) // Otherwise, the schema explains it better.
+	}
+	if !p.Ready() {
+		return p
+	}
+	compiled, err := policy.Compile(p.Policy, o)
+	if err != nil {
+		p.Problems = problems(err)
+		return p
+	}
+	p.Compiled = compiled
+	return p
+}
+
+// invalid adds a problem that the API server would find.
+func (p *Policy) invalid(field, message string) {
+	p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: field, Message: message})
+}
+
+// detail returns the message of the API server without the field.
+func detail(err *field.Error) string {
+	return strings.TrimSpace(strings.TrimPrefix(err.ErrorBody(), "Invalid value: "))
+}
+
+// problems returns the problems of an error of policy.Compile.
+func problems(err error) []policy.Problem {
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		var all []policy.Problem
+		for _, err := range joined.Unwrap() {
+			all = append(all, problems(err)...)
+		}
+		return all
+	}
+	var p *policy.Problem
+	if errors.As(err, &p) {
+		return []policy.Problem{*p}
+	}
+	return []policy.Problem{{Reason: v1alpha1.ReasonCompileError, Message: err.Error()}}
+}
+
+var quoted = regexp.MustCompile(`"([^"]*)"`)
+
+// FieldOf returns the path of the field of a strict error, such as: unknown field "spec.foo".
+func FieldOf(err error) string {
+	if m := quoted.FindStringSubmatch(err.Error()); m != nil {
+		return m[1]
+	}
+	return ""
+}

@@ -1,0 +1,140 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// withSpec returns a policy with the spec.
+func withSpec(spec string) string {
+	return "apiVersion: policy.prebind.dev/v1alpha1\nkind: BindPolicy\nmetadata: {name: p}\nspec:\n  " + strings.ReplaceAll(spec, "\n", "\n  ") + "\n"
+}
+
+const oneRule = "validations: [{expression: 'true'}]"
+
+func TestCheck(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		content string
+		// field and message are those of the first problem. Without them, the policy is ready.
+		field, message string
+		reasonOf       string
+	}{
+		"Valid":         {reason: "a valid policy is ready", content: withSpec(oneRule)},
+		"UnknownField":  {reason: "the API server would drop an unknown field without an error", content: withSpec(oneRule + "\nvalidation: x"), field: "spec.validation", message: "unknown field", reasonOf: ReasonInvalid},
+		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
+		"Enum":          {reason: "the schema has enums", content: withSpec(oneRule + "\nmode: Warn"), field: "spec.mode", message: "Unsupported value", reasonOf: ReasonInvalid},
+		"Empty":         {reason: "the schema has rules", content: withSpec("mode: Audit"), field: "spec", message: "at least one of validations, waitFor and mutations is required", reasonOf: ReasonInvalid},
+		"Name":          {reason: "the name is part of keys", content: strings.Replace(withSpec(oneRule), "name: p", "name: a.b", 1), message: "DNS label", reasonOf: ReasonInvalid},
+		"NoName":        {reason: "the API server requires a name", content: strings.Replace(withSpec(oneRule), "name: p", "labels: {}", 1), field: "metadata.name", message: "required", reasonOf: ReasonInvalid},
+		"Duplicate":     {reason: "names in a list are unique", content: withSpec("waitFor: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), field: "spec.waitFor[1]", message: "Duplicate value", reasonOf: ReasonInvalid},
+		"Timeout":       {reason: "a timeout has limits", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 48h}]"), field: "spec.waitFor[0].timeout", message: "between", reasonOf: ReasonInvalid},
+		"Kubernetes":    {reason: "keys of Kubernetes are never allowed", content: withSpec("mutations: {labels: [{key: topology.kubernetes.io/zone, valueExpression: \"'a'\"}]}"), field: "spec.mutations.labels[0].key", message: "kubernetes.io", reasonOf: ReasonInvalid},
+		"Prefix":        {reason: "a prefix needs permission", content: withSpec("mutations: {labels: [{key: example.com/rack, valueExpression: \"'a'\"}]}"), field: "spec.mutations.labels[0].key", message: "example.com", reasonOf: v1alpha1.ReasonKeyNotAllowed},
+		"AllowedPrefix": {reason: "an allowed prefix is not a problem", content: withSpec("mutations: {labels: [{key: ray.io/rack, valueExpression: \"'a'\"}]}")},
+		"Syntax":        {reason: "expressions are compiled", content: withSpec("validations: [{expression: 'nodes == 1'}]"), field: "spec.validations[0].expression", message: "nodes", reasonOf: v1alpha1.ReasonCompileError},
+		"Type":          {reason: "built-in kinds are type-checked", content: withSpec("validations: [{expression: 'node.status.foo == 1'}]"), field: "spec.validations[0].expression", message: "foo", reasonOf: v1alpha1.ReasonCompileError},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			documents, err := Parse("p.yaml", []byte(tc.content))
+			require.NoError(t, err)
+			policies, err := Check(t.Context(), documents, []string{"ray.io"})
+			require.NoError(t, err)
+			require.Len(t, policies, 1)
+			p := policies[0]
+			if tc.message == "" {
+				assert.Empty(t, p.Problems, tc.reason)
+				assert.True(t, p.Ready())
+				return
+			}
+			require.NotEmpty(t, p.Problems, tc.reason)
+			assert.False(t, p.Ready())
+			assert.Equal(t, tc.field, p.Problems[0].Field, tc.reason)
+			assert.Contains(t, p.Problems[0].Message, tc.message, tc.reason)
+			assert.Equal(t, tc.reasonOf, p.Problems[0].Reason, tc.reason)
+			assert.NotContains(t, p.Problems[0].Message, "\n")
+		})
+	}
+}
+
+func TestCheck_Others(t *testing.T) {
+	documents, err := Parse("p.yaml", []byte(withSpec(oneRule)+"---\n"+withSpec(oneRule)+`---
+apiVersion: policy.prebind.dev/v1
+kind: BindPolicy
+metadata: {name: other}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: ignored}
+`))
+	require.NoError(t, err)
+	policies, err := Check(t.Context(), documents, nil)
+	require.ErrorContains(t, err, "p.yaml:13: apiVersion policy.prebind.dev/v1: must be policy.prebind.dev/v1alpha1", "another version is not ignored")
+	require.Len(t, policies, 2)
+	assert.True(t, policies[0].Ready())
+	require.Len(t, policies[1].Problems, 1, "the API server has only one object with a name")
+	assert.Equal(t, "metadata.name", policies[1].Problems[0].Field)
+	assert.Contains(t, policies[1].Problems[0].Message, "p.yaml:3")
+}
+
+const customKind = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: rackstates.example.com}
+spec:
+  group: example.com
+  names: {kind: RackState, plural: rackstates}
+  scope: Cluster
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          status:
+            type: object
+            properties: {ready: {type: boolean}}
+`
+
+func TestCheck_CustomResources(t *testing.T) {
+	content := `resources: [{name: rack, apiVersion: example.com/v1, kind: RackState, nameExpression: node.metadata.name}]
+validations: [{expression: "resources.rack.status.reddy"}, {expression: "resources.rack.status.ready && resources.rack.metadata.labels['a'] == 'b'"}]`
+	documents, err := Parse("p.yaml", []byte(withSpec(content)+"---"+customKind))
+	require.NoError(t, err)
+	policies, err := Check(t.Context(), documents, nil)
+	require.NoError(t, err)
+	require.Len(t, policies, 1)
+	assert.Empty(t, policies[0].Problems, "a schema causes only warnings, because it can change")
+	warnings := policies[0].Warnings()
+	require.Len(t, warnings, 1)
+	assert.Equal(t, "spec.validations[0].expression", warnings[0].FieldRef)
+	assert.Contains(t, warnings[0].Warning, "reddy")
+
+	documents, err = Parse("p.yaml", []byte(strings.Replace(customKind, "openAPIV3Schema", "schema", 1)))
+	require.NoError(t, err)
+	_, err = Check(t.Context(), documents, nil)
+	assert.ErrorContains(t, err, "p.yaml:13: CustomResourceDefinition rackstates.example.com: schema.openAPIV3Schema: required")
+}
+
+func TestSchemas(t *testing.T) {
+	documents, err := Parse("crd.yaml", []byte(customKind))
+	require.NoError(t, err)
+	s := Schemas{}
+	require.NoError(t, s.Add(documents[0]))
+	found, err := s.ResolveSchema(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "RackState"})
+	require.NoError(t, err)
+	require.NotNil(t, found)
+	assert.Contains(t, found.Properties, "status")
+}

@@ -1,0 +1,273 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package files reads BindPolicies and other Kubernetes objects from files, and checks BindPolicies like the
+// API server and Prebind do. It needs no cluster.
+package files
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	kjson "sigs.k8s.io/json"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+// Document is one object of a file.
+type Document struct {
+	// File is the name of the file, or "-" for the standard input.
+	File string
+	// Object has the types of JSON. It is nil if the document is not valid YAML.
+	Object map[string]any
+
+	content []byte
+	node    *yaml.Node
+	line    int
+}
+
+// Kind returns the kind of the object. Parts that the document lacks are empty.
+func (d *Document) Kind() schema.GroupVersionKind {
+	version, _ := d.Object["apiVersion"].(string)
+	kind, _ := d.Object["kind"].(string)
+	return schema.FromAPIVersionAndKind(version, kind)
+}
+
+// Name returns metadata.name, or an empty string.
+func (d *Document) Name() string {
+	metadata, _ := d.Object["metadata"].(map[string]any)
+	name, _ := metadata["name"].(string)
+	return name
+}
+
+// DecodeStrict decodes the object. Each unknown field is a strict error with its path. If the object
+// cannot be decoded, err is the reason.
+func (d *Document) DecodeStrict(into any) (strict []error, err error) {
+	return kjson.UnmarshalStrict(d.content, into)
+}
+
+// At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the
+// line of the closest parent. The path has the form spec.validations[0].expression. An index can also
+// be the name or the key of a list item: spec.waitFor[driver].
+func (d *Document) At(path string) string {
+	node, line := d.node, d.node.Line+d.line-1
+	for _, step := range steps(path) {
+		key, value := child(node, step)
+		if value == nil {
+			break
+		}
+		line, node = key.Line+d.line-1, value
+	}
+	return d.File + ":" + strconv.Itoa(line)
+}
+
+// steps splits the path of a field.
+func steps(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
+}
+
+// child returns the key and the value of a field or list item. The value is nil if there is none.
+func child(of *yaml.Node, step string) (key, value *yaml.Node) {
+	switch {
+	case of == nil:
+	case of.Kind == yaml.MappingNode:
+		for i := 0; i+1 < len(of.Content); i += 2 {
+			if of.Content[i].Value == step {
+				return of.Content[i], of.Content[i+1]
+			}
+		}
+	case of.Kind == yaml.SequenceNode:
+		for i, item := range of.Content {
+			if strconv.Itoa(i) == step || named(item, step) {
+				return item, item
+			}
+		}
+	}
+	return nil, nil
+}
+
+// named returns whether a list item has the name or the key.
+func named(item *yaml.Node, name string) bool {
+	for _, field := range []string{"name", "key"} {
+		if _, value := child(item, field); value != nil && value.Value == name {
+			return true
+		}
+	}
+	return false
+}
+
+// Read reads the objects of files and directories, and of in for the path "-". In a directory, it reads the
+// files that end in .yaml, .yml or .json, except tests, in the order of their names, without
+// subdirectories. The items of a List are separate objects. An error means that a file cannot be read.
+// Problems are documents that are not valid YAML or not an object.
+func Read(in io.Reader, paths ...string) (read []*Document, problems, err error) {
+	var all []error
+	for _, path := range paths {
+		names, err := expand(path)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, name := range names {
+			content, err := load(in, name)
+			if err != nil {
+				return nil, nil, err
+			}
+			documents, problems := Parse(name, content)
+			read, all = append(read, documents...), append(all, problems)
+		}
+	}
+	return read, errors.Join(all...), nil
+}
+
+func load(in io.Reader, name string) ([]byte, error) {
+	if name == "-" {
+		content, err := io.ReadAll(in)
+		if err != nil {
+			return nil, fmt.Errorf("reading the standard input: %w", err)
+		}
+		return content, nil
+	}
+	return os.ReadFile(name) //nolint:wrapcheck // The error contains the operation and the path.
+}
+
+// expand returns the files of a directory, or the path.
+func expand(path string) ([]string, error) {
+	if path == "-" {
+		return []string{path}, nil
+	}
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		return []string{path}, err
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, entry := range entries {
+		if !entry.IsDir() && IsObjects(entry.Name()) {
+			names = append(names, filepath.Join(path, entry.Name()))
+		}
+	}
+	return names, nil
+}
+
+// TestSuffix is the end of the names of files with tests.
+const TestSuffix = "_test.yaml"
+
+// IsObjects returns whether a file of a directory contains objects, according to its name.
+func IsObjects(name string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !strings.HasSuffix(name, TestSuffix)
+}
+
+// TestDirs returns the directories with tests at or below the directory, in order.
+func TestDirs(dir string) ([]string, error) {
+	var dirs []string
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && strings.HasSuffix(entry.Name(), TestSuffix) {
+			dirs = append(dirs, filepath.Dir(path))
+		}
+		return err
+	})
+	slices.Sort(dirs)
+	return slices.Compact(dirs), err
+}
+
+// Parse returns the objects of a file. The error joins the problems.
+func Parse(file string, content []byte) ([]*Document, error) {
+	var all []*Document
+	var problems []error
+	for _, part := range split(content) {
+		documents, err := parse(file, part.line, part.content)
+		all, problems = append(all, documents...), append(problems, err)
+	}
+	return all, errors.Join(problems...)
+}
+
+// part is one document of a file.
+type part struct {
+	line    int
+	content []byte
+}
+
+// split splits a file into its documents.
+func split(content []byte) []part {
+	parts := []part{{line: 1}}
+	for i, line := range bytes.SplitAfter(content, []byte("\n")) {
+		if bytes.HasPrefix(line, []byte("---")) {
+			// The rest of the line, such as a comment, is part of the document.
+			parts = append(parts, part{line: i + 1, content: bytes.TrimPrefix(line, []byte("---"))})
+			continue
+		}
+		last := &parts[len(parts)-1]
+		last.content = append(last.content, line...)
+	}
+	return parts
+}
+
+// parse returns the object of a document, or the items of a list.
+func parse(file string, line int, content []byte) ([]*Document, error) {
+	fail := func(line int, err error) error { return fmt.Errorf("%s:%d: %w", file, line, err) }
+	var root yaml.Node
+	if err := yaml.Unmarshal(content, &root); err != nil {
+		return nil, fail(located(err, line))
+	}
+	if root.Kind == 0 || len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
+		return nil, nil
+	}
+	encoded, err := sigsyaml.YAMLToJSONStrict(content)
+	if err != nil {
+		return nil, fail(located(err, line))
+	}
+	d := &Document{File: file, content: encoded, node: root.Content[0], line: line}
+	first := root.Content[0].Line + line - 1
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(encoded, &d.Object); err != nil {
+		return nil, fail(first, errors.New("not a Kubernetes object"))
+	}
+	if d.Kind().Empty() || d.Kind().Kind == "" || d.Kind().Version == "" {
+		return nil, fail(first, errors.New("not a Kubernetes object: apiVersion and kind are required"))
+	}
+	items, isList := d.Object["items"].([]any)
+	if !isList || !strings.HasSuffix(d.Kind().Kind, "List") {
+		d.line = line
+		return []*Document{d}, nil
+	}
+	_, list := child(d.node, "items")
+	var all []*Document
+	for i, item := range items {
+		encoded, err := sigsyaml.Marshal(item)
+		if err != nil {
+			return nil, fail(first, err)
+		}
+		documents, err := parse(file, 1, encoded)
+		if err != nil {
+			return nil, fail(first, fmt.Errorf("items[%d]: not a Kubernetes object", i))
+		}
+		for _, d := range documents {
+			d.node, d.line = list.Content[i], line
+			all = append(all, d)
+		}
+	}
+	return all, nil
+}
+
+// located returns the line and the text of an error of a YAML library, whose lines begin with the
+// document.
+func located(err error, line int) (int, error) {
+	text := strings.Join(strings.Fields(strings.NewReplacer("yaml: ", "", "unmarshal errors: ", "", "error converting YAML to JSON: ", "").Replace(err.Error())), " ")
+	_, after, found := strings.Cut(text, "line ")
+	number, rest, ok := strings.Cut(after, ": ")
+	if at, err := strconv.Atoi(number); found && ok && err == nil {
+		return at + line - 1, errors.New(rest)
+	}
+	return line, errors.New(text)
+}
