@@ -32,41 +32,48 @@ func TestPlainClient(t *testing.T) {
 	b.pod(byHand, "data")
 
 	// The client does not wait longer than the API server. Prebind must answer earlier.
-	response, status := b.postBinding(b.binding("node-1"), 6*time.Second)
-	assert.Equal(t, http.StatusTooManyRequests, response.StatusCode)
-	require.NotNil(t, status.Details, "%v", status)
-	assert.Positive(t, status.Details.RetryAfterSeconds)
-	assert.Equal(t, fmt.Sprint(status.Details.RetryAfterSeconds), response.Header.Get("Retry-After"))
-	assert.NotEmpty(t, response.Header.Get(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID), "the header does not distinguish a 429 of Prebind")
-	b.assertDenied(status, metav1.StatusReasonTooManyRequests, "volumebinding", "PersistentVolumeClaim "+b.ns+"/data")
+	got := b.postBinding(b.binding("node-1"), 6*time.Second)
+	assert.Equal(t, http.StatusTooManyRequests, got.code)
+	require.NotNil(t, got.status.Details, "%v", got.status)
+	assert.Positive(t, got.status.Details.RetryAfterSeconds)
+	assert.Equal(t, fmt.Sprint(got.status.Details.RetryAfterSeconds), got.header.Get("Retry-After"))
+	assert.NotEmpty(t, got.header.Get(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID), "the header does not distinguish a 429 of Prebind")
+	b.assertDenied(got.status, metav1.StatusReasonTooManyRequests, "volumebinding", "PersistentVolumeClaim "+b.ns+"/data")
 
-	response, status = b.postBinding(b.binding("node-2"), 30*time.Second)
-	assert.Equal(t, http.StatusForbidden, response.StatusCode)
-	assert.Empty(t, response.Header.Get("Retry-After"))
-	b.assertDenied(status, metav1.StatusReasonForbidden, "volumebinding", "PersistentVolumeClaim "+b.ns+"/data")
+	got = b.postBinding(b.binding("node-2"), 30*time.Second)
+	assert.Equal(t, http.StatusForbidden, got.code)
+	assert.Empty(t, got.header.Get("Retry-After"))
+	b.assertDenied(got.status, metav1.StatusReasonForbidden, "volumebinding", "PersistentVolumeClaim "+b.ns+"/data")
 
-	response, status = b.postBinding(b.binding("node-1", gen.UID("0")), 30*time.Second)
-	assert.Equal(t, http.StatusPreconditionFailed, response.StatusCode)
-	b.assertDenied(status, webhook.ReasonStale, "binder", "Pod "+b.ns+"/pod")
+	got = b.postBinding(b.binding("node-1", gen.UID("0")), 30*time.Second)
+	assert.Equal(t, http.StatusPreconditionFailed, got.code)
+	b.assertDenied(got.status, webhook.ReasonStale, "binder", "Pod "+b.ns+"/pod")
 
-	response, status = b.postBinding(b.binding("node-1", gen.Annotation("device.prebind.dev/gpu", "a,a")), 30*time.Second)
-	assert.Equal(t, http.StatusUnprocessableEntity, response.StatusCode)
-	b.assertDenied(status, metav1.StatusReasonInvalid, "device", "Binding "+b.ns+"/pod")
+	got = b.postBinding(b.binding("node-1", gen.Annotation("device.prebind.dev/gpu", "a,a")), 30*time.Second)
+	assert.Equal(t, http.StatusUnprocessableEntity, got.code)
+	b.assertDenied(got.status, metav1.StatusReasonInvalid, "device", "Binding "+b.ns+"/pod")
 	assert.Equal(t, metav1.StatusCause{Type: webhook.CauseField, Field: "metadata.annotations[device.prebind.dev/gpu]", Message: `device "a" is listed twice`},
-		status.Details.Causes[2])
+		got.status.Details.Causes[2])
 
 	other := b.binding("node-1", gen.Annotation("device.prebind.dev/gpu", b.ns))
 	other.Name = "other"
 	_, err := b.createPod(other.Name, byHand)
 	require.NoError(t, err)
-	response, status = b.postBinding(other, 30*time.Second)
-	assert.Equal(t, http.StatusCreated, response.StatusCode, "%v", status)
-	response, _ = b.postBinding(other, 30*time.Second)
-	assert.Equal(t, http.StatusConflict, response.StatusCode, "the pod is bound")
+	got = b.postBinding(other, 30*time.Second)
+	assert.Equal(t, http.StatusCreated, got.code, "%v", got.status)
+	got = b.postBinding(other, 30*time.Second)
+	assert.Equal(t, http.StatusConflict, got.code, "the pod is bound")
+}
+
+// plainAnswer is a response of the API server.
+type plainAnswer struct {
+	code   int
+	header http.Header
+	status metav1.Status
 }
 
 // postBinding posts the Binding over plain HTTP. The timeout applies to the API server and to the client.
-func (b *bench) postBinding(binding *corev1.Binding, timeout time.Duration) (*http.Response, metav1.Status) {
+func (b *bench) postBinding(binding *corev1.Binding, timeout time.Duration) plainAnswer {
 	b.t.Helper()
 	config := b.cluster.Config()
 	client, err := rest.HTTPClientFor(config)
@@ -82,9 +89,9 @@ func (b *bench) postBinding(binding *corev1.Binding, timeout time.Duration) (*ht
 	response, err := client.Do(request)
 	require.NoError(b.t, err)
 	defer response.Body.Close()
-	var status metav1.Status
-	require.NoError(b.t, json.NewDecoder(response.Body).Decode(&status))
-	return response, status
+	got := plainAnswer{code: response.StatusCode, header: response.Header}
+	require.NoError(b.t, json.NewDecoder(response.Body).Decode(&got.status))
+	return got
 }
 
 // assertDenied checks a denial of Prebind.
