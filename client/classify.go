@@ -25,7 +25,8 @@ type Answer struct {
 	Object Object
 	// Fields are the invalid fields of an Invalid answer.
 	Fields []Field
-	// Delay is the time after which a Waiting answer asks for the next call, in whole seconds. It is 0 for other kinds.
+	// Delay is the time after which a Waiting answer expects the next call, in whole seconds. An earlier call is allowed. A call
+	// that is more than a minute late finds the bind rolled back. Delay is 0 for other kinds.
 	Delay time.Duration
 	// Message is the text for people: plugin, object, state and remedy on one line. Do not parse it.
 	Message string

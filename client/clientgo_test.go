@@ -7,6 +7,7 @@ package client_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -34,10 +35,13 @@ type apiServer struct {
 	media      string
 	body       []byte
 	requests   int
+	// url is that of the last request.
+	url string
 }
 
 func (s *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.requests++
+	s.url = r.URL.String()
 	if r.Body != nil {
 		if err := r.Body.Close(); err != nil {
 			return nil, err
@@ -61,15 +65,29 @@ func statusServer(t *testing.T, s metav1.Status) *apiServer {
 	return server
 }
 
-// TestBind_ClientGo checks the reaction of the example to errors of the real client-go.
-func TestBind_ClientGo(t *testing.T) {
+// deniedServer returns the API server for a denial in Prebind's golden tests.
+func deniedServer(t *testing.T, name string) *apiServer {
+	t.Helper()
 	content, err := os.ReadFile(filepath.Join("testdata", "denials.json"))
 	require.NoError(t, err)
 	var denials map[string]struct {
 		Status metav1.Status `json:"status"`
 	}
 	require.NoError(t, json.Unmarshal(content, &denials))
-	denied := func(name string) *apiServer { return statusServer(t, denials[name].Status) }
+	require.Contains(t, denials, name)
+	return statusServer(t, denials[name].Status)
+}
+
+func (s *apiServer) client(t *testing.T) *typedcorev1.CoreV1Client {
+	t.Helper()
+	client, err := typedcorev1.NewForConfig(&rest.Config{Host: "http://api.example.com", Transport: s, QPS: -1})
+	require.NoError(t, err)
+	return client
+}
+
+// TestBind_ClientGo checks the reaction of the example to errors of the real client-go.
+func TestBind_ClientGo(t *testing.T) {
+	denied := func(name string) *apiServer { return deniedServer(t, name) }
 	failed := func(code int32, reason metav1.StatusReason) *apiServer {
 		return statusServer(t, metav1.Status{
 			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "no",
@@ -103,10 +121,8 @@ func TestBind_ClientGo(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				pods, err := typedcorev1.NewForConfig(&rest.Config{Host: "http://api.example.com", Transport: tc.server, QPS: -1})
-				require.NoError(t, err)
 				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "pod-1"}}
-				got, delay, err := Bind(t.Context(), pods, pod, "node-a", prebind.Request{NodeLock: true})
+				got, delay, err := Bind(t.Context(), tc.server.client(t), pod, "node-a", prebind.Request{NodeLock: true})
 				assert.Equal(t, tc.want, got, "%s: %v", tc.reason, err)
 				assert.Equal(t, tc.want == Bound, err == nil)
 				assert.Equal(t, tc.delay, delay)
@@ -120,4 +136,27 @@ func TestBind_InvalidRequest(t *testing.T) {
 	got, _, err := Bind(t.Context(), nil, &corev1.Pod{}, "node-a", prebind.Request{Timeout: -1})
 	assert.Equal(t, Report, got, "the request never succeeds, so it is not posted")
 	assert.Error(t, err)
+}
+
+// TestPostOnce checks that a call without repeats limits the hold, and that its error has Prebind's answer.
+func TestPostOnce(t *testing.T) {
+	server := deniedServer(t, "device-locked")
+	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	err := postOnce(t.Context(), server.client(t).RESTClient(), binding)
+	assert.Equal(t, prebind.Waiting, prebind.Classify(err).Kind, "%v", err)
+	assert.Equal(t, 1, server.requests)
+	assert.Equal(t, "http://api.example.com/api/v1/namespaces/shop/pods/web/binding?timeout=3s", server.url)
+}
+
+// TestTimeoutOfConfig checks that a timeout of the whole client ends the repeats of client-go, and hides Prebind's answer.
+func TestTimeoutOfConfig(t *testing.T) {
+	server := deniedServer(t, "device-locked")
+	server.retryAfter = "20"
+	synctest.Test(t, func(t *testing.T) {
+		client, err := typedcorev1.NewForConfig(&rest.Config{Host: "http://api.example.com", Transport: server, QPS: -1, Timeout: 10 * time.Second})
+		require.NoError(t, err)
+		err = client.Pods("shop").Bind(t.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "web"}}, metav1.CreateOptions{})
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.Equal(t, prebind.None, prebind.Classify(err).Kind)
+	})
 }
