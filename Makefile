@@ -46,6 +46,7 @@ test: test-unit test-e2e ## Run all tests
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults)(/|$$)|bench$$)')
+	cd client && go test -timeout 10m ./...
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 	cd test/kwok && CGO_ENABLED=0 go test -trimpath -timeout 10m ./...
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
@@ -161,6 +162,7 @@ lint: ## Run the linters and the prose check
 	go run ./test/prose
 	@echo "golangci-lint: the first build takes minutes"
 	$(TOOL) golangci-lint run ./...
+	cd client && $(TOOL) golangci-lint run ./...
 	cd test/controlplane && $(TOOL) golangci-lint run ./cmd/... ./internal/... ./provisioner/...
 	cd test/controlplane && $(TOOL) golangci-lint run --fast-only ./...
 	cd test/kwok && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
@@ -216,6 +218,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 			{ echo "$$f is out of date: run 'make generate'"; exit 1; }; \
 	done
 	go mod tidy -diff
+	cd client && go mod tidy -diff
 	cd test/controlplane && go mod tidy -diff
 	cd test/kwok && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff

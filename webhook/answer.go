@@ -27,17 +27,6 @@ const (
 	maxMessage, maxCause, maxPath, maxCauses = 4096, 384, 128, 24
 )
 
-// Types of the causes in a denial's details.
-const (
-	// CausePlugin names the plugin that denied the Binding.
-	CausePlugin metav1.CauseType = "Plugin"
-	// CauseObject names the object that the denial is about.
-	CauseObject metav1.CauseType = "Object"
-)
-
-// reasonStale is the reason of a denial with code 412. The API does not define one.
-const reasonStale metav1.StatusReason = "PreconditionFailed"
-
 // codes are the codes and reasons of denials. client-go repeats a request after 429. kube-scheduler v1.37 and newer also
 // repeats a bind after InternalError, ServiceUnavailable and Conflict. Therefore Prebind does not answer 500 or 503 to a
 // Binding that must wait. Unlike the API server, it does not answer 409 to a stale Binding.
@@ -47,7 +36,7 @@ var codes = map[framework.Kind]struct {
 }{
 	framework.KindWait:     {http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests},
 	framework.KindRefuse:   {http.StatusForbidden, metav1.StatusReasonForbidden},
-	framework.KindStale:    {http.StatusPreconditionFailed, reasonStale},
+	framework.KindStale:    {http.StatusPreconditionFailed, ReasonStale},
 	framework.KindInvalid:  {http.StatusUnprocessableEntity, metav1.StatusReasonInvalid},
 	framework.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
@@ -106,22 +95,24 @@ func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 	}
 }
 
-// deny returns the response to an error. The message is one line for people. The causes contain the same data for programs.
+// deny returns the response to an error. The message is one line for people. The causes contain the same data for programs;
+// see contract.go. An error without a plugin is about Prebind itself.
 func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
+	err = framework.AsError(framework.Binder, err)
 	to, known := codes[err.Kind]
 	if !known {
 		to = codes[framework.KindInternal]
 	}
-	details := &metav1.StatusDetails{RetryAfterSeconds: int32(retryAfter / time.Second)}
-	if err.Plugin != "" {
-		details.Causes = append(details.Causes, metav1.StatusCause{Type: CausePlugin, Message: line(err.Plugin, maxCause)})
+	details := &metav1.StatusDetails{
+		RetryAfterSeconds: int32(retryAfter / time.Second),
+		Causes:            []metav1.StatusCause{{Type: CausePlugin, Message: line(err.Plugin, maxCause)}},
 	}
 	if object := err.Object.String(); object != "" {
 		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: line(object, maxCause)})
 	}
 	for _, f := range err.Fields[:min(len(err.Fields), maxCauses)] {
 		details.Causes = append(details.Causes, metav1.StatusCause{
-			Type: metav1.CauseTypeFieldValueInvalid, Field: line(f.Path, maxPath), Message: line(f.Message, maxCause),
+			Type: CauseField, Field: line(f.Path, maxPath), Message: line(f.Message, maxCause),
 		})
 	}
 	return &admissionv1.AdmissionResponse{

@@ -124,12 +124,12 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		if r := recover(); r != nil {
 			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
 			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
-			response = deny(framework.AsError("binder", err), 0)
+			response = deny(err, 0)
 		}
 	}()
 	bind, reason, err := parse(request)
 	if err != nil {
-		return deny(framework.AsError("binder", err), 0)
+		return deny(err, 0)
 	}
 	if bind == nil {
 		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)

@@ -109,7 +109,7 @@ func TestIndex(t *testing.T) {
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
 	admission-control-config-file annotations build-arg clusterrole controllers create-namespace dry-run election-timeout exposed-node-labels field-selector
-	for force from-file help image list max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw replicas reuse-values set
+	for force from-file help image list max-concurrent-reconciles max-mutating-requests-inflight name no-hooks output overrides prefix previous push raw replicas reuse-values set
 	show-labels show-managed-fields sort-by subresource tail timeout type`)
 
 // A flag that the documentation names is there.

@@ -29,7 +29,7 @@ var direct = regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w./-]+) v\S+$`
 var root = filepath.Join("..", "..")
 
 // productImports returns what the packages outside test import, relative to the module if
-// it is in there. Tests do not count. It reads the files itself, so that go test knows what
+// it is in there. Tests and other modules do not count. It reads the files itself, so that go test knows what
 // its result depends on.
 func productImports(t *testing.T) (own map[string][]string, others []string) {
 	t.Helper()
@@ -43,7 +43,7 @@ func productImports(t *testing.T) (own map[string][]string, others []string) {
 			return err
 		}
 		if entry.IsDir() {
-			if rel != "." && (rel == "test" || rel == "bin" || entry.Name() == "testdata" || strings.HasPrefix(entry.Name(), ".")) {
+			if rel != "." && (rel == "test" || rel == "bin" || entry.Name() == "testdata" || strings.HasPrefix(entry.Name(), ".") || isModule(file)) {
 				return filepath.SkipDir
 			}
 			return nil
@@ -72,6 +72,12 @@ func productImports(t *testing.T) (own map[string][]string, others []string) {
 	}))
 	require.NotEmpty(t, own)
 	return own, others
+}
+
+// isModule returns whether the folder contains another module, such as client.
+func isModule(folder string) bool {
+	_, err := os.Stat(filepath.Join(folder, "go.mod"))
+	return err == nil
 }
 
 // box is a package, or a pattern of packages, in the diagram of docs/design.md.

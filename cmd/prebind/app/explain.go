@@ -34,9 +34,6 @@ const (
 	exitUnknown = 3
 )
 
-// webhookName is the name of the webhook in the shipped configuration.
-const webhookName = "pods-binding.prebind.dev"
-
 // explainOptions are the flags of prebind explain.
 type explainOptions struct {
 	user        userClient
@@ -204,7 +201,7 @@ func undecided(answer error) error {
 	switch {
 	case !failing:
 		return fmt.Errorf("the API server could not decide: %w", answer)
-	case name == webhookName:
+	case name == webhook.Name:
 		return fmt.Errorf("the API server cannot reach Prebind, so it binds no pod outside the exempt namespaces; run 'prebind status', and check the pods and the Service in Prebind's namespace, the network from the API server to port 9443, and the caBundle of the webhook configuration: %w", answer)
 	default:
 		return fmt.Errorf("the API server cannot call the webhook %q, which is not Prebind: %w", name, answer)

@@ -1,0 +1,41 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// load decodes a file in testdata. The tests of Prebind itself (test/golden) use the same files.
+func load(t *testing.T, name string, into any) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("testdata", name))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(content, into))
+}
+
+func TestContract(t *testing.T) {
+	var want map[string]string
+	load(t, "contract.json", &want)
+	assert.Equal(t, want, map[string]string{
+		"WebhookName":            WebhookName,
+		"AttemptAnnotation":      AttemptAnnotation,
+		"DeviceAnnotationPrefix": DeviceAnnotationPrefix,
+		"CausePlugin":            string(CausePlugin),
+		"CauseObject":            string(CauseObject),
+		"CauseField":             string(CauseField),
+		"ReasonStale":            string(ReasonStale),
+		"Waiting":                string(Waiting),
+		"Refused":                string(Refused),
+		"Stale":                  string(Stale),
+		"Invalid":                string(Invalid),
+		"Internal":               string(Internal),
+	}, "the constants are those of Prebind")
+}
