@@ -32,7 +32,7 @@ import (
 // settingsTimeout is the timeout of Settings, which waits for new caches while the manager runs.
 const settingsTimeout = time.Minute
 
-// Options are the options of an Assembly. All fields are required.
+// Options are the options of an Assembly. All fields except Leads are required.
 type Options struct {
 	Manager  *Manager
 	Registry *Registry
@@ -43,6 +43,8 @@ type Options struct {
 	Namespace string
 	// WaitFor is called with each kind that is added to the cache.
 	WaitFor func(kind string, synced func() bool)
+	// Leads is framework.Handle.Leads.
+	Leads func() bool
 }
 
 // Assembly builds the settings of the engine from a configuration, with the caches that they
@@ -61,6 +63,10 @@ type Assembly struct {
 	// change. retired contains earlier plugins whose waits Applied ends.
 	built   map[string]builtPlugin
 	retired []builtPlugin
+	// registered is the user of the selections of registrations.
+	registered selector
+	// skipped contains the logged reasons why plugins are omitted, by name.
+	skipped map[string]string
 }
 
 // watched is a kind in one of the two caches.
@@ -74,19 +80,22 @@ type builtPlugin struct {
 	plugin    framework.PreBinder
 	// retired is framework.Handle.Retired. Applied closes it.
 	retired chan struct{}
+	// selector is framework.Handle.Selections.
+	selector *selector
 }
 
 // New returns an Assembly without plugins.
 func New(o Options) *Assembly {
 	return &Assembly{
 		Changes: framework.NewHub(), o: o,
-		watched: map[watched]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{},
+		watched: map[watched]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{}, skipped: map[string]string{},
 	}
 }
 
 // Settings returns the settings of the engine. It checks Prebind's permissions first. While the
-// manager runs, Settings waits up to a minute for new caches. Before the manager runs, WaitFor must
-// wait for them.
+// manager runs, Settings waits up to a minute for new caches and for new plugins; see
+// framework.Starter. Before the manager runs, WaitFor must wait for them. After an error, the new
+// plugins are retired.
 func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
 	ctx, cancel := context.WithTimeout(ctx, settingsTimeout)
 	defer cancel()
@@ -166,55 +175,102 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 }
 
 // plugins returns the plugins that are on. It builds plugins that are new or have new arguments.
-func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.PreBinder, error) {
+func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) (list []framework.PreBinder, err error) {
 	entries, err := a.o.Registry.PluginsOf(c)
 	if err != nil {
 		return nil, err
 	}
 	built := map[string]builtPlugin{}
-	var list []framework.PreBinder
+	defer func() {
+		if err != nil {
+			a.retire(replaced(built, a.built))
+		}
+	}()
 	for _, e := range entries {
-		missing, err := a.missing(e.Requires...)
+		lacks, detail, err := a.unavailable(ctx, e, c)
 		if err != nil {
 			return nil, err
 		}
-		if missing != "" {
-			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
-			continue
+		if lacks != "" && a.skipped[e.Name] != lacks+detail {
+			klog.InfoS("Skipped a PreBind plugin: "+lacks, "plugin", e.Name, "reason", detail)
 		}
-		lacks, err := a.unpermitted(ctx, e, c)
-		if err != nil {
-			return nil, err
-		}
-		if lacks != nil {
-			klog.InfoS("Skipped a PreBind plugin: its permission is missing", "plugin", e.Name, "reason", lacks)
+		if a.skipped[e.Name] = lacks + detail; lacks != "" {
 			continue
 		}
 		b, ok := a.built[e.Name]
 		if arguments := c.Arguments.Of(e.Name); !ok || !reflect.DeepEqual(b.arguments, arguments) {
 			b = builtPlugin{arguments: arguments, retired: make(chan struct{})}
-			if b.plugin, err = a.plugin(ctx, e, arguments, b.retired); err != nil {
+			b.selector = &selector{assembly: a, plugin: e.Name, retired: b.retired}
+			built[e.Name] = b
+			if b.plugin, err = a.plugin(ctx, e, b); err != nil {
 				return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
 			}
 		}
 		built[e.Name] = b
 		list = append(list, b.plugin)
 	}
-	for name, b := range a.built {
-		if built[name].retired != b.retired {
-			a.retired = append(a.retired, b)
-		}
-	}
+	a.retired = append(a.retired, replaced(a.built, built)...)
 	a.built = built
 	return list, nil
+}
+
+// replaced returns the instances that are not among the later ones.
+func replaced(earlier, later map[string]builtPlugin) []builtPlugin {
+	var all []builtPlugin
+	for name, b := range earlier {
+		if later[name].retired != b.retired {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// retire ends the instances.
+func (a *Assembly) retire(all []builtPlugin) {
+	for _, b := range all {
+		close(b.retired)
+		b.selector.Keep(nil)
+	}
+}
+
+// unavailable returns the reason why a plugin that is on is omitted, with its detail, or "".
+func (a *Assembly) unavailable(ctx context.Context, e framework.Registration, c *v1alpha1.PrebindConfiguration) (reason, detail string, err error) {
+	missing, err := a.missing(e.Requires...)
+	if err != nil {
+		return "", "", err
+	}
+	if missing != "" {
+		return "the API server does not serve the kind that it requires", missing, nil
+	}
+	lacks, err := a.unpermitted(ctx, e, c)
+	if err != nil || lacks == nil {
+		return "", "", err
+	}
+	return "its permission is missing", lacks.Error(), nil
+}
+
+// Available returns the first plugin that was omitted from the last Settings for this configuration and
+// would not be omitted now, or "". It must not be called concurrently with Settings.
+func (a *Assembly) Available(ctx context.Context, c *v1alpha1.PrebindConfiguration) (string, error) {
+	entries, err := a.o.Registry.PluginsOf(c)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range entries {
+		if _, ok := a.built[e.Name]; ok {
+			continue
+		}
+		if reason, _, err := a.unavailable(ctx, e, c); err != nil || reason == "" {
+			return e.Name, err
+		}
+	}
+	return "", nil
 }
 
 // Applied is called when the last Settings are in force. The binds that wait in a plugin
 // that was switched off, or that has new arguments now, end and are repeated.
 func (a *Assembly) Applied() {
-	for _, b := range a.retired {
-		close(b.retired)
-	}
+	a.retire(a.retired)
 	a.retired = nil
 	used := sets.New[string]()
 	for _, p := range a.o.Registry.Plugins {
@@ -224,11 +280,12 @@ func (a *Assembly) Applied() {
 			}
 		}
 	}
-	a.o.Manager.selections.keep(used)
+	a.o.Manager.selections.keep(&a.registered, used)
 }
 
-// plugin adds the kinds that the plugin needs to the cache, and builds the plugin.
-func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments, retired <-chan struct{}) (framework.PreBinder, error) {
+// plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
+func (a *Assembly) plugin(ctx context.Context, e framework.Registration, b builtPlugin) (framework.PreBinder, error) {
+	arguments := b.arguments
 	var examples []client.Object
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
@@ -248,7 +305,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	mgr := a.o.Manager
 	if e.Selections != nil {
 		for _, s := range e.Selections(arguments) {
-			if err := mgr.selections.use(ctx, a, s); err != nil {
+			if err := a.useRegistered(ctx, s); err != nil {
 				return nil, err
 			}
 		}
@@ -256,10 +313,16 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
 		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: mgr.GetEventRecorder("prebind"), Retired: retired,
+		Events: mgr.GetEventRecorder("prebind"), Retired: b.retired, Selections: b.selector, Leads: a.o.Leads, Discovery: mgr.discovery,
 	}, arguments)
-	if err == nil && p.Name() != e.Name {
-		err = fmt.Errorf("must be named as registered, got %q", p.Name())
+	switch {
+	case err != nil:
+		return nil, err
+	case p.Name() != e.Name:
+		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
+	}
+	if s, ok := p.(framework.Starter); ok {
+		err = a.start(ctx, e.Name, s, b.retired)
 	}
 	return p, err
 }

@@ -6,11 +6,16 @@ package assembly
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -32,8 +37,12 @@ import (
 // contains pending pods, trimmed nodes, and the objects that plugins watch, so memory does not grow
 // with running pods. Start the manager with the same context.
 func NewManager(ctx context.Context, config *rest.Config, metricsAddress string, r *Registry, namespace string) (*Manager, error) {
+	scheme, err := r.scheme()
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:                 clientgoscheme.Scheme,
+		Scheme:                 scheme,
 		Metrics:                server.Options{BindAddress: metricsAddress},
 		HealthProbeBindAddress: "0", // webhook.Readiness serves probes that give a reason.
 		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
@@ -54,7 +63,29 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	for _, p := range r.Plugins {
 		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name), selections: selected}
 	}
-	return &Manager{Manager: mgr, views: views, selections: selected}, nil
+	kinds, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds}, nil
+}
+
+// scheme returns a scheme with the built-in types and those of all plugins.
+func (r *Registry) scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	for _, p := range r.Plugins {
+		if p.AddToScheme == nil {
+			continue
+		}
+		if err := p.AddToScheme(scheme); err != nil {
+			return nil, fmt.Errorf("PreBind plugin %s: adding its types: %w", p.Name, err)
+		}
+	}
+	return scheme, nil
 }
 
 // Manager has two caches. GetCache returns the cache that plugins narrow. The complete cache
@@ -64,9 +95,39 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 type Manager struct {
 	manager.Manager
 	selections *selections
+	discovery  discovery.DiscoveryInterface
 	// views contains the view of each plugin on the caches, by name. The empty name is the view of
 	// the mutators.
 	views map[string]*view
+}
+
+// GetAPIReader returns a reader that reads from the API server. It supports the option of
+// framework.Selection.Where for all selections.
+func (m *Manager) GetAPIReader() client.Reader { return liveReader{m.Manager.GetAPIReader()} }
+
+// liveReader compares values of selections that the API server does not compare.
+type liveReader struct{ client.Reader }
+
+// List implements client.Reader.
+func (r liveReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	by, ok := framework.SelectedBy(opts)
+	if !ok || by.Indexed() && !by.Unsupported {
+		return r.Reader.List(ctx, into, opts...)
+	}
+	if !by.Possible() {
+		return meta.SetList(into, nil)
+	}
+	if err := r.Reader.List(ctx, into, opts...); err != nil {
+		return err
+	}
+	all, err := meta.ExtractList(into)
+	if err != nil {
+		return err
+	}
+	return meta.SetList(into, slices.DeleteFunc(all, func(o runtime.Object) bool {
+		object, ok := o.(client.Object)
+		return !ok || by.ValueOf(object) != by.Value
+	}))
 }
 
 // newComplete returns the complete cache, which the manager starts.
@@ -129,10 +190,8 @@ func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object
 
 // List implements client.Reader.
 func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	for _, o := range opts {
-		if by, ok := o.(framework.Selected); ok {
-			return v.selections.List(into, by)
-		}
+	if by, ok := framework.SelectedBy(opts); ok {
+		return v.selections.List(into, by)
 	}
 	return v.of(into).List(ctx, into, opts...)
 }

@@ -72,10 +72,19 @@ type needs struct {
 	permissions  []permission
 }
 
-// check checks each permission with the API server and returns an error with all missing
-// permissions. If a check fails, the permission counts as granted, because the error of the request
-// that needs it is clearer.
+// check returns an error with all missing permissions.
 func (n needs) check(ctx context.Context, client kubernetes.Interface) error {
+	missing := n.missing(ctx, client)
+	if missing == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: the service account lacks permissions: %s; %s", n.part, missing, n.remedy)
+}
+
+// missing checks each permission with the API server and returns the missing ones, such as
+// "list, watch pods". If a check fails, the permission counts as granted, because the error of the
+// request that needs it is clearer.
+func (n needs) missing(ctx context.Context, client kubernetes.Interface) string {
 	var order []string
 	missing := map[string][]string{}
 	for _, p := range n.permissions {
@@ -91,13 +100,10 @@ func (n needs) check(ctx context.Context, client kubernetes.Interface) error {
 		}
 		missing[object] = append(missing[object], p.Verb)
 	}
-	if len(order) == 0 {
-		return nil
-	}
 	for i, object := range order {
 		order[i] = strings.Join(missing[object], ", ") + " " + object
 	}
-	return fmt.Errorf("%s: the service account lacks permissions: %s; %s", n.part, strings.Join(order, "; "), n.remedy)
+	return strings.Join(order, "; ")
 }
 
 // CheckPermissions returns an error for the first part of the program that lacks

@@ -28,8 +28,8 @@ const (
 	// readInterval is the time between two reads of the file. The kubelet needs up to a
 	// minute to update a ConfigMap, so watching the file would not be faster.
 	readInterval = 2 * time.Second
-	// retryInterval is the time after which the Reloader retries a rejected file. The cause, such
-	// as a missing permission, may be resolved.
+	// retryInterval is the time after which the Reloader retries a rejected file, and looks for omitted
+	// plugins. The cause, such as a missing permission, may be resolved.
 	retryInterval = 30 * time.Second
 )
 
@@ -57,7 +57,8 @@ type ReloadOptions struct {
 	Clock     clock.Clock
 }
 
-// Reloader applies the configuration file when it changes. It applies all of the file or rejects it.
+// Reloader applies the configuration file when it changes. It applies all of the file or rejects it. It also
+// applies the configuration in force again when a plugin that was omitted becomes available, without a file too.
 type Reloader struct {
 	o ReloadOptions
 	// apply applies the content of the file, or returns an error.
@@ -72,12 +73,17 @@ type Reloader struct {
 		at      time.Time
 		problem string
 	}
+	// resumed is the last look for omitted plugins.
+	resumed struct {
+		at      time.Time
+		problem string
+	}
 }
 
 // NewReloader returns a Reloader for a configuration that is already in force.
 func NewReloader(o ReloadOptions, current *v1alpha1.Loaded) *Reloader {
 	r := &Reloader{o: o, content: current.Content}
-	r.apply = r.configure
+	r.apply, r.resumed.at = r.configure, o.Clock.Now()
 	r.current.Store(current)
 	o.Recorder.ConfigApplied(current.Hash, o.Clock.Now())
 	return r
@@ -92,9 +98,6 @@ func (*Reloader) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (r *Reloader) Start(ctx context.Context) error {
-	if r.o.File == "" {
-		return nil
-	}
 	for {
 		timer := r.o.Clock.NewTimer(readInterval)
 		select {
@@ -103,7 +106,10 @@ func (r *Reloader) Start(ctx context.Context) error {
 			return nil
 		case <-timer.C():
 		}
-		r.read(ctx)
+		if r.o.File != "" {
+			r.read(ctx)
+		}
+		r.resume(ctx)
 	}
 }
 
@@ -146,6 +152,18 @@ func (r *Reloader) configure(ctx context.Context, content []byte) error {
 	if err != nil {
 		return err
 	}
+	if err := r.put(ctx, c); err != nil {
+		return err
+	}
+	r.o.Recorder.ConfigApplied(c.Hash, r.o.Clock.Now())
+	summary := c.Summary()
+	klog.InfoS("Applied the new configuration", "file", r.o.File, "hash", c.Hash, "configuration", summary)
+	r.event(corev1.EventTypeNormal, reasonApplied, content, "", "applied the new configuration: "+summary)
+	return nil
+}
+
+// put puts the configuration in force.
+func (r *Reloader) put(ctx context.Context, c *v1alpha1.Loaded) error {
 	settings, err := r.o.Assembly.Settings(ctx, c.PrebindConfiguration)
 	if err != nil {
 		return err
@@ -155,11 +173,30 @@ func (r *Reloader) configure(ctx context.Context, content []byte) error {
 	}
 	r.o.Assembly.Applied()
 	r.current.Store(c)
-	r.o.Recorder.ConfigApplied(c.Hash, r.o.Clock.Now())
-	summary := c.Summary()
-	klog.InfoS("Applied the new configuration", "file", r.o.File, "hash", c.Hash, "configuration", summary)
-	r.event(corev1.EventTypeNormal, reasonApplied, content, "", "applied the new configuration: "+summary)
 	return nil
+}
+
+// resume applies the configuration in force again if an omitted plugin is available now.
+func (r *Reloader) resume(ctx context.Context) {
+	if r.o.Clock.Since(r.resumed.at) < retryInterval {
+		return
+	}
+	r.resumed.at = r.o.Clock.Now()
+	c := r.current.Load()
+	plugin, err := r.o.Assembly.Available(ctx, c.PrebindConfiguration)
+	if err == nil && plugin != "" {
+		if err = r.put(ctx, c); err == nil {
+			klog.InfoS("Switched on a PreBind plugin that was skipped", "plugin", plugin)
+		}
+	}
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	if problem != "" && problem != r.resumed.problem && ctx.Err() == nil {
+		klog.ErrorS(err, "Could not switch on a PreBind plugin that was skipped", "plugin", plugin)
+	}
+	r.resumed.problem = problem
 }
 
 // event posts an event. The related object identifies the content and the problem, because

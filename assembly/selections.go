@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
@@ -33,8 +35,10 @@ const selectionLingers = time.Minute
 // for concurrent use.
 type selections struct {
 	clock clock.WithDelayedExecution
-	mu    sync.RWMutex
-	all   map[string]*selection
+	// starting is held while a selection is started.
+	starting sync.Mutex
+	mu       sync.RWMutex
+	all      map[string]*selection
 }
 
 // selection is the cache of one framework.Selection. It is a manager.Runnable.
@@ -42,24 +46,46 @@ type selection struct {
 	cache.Cache
 	// store contains the objects. Only its methods for reading may be called.
 	store toolscache.Indexer
+	// synced return true when the store and the handlers have all objects.
+	synced []toolscache.InformerSynced
 	// stop ends Start.
 	stop chan struct{}
-	// lingering is set while no plugin uses the selection.
+	// users use the selection. It may be read after it had the first one. pending is the number of calls that wait
+	// for its objects.
+	users   sets.Set[*selector]
+	ready   bool
+	pending int
+	// lingering is set while nobody uses the selection.
 	lingering clock.Timer
+}
+
+// selector is a user of selections: an instance of a plugin, or all registrations. For an instance, it
+// implements framework.Selector.
+type selector struct {
+	assembly *Assembly
+	plugin   string
+	// retired is closed when the instance is retired.
+	retired <-chan struct{}
 }
 
 // Start implements manager.Runnable.
 func (s *selection) Start(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := until(ctx, s.stop)
 	defer cancel()
+	return s.Cache.Start(ctx)
+}
+
+// until returns a context that also ends when the channel is closed.
+func until(ctx context.Context, end <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
-		case <-s.stop:
+		case <-end:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	return s.Cache.Start(ctx)
+	return ctx, cancel
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -70,26 +96,42 @@ func (*selection) NeedLeaderElection() bool { return false }
 func (s *selections) List(into client.ObjectList, by framework.Selected) error {
 	s.mu.RLock()
 	found := s.all[by.Name]
+	known := found != nil && found.ready
 	s.mu.RUnlock()
-	if found == nil {
-		return fmt.Errorf("selection %q is not among those of the plugin's registration", by.Name)
+	if !known {
+		return fmt.Errorf("selection %q is not among those of the plugin's registration, and Select has not added it", by.Name)
 	}
 	return listFrom(found.store, into, by)
 }
 
 // listFrom lists the objects of the store with the value.
 func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected) error {
-	bucket, err := store.ByIndex(bucketIndex, bucketOf(by.Value))
+	bucket, err := candidates(store, by)
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", by.Name, err)
 	}
 	items := make([]runtime.Object, 0, len(bucket))
 	for _, o := range bucket {
-		if object := compact.Unpack(o); object != nil && by.Selection.Value(object) == by.Value {
+		if object := compact.Unpack(o); object != nil && by.ValueOf(object) == by.Value {
 			items = append(items, object)
 		}
 	}
 	return meta.SetList(into, items)
+}
+
+// candidates returns the objects that may have the value.
+func candidates(store toolscache.Indexer, by framework.Selected) ([]any, error) {
+	if by.Indexed() {
+		return store.ByIndex(bucketIndex, bucketOf(by.Value))
+	}
+	if by.Field != framework.ByName {
+		return store.List(), nil
+	}
+	found, exists, err := store.GetByKey(by.Value)
+	if !exists {
+		return nil, err
+	}
+	return []any{found}, err
 }
 
 // bucketIndex is the index of a selection.
@@ -107,53 +149,136 @@ func bucketOf(value string) string {
 	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
 }
 
-// use starts the selection if it is new. It must not be called concurrently.
-func (s *selections) use(ctx context.Context, a *Assembly, want framework.Selection) error {
-	if err := want.Check(); err != nil {
-		return err
-	}
-	if s.reuse(want.Name) {
-		return nil
-	}
-	started, err := a.startSelection(ctx, want)
+// use adds a user of the selection, which is started if it is new. wait returns nil when it may be read.
+func (s *selections) use(ctx context.Context, a *Assembly, want framework.Selection, user *selector, wait func(*selection) error) error {
+	found, err := s.find(ctx, a, want)
 	if err != nil {
 		return err
 	}
+	err = wait(found)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.all[want.Name] = started
-	return nil
+	found.pending--
+	switch {
+	case err != nil:
+	case isClosed(user.retired):
+		err = fmt.Errorf("selection %s: this instance of the plugin is retired", want.Name)
+	default:
+		found.users.Insert(user)
+		found.ready = true
+	}
+	s.linger(want.Name, found)
+	return err
 }
 
-// reuse returns whether the selection exists, and keeps it.
-func (s *selections) reuse(name string) bool {
+// find returns the selection, which is started if it is new, with one more pending call.
+func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection) (*selection, error) {
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	if found := s.reuse(want.Name); found != nil {
+		return found, nil
+	}
+	started, err := a.startSelection(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	started.pending++
+	s.all[want.Name] = started
+	return started, nil
+}
+
+// reuse returns the selection, with one more pending call, or nil if there is none or it is ending.
+func (s *selections) reuse(name string) *selection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found := s.all[name]
 	if found == nil || found.lingering != nil && !found.lingering.Stop() {
-		return false
+		return nil
 	}
 	found.lingering = nil
-	return true
+	found.pending++
+	return found
 }
 
-// keep ends the selections that are not in use, after a time.
-func (s *selections) keep(used sets.Set[string]) {
+// uses returns whether the user uses the selection.
+func (s *selections) uses(user *selector, name string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	found := s.all[name]
+	return found != nil && found.users.Has(user)
+}
+
+// keep removes the user from its selections that are not named.
+func (s *selections) keep(user *selector, names sets.Set[string]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, found := range s.all {
-		if used.Has(name) || found.lingering != nil {
-			continue
+		if !names.Has(name) {
+			found.users.Delete(user)
+			s.linger(name, found)
 		}
-		found.lingering = s.clock.AfterFunc(selectionLingers, func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			close(found.stop)
-			if s.all[name] == found {
-				delete(s.all, name)
-			}
+	}
+}
+
+// linger ends the selection after a time if nobody uses it. It must be called with mu held.
+func (s *selections) linger(name string, found *selection) {
+	if len(found.users) > 0 || found.pending > 0 || found.lingering != nil {
+		return
+	}
+	found.lingering = s.clock.AfterFunc(selectionLingers, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		close(found.stop)
+		if s.all[name] == found {
+			delete(s.all, name)
+		}
+	})
+}
+
+// Select implements framework.Selector.
+func (u *selector) Select(ctx context.Context, want framework.Selection) error {
+	if err := want.Check(); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(want.Name, u.plugin+"/") {
+		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
+	}
+	all := u.assembly.o.Manager.selections
+	if all.uses(u, want.Name) {
+		return nil
+	}
+	if err := u.assembly.mayWatch(ctx, want); err != nil {
+		return fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	return all.use(ctx, u.assembly, want, u, func(found *selection) error { return found.await(ctx, want) })
+}
+
+// Keep implements framework.Selector.
+func (u *selector) Keep(names sets.Set[string]) { u.assembly.o.Manager.selections.keep(u, names) }
+
+// mayWatch returns an error if the API server does not serve the kind of the selection, or if Prebind may not
+// watch it.
+func (a *Assembly) mayWatch(ctx context.Context, want framework.Selection) error {
+	kind, err := apiutil.GVKForObject(want.Example, a.o.Manager.GetScheme())
+	if err != nil {
+		return err
+	}
+	mapping, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return err
+	}
+	needed := needs{}
+	for _, verb := range []string{"get", "list", "watch"} {
+		needed.permissions = append(needed.permissions, permission{
+			Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Namespace: want.Namespace, Verb: verb,
 		})
 	}
+	if missing := needed.missing(ctx, a.o.Client); missing != "" {
+		return &framework.PermissionError{Missing: missing}
+	}
+	return nil
 }
 
 // SelectionCache returns a cache that contains the selection, its informer, and the store with its
@@ -168,12 +293,14 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
 	var store toolscache.Indexer
 	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		indexers[bucketIndex] = func(o any) ([]string, error) {
-			object := compact.Unpack(o)
-			if object == nil {
-				return nil, nil
+		if want.Indexed() {
+			indexers[bucketIndex] = func(o any) ([]string, error) {
+				object := compact.Unpack(o)
+				if object == nil {
+					return nil, nil
+				}
+				return []string{bucketOf(want.Value(object))}, nil
 			}
-			return []string{bucketOf(want.Value(object))}, nil
 		}
 		informer := toolscache.NewSharedIndexInformer(lw, example, resync, indexers)
 		store = informer.GetIndexer()
@@ -187,7 +314,7 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 	return c, informer, store, err
 }
 
-// startSelection returns the selection, with all objects if the manager runs.
+// startSelection starts the selection.
 func (a *Assembly) startSelection(ctx context.Context, want framework.Selection) (*selection, error) {
 	mgr := a.o.Manager
 	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()}
@@ -195,8 +322,9 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	s := &selection{Cache: c, store: store, stop: make(chan struct{})}
-	synced := []toolscache.InformerSynced{informer.HasSynced}
+	s := &selection{
+		Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, stop: make(chan struct{}), users: sets.New[*selector](),
+	}
 	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
 		if handler == nil {
 			continue
@@ -205,31 +333,51 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection)
 		if err != nil {
 			return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 		}
-		synced = append(synced, added.HasSynced)
+		s.synced = append(s.synced, added.HasSynced)
 	}
 	if err := mgr.Add(s); err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	return s, a.awaitSelection(ctx, want, s, synced)
+	return s, nil
 }
 
-// awaitSelection waits until the selection has all objects. If the manager does not run yet,
-// readiness waits for it instead.
-func (a *Assembly) awaitSelection(ctx context.Context, want framework.Selection, s *selection, synced []toolscache.InformerSynced) error {
-	select {
-	case <-a.o.Manager.Elected():
-	default:
-		for _, f := range synced {
+// useRegistered starts a selection of a registration. If the manager does not run yet, readiness
+// waits for its objects.
+func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection) error {
+	if err := want.Check(); err != nil {
+		return err
+	}
+	return a.o.Manager.selections.use(ctx, a, want, &a.registered, func(found *selection) error {
+		if a.runs() {
+			return found.await(ctx, want)
+		}
+		for _, f := range found.synced {
 			a.o.WaitFor(want.Name, f)
 		}
 		return nil
-	}
-	if !toolscache.WaitForCacheSync(ctx.Done(), synced...) {
-		close(s.stop)
+	})
+}
+
+// await waits until the selection has all objects.
+func (s *selection) await(ctx context.Context, want framework.Selection) error {
+	if !toolscache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
 	}
 	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
 	return nil
+}
+
+// runs returns whether the manager runs.
+func (a *Assembly) runs() bool { return isClosed(a.o.Manager.Elected()) }
+
+// isClosed returns whether a channel that carries no values is closed. A nil channel is not.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // wakeBy returns a handler that reports each change of an object with its value, before and after
@@ -237,7 +385,7 @@ func (a *Assembly) awaitSelection(ctx context.Context, want framework.Selection,
 func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
 	changed := func(o any) {
 		if object := compact.Unpack(o); object != nil {
-			a.Changes.Changed(s.Changed(s.Value(object)))
+			a.Changes.Changed(s.Changed(s.ValueOf(object)))
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{

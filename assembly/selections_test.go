@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -32,41 +33,74 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Fiel
 
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
-	now, a, b, c := clocktesting.NewFakeClock(time.Time{}), &selection{stop: make(chan struct{})}, &selection{stop: make(chan struct{})}, &selection{stop: make(chan struct{})}
+	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
+	usedBy := func(users ...*selector) *selection {
+		return &selection{stop: make(chan struct{}), ready: true, users: sets.New(users...)}
+	}
+	now, a, b, c := clocktesting.NewFakeClock(time.Time{}), usedBy(one), usedBy(one), usedBy(one, other)
 	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c}}
-	s.keep(sets.New("c"))
+	s.keep(one, nil)
 	now.Step(selectionLingers / 2)
-	s.keep(sets.New("c"))
-	assert.True(t, s.reuse("a"), "the plugin was switched on again")
+	s.keep(one, nil)
+	useAgain := func(name string) error {
+		return s.use(t.Context(), nil, framework.Selection{Name: name}, one, func(*selection) error { return nil })
+	}
+	require.NoError(t, useAgain("a"), "the plugin was switched on again")
 	now.Step(selectionLingers)
-	assert.Equal(t, sets.New("a", "c"), sets.KeySet(s.all))
-	assert.False(t, isStopped(a))
-	assert.True(t, isStopped(b))
-	assert.False(t, s.reuse("b"), "it must be started again")
-	assert.True(t, s.reuse("a"), "it is in use")
-	s.keep(sets.New("c"))
+	assert.Equal(t, sets.New("a", "c"), sets.KeySet(s.all), "another user keeps c")
+	assert.False(t, isClosed(a.stop))
+	assert.True(t, isClosed(b.stop))
+	assert.Nil(t, s.reuse("b"), "it must be started again")
+	s.keep(other, sets.New("c"))
 	now.Step(selectionLingers)
-	assert.True(t, isStopped(a), "the plugin was switched off again")
+	assert.False(t, isClosed(c.stop), "it is named")
+	s.keep(one, nil)
+	now.Step(selectionLingers)
+	assert.True(t, isClosed(a.stop), "the plugin was switched off again")
 }
 
-func isStopped(s *selection) bool {
-	select {
-	case <-s.stop:
-		return true
-	default:
-		return false
-	}
+// A call that waits for a selection keeps it, and one that fails does not make it readable.
+func TestSelections_UsePending(t *testing.T) {
+	now, found := clocktesting.NewFakeClock(time.Time{}), &selection{stop: make(chan struct{}), users: sets.New[*selector]()}
+	s := &selections{clock: now, all: map[string]*selection{racks.Name: found}}
+	plugin, failed := &selector{}, errors.New("no objects")
+	err := s.use(t.Context(), nil, racks, plugin, func(*selection) error {
+		s.keep(plugin, nil)
+		now.Step(selectionLingers)
+		return failed
+	})
+	require.ErrorIs(t, err, failed)
+	assert.False(t, isClosed(found.stop), "a call waited for it")
+	require.Error(t, s.List(&corev1.PodList{}, framework.Selected{Selection: racks}), "it may lack objects")
+	now.Step(selectionLingers)
+	assert.True(t, isClosed(found.stop))
+	assert.Empty(t, s.all)
+}
+
+// An instance that is retired while it waits for a selection does not use it.
+func TestSelections_UseRetired(t *testing.T) {
+	retired := make(chan struct{})
+	now, found := clocktesting.NewFakeClock(time.Time{}), &selection{stop: make(chan struct{}), users: sets.New[*selector]()}
+	s := &selections{clock: now, all: map[string]*selection{racks.Name: found}}
+	plugin := &selector{retired: retired}
+	err := s.use(t.Context(), nil, racks, plugin, func(*selection) error {
+		close(retired)
+		s.keep(plugin, nil)
+		return nil
+	})
+	require.ErrorContains(t, err, "retired")
+	now.Step(selectionLingers)
+	assert.True(t, isClosed(found.stop))
 }
 
 func TestSelections_ListUnknown(t *testing.T) {
 	v := &view{selections: &selections{all: map[string]*selection{}}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
-	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration`)
+	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration, and Select has not added it`)
 }
 
-func TestSelections_UseIncomplete(t *testing.T) {
-	s := &selections{all: map[string]*selection{}}
-	require.ErrorContains(t, s.use(t.Context(), nil, framework.Selection{Name: "test/x"}), "required")
+func TestUseRegistered_Incomplete(t *testing.T) {
+	require.ErrorContains(t, (&Assembly{}).useRegistered(t.Context(), framework.Selection{Name: "test/x"}), "required")
 }
 
 // A plugin reads a selection through its reader, and a change wakes its waits.
@@ -172,7 +206,7 @@ func TestListFrom_SharedBucket(t *testing.T) {
 	for name, node := range map[string]string{"a": "node-a", "b": "node-b", "c": "node-a"} {
 		require.NoError(t, store.Add(gen.Pod(name, gen.BoundTo(node))))
 	}
-	selection := framework.Selection{Name: "test/pods", Value: func(o client.Object) string {
+	selection := framework.Selection{Name: "test/pods", Field: "spec.nodeName", Value: func(o client.Object) string {
 		pod, ok := o.(*corev1.Pod)
 		require.True(t, ok)
 		return pod.Spec.NodeName

@@ -106,6 +106,7 @@ func (c *call) awaitRollBack(ctx context.Context, held *hold, a *attempt.Attempt
 // awaitRound waits for the end of the round, and allows the bind if it has succeeded. It returns
 // false if the call must join again.
 func (c *call) awaitRound(ctx context.Context, held *hold, a *attempt.Attempt, r *attempt.Round) (Decision, bool) {
+	c.contexts = append(c.contexts, r.Context)
 	if !held.until(ctx, r, r.Done()) {
 		if r.OverBudget() {
 			// The plugin ignores the end of its context.

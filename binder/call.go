@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,8 @@ type call struct {
 	kind      pacing.Kind
 	waitBegan time.Time
 	kept      bool
+	// contexts are those whose warnings the answer shows.
+	contexts []*framework.BindContext
 	// missed estimates how many earlier calls for the bind other replicas answered.
 	missed int
 }
@@ -68,9 +71,24 @@ type call struct {
 // context returns that of an attempt for this call.
 func (c *call) context(id string) *framework.BindContext {
 	now := c.clock.Now()
-	return &framework.BindContext{
+	bc := &framework.BindContext{
 		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: id, DryRun: c.DryRun, Now: now, Since: now,
 	}
+	c.contexts = append(c.contexts, bc)
+	return bc
+}
+
+// warnings returns the warnings of plugins, each once, within the limits of a decision.
+func (c *call) warnings() []string {
+	var all []string
+	for _, bc := range c.contexts {
+		for _, w := range bc.Warnings() {
+			if w = runner.Clip(w, maxMessage); len(all) < maxWarnings && !slices.Contains(all, w) {
+				all = append(all, w)
+			}
+		}
+	}
+	return all
 }
 
 // attemptID returns the ID of the attempt that the call began or joined, or "".

@@ -158,7 +158,9 @@ type PluginExplanation struct {
 	Would []string `json:"would,omitempty"`
 	// WaitsFor lists objects, each with the expected change.
 	WaitsFor []string `json:"waitsFor,omitempty"`
-	Refusal  *Refusal `json:"refusal,omitempty"`
+	// Findings are the results of the plugin's rules, such as policies.
+	Findings []framework.Finding `json:"findings,omitempty"`
+	Refusal  *Refusal            `json:"refusal,omitempty"`
 }
 
 // Refusal is the JSON form of a framework.Error.
@@ -180,6 +182,8 @@ const (
 	maxFields = 20
 	// maxWarnings is how many warnings there are, each of maxMessage.
 	maxWarnings = 50
+	// maxFindings is how many findings of a plugin an explanation has.
+	maxFindings = 200
 )
 
 // bounded returns the decision with texts within the limits. It changes only the copy.

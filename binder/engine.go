@@ -202,12 +202,15 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 		// There is no decision that an event could report.
 		d, pod = d.deny(unfinished(r, d.Err)), nil
 	}
+	warnings := c.warnings()
+	d.Warnings = append(d.Warnings, warnings...)
 	d = d.bounded()
 	if c.DryRun {
 		d = explain(c.policy.mode, d)
 	}
 	if c.policy.mode == ModeAudit && !d.PassThrough {
 		d = auditOnly(d)
+		d.Warnings = append(d.Warnings, warnings...)
 	}
 	if pod != nil && !r.DryRun {
 		c.report(pod, d)

@@ -5,10 +5,12 @@ package binder
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
 )
 
 func refusalOf(err *framework.Error) *Refusal {
@@ -82,7 +84,7 @@ func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *fr
 		x.Verdict = PluginNotAsked
 		return rehearsed{PluginExplanation: x, next: framework.Skip}
 	}
-	before, waits := len(bc.Intents()), len(bc.ExpectedWaits())
+	before, waits, findings := len(bc.Intents()), len(bc.ExpectedWaits()), len(bc.Findings())
 	next, err := c.check(ctx, p, bc)
 	intents := bc.Intents()[before:]
 	for _, intent := range intents {
@@ -91,6 +93,7 @@ func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *fr
 	for _, w := range bc.ExpectedWaits()[waits:] {
 		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(w.Object.String()+": "+w.For, ": "))
 	}
+	x.Findings = boundedFindings(bc.Findings()[findings:])
 	switch {
 	case err != nil && err.Kind == framework.KindWait:
 		x.Verdict, x.Refusal, x.WaitsFor = PluginWaits, refusalOf(err), append(x.WaitsFor, strings.TrimPrefix(err.Object.String()+": "+err.Message, ": "))
@@ -104,6 +107,20 @@ func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *fr
 		x.Verdict = PluginReady
 	}
 	return rehearsed{PluginExplanation: x, next: next, err: err, intents: intents}
+}
+
+// boundedFindings returns the findings within the limits.
+func boundedFindings(all []framework.Finding) []framework.Finding {
+	var bounded []framework.Finding
+	for _, f := range all[:min(len(all), maxFindings)] {
+		bounded = append(bounded, framework.Finding{
+			Name: runner.Clip(f.Name, maxName), Verdict: runner.Clip(f.Verdict, maxName), Message: runner.Clip(f.Message, maxMessage),
+		})
+	}
+	if left := len(all) - maxFindings; left > 0 {
+		bounded = append(bounded, framework.Finding{Name: fmt.Sprintf("and %d more", left)})
+	}
+	return bounded
 }
 
 // explain completes the decision on a dry run with its explanation.

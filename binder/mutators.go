@@ -31,40 +31,54 @@ func (c *call) mutate(ctx context.Context) *framework.Error {
 
 // additions are what plugins add to a Binding.
 type additions struct {
-	attempt     string
-	annotations map[string]map[string]string
-	devices     []framework.Device
+	attempt string
+	// annotations have the plugin's own keys. complete and labels have complete keys.
+	annotations, complete, labels byPlugin
+	devices                       []framework.Device
 	// started are the plugins whose PreBind was started. They may be disabled since then.
 	started []string
 }
+
+// byPlugin contains values by plugin and key.
+type byPlugin map[string]map[string]string
 
 // additionsOf returns what plugins add: each by the context of its own last PreBind, if any,
 // and by the latest context, which wins. The latest context has all devices, because PreFlight
 // reports them and runs for every context.
 func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
-	add := additions{attempt: id, devices: latest.Devices()}
-	if len(started) == 0 {
-		add.annotations = latest.Annotations()
-		return add
+	merged := func(of func(*framework.BindContext) map[string]map[string]string) byPlugin {
+		all := byPlugin{}
+		for _, r := range started {
+			all.copy(r.Plugin.Name(), of(r.Context)[r.Plugin.Name()])
+		}
+		for plugin, values := range of(latest) {
+			all.copy(plugin, values)
+		}
+		return all
 	}
-	add.annotations = map[string]map[string]string{}
+	add := additions{
+		attempt: id, devices: latest.Devices(),
+		annotations: merged((*framework.BindContext).Annotations), complete: merged((*framework.BindContext).CompleteAnnotations),
+		labels: merged((*framework.BindContext).Labels),
+	}
 	for _, r := range started {
 		add.started = append(add.started, r.Plugin.Name())
-		if own := r.Context.Annotations()[r.Plugin.Name()]; own != nil {
-			add.annotations[r.Plugin.Name()] = own
-		}
-	}
-	for plugin, annotations := range latest.Annotations() {
-		if add.annotations[plugin] == nil {
-			add.annotations[plugin] = map[string]string{}
-		}
-		maps.Copy(add.annotations[plugin], annotations)
 	}
 	return add
 }
 
+func (b byPlugin) copy(plugin string, values map[string]string) {
+	if len(values) == 0 {
+		return
+	}
+	if b[plugin] == nil {
+		b[plugin] = map[string]string{}
+	}
+	maps.Copy(b[plugin], values)
+}
+
 func (a additions) none() bool {
-	return a.attempt == "" && len(a.annotations) == 0 && len(a.devices) == 0
+	return a.attempt == "" && len(a.annotations)+len(a.complete)+len(a.labels)+len(a.devices) == 0
 }
 
 // compose returns the decision that allows the bind, or an error if it is not allowed. The
@@ -93,20 +107,47 @@ func (c *call) compose(ctx context.Context, add additions) (Decision, *framework
 		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
 		return d, framework.AsError(r.Mutator, refused)
 	}
-	for plugin, annotations := range add.annotations {
-		for short, value := range annotations {
-			key := plugin + "." + framework.Domain + "/" + short
-			if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
-				return d, framework.AsError(plugin, fmt.Errorf("invalid annotation key %q", short))
-			}
-			d.Annotations[key] = value
-		}
+	if err := c.add(d, add); err != nil {
+		return d, err
 	}
 	if add.attempt != "" {
 		d.Annotations[framework.AttemptAnnotation] = add.attempt
 	}
 	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, c.mayCome())
 }
+
+// add adds to the decision what the plugins add. If several add a key, the last plugin by name wins.
+func (c *call) add(d Decision, add additions) *framework.Error {
+	for _, from := range []struct {
+		kind   string
+		values byPlugin
+		key    func(plugin, key string) string
+		valid  func(value string) []string
+		to     map[string]string
+	}{
+		{"annotation", add.annotations, func(plugin, short string) string { return plugin + "." + framework.Domain + "/" + short }, anyValue, d.Annotations},
+		{"annotation", add.complete, completeKey, anyValue, d.Annotations},
+		{"label", add.labels, completeKey, validation.IsValidLabelValue, d.Labels},
+	} {
+		for _, plugin := range slices.Sorted(maps.Keys(from.values)) {
+			for given, value := range from.values[plugin] {
+				key := from.key(plugin, given)
+				if !takesPart(c.plugins, plugin) && !slices.Contains(add.started, plugin) || len(validation.IsQualifiedName(key)) > 0 {
+					return framework.AsError(plugin, fmt.Errorf("invalid %s key %q", from.kind, short(given)))
+				}
+				if problems := from.valid(value); len(problems) > 0 {
+					return framework.AsError(plugin, fmt.Errorf("invalid value %q of %s %s: %s", short(value), from.kind, key, problems[0]))
+				}
+				from.to[key] = value
+			}
+		}
+	}
+	return nil
+}
+
+func completeKey(_, key string) string { return key }
+
+func anyValue(string) []string { return nil }
 
 // mayCome returns what an attempt would add to the Binding.
 func (c *call) mayCome() map[string]string {

@@ -15,17 +15,15 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Schemas returns the OpenAPI schemas of kinds that are not compiled in. resolver.SchemaResolver of
 // k8s.io/apiserver implements it.
 type Schemas interface {
-	ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, error)
+	ResolveSchema(kind kinds.GroupVersionKind) (*spec.Schema, error)
 }
 
 // Options are the options of Compile.
@@ -35,42 +33,6 @@ type Options struct {
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
 }
-
-// Problem is the reason why a policy does not compile.
-type Problem struct {
-	// Reason is a reason of v1alpha1.ConditionReady.
-	Reason string
-	// Field is the path of the field, such as spec.validations[0].expression.
-	Field string
-	// Message describes the problem, and how to fix it.
-	Message string
-}
-
-// Error implements error.
-func (p *Problem) Error() string { return p.Field + ": " + p.Message }
-
-// Compile compiles a policy. The defaults of the API are applied to a copy, so the policy may come from a
-// file. The error is a *Problem, for the first field with one, or several joined (errors.Join).
-func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) { panic("core") }
-
-// Compiled is a compiled policy.
-type Compiled struct{}
-
-// Name returns the name of the policy.
-func (c *Compiled) Name() string { panic("core") }
-
-// UID and Generation identify the compiled version.
-func (c *Compiled) Generation() int64 { panic("core") }
-
-// Audit returns whether the policy only reports.
-func (c *Compiled) Audit() bool { panic("core") }
-
-// Warnings returns the problems that type checking found in parts that are checked at runtime only, such as
-// fields of custom resources.
-func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { panic("core") }
-
-// Needs returns what the policy reads in addition to the pod and the node.
-func (c *Compiled) Needs() Needs { panic("core") }
 
 // Needs are the objects that a policy reads.
 type Needs struct {
@@ -86,7 +48,7 @@ type Needs struct {
 type Resource struct {
 	// Name in expressions.
 	Name string
-	Kind schema.GroupVersionKind
+	Kind kinds.GroupVersionKind
 	// Namespace of the objects. Empty means all.
 	Namespace string
 	// Labels is nil for all objects.
@@ -99,21 +61,6 @@ type Resource struct {
 	// metadata.labels and, with OnNode, spec.nodeName are always among them.
 	Fields *Fields
 }
-
-// Fields is a set of field paths of a kind. It is immutable. Nil means no fields besides the names.
-type Fields struct{}
-
-// Union returns the fields of both.
-func (f *Fields) Union(other *Fields) *Fields { panic("core") }
-
-// String returns the same text for the same fields, such as "metadata.annotations,spec.drivers". "*" means
-// all.
-func (f *Fields) String() string { panic("core") }
-
-// Transform reduces an object of the cache to the fields. It is a toolscache.TransformFunc: it handles
-// typed and unstructured objects, and returns others, such as tombstones, unchanged. It does not change its
-// argument.
-func (f *Fields) Transform(o any) (any, error) { panic("core") }
 
 // Subject is a bind.
 type Subject struct {
@@ -188,14 +135,3 @@ type Result struct {
 
 // MaxMessage is the maximum length of a message in bytes.
 const MaxMessage = 1024
-
-// Evaluate evaluates the policy for a bind. An error means that objects could not be read, or that the
-// context ended.
-//
-// The order is: matchConstraints, matchConditions, validations, waitFor, mutations. All waits are
-// evaluated; the first that is false gives the message. The message counts the others.
-func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) { panic("core") }
-
-// Confirm evaluates only matchConstraints, matchConditions and validations. It is for binds that were
-// allowed some time ago.
-func (c *Compiled) Confirm(ctx context.Context, s *Subject, o Objects) (Result, error) { panic("core") }

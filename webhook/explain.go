@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/prebind/prebind/binder"
@@ -31,17 +32,20 @@ const (
 )
 
 // encodeExplanation returns the explanation as a warning. The API server passes on 4,096 runes, so the explanation is
-// compressed. If it is still too long, values are shortened, and then omitted.
+// compressed. If it is still too long, values and messages of findings are shortened, and then omitted.
 func encodeExplanation(x binder.Explanation) (string, error) {
 	for _, smaller := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
 		func(x *binder.Explanation) { x.Annotations, x.Labels = shorten(x.Annotations), shorten(x.Labels) },
+		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, shortenFindings) },
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
+		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, noFindings) },
 		func(x *binder.Explanation) { x.Plugins = nil },
 	} {
 		before := x
 		smaller(&x)
-		x.Incomplete = x.Incomplete || len(before.Annotations) != len(x.Annotations) || len(before.Plugins) != len(x.Plugins)
+		x.Incomplete = x.Incomplete || len(before.Annotations) != len(x.Annotations) || len(before.Plugins) != len(x.Plugins) ||
+			findings(before) != findings(x)
 		text, err := compressed(x)
 		if err != nil {
 			return "", err
@@ -72,12 +76,45 @@ func compressed(x binder.Explanation) (string, error) {
 func shorten(values map[string]string) map[string]string {
 	short := make(map[string]string, len(values))
 	for key, value := range values {
-		if len(value) > shortened {
-			value = strings.ToValidUTF8(value[:shortened], "") + "…"
-		}
-		short[key] = value
+		short[key] = shortenValue(value)
 	}
 	return short
+}
+
+func shortenValue(value string) string {
+	if len(value) <= shortened {
+		return value
+	}
+	return strings.ToValidUTF8(value[:shortened], "") + "…"
+}
+
+// withFindings returns a copy of the plugins with other findings.
+func withFindings(plugins []binder.PluginExplanation, change func([]framework.Finding) []framework.Finding) []binder.PluginExplanation {
+	plugins = slices.Clone(plugins)
+	for i := range plugins {
+		plugins[i].Findings = change(plugins[i].Findings)
+	}
+	return plugins
+}
+
+func noFindings([]framework.Finding) []framework.Finding { return nil }
+
+// shortenFindings returns a copy of the findings with shortened messages.
+func shortenFindings(all []framework.Finding) []framework.Finding {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].Message = shortenValue(all[i].Message)
+	}
+	return all
+}
+
+// findings returns the number of findings.
+func findings(x binder.Explanation) int {
+	n := 0
+	for _, p := range x.Plugins {
+		n += len(p.Findings)
+	}
+	return n
 }
 
 // DecodeExplanation returns the explanation that a warning contains, or nil for other warnings.

@@ -77,7 +77,7 @@ func sleep(ctx context.Context, h Handle, bc *BindContext, changes *Subscription
 // AwaitReady is the PreBind of a plugin that only waits. It repeats SetupBindContextExtension
 // and PreFlight, as Await repeats a Look, until PreFlight skips. It reports the first wait
 // that PreFlight records with BindContext.ExpectWait. Each repetition gets its own context with
-// the current pod and node. The extensions and annotations of the last one are copied to bc.
+// the current pod and node. The extensions, annotations, labels and warnings of the last one are copied to bc.
 func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) error {
 	return awaitReady(ctx, h, bc, p, false)
 }
@@ -86,8 +86,8 @@ func AwaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter) e
 var errUnconfirmed = errors.New("the API server has not confirmed that the wait is over")
 
 // awaitReady is AwaitReady. If confirm is set, the wait is over only when the API server
-// confirms it.
-func awaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter, confirm bool) error {
+// confirms it. Changes of the given objects also wake it.
+func awaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter, confirm bool, objects ...Ref) error {
 	since := h.Clock.Now()
 	return Await(ctx, h, bc, func(ctx context.Context, reader Reader) (Waiting, error) {
 		pod, node, err := Present(ctx, reader, bc)
@@ -111,7 +111,7 @@ func awaitReady(ctx context.Context, h Handle, bc *BindContext, p PreFlighter, c
 		}
 		bc.adopt(now)
 		return Waiting{}, nil
-	})
+	}, objects...)
 }
 
 // isLive returns whether the reader of a look is the live one.
@@ -181,7 +181,7 @@ func (s subscribing) Get(ctx context.Context, key client.ObjectKey, into client.
 // List implements client.Reader. It subscribes to all objects of the kind, in the
 // namespace if the options name one, or to the objects of a Selection with the value.
 func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	if selected, ok := selectedBy(opts); ok {
+	if selected, ok := SelectedBy(opts); ok {
 		s.to.Add(selected.Changed(selected.Value))
 		return s.Reader.List(ctx, into, opts...)
 	}

@@ -6,6 +6,7 @@ package framework
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,8 +56,41 @@ type BindContext struct {
 	expected    []Waiting
 	undone      []string
 	waiting     Waiting
-	annotations map[string]map[string]string
-	devices     []Device
+	annotations byPlugin
+	// complete contains annotations by complete key.
+	complete, labels byPlugin
+	warnings         []string
+	findings         []Finding
+	devices          []Device
+}
+
+// byPlugin contains values by plugin and key.
+type byPlugin map[string]map[string]string
+
+func (b *byPlugin) set(plugin, key, value string) {
+	if *b == nil {
+		*b = byPlugin{}
+	}
+	if (*b)[plugin] == nil {
+		(*b)[plugin] = map[string]string{}
+	}
+	(*b)[plugin][key] = value
+}
+
+// clone returns a copy, or nil if it is empty.
+func (b byPlugin) clone() byPlugin {
+	var all byPlugin
+	all.copy(b)
+	return all
+}
+
+// copy sets all values of from.
+func (b *byPlugin) copy(from byPlugin) {
+	for plugin, values := range from {
+		for key, value := range values {
+			b.set(plugin, key, value)
+		}
+	}
 }
 
 // Annotate adds the annotation <plugin>.prebind.dev/<key> to the Binding. The API server
@@ -67,53 +101,86 @@ type BindContext struct {
 func (bc *BindContext) Annotate(plugin, key, value string) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	if bc.annotations == nil {
-		bc.annotations = map[string]map[string]string{}
-	}
-	if bc.annotations[plugin] == nil {
-		bc.annotations[plugin] = map[string]string{}
-	}
-	bc.annotations[plugin][key] = value
+	bc.annotations.set(plugin, key, value)
 }
 
 // SetAnnotation is Annotate with a complete key, such as ray.io/topology. plugin is the caller's own
 // name. It is for plugins whose keys the operator allows.
-func (bc *BindContext) SetAnnotation(plugin, key, value string) { panic("fw") }
+func (bc *BindContext) SetAnnotation(plugin, key, value string) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.complete.set(plugin, key, value)
+}
 
 // SetLabel adds the label with the complete key to the Binding. The API server copies it to the pod with the
-// bind, and replaces a value that the pod already has. It requires Kubernetes 1.35 or later.
-func (bc *BindContext) SetLabel(plugin, key, value string) { panic("fw") }
+// bind, and replaces a value that the pod already has. It requires Kubernetes 1.35 or later. An invalid key or
+// value fails the bind.
+func (bc *BindContext) SetLabel(plugin, key, value string) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.labels.set(plugin, key, value)
+}
 
 // Warn records a warning for the client that posted the Binding. PreFlight and the look of a Waiter may call
 // it. The engine shows each text once.
-func (bc *BindContext) Warn(format string, args ...any) { panic("fw") }
-
-// Finding is the result of one rule of a plugin, such as a policy.
-type Finding struct {
-	// Name of the rule.
-	Name string
-	// Verdict is a word, such as "waiting".
-	Verdict string
-	// Message explains the verdict. It may be empty.
-	Message string
+func (bc *BindContext) Warn(format string, args ...any) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.warnings = append(bc.warnings, fmt.Sprintf(format, args...))
 }
 
-// Found records, in PreFlight, the result of one rule. Dry runs and 'prebind explain' show it.
-func (bc *BindContext) Found(f Finding) { panic("fw") }
+// Warnings returns the recorded warnings in order. The caller owns the slice.
+func (bc *BindContext) Warnings() []string {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return slices.Clone(bc.warnings)
+}
+
+// Finding is the result of one rule of a plugin, such as a policy. Its JSON is stable.
+type Finding struct {
+	// Name of the rule.
+	Name string `json:"name"`
+	// Verdict is a word, such as "waiting".
+	Verdict string `json:"verdict"`
+	// Message explains the verdict. It may be empty.
+	Message string `json:"message,omitempty"`
+}
+
+// Found records, in PreFlight or the look of a Waiter, the result of one rule. 'prebind explain' shows it.
+func (bc *BindContext) Found(f Finding) {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.findings = append(bc.findings, f)
+}
+
+// Findings returns the recorded findings in order. The caller owns the slice.
+func (bc *BindContext) Findings() []Finding {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return slices.Clone(bc.findings)
+}
 
 // Annotations returns the recorded annotations by plugin and key, or nil. The caller owns the
 // maps.
 func (bc *BindContext) Annotations() map[string]map[string]string {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	if len(bc.annotations) == 0 {
-		return nil
-	}
-	all := make(map[string]map[string]string, len(bc.annotations))
-	for plugin, annotations := range bc.annotations {
-		all[plugin] = maps.Clone(annotations)
-	}
-	return all
+	return bc.annotations.clone()
+}
+
+// CompleteAnnotations returns the annotations that SetAnnotation recorded, by plugin and complete key, or nil.
+// The caller owns the maps.
+func (bc *BindContext) CompleteAnnotations() map[string]map[string]string {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return bc.complete.clone()
+}
+
+// Labels returns the recorded labels by plugin and complete key, or nil. The caller owns the maps.
+func (bc *BindContext) Labels() map[string]map[string]string {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return bc.labels.clone()
 }
 
 // Device is one device, or a share of one, that a pod gets; see mutators.Device.
@@ -212,17 +279,19 @@ func (bc *BindContext) Undone() []string {
 
 // Checkpoint is a state of the records of a BindContext.
 type Checkpoint struct {
-	intents, expected, devices int
-	annotations                map[string]map[string]string
+	intents, expected, devices, warnings, findings int
+	annotations, complete, labels                  byPlugin
 }
 
 // Checkpoint returns the current state of the records of PreFlight. The engine uses it to
 // discard the records of a PreFlight that it repeats.
 func (bc *BindContext) Checkpoint() Checkpoint {
-	annotations := bc.Annotations()
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
-	return Checkpoint{intents: len(bc.intents), expected: len(bc.expected), devices: len(bc.devices), annotations: annotations}
+	return Checkpoint{
+		intents: len(bc.intents), expected: len(bc.expected), devices: len(bc.devices), warnings: len(bc.warnings), findings: len(bc.findings),
+		annotations: bc.annotations.clone(), complete: bc.complete.clone(), labels: bc.labels.clone(),
+	}
 }
 
 // Restore discards the records that were made since the checkpoint.
@@ -230,7 +299,8 @@ func (bc *BindContext) Restore(to Checkpoint) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	bc.intents, bc.expected, bc.devices = bc.intents[:to.intents], bc.expected[:to.expected], bc.devices[:to.devices]
-	bc.annotations = to.annotations
+	bc.warnings, bc.findings = bc.warnings[:to.warnings], bc.findings[:to.findings]
+	bc.annotations, bc.complete, bc.labels = to.annotations, to.complete, to.labels
 }
 
 // again returns a context for another decision on the same bind.
@@ -241,23 +311,20 @@ func (bc *BindContext) again(pod *corev1.Pod, node *corev1.Node, now, since time
 	}
 }
 
-// adopt copies the extensions and annotations of a later decision.
+// adopt copies the extensions, the annotations, the labels and the warnings of a later decision, which has ended.
 func (bc *BindContext) adopt(later *BindContext) {
-	annotations := later.Annotations()
 	later.mu.Lock()
-	extensions := maps.Clone(later.extensions)
-	later.mu.Unlock()
-	for plugin, values := range annotations {
-		for key, value := range values {
-			bc.Annotate(plugin, key, value)
-		}
-	}
+	defer later.mu.Unlock()
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	if bc.extensions == nil {
 		bc.extensions = map[string]any{}
 	}
-	maps.Copy(bc.extensions, extensions)
+	maps.Copy(bc.extensions, later.extensions)
+	bc.annotations.copy(later.annotations)
+	bc.complete.copy(later.complete)
+	bc.labels.copy(later.labels)
+	bc.warnings = append(bc.warnings, later.warnings...)
 }
 
 // ExtensionKey is the key of a value of type T that a plugin passes between its methods in a

@@ -46,7 +46,8 @@ type Registration struct {
 	// Watches returns an example of each kind that the cache holds while the plugin is on.
 	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched.
 	Watches func(a Arguments) []client.Object
-	// AddToScheme adds types of custom resources that the plugin reads. Nil means none.
+	// AddToScheme adds types of custom resources that the plugin reads to the scheme of Prebind's caches and
+	// clients. Nil means none. Built-in kinds are always there.
 	AddToScheme func(*runtime.Scheme) error
 	// Requires lists required kinds. If the API server does not serve one of them, Prebind
 	// omits the plugin and logs it.
@@ -139,7 +140,7 @@ func (r Registration) Needs(a Arguments) (Permissions, error) {
 	}
 	var needs Permissions
 	for _, example := range r.Watches(a) {
-		gvk, err := apiutil.GVKForObject(example, scheme.Scheme)
+		gvk, err := r.kindOf(example)
 		if err != nil {
 			return Permissions{}, fmt.Errorf("watched kind %s: %w", KindOf(example), err)
 		}
@@ -149,4 +150,17 @@ func (r Registration) Needs(a Arguments) (Permissions, error) {
 		})
 	}
 	return needs, nil
+}
+
+// kindOf returns the kind of a built-in type, of a type of AddToScheme, or of an unstructured object.
+func (r Registration) kindOf(example client.Object) (schema.GroupVersionKind, error) {
+	kind, err := apiutil.GVKForObject(example, scheme.Scheme)
+	if r.AddToScheme == nil || !runtime.IsNotRegisteredError(err) {
+		return kind, err
+	}
+	own := runtime.NewScheme()
+	if err := r.AddToScheme(own); err != nil {
+		return kind, fmt.Errorf("AddToScheme: %w", err)
+	}
+	return apiutil.GVKForObject(example, own)
 }

@@ -4,9 +4,11 @@
 package framework
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -38,13 +40,14 @@ type Selection struct {
 	Fields fields.Selector
 	// Field is the indexed field, such as spec.nodeName of pods. The API server must support it as a field
 	// selector of the kind, unless Unsupported is set. ByName means the name: the value is
-	// NAMESPACE/NAME, or NAME for cluster-scoped kinds, and Value is not needed. Empty means that all objects
-	// are read together, by the empty value.
+	// NAMESPACE/NAME, or NAME for cluster-scoped kinds. Empty means that all objects are read together, by the
+	// empty value.
 	Field string
 	// Unsupported means that the API server does not support the field as a field selector. The live
-	// reader then lists the objects with all values, and the plugin selects those with the value.
+	// reader then lists the objects with all values, and returns those with the value.
 	Unsupported bool
-	// Value returns the value of Field. It is called with objects after Transform.
+	// Value returns the value of Field. It is called with objects after Transform, and by the live reader
+	// with complete objects. It is not needed if Field is ByName or empty.
 	Value func(o client.Object) string
 	// Transform reduces the objects of the cache. Nil means no reduction. The live reader
 	// does not use it.
@@ -65,10 +68,25 @@ func (s Selection) Changed(value string) Ref {
 
 // Check returns an error if a required field is missing.
 func (s Selection) Check() error {
-	if s.Name == "" || s.Example == nil || s.Field == "" || s.Value == nil {
-		return fmt.Errorf("selection %q: Name, Example, Field and Value are required", s.Name)
+	if s.Name == "" || s.Example == nil || s.Indexed() && s.Value == nil {
+		return fmt.Errorf("selection %q: Name and Example are required, and Value if Field is neither ByName nor empty", s.Name)
 	}
 	return nil
+}
+
+// Indexed returns whether the objects are read by the Value of the Field.
+func (s Selection) Indexed() bool { return s.Field != ByName && s.Field != "" }
+
+// ValueOf returns the value by which the object is read.
+func (s Selection) ValueOf(o client.Object) string {
+	switch s.Field {
+	case "":
+		return ""
+	case ByName:
+		return toolscache.MetaObjectToName(o).String()
+	default:
+		return s.Value(o)
+	}
 }
 
 // Selected is the option that Selection.Where returns. A cached reader finds the selection in it.
@@ -77,17 +95,39 @@ type Selected struct {
 	Value string
 }
 
+// Possible returns whether objects can have the value.
+func (s Selected) Possible() bool {
+	switch s.Field {
+	case "":
+		return s.Value == ""
+	case ByName:
+		o, err := toolscache.ParseObjectName(s.Value)
+		return err == nil && o.Name != "" && (s.Namespace == "" || s.Namespace == o.Namespace) &&
+			len(content.IsPathSegmentName(o.Name))+len(content.IsPathSegmentName(o.Namespace)) == 0
+	default:
+		return true
+	}
+}
+
 // ApplyToList implements client.ListOption, for the live reader.
 func (s Selected) ApplyToList(o *client.ListOptions) {
-	o.Namespace, o.LabelSelector = s.Namespace, s.Labels
-	o.FieldSelector = fields.OneTermEqualSelector(s.Field, s.Value)
+	o.Namespace, o.LabelSelector, o.FieldSelector = s.Namespace, s.Labels, s.Fields
+	value := s.Value
+	switch {
+	case s.Field == ByName:
+		named, _ := toolscache.ParseObjectName(s.Value) // No object has an invalid name.
+		o.Namespace, value = cmp.Or(s.Namespace, named.Namespace), named.Name
+	case s.Field == "" || s.Unsupported:
+		return
+	}
+	o.FieldSelector = fields.OneTermEqualSelector(s.Field, value)
 	if s.Fields != nil {
 		o.FieldSelector = fields.AndSelectors(s.Fields, o.FieldSelector)
 	}
 }
 
-// selectedBy returns the Selected of the options, if there is one.
-func selectedBy(opts []client.ListOption) (Selected, bool) {
+// SelectedBy returns the Selected of the options, if there is one.
+func SelectedBy(opts []client.ListOption) (Selected, bool) {
 	for _, o := range opts {
 		if s, ok := o.(Selected); ok {
 			return s, true
@@ -105,9 +145,11 @@ type Selector interface {
 	// Select watches the selection. It returns nil when the cache has all objects. Prebind needs permission to
 	// get, list and watch the kind. Errors: meta.IsNoMatchError if the API server does not serve the
 	// kind, PermissionError if a permission is missing, otherwise the watch did not begin before the context
-	// ended. A selection with the same name is kept.
+	// ended, or the instance of the plugin is retired. A selection with the same name is kept. Call it in
+	// Starter.Start or later.
 	Select(ctx context.Context, s Selection) error
-	// Keep ends the selections of the plugin that Select added and that are not named, after a minute.
+	// Keep ends the selections that Select added and that are not named, after a minute. All of them end so
+	// when the instance of the plugin is retired.
 	Keep(names sets.Set[string])
 }
 

@@ -35,8 +35,9 @@ func TestSelection_Check(t *testing.T) {
 		"All":      {reason: "selectors are optional", change: func(s *Selection) { s.Labels, s.Fields, s.Namespace = nil, nil, "" }},
 		"Name":     {reason: "the name identifies the cache", change: func(s *Selection) { s.Name = "" }, fails: true},
 		"Example":  {reason: "the kind is unknown", change: func(s *Selection) { s.Example = nil }, fails: true},
-		"Field":    {reason: "the live reader needs the field", change: func(s *Selection) { s.Field = "" }, fails: true},
 		"Value":    {reason: "the cache needs the value", change: func(s *Selection) { s.Value = nil }, fails: true},
+		"ByName":   {reason: "the value is the name", change: func(s *Selection) { s.Field, s.Value = ByName, nil }},
+		"Together": {reason: "there is only one value", change: func(s *Selection) { s.Field, s.Value = "", nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := agents
@@ -44,7 +45,7 @@ func TestSelection_Check(t *testing.T) {
 			err := s.Check()
 			assert.Equal(t, tc.fails, err != nil, tc.reason)
 			if tc.fails {
-				assert.ErrorContains(t, err, "Name, Example, Field and Value are required")
+				assert.ErrorContains(t, err, "required")
 			}
 		})
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // BindLook is a Look for one bind. It uses BindContext.Now as the time, and must not write.
-// It may call BindContext.Annotate and BindContext.Has. It reads through the reader only, not
+// It may call BindContext.Annotate, SetAnnotation, SetLabel, Warn, Found and Has. It reads through the reader only, not
 // through Handle.Live: Await wakes it only for objects that it has read through the reader,
 // and the first look of every bind should cost no request to the API server.
 type BindLook func(ctx context.Context, reader Reader, bc *BindContext) (Waiting, error)
@@ -34,7 +34,7 @@ func NewWaiter(name string, h Handle, look BindLook) *Waiter {
 }
 
 // WokenBy makes changes of these objects wake the look, in addition to those that it reads. It returns the
-// Waiter.
+// Waiter. Call it before the first bind.
 func (w *Waiter) WokenBy(refs ...Ref) *Waiter {
 	w.wakes = append(w.wakes, refs...)
 	return w
@@ -87,7 +87,7 @@ func (w *Waiter) PreFlight(bc *BindContext) (Next, error) {
 
 // PreBind implements PreBinder.
 func (w *Waiter) PreBind(ctx context.Context, bc *BindContext) error {
-	return awaitReady(ctx, w.handle, bc, w, true)
+	return awaitReady(ctx, w.handle, bc, w, true, w.wakes...)
 }
 
 // WaitAtMost returns the wait, limited to the duration since BindContext.Since. After that

@@ -269,6 +269,9 @@ func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
 			fmt.Fprintf(w, "%s\t%s\t%s\n", name, verdict, detail)
 			name, verdict = "", ""
 		}
+		for _, f := range p.Findings {
+			fmt.Fprintf(w, "  %s\t%s\t%s\n", f.Name, f.Verdict, f.Message)
+		}
 	}
 	return w.Flush()
 }

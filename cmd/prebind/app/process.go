@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -52,6 +53,8 @@ type process struct {
 	assembly *assembly.Assembly
 	engine   *binder.Engine
 	reloader *assembly.Reloader
+	// leading is closed when this replica is no longer the leader. It is nil before it becomes the leader.
+	leading atomic.Pointer[<-chan struct{}]
 }
 
 // serve runs the webhook until the context ends. It checks the flags and the cluster
@@ -163,6 +166,7 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	}
 	p.assembly = assembly.New(assembly.Options{
 		Manager: p.mgr, Registry: p.o.registry, Client: p.client, Recorder: p.recorder, Namespace: p.o.namespace, WaitFor: p.ready.WaitFor,
+		Leads: p.leads,
 	})
 	settings, err := p.assembly.Settings(ctx, c.PrebindConfiguration)
 	if err != nil {
@@ -191,11 +195,32 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	}
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
 	sweeper := p.engine.Sweeper(p.replicas)
-	elected := sweeping(sweeper)
+	lead := func(ctx context.Context) {
+		p.leading.Store(new(ctx.Done()))
+		sweeper.Run(ctx)
+	}
+	elected := everyReplica(func(ctx context.Context) error {
+		lead(ctx)
+		return nil
+	})
 	if p.o.leaderElect {
-		elected = func(ctx context.Context) error { return replica.Lead(ctx, leases, p.o.namespace, p.id, sweeper.Run) }
+		elected = func(ctx context.Context) error { return replica.Lead(ctx, leases, p.o.namespace, p.id, lead) }
 	}
 	return p.add(p.replicas, elected, sweeping(p.engine.OwnSweeper()))
+}
+
+// leads returns whether this replica leads. Without leader election, every replica does.
+func (p *process) leads() bool {
+	ended := p.leading.Load()
+	if ended == nil {
+		return false
+	}
+	select {
+	case <-*ended:
+		return false
+	default:
+		return true
+	}
 }
 
 // status returns the status for the lease of this replica. It is called only while

@@ -7,6 +7,7 @@ import (
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
+	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
@@ -38,6 +39,7 @@ func RegisteredPlugins() []framework.Registration {
 		announce.Registration(),
 		nodestate.Registration(),
 		nodeready.Registration(),
+		bindpolicy.Registration(),
 		startlimit.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),

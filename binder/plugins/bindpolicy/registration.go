@@ -1,0 +1,87 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Name of the plugin.
+const Name = "policy"
+
+// Registration returns the plugin's entry in the registry. All instances of the plugin that the entry
+// builds share the metrics.
+func Registration() framework.Registration {
+	m := newMetrics()
+	return framework.Registration{
+		Name:        Name,
+		On:          true,
+		IfPermitted: true,
+		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
+		Arguments:   func() framework.Arguments { return &Arguments{} },
+		Watches:     framework.Always(&v1alpha1.BindPolicy{}),
+		AddToScheme: v1alpha1.AddToScheme,
+		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
+		Permissions: func(framework.Arguments) (framework.Permissions, error) {
+			return framework.Shipped("plugins/policy")
+		},
+		Metrics: []prometheus.Collector{m.results, m.policies},
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+			return newPlugin(h, a, m), nil
+		}),
+	}
+}
+
+// Arguments of the plugin.
+type Arguments struct {
+	// KeyPrefixes are the prefixes of annotations and labels that policies may set in addition to their own.
+	KeyPrefixes []string `yaml:"keyPrefixes"`
+}
+
+// AddFlags implements framework.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&a.KeyPrefixes, "policy-key-prefixes", a.KeyPrefixes,
+		"Prefixes of annotations and labels, such as ray.io, that BindPolicies may set in addition to their own prefix NAME.policy.prebind.dev. Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.")
+}
+
+// Validate implements framework.Arguments.
+func (a *Arguments) Validate() []framework.Problem {
+	var problems []framework.Problem
+	for i, prefix := range a.KeyPrefixes {
+		problems = append(problems, framework.FieldProblem(fmt.Sprintf("keyPrefixes[%d]", i), checkPrefix(prefix))...)
+	}
+	return problems
+}
+
+// checkPrefix returns an error if policies cannot get the prefix.
+func checkPrefix(prefix string) error {
+	if len(validation.IsDNS1123Subdomain(prefix)) > 0 {
+		return fmt.Errorf("must be a DNS subdomain such as ray.io, got %q", prefix)
+	}
+	for _, reserved := range []string{"kubernetes.io", "k8s.io"} {
+		if isWithin(prefix, reserved) {
+			return fmt.Errorf("must not be %s or a subdomain of it, got %q: Kubernetes reserves these keys", reserved, prefix)
+		}
+	}
+	if isWithin(prefix, framework.Domain) {
+		return errors.New("must not be " + framework.Domain + " or a subdomain of it, because these keys belong to Prebind: " +
+			"omit the prefix in the policy, and its keys begin with NAME.policy." + framework.Domain)
+	}
+	return nil
+}
+
+// isWithin returns whether the name is the domain or a subdomain of it.
+func isWithin(name, domain string) bool {
+	return name == domain || strings.HasSuffix(name, "."+domain)
+}

@@ -1,0 +1,58 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/policy"
+)
+
+func TestArguments(t *testing.T) {
+	cases := map[string]struct {
+		reason, prefix, want string
+	}{
+		"Other":          {reason: "the operator allows the prefix", prefix: "ray.io"},
+		"Similar":        {reason: "the domain only ends with the same letters", prefix: "notkubernetes.io"},
+		"Empty":          {reason: "an empty prefix would allow every key", want: `must be a DNS subdomain such as ray.io, got ""`},
+		"Slash":          {reason: "a key is not a prefix", prefix: "ray.io/", want: `got "ray.io/"`},
+		"Kubernetes":     {reason: "Kubernetes reserves the keys", prefix: "kubernetes.io", want: "must not be kubernetes.io or a subdomain of it"},
+		"KubernetesSub":  {reason: "Kubernetes reserves the keys", prefix: "topology.kubernetes.io", want: "must not be kubernetes.io or a subdomain of it"},
+		"KubernetesSub2": {reason: "Kubernetes reserves the keys", prefix: "node.k8s.io", want: "must not be k8s.io or a subdomain of it"},
+		"Prebind":        {reason: "the keys of mutators and plugins are not for policies", prefix: "device.prebind.dev", want: "omit the prefix in the policy"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			problems := (&Arguments{KeyPrefixes: []string{"example.com", tc.prefix}}).Validate()
+			if tc.want == "" {
+				assert.Empty(t, problems, tc.reason)
+				return
+			}
+			require.Len(t, problems, 1, tc.reason)
+			assert.Equal(t, "keyPrefixes[1]", problems[0].Field)
+			assert.ErrorContains(t, problems[0].Err, tc.want, tc.reason)
+		})
+	}
+}
+
+func TestMetrics_Bounded(t *testing.T) {
+	m := newMetrics()
+	for i := range maxNames + 3 {
+		m.countersOf(fmt.Sprintf("p-%d", i), false).count(policy.Result{Verdict: policy.Rejected})
+	}
+	count := func(name string) float64 {
+		return testutil.ToFloat64(m.results.WithLabelValues(name, "enforce", string(policy.Rejected)))
+	}
+	assert.InDelta(t, 3, count(otherName), 0, "the last three policies share a series")
+	assert.InDelta(t, 1, count("p-0"), 0)
+	m.forget("p-0")
+	assert.InDelta(t, 0, count("p-0"), 0, "the series of a deleted policy is gone")
+	m.countersOf("late", true).count(policy.Result{Verdict: policy.Allowed, Waived: []string{"a", "b"}})
+	assert.InDelta(t, 2, testutil.ToFloat64(m.results.WithLabelValues("late", "audit", resultWaived)), 0, "a deleted policy makes room for another one")
+}

@@ -1,0 +1,402 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	"k8s.io/apimachinery/pkg/labels"
+	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	apitypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/policy/schema"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Problem is the reason why a policy does not compile.
+type Problem struct {
+	// Reason is a reason of v1alpha1.ConditionReady.
+	Reason string
+	// Field is the path of the field, such as spec.validations[0].expression.
+	Field string
+	// Message describes the problem, and how to fix it.
+	Message string
+}
+
+// Error implements error.
+func (p *Problem) Error() string { return p.Field + ": " + p.Message }
+
+// Compiled is a compiled policy.
+type Compiled struct {
+	name       string
+	uid        apitypes.UID
+	generation int64
+	audit      bool
+	ignore     bool
+
+	match       matcher
+	conditions  []condition
+	resources   []*declared
+	variables   []*expression
+	validations []rule
+	waits       []wait
+	annotations []mutation
+	labels      []mutation
+
+	// resourceIndex and variableIndex are the indexes by name.
+	resourceIndex, variableIndex map[string]int
+	needs                        Needs
+	warnings                     []v1alpha1.ExpressionWarning
+}
+
+// condition is a matchCondition.
+type condition struct {
+	name string
+	*expression
+}
+
+// rule is an expression that must be true.
+type rule struct {
+	// path identifies the rule in results.
+	path string
+	*expression
+	message *expression
+	// text is the message if there is no message expression.
+	text string
+}
+
+// wait is a rule with a timeout.
+type wait struct {
+	rule
+	name    string
+	timeout time.Duration
+	allow   bool
+}
+
+// mutation is an annotation or label.
+type mutation struct {
+	key string
+	*expression
+}
+
+// declared is a resource with the expressions for its name and namespace.
+type declared struct {
+	*Resource
+	// typed is nil for kinds that are not compiled in.
+	typed           *schema.Type
+	name, namespace *expression
+}
+
+// Name returns the name of the policy.
+func (c *Compiled) Name() string { return c.name }
+
+// UID identifies the policy.
+func (c *Compiled) UID() apitypes.UID { return c.uid }
+
+// Generation identifies the compiled version.
+func (c *Compiled) Generation() int64 { return c.generation }
+
+// Audit returns whether the policy only reports.
+func (c *Compiled) Audit() bool { return c.audit }
+
+// Warnings returns the problems that type checking found in parts that are checked at runtime only, such as
+// fields of custom resources.
+func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
+
+// Needs returns what the policy reads in addition to the pod and the node.
+func (c *Compiled) Needs() Needs { return c.needs }
+
+// Compile compiles a policy. The defaults of the API are applied to a copy, so the policy may come from a
+// file. The error is a *Problem, for the first field with one, or several joined (errors.Join).
+func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
+	p = p.DeepCopy()
+	setDefaults(p)
+	problems := validate(p)
+	if len(problems) > 0 {
+		return nil, joined(problems)
+	}
+	env, provider, err := newEnvironment()
+	if err != nil {
+		return nil, fmt.Errorf("CEL environment: %w", err)
+	}
+	c := &compiler{env: env, provider: provider, options: o, policy: p, out: &Compiled{
+		name: p.Name, uid: p.UID, generation: p.Generation,
+		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
+		resourceIndex: map[string]int{}, variableIndex: map[string]int{},
+	}}
+	c.compile()
+	if len(c.problems) > 0 {
+		return nil, joined(c.problems)
+	}
+	c.analyze()
+	c.out.warnings = c.check()
+	for _, x := range c.expressions {
+		x.ast = nil
+	}
+	return c.out, nil
+}
+
+// joined returns the only problem, or all.
+func joined(problems []error) error {
+	if len(problems) == 1 {
+		return problems[0]
+	}
+	return errors.Join(problems...)
+}
+
+// compiler compiles one policy.
+type compiler struct {
+	env      *cel.Env
+	provider *provider
+	options  Options
+	policy   *v1alpha1.BindPolicy
+	out      *Compiled
+	// expressions are all expressions in the order of their compilation, and want are their results.
+	expressions []*expression
+	want        []result
+	problems    []error
+}
+
+func (c *compiler) problem(reason, field, message string) {
+	c.problems = append(c.problems, &Problem{Reason: reason, Field: field, Message: message})
+}
+
+// expression compiles an expression. It returns nil if the source is empty or has a problem.
+func (c *compiler) expression(field, source string, want result) *expression {
+	if source == "" {
+		return nil
+	}
+	ast, text := check(c.env, source, want)
+	if text != "" {
+		c.problem(v1alpha1.ReasonCompileError, field, text)
+		return nil
+	}
+	program, err := program(c.env, ast)
+	if err != nil {
+		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error(), MaxMessage))
+		return nil
+	}
+	x := &expression{field: field, source: source, ast: ast, program: program}
+	c.expressions = append(c.expressions, x)
+	c.want = append(c.want, want)
+	return x
+}
+
+func (c *compiler) compile() {
+	spec := &c.policy.Spec
+	var problems []error
+	c.out.match, problems = compileMatcher(&spec.MatchConstraints)
+	c.problems = append(c.problems, problems...)
+	c.declareResources()
+	c.compileVariables()
+	c.compileNames()
+	for i, m := range spec.MatchConditions {
+		field := fmt.Sprintf("spec.matchConditions[%d].expression", i)
+		c.out.conditions = append(c.out.conditions, condition{name: m.Name, expression: c.expression(field, m.Expression, resultBool)})
+	}
+	for i, v := range spec.Validations {
+		field := fmt.Sprintf("spec.validations[%d]", i)
+		c.out.validations = append(c.out.validations, c.rule(field, field, v.Expression, v.Message, v.MessageExpression))
+	}
+	for i, w := range spec.WaitFor {
+		r := c.rule(fmt.Sprintf("spec.waitFor[%s]", w.Name), fmt.Sprintf("spec.waitFor[%d]", i), w.Expression, w.Message, w.MessageExpression)
+		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: w.Timeout.Duration, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
+	}
+	if m := spec.Mutations; m != nil {
+		c.out.annotations = c.mutations("spec.mutations.annotations", m.Annotations)
+		c.out.labels = c.mutations("spec.mutations.labels", m.Labels)
+	}
+}
+
+func (c *compiler) rule(path, field, source, text, message string) rule {
+	return rule{
+		path: path, text: text,
+		expression: c.expression(field+".expression", source, resultBool),
+		message:    c.expression(field+".messageExpression", message, resultString),
+	}
+}
+
+// declareResources declares the resources, so that expressions can use them.
+func (c *compiler) declareResources() {
+	declaredTypes := c.provider.structs[typeResources.TypeName()]
+	for i := range c.policy.Spec.Resources {
+		r := &c.policy.Spec.Resources[i]
+		field := fmt.Sprintf("spec.resources[%d]", i)
+		gv, err := kinds.ParseGroupVersion(r.APIVersion)
+		if err != nil {
+			c.problem(v1alpha1.ReasonCompileError, field+".apiVersion", line(err.Error(), MaxMessage))
+			continue
+		}
+		var selector labels.Selector
+		if r.LabelSelector != nil {
+			s, problem := compileSelector(field+".labelSelector", r.LabelSelector)
+			if problem != nil {
+				c.problems = append(c.problems, problem)
+				continue
+			}
+			selector = s
+		}
+		d := &declared{
+			Resource: &Resource{
+				Name: r.Name, Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
+				ByName: r.NameExpression != "", OnNode: r.OnNode,
+			},
+			typed: schema.OfKind(gv.WithKind(r.Kind)),
+		}
+		if r.OnNode && d.typed != nil && !hasNodeName(d.typed) {
+			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
+			continue
+		}
+		declaredTypes[r.Name] = d.cel(nil)
+		c.out.resourceIndex[r.Name] = len(c.out.resources)
+		c.out.resources = append(c.out.resources, d)
+	}
+}
+
+func hasNodeName(t *schema.Type) bool {
+	spec, ok := t.Field("spec")
+	if !ok || !spec.Type.IsStruct() {
+		return false
+	}
+	_, ok = spec.Type.Field("nodeName")
+	return ok
+}
+
+// cel returns the type of the resource in expressions, for objects of the type. Nil means the type of the kind.
+func (d *declared) cel(object *types.Type) *types.Type {
+	if object == nil {
+		object = types.DynType
+		if d.typed != nil {
+			object = d.typed.CEL()
+		}
+	}
+	if d.ByName {
+		return object
+	}
+	return types.NewListType(object)
+}
+
+// compileVariables compiles the variables in order. Each is declared after its own expression.
+func (c *compiler) compileVariables() {
+	variables := c.provider.structs[typeVariables.TypeName()]
+	for i, v := range c.policy.Spec.Variables {
+		x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, resultAny)
+		if x == nil {
+			// Errors in other expressions because of this one would be misleading.
+			variables[v.Name] = types.DynType
+			continue
+		}
+		variables[v.Name] = x.ast.OutputType()
+		c.out.variableIndex[v.Name] = len(c.out.variables)
+		c.out.variables = append(c.out.variables, x)
+	}
+}
+
+// compileNames compiles the expressions for the names of resources, which cannot use resources.
+func (c *compiler) compileNames() {
+	for i := range c.policy.Spec.Resources {
+		r := &c.policy.Spec.Resources[i]
+		at, ok := c.out.resourceIndex[r.Name]
+		if !ok {
+			continue
+		}
+		field := fmt.Sprintf("spec.resources[%d]", i)
+		d := c.out.resources[at]
+		d.name = c.expression(field+".nameExpression", r.NameExpression, resultString)
+		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, resultString)
+		for _, x := range []*expression{d.name, d.namespace} {
+			if x == nil {
+				continue
+			}
+			a := c.analysis()
+			a.expression(x)
+			if len(a.used) > 0 {
+				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources, directly or through a variable")
+			}
+		}
+	}
+}
+
+func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation {
+	var compiled []mutation
+	for i, m := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		key, problem := keyOf(c.policy.Name, m.Key, c.options.KeyPrefixes)
+		if problem != nil {
+			c.problem(problem.Reason, at+".key", problem.Message)
+			continue
+		}
+		if slices.ContainsFunc(compiled, func(o mutation) bool { return o.key == key }) {
+			c.problem(v1alpha1.ReasonCompileError, at+".key", fmt.Sprintf("duplicate key %s", key))
+			continue
+		}
+		compiled = append(compiled, mutation{key: key, expression: c.expression(at+".valueExpression", m.ValueExpression, resultValue)})
+	}
+	return compiled
+}
+
+func (c *compiler) analysis() *analysis {
+	a := &analysis{variables: map[string]*expression{}, resources: map[string]*declared{}, used: map[string]*node{}, of: map[string]*origin{}}
+	for name, i := range c.out.variableIndex {
+		a.variables[name] = c.out.variables[i]
+	}
+	for name, i := range c.out.resourceIndex {
+		a.resources[name] = c.out.resources[i]
+	}
+	return a
+}
+
+// analyze finds what the expressions read.
+func (c *compiler) analyze() {
+	a := c.analysis()
+	for _, m := range c.out.conditions {
+		a.expression(m.expression)
+	}
+	for _, r := range c.out.validations {
+		a.expression(r.expression)
+		a.expression(r.message)
+	}
+	for _, w := range c.out.waits {
+		a.expression(w.expression)
+		a.expression(w.message)
+	}
+	for _, m := range slices.Concat(c.out.annotations, c.out.labels) {
+		a.expression(m.expression)
+	}
+	needs := &c.out.needs
+	if a.namespace != nil || c.out.match.namespaces != nil {
+		needs.Namespace = fieldsOf(a.namespace)
+	}
+	if a.claims != nil {
+		needs.Claims = fieldsOf(a.claims.elements())
+	}
+	for _, d := range c.out.resources {
+		n, ok := a.used[d.Resource.Name]
+		if !ok {
+			continue
+		}
+		if !d.ByName {
+			n = n.elements()
+		}
+		d.Fields = fieldsOf(n)
+		needs.Resources = append(needs.Resources, d.Resource)
+	}
+}
+
+// elements returns what is used of all elements.
+func (n *node) elements() *node {
+	if n.all {
+		return n
+	}
+	all := n.any
+	for _, c := range n.children {
+		all = all.merge(c)
+	}
+	return all
+}

@@ -1,0 +1,232 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+
+	"github.com/prebind/prebind/policy/schema"
+)
+
+// The variables of expressions.
+const (
+	varObject    = "object"
+	varPod       = "pod"
+	varNode      = "node"
+	varNamespace = "namespaceObject"
+	varRequest   = "request"
+	varClaims    = "claims"
+	varResources = "resources"
+	varVariables = "variables"
+)
+
+// The limits of the cost of an expression, and of all expressions of a policy for a bind. They are a tenth of the
+// API server's.
+const (
+	expressionCostLimit = celconfig.PerCallLimit / 10
+	policyCostLimit     = celconfig.RuntimeCELCostBudget / 10
+)
+
+// request is the variable of the same name. Its fields are always present.
+type request struct {
+	UserInfo userInfo `json:"userInfo"`
+	DryRun   bool     `json:"dryRun"`
+}
+
+type userInfo struct {
+	Username string                                 `json:"username"`
+	UID      string                                 `json:"uid"`
+	Groups   []string                               `json:"groups"`
+	Extra    map[string]authenticationv1.ExtraValue `json:"extra"`
+}
+
+// The types of the variables.
+var (
+	typeObject    = schema.For[corev1.Binding]()
+	typePod       = schema.For[corev1.Pod]()
+	typeNode      = schema.For[corev1.Node]()
+	typeNamespace = schema.For[corev1.Namespace]()
+	typeRequest   = schema.For[request]()
+	typeClaims    = schema.For[map[string]*corev1.PersistentVolumeClaim]()
+	typeResources = types.NewObjectType("policy/resources")
+	typeVariables = types.NewObjectType("policy/variables")
+)
+
+// baseEnvironment returns the environment that all policies share.
+var baseEnvironment = sync.OnceValues(func() (*cel.Env, error) {
+	// The functions are those of the version of Kubernetes that Prebind is built with, for all API servers.
+	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
+	return base.Extend(
+		cel.Variable(varObject, typeObject.CEL()),
+		cel.Variable(varPod, typePod.CEL()),
+		cel.Variable(varNode, typeNode.CEL()),
+		cel.Variable(varNamespace, typeNamespace.CEL()),
+		cel.Variable(varRequest, typeRequest.CEL()),
+		cel.Variable(varClaims, typeClaims.CEL()),
+		cel.Variable(varResources, typeResources),
+		cel.Variable(varVariables, typeVariables),
+		cel.CustomTypeAdapter(schema.Adapter{}),
+	)
+})
+
+// provider knows the types of a policy's expressions: those of Go types, the resources and variables of the policy, and
+// those of custom resources. It changes only while the policy is being compiled.
+type provider struct {
+	types.Provider
+	// structs are the types of the fields of struct types that are not Go types.
+	structs map[string]map[string]*types.Type
+}
+
+// newEnvironment returns an environment for a policy, and its types.
+func newEnvironment() (*cel.Env, *provider, error) {
+	base, err := baseEnvironment()
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &provider{Provider: base.CELTypeProvider(), structs: map[string]map[string]*types.Type{
+		typeResources.TypeName(): {}, typeVariables.TypeName(): {},
+	}}
+	env, err := base.Extend(cel.CustomTypeProvider(p))
+	return env, p, err
+}
+
+// FindStructType implements types.Provider.
+func (p *provider) FindStructType(name string) (*types.Type, bool) {
+	if _, ok := p.structs[name]; ok {
+		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
+	}
+	if t, ok := schema.ByName(name); ok {
+		return types.NewTypeTypeWithParam(t.CEL()), true
+	}
+	return p.Provider.FindStructType(name)
+}
+
+// FindStructFieldNames implements types.Provider.
+func (p *provider) FindStructFieldNames(string) ([]string, bool) { return nil, false }
+
+// FindStructFieldType implements types.Provider.
+func (p *provider) FindStructFieldType(name, field string) (*types.FieldType, bool) {
+	if fields, ok := p.structs[name]; ok {
+		t, ok := fields[field]
+		if !ok {
+			return nil, false
+		}
+		return &types.FieldType{Type: t}, true
+	}
+	if t, ok := schema.ByName(name); ok {
+		f, ok := t.Field(field)
+		if !ok {
+			return nil, false
+		}
+		return &types.FieldType{Type: f.Type.CEL()}, true
+	}
+	return p.Provider.FindStructFieldType(name, field)
+}
+
+// NewValue implements types.Provider. Expressions cannot create objects of Kubernetes.
+func (p *provider) NewValue(name string, fields map[string]ref.Val) ref.Val {
+	return p.Provider.NewValue(name, fields)
+}
+
+// result is what an expression returns.
+type result int
+
+const (
+	resultBool result = iota
+	resultString
+	// resultValue is a string, null, or an optional string.
+	resultValue
+	resultAny
+)
+
+// check returns a text if the type does not fit.
+func (r result) check(t *types.Type) string {
+	fits, want := true, ""
+	switch r {
+	case resultBool:
+		fits, want = isDyn(t) || t.IsExactType(types.BoolType), "bool"
+	case resultString:
+		fits, want = isDyn(t) || t.IsExactType(types.StringType), "string"
+	case resultValue:
+		i := inner(t)
+		fits = isDyn(i) || i.IsExactType(types.StringType) || i.IsExactType(types.NewNullableType(types.StringType)) ||
+			t.Kind() == types.NullTypeKind
+		want = "string, null or optional string"
+	case resultAny:
+	}
+	if fits {
+		return ""
+	}
+	return fmt.Sprintf("must return %s, but returns %s", want, t)
+}
+
+// isDyn returns whether the type is known at runtime only.
+func isDyn(t *types.Type) bool {
+	return t.Kind() == types.DynKind || t.Kind() == types.AnyKind || t.Kind() == types.TypeParamKind
+}
+
+func isOptional(t *types.Type) bool {
+	return t.Kind() == types.OpaqueKind && t.TypeName() == "optional_type" && len(t.Parameters()) == 1
+}
+
+// inner returns the type of the value of an optional type, or the type itself.
+func inner(t *types.Type) *types.Type {
+	if isOptional(t) {
+		return t.Parameters()[0]
+	}
+	return t
+}
+
+// expression is a compiled expression.
+type expression struct {
+	// field is its path in the policy.
+	field  string
+	source string
+	// ast is nil in compiled policies.
+	ast     *cel.Ast
+	program cel.Program
+}
+
+// check parses an expression and checks its type.
+func check(env *cel.Env, source string, want result) (*cel.Ast, string) {
+	ast, issues := env.Compile(source)
+	if err := issues.Err(); err != nil {
+		return nil, textOf(issues)
+	}
+	if text := want.check(ast.OutputType()); text != "" {
+		return nil, text
+	}
+	return ast, ""
+}
+
+// textOf returns the issues as one line.
+func textOf(issues *cel.Issues) string {
+	var texts []string
+	for _, e := range issues.Errors() {
+		text := e.Message
+		if e.Location.Line() > 0 {
+			text = fmt.Sprintf("line %d, column %d: %s", e.Location.Line(), e.Location.Column()+1, e.Message)
+		}
+		texts = append(texts, text)
+	}
+	return line(strings.Join(texts, "; "), MaxMessage)
+}
+
+// program makes a checked expression executable.
+func program(env *cel.Env, ast *cel.Ast) (cel.Program, error) {
+	return env.Program(ast,
+		cel.CostLimit(expressionCostLimit),
+		cel.InterruptCheckFrequency(celconfig.CheckFrequency),
+	)
+}

@@ -1,0 +1,76 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// matcher is the compiled form of matchConstraints. Nil selectors select everything.
+type matcher struct {
+	namespaces, pods, nodes labels.Selector
+	schedulers              []string
+	daemonSets              bool
+}
+
+func compileMatcher(m *v1alpha1.MatchConstraints) (matcher, []error) {
+	var problems []error
+	selector := func(field string, s *metav1.LabelSelector) labels.Selector {
+		compiled, problem := compileSelector("spec.matchConstraints."+field, s)
+		if problem != nil {
+			problems = append(problems, problem)
+		}
+		return compiled
+	}
+	return matcher{
+		namespaces: selector("namespaceSelector", m.NamespaceSelector),
+		pods:       selector("podSelector", m.PodSelector),
+		nodes:      selector("nodeSelector", m.NodeSelector),
+		schedulers: slices.Clone(m.SchedulerNames),
+		daemonSets: m.IncludeDaemonSetPods,
+	}, problems
+}
+
+// compileSelector returns nil for a selector that selects everything.
+func compileSelector(field string, s *metav1.LabelSelector) (labels.Selector, *Problem) {
+	if s == nil {
+		return nil, nil
+	}
+	compiled, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return nil, &Problem{Reason: v1alpha1.ReasonCompileError, Field: field, Message: line(err.Error(), MaxMessage)}
+	}
+	if compiled.Empty() {
+		return nil, nil
+	}
+	return compiled, nil
+}
+
+// matches returns whether the selectors other than that of namespaces match. It does not allocate memory.
+func (m *matcher) matches(pod *corev1.Pod, node *corev1.Node) bool {
+	switch {
+	case len(m.schedulers) > 0 && !slices.Contains(m.schedulers, pod.Spec.SchedulerName):
+		return false
+	case m.pods != nil && !m.pods.Matches(labels.Set(pod.Labels)):
+		return false
+	case m.nodes != nil && !m.nodes.Matches(labels.Set(node.Labels)):
+		return false
+	}
+	return m.daemonSets || !runsOnEachNode(pod)
+}
+
+// runsOnEachNode returns whether the pod belongs to a DaemonSet, or is the mirror of a static pod.
+func runsOnEachNode(pod *corev1.Pod) bool {
+	if _, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; ok {
+		return true
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner != nil && owner.Kind == "DaemonSet"
+}

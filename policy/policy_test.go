@@ -1,0 +1,113 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// objects are Objects in memory.
+type objects struct {
+	namespace *corev1.Namespace
+	claims    map[string]*corev1.PersistentVolumeClaim
+	resources map[string][]client.Object
+	err       error
+	reads     []string
+}
+
+func (o *objects) Namespace(context.Context) (*corev1.Namespace, error) {
+	o.reads = append(o.reads, "namespace")
+	return o.namespace, o.err
+}
+
+func (o *objects) Claims(context.Context) (map[string]*corev1.PersistentVolumeClaim, error) {
+	o.reads = append(o.reads, "claims")
+	return o.claims, o.err
+}
+
+func (o *objects) Resource(_ context.Context, r *policy.Resource, namespace, name string) ([]client.Object, error) {
+	o.reads = append(o.reads, r.Name+":"+namespace+"/"+name)
+	var found []client.Object
+	for _, object := range o.resources[r.Name] {
+		if !r.ByName || object.GetName() == name && object.GetNamespace() == namespace {
+			found = append(found, object)
+		}
+	}
+	return found, o.err
+}
+
+const example = `
+metadata: {name: csi-ready, generation: 3}
+spec:
+  matchConditions: [{name: gpu, expression: "'nvidia.com/gpu' in node.status.allocatable"}]
+  resources:
+  - {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
+  - {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
+  variables: [{name: clique, expression: "node.metadata.labels[?'nvidia.com/gpu.clique'].orValue('')"}]
+  validations:
+  - {expression: "variables.clique != ''", messageExpression: "'node ' + node.metadata.name + ' has no clique'"}
+  waitFor:
+  - name: driver
+    expression: "resources.csinode != null && resources.csinode.spec.drivers.exists(d, d.name == 'csi.example.com')"
+    messageExpression: "'CSI driver not registered on ' + node.metadata.name"
+    timeout: 2m
+    onTimeout: Refuse
+  mutations:
+    annotations: [{key: clique, valueExpression: "variables.clique"}]
+`
+
+func parse(t testing.TB, text string) *v1alpha1.BindPolicy {
+	t.Helper()
+	p := &v1alpha1.BindPolicy{}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(text), p))
+	return p
+}
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func subject() *policy.Subject {
+	return &policy.Subject{
+		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "demo"}},
+		Node: &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"nvidia.com/gpu.clique": "a.1"}},
+			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}},
+		},
+		Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "node-1"}},
+		Now:     now, Since: now,
+	}
+}
+
+func TestEvaluate_Example(t *testing.T) {
+	c, err := policy.Compile(parse(t, example), policy.Options{})
+	require.NoError(t, err)
+	o := &objects{}
+	r, err := c.Evaluate(t.Context(), subject(), o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Waiting, r.Verdict, r.Message)
+	assert.Equal(t, "spec.waitFor[driver]", r.Rule)
+	assert.Equal(t, "CSI driver not registered on node-1", r.Message)
+	assert.Equal(t, now.Add(2*time.Minute), r.Until)
+	o.resources = map[string][]client.Object{"csinode": {&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "csi.example.com"}}}}}}
+	r, err = c.Evaluate(t.Context(), subject(), o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
+	assert.Equal(t, map[string]string{"csi-ready.policy.prebind.dev/clique": "a.1"}, r.Annotations)
+	require.Len(t, c.Needs().Resources, 1)
+	assert.Equal(t, "spec.drivers[*].name", c.Needs().Resources[0].Fields.String())
+}

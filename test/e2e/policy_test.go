@@ -1,0 +1,212 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// policies creates BindPolicies as an administrator.
+type policies struct {
+	*bench
+	client client.Client
+}
+
+// TestPolicy has its own installation, because the plugin is not part of the shipped default.
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	w := ownWorld(t, 0)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
+	for range 2 {
+		_, err := w.start(t.Context())
+		require.NoError(t, err)
+	}
+	for name, test := range map[string]func(*policies){
+		"annotate": testPolicyAnnotates, "reject": testPolicyRejects, "wait": testPolicyWaits, "broken generation": testPolicyBrokenGeneration,
+		"deleted while a pod waits": testPolicyDeletedWhileWaiting, "missing permission": testPolicyMissingPermission,
+	} {
+		// The tests run one after another, because each counts the policies of the replicas.
+		t.Run(name, func(t *testing.T) { test(newPolicies(t, w)) })
+	}
+}
+
+func newPolicies(t *testing.T, w *world) *policies {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	c, err := client.New(w.cluster.Config(), client.Options{Scheme: scheme})
+	require.NoError(t, err)
+	return &policies{bench: newBench(t, w, nil), client: c}
+}
+
+// create creates a policy for the namespace of the test with the spec in YAML, and waits until all replicas apply it.
+func (p *policies) create(spec string) *v1alpha1.BindPolicy {
+	p.t.Helper()
+	policy := p.createOnly(spec)
+	p.untilReady(policy, metav1.ConditionTrue)
+	p.untilMetric(p.t, `prebind_policy_policies{state="in_force"} 1`)
+	return policy
+}
+
+// createOnly creates the policy, and deletes it after the test.
+func (p *policies) createOnly(spec string) *v1alpha1.BindPolicy {
+	p.t.Helper()
+	policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.ns}}
+	require.NoError(p.t, yaml.UnmarshalStrict([]byte(spec), &policy.Spec), "%s", spec)
+	policy.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": p.ns}}
+	require.NoError(p.t, p.client.Create(p.t.Context(), policy))
+	p.t.Cleanup(func() {
+		require.NoError(p.t, client.IgnoreNotFound(p.client.Delete(context.WithoutCancel(p.t.Context()), policy)))
+	})
+	return policy
+}
+
+// untilReady waits until the condition Ready of the latest generation has the status, and returns the condition.
+func (p *policies) untilReady(policy *v1alpha1.BindPolicy, status metav1.ConditionStatus) *metav1.Condition {
+	p.t.Helper()
+	var ready *metav1.Condition
+	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
+		require.NoError(c, p.client.Get(p.t.Context(), client.ObjectKeyFromObject(policy), policy))
+		ready = meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionReady)
+		require.NotNil(c, ready)
+		assert.Equal(c, status, ready.Status, ready.Message)
+		assert.Equal(c, policy.Generation, policy.Status.ObservedGeneration)
+	}, patience, 50*time.Millisecond, "the policy should be Ready=%s", status)
+	return ready
+}
+
+func testPolicyAnnotates(p *policies) {
+	p.create(`
+mutations:
+  annotations:
+  - {key: zone, valueExpression: "node.metadata.labels['topology.kubernetes.io/zone']"}
+  - {key: nothing, valueExpression: "null"}
+  labels: [{key: user, valueExpression: "'bound-by-' + pod.spec.schedulerName"}]
+`)
+	p.pod(byHand)
+	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
+	pod := p.untilBound()
+	p.assertTopology(pod)
+	prefix := p.ns + ".policy.prebind.dev/"
+	assert.Equal(p.t, pod.Annotations["topology.prebind.dev/zone"], pod.Annotations[prefix+"zone"])
+	assert.NotContains(p.t, pod.Annotations, prefix+"nothing")
+	assert.Equal(p.t, "bound-by-"+byHand, pod.Labels[prefix+"user"])
+}
+
+func testPolicyRejects(p *policies) {
+	p.create(`
+variables: [{name: pool, expression: "node.metadata.labels[?'pool'].orValue('')"}]
+validations: [{expression: "variables.pool == 'ml'", messageExpression: "'node ' + node.metadata.name + ' has the pool ' + variables.pool"}]
+`)
+	node, toleration := p.ownNode("pool")
+	p.podWith(byHand, toleration)
+	p.patchNode(node, `{"metadata":{"labels":{"pool":"web"}}}`)
+	p.assertRefused(p.bindByHand(p.binding(node)), "policy: BindPolicy "+p.ns+": node "+node+" has the pool web; choose another node, or see spec.validations[0] of the policy")
+	x, _ := p.explain(node)
+	assert.Equal(p.t, "refuses", string(x.plugin("policy").Verdict))
+	p.patchNode(node, `{"metadata":{"labels":{"pool":"ml"}}}`)
+	require.NoError(p.t, p.bindByHand(p.binding(node)))
+}
+
+// waitForDriver waits for a CSI driver on the node.
+const waitForDriver = `
+resources: [{name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}]
+waitFor:
+- name: driver
+  expression: "resources.csinode != null && resources.csinode.spec.drivers.exists(d, d.name == '` + csiDriver + `')"
+  messageExpression: "'CSI driver not registered on ' + node.metadata.name"
+`
+
+// grant grants Prebind a kind with a ClusterRole, and revokes it after the test.
+func (p *policies) grant(group, resource string) {
+	p.t.Helper()
+	roles := p.bench.client.RbacV1().ClusterRoles()
+	role, err := roles.Create(p.t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(p.t, err)
+	p.t.Cleanup(func() {
+		_ = roles.Delete(context.WithoutCancel(p.t.Context()), role.Name, metav1.DeleteOptions{})
+	})
+}
+
+func testPolicyWaits(p *policies) {
+	p.grant(storagev1.GroupName, "csinodes")
+	p.create(waitForDriver)
+	node, toleration := p.ownNode("late")
+	p.podWith(byHand, toleration)
+	bound := p.beginBind(node)
+	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+p.ns+": waiting for driver: CSI driver not registered on "+node)
+	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
+	p.registerDriver(node, nil)
+	began := time.Now()
+	p.untilBound()
+	assert.Less(p.t, time.Since(began), aMoment)
+	require.NoError(p.t, p.end(bound))
+}
+
+// A generation that does not compile leaves the last one in force, and the status shows both.
+func testPolicyBrokenGeneration(p *policies) {
+	policy := p.create(`validations: [{expression: "false", message: "the first generation"}]`)
+	policy.Spec.Validations[0].Expression = "node.metadata.nmae == 'a'"
+	require.NoError(p.t, p.client.Update(p.t.Context(), policy))
+	ready := p.untilReady(policy, metav1.ConditionFalse)
+	assert.Equal(p.t, v1alpha1.ReasonCompileError, ready.Reason)
+	assert.Contains(p.t, ready.Message, "spec.validations[0].expression")
+	assert.Contains(p.t, ready.Message, "generation 1 stays in force")
+	p.untilMetric(p.t, `prebind_policy_policies{state="outdated"} 1`)
+	p.pod(byHand)
+	p.assertRefused(p.bindByHand(p.binding("node-1")), "the first generation")
+
+	policy.Spec.Validations[0].Expression = "node.metadata.name == 'node-1'"
+	require.NoError(p.t, p.client.Update(p.t.Context(), policy))
+	assert.Equal(p.t, v1alpha1.ReasonInForce, p.untilReady(policy, metav1.ConditionTrue).Reason)
+	p.untilMetric(p.t, `prebind_policy_policies{state="in_force"} 1`)
+	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
+}
+
+func testPolicyDeletedWhileWaiting(p *policies) {
+	policy := p.create(`waitFor: [{name: never, expression: "false", message: "nothing"}]`)
+	p.pod(byHand)
+	bound := p.beginBind("node-1")
+	p.untilEvent("WaitingForPreBind", "waiting for never: nothing")
+	require.NoError(p.t, p.client.Delete(p.t.Context(), policy))
+	began := time.Now()
+	p.untilBound()
+	assert.Less(p.t, time.Since(began), aMoment)
+	require.NoError(p.t, p.end(bound))
+}
+
+// The status names the missing rule. With the rule, the policy is in force.
+func testPolicyMissingPermission(p *policies) {
+	policy := p.createOnly(`
+resources: [{name: leases, apiVersion: coordination.k8s.io/v1, kind: Lease, namespace: kube-node-lease, nameExpression: node.metadata.name}]
+validations: [{expression: "resources.leases == null", message: "the node has a lease"}]
+`)
+	ready := p.untilReady(policy, metav1.ConditionFalse)
+	assert.Equal(p.t, v1alpha1.ReasonForbidden, ready.Reason)
+	assert.Contains(p.t, ready.Message, `apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["coordination.k8s.io"], resources: [leases], verbs: [get, list, watch]}`)
+	assert.Contains(p.t, ready.Message, "the policy is not in force")
+	p.grant("coordination.k8s.io", "leases")
+	p.untilReady(policy, metav1.ConditionTrue)
+	p.untilMetric(p.t, `prebind_policy_policies{state="in_force"} 1`)
+	p.podWith(byHand, gen.Annotation("example.com/test", "1"))
+	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
+}
