@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -12,10 +13,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -136,4 +141,41 @@ func TestRegistryCheck_Caches(t *testing.T) {
 			}
 		})
 	}
+}
+
+// gizmo is a Go type of a custom resource.
+type gizmo struct{ corev1.ConfigMap }
+
+// The types of plugins are those of the manager only.
+func TestNewManager_Scheme(t *testing.T) {
+	custom := narrowing("custom")
+	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "gizmo"}
+	custom.AddToScheme = func(s *runtime.Scheme) error {
+		s.AddKnownTypes(kind.GroupVersion(), &gizmo{})
+		return nil
+	}
+	a := newAssembly(t, nil, custom)
+	scheme := a.o.Manager.GetScheme()
+	got, err := apiutil.GVKForObject(&gizmo{}, scheme)
+	require.NoError(t, err)
+	assert.Equal(t, kind, got)
+	assert.Empty(t, missingIn(scheme, clientgoscheme.Scheme))
+	assert.False(t, clientgoscheme.Scheme.Recognizes(kind), "the global scheme is not changed")
+
+	broken := errors.New("broken")
+	custom.AddToScheme = func(*runtime.Scheme) error { return broken }
+	_, err = NewManager(t.Context(), newServer(t).config(), "0", &Registry{Plugins: []framework.Registration{custom}}, "own")
+	require.ErrorIs(t, err, broken)
+	assert.ErrorContains(t, err, "PreBind plugin custom")
+}
+
+// missingIn returns the kinds that the scheme lacks.
+func missingIn(s, other *runtime.Scheme) []schema.GroupVersionKind {
+	var missing []schema.GroupVersionKind
+	for kind := range other.AllKnownTypes() {
+		if !s.Recognizes(kind) {
+			missing = append(missing, kind)
+		}
+	}
+	return missing
 }

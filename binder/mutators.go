@@ -47,7 +47,7 @@ type byPlugin map[string]map[string]string
 // reports them and runs for every context.
 func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
 	merged := func(of func(*framework.BindContext) map[string]map[string]string) byPlugin {
-		all := byPlugin{}
+		var all byPlugin
 		for _, r := range started {
 			all.copy(r.Plugin.Name(), of(r.Context)[r.Plugin.Name()])
 		}
@@ -67,14 +67,17 @@ func additionsOf(id string, latest *framework.BindContext, started ...attempt.St
 	return add
 }
 
-func (b byPlugin) copy(plugin string, values map[string]string) {
+func (b *byPlugin) copy(plugin string, values map[string]string) {
 	if len(values) == 0 {
 		return
 	}
-	if b[plugin] == nil {
-		b[plugin] = map[string]string{}
+	if *b == nil {
+		*b = byPlugin{}
 	}
-	maps.Copy(b[plugin], values)
+	if (*b)[plugin] == nil {
+		(*b)[plugin] = map[string]string{}
+	}
+	maps.Copy((*b)[plugin], values)
 }
 
 func (a additions) none() bool {

@@ -3,7 +3,178 @@
 
 package policy
 
-import "github.com/prebind/prebind/policy/v1alpha1"
+import (
+	"slices"
+	"strings"
 
-// check returns the warnings.
-func (c *compiler) check() []v1alpha1.ExpressionWarning { return nil }
+	"github.com/google/cel-go/common/types"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/cel/openapi"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/prebind/prebind/policy/schema"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// check compiles the expressions again with the schemas of custom resources, and returns the errors as warnings.
+// The policy is in force in any case, as with the type checking of ValidatingAdmissionPolicy: the schema
+// of a custom resource can change at any time.
+func (c *compiler) check() []v1alpha1.ExpressionWarning {
+	custom, known := c.customTypes()
+	if len(custom.resources) == 0 {
+		return nil
+	}
+	env, p, err := newEnvironment()
+	if err != nil {
+		return nil
+	}
+	for name, fields := range custom.structs {
+		p.structs[name] = fields
+	}
+	for _, d := range c.out.resources {
+		p.structs[typeResources.TypeName()][d.Resource.Name] = d.cel(custom.resources[d.Resource.Name])
+	}
+	var warnings []v1alpha1.ExpressionWarning
+	checked := func(x *expression, want result) *types.Type {
+		ast, text := check(env, x.source, want)
+		if text != "" {
+			warnings = append(warnings, v1alpha1.ExpressionWarning{FieldRef: x.field, Warning: line(known+": "+text, MaxMessage)})
+			return types.DynType
+		}
+		return ast.OutputType()
+	}
+	variables := map[*expression]string{}
+	for name, i := range c.out.variableIndex {
+		variables[c.out.variables[i]] = name
+	}
+	for i, x := range c.expressions {
+		t := checked(x, c.want[i])
+		if name, ok := variables[x]; ok {
+			p.structs[typeVariables.TypeName()][name] = t
+		}
+	}
+	return warnings
+}
+
+// openAPITypes are the CEL types of schemas.
+type openAPITypes struct {
+	// resources are the types of the objects of resources by name.
+	resources map[string]*types.Type
+	structs   map[string]map[string]*types.Type
+}
+
+// customTypes returns the types of the custom resources whose schemas are known, and their kinds.
+func (c *compiler) customTypes() (*openAPITypes, string) {
+	o := &openAPITypes{resources: map[string]*types.Type{}, structs: map[string]map[string]*types.Type{}}
+	var known []string
+	for _, d := range c.out.resources {
+		if d.typed != nil || c.options.Schemas == nil {
+			continue
+		}
+		s, err := c.options.Schemas.ResolveSchema(d.Kind)
+		if err != nil || s == nil {
+			continue
+		}
+		name := d.Kind.String()
+		o.resources[d.Resource.Name] = o.convert("policy/"+name, s, true, 0)
+		if !slices.Contains(known, name) {
+			known = append(known, name)
+		}
+	}
+	return o, strings.Join(known, "; ")
+}
+
+// maxSchemaDepth limits the depth of a schema, which may refer to itself.
+const maxSchemaDepth = 64
+
+// convert returns the type of unstructured values with the schema. Strings have no format: their values are not
+// converted. The type is dyn if the schema allows fields that it does not describe.
+func (o *openAPITypes) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
+	if s == nil || depth > maxSchemaDepth {
+		return types.DynType
+	}
+	k := openapi.Schema{Schema: s}
+	if k.IsXIntOrString() || k.IsXPreserveUnknownFields() {
+		return types.DynType
+	}
+	if len(s.Type) == 0 && len(s.AllOf) == 1 {
+		return o.convert(name, &s.AllOf[0], resource, depth+1)
+	}
+	if len(s.Type) != 1 {
+		return types.DynType
+	}
+	switch s.Type[0] {
+	case "string":
+		return types.StringType
+	case "boolean":
+		return types.BoolType
+	case "integer":
+		return types.IntType
+	case "number":
+		return types.DoubleType
+	case "array":
+		if s.Items == nil {
+			return types.NewListType(types.DynType)
+		}
+		return types.NewListType(o.convert(name+"[]", s.Items.Schema, false, depth+1))
+	case "object":
+		return o.object(name, s, resource || k.IsXEmbeddedResource(), depth)
+	}
+	return types.DynType
+}
+
+func (o *openAPITypes) object(name string, s *spec.Schema, resource bool, depth int) *types.Type {
+	a := s.AdditionalProperties
+	switch {
+	case len(s.Properties) > 0 && (a == nil || !a.Allows && a.Schema == nil):
+	case len(s.Properties) > 0:
+		return types.DynType
+	case a != nil && a.Schema != nil:
+		return types.NewMapType(types.StringType, o.convert(name+"{}", a.Schema, false, depth+1))
+	default:
+		return types.DynType
+	}
+	if _, ok := o.structs[name]; ok {
+		return types.NewObjectType(name)
+	}
+	fields := make(map[string]*types.Type, len(s.Properties))
+	o.structs[name] = fields
+	for field, property := range s.Properties {
+		fields[field] = o.convert(name+"."+field, &property, false, depth+1)
+	}
+	if resource {
+		fields["apiVersion"], fields["kind"] = types.StringType, types.StringType
+		if m, ok := s.Properties["metadata"]; !ok || len(m.Properties) == 0 && len(m.AllOf) == 0 {
+			fields["metadata"] = o.fromGo(schema.For[metav1.ObjectMeta]())
+		}
+	}
+	return types.NewObjectType(name)
+}
+
+// fromGo returns the type of the JSON form of values of a Go type.
+func (o *openAPITypes) fromGo(t *schema.Type) *types.Type {
+	switch {
+	case t.IsStruct():
+		name := "policy/json/" + t.CEL().TypeName()
+		if _, ok := o.structs[name]; !ok {
+			fields := make(map[string]*types.Type, len(t.Names()))
+			o.structs[name] = fields
+			for _, field := range t.Names() {
+				if f, ok := t.Field(field); ok {
+					fields[field] = o.fromGo(f.Type)
+				}
+			}
+		}
+		return types.NewObjectType(name)
+	case t.CEL().Kind() == types.ListKind:
+		return types.NewListType(o.fromGo(t.Elem()))
+	case t.CEL().Kind() == types.MapKind:
+		return types.NewMapType(types.StringType, o.fromGo(t.Elem()))
+	}
+	switch t.CEL().Kind() {
+	case types.TimestampKind, types.DurationKind, types.BytesKind:
+		return types.StringType
+	default:
+		return t.CEL()
+	}
+}

@@ -4,7 +4,10 @@
 package webhook
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,6 +27,7 @@ func explanation() binder.Explanation {
 		Plugins: []binder.PluginExplanation{
 			{Name: "device", Verdict: binder.PluginNotAsked},
 			{Name: "volumebinding", Verdict: binder.PluginWaits, Would: []string{"would set selected-node"}, WaitsFor: []string{"a volume"}},
+			{Name: "policy", Verdict: binder.PluginWaits, Findings: []framework.Finding{{Name: "csi-ready", Verdict: "waiting", Message: "no driver"}, {Name: "gpu", Verdict: "allowed"}}},
 		},
 		Warnings: []string{"dry run: größe"},
 	}
@@ -64,9 +68,18 @@ func TestExplanation_TooLong(t *testing.T) {
 		}
 		return all
 	}
+	found := func(n, size int) []framework.Finding {
+		var all []framework.Finding
+		for i := range n {
+			name := sha256.Sum256([]byte{byte(i), byte(i >> 8)})
+			all = append(all, framework.Finding{Name: hex.EncodeToString(name[:]), Verdict: "waiting", Message: noise(i, size)})
+		}
+		return all
+	}
 	cases := map[string]struct {
 		reason      string
 		annotations map[string]string
+		findings    []framework.Finding
 		check       func(t *testing.T, x *binder.Explanation)
 	}{
 		"Shortened": {reason: "long values are shortened", annotations: values(3, 20000), check: func(t *testing.T, x *binder.Explanation) {
@@ -79,19 +92,42 @@ func TestExplanation_TooLong(t *testing.T) {
 			t.Helper()
 			assert.Empty(t, x.Annotations)
 			assert.True(t, x.Incomplete)
-			assert.Len(t, x.Plugins, 2)
+			assert.Len(t, x.Plugins, 3)
+			assert.Len(t, x.Plugins[2].Findings, 2)
+		}},
+		"LongFindings": {reason: "long messages are shortened", findings: found(20, 5000), check: func(t *testing.T, x *binder.Explanation) {
+			t.Helper()
+			require.Len(t, x.Plugins[2].Findings, 20)
+			assert.Equal(t, "waiting", x.Plugins[2].Findings[1].Verdict)
+			assert.True(t, strings.HasSuffix(x.Plugins[2].Findings[1].Message, "…"))
+			assert.Len(t, x.Annotations, 1)
+			assert.False(t, x.Incomplete)
+		}},
+		"ManyFindings": {reason: "the plugins are kept", findings: found(200, 50), check: func(t *testing.T, x *binder.Explanation) {
+			t.Helper()
+			require.Len(t, x.Plugins, 3)
+			assert.Empty(t, x.Plugins[2].Findings)
+			assert.True(t, x.Incomplete)
 		}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			x := explanation()
-			x.Annotations = tc.annotations
+			if tc.annotations != nil {
+				x.Annotations = tc.annotations
+			}
+			if tc.findings != nil {
+				x.Plugins[2].Findings = slices.Clone(tc.findings)
+			}
 			text, err := encodeExplanation(x)
 			require.NoError(t, err)
 			assert.LessOrEqual(t, len(text), maxWarningRunes)
 			got, err := DecodeExplanation(text)
 			require.NoError(t, err)
 			assert.Equal(t, binder.VerdictWait, got.Verdict, tc.reason)
+			if tc.findings != nil {
+				assert.Equal(t, tc.findings, x.Plugins[2].Findings, "the decision is not changed")
+			}
 			tc.check(t, got)
 		})
 	}

@@ -17,6 +17,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -98,6 +99,36 @@ func TestWaiter_ConfirmsLive(t *testing.T) {
 	})
 }
 
+// A change of an object that the look does not read wakes the Waiter.
+func TestWaiter_WokenBy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod, node := gen.Pod("a"), gen.Node("node-a")
+		s, ready := newScene(pod, node), false
+		s.bc = &BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, "node-a")}
+		w := NewWaiter("gate", s.h, func(_ context.Context, _ Reader, bc *BindContext) (Waiting, error) {
+			if !ready {
+				return Waiting{For: "the rule"}, nil
+			}
+			bc.SetLabel("gate", "example.com/l", "last")
+			bc.Warn("it waited")
+			return Waiting{}, nil
+		}).WokenBy(AllOf(&storagev1.CSINode{}, ""))
+		go func() { s.result <- w.PreBind(t.Context(), s.bc) }()
+		ended, err := s.ended()
+		require.False(t, ended, "%v", err)
+		ready = true
+		s.h.Changes.Changed(RefTo(&storagev1.CSIDriver{}, "", "d"))
+		ended, err = s.ended()
+		require.False(t, ended, "another kind has changed: %v", err)
+		s.h.Changes.Changed(RefTo(&storagev1.CSINode{}, "", "any"))
+		ended, err = s.ended()
+		require.True(t, ended)
+		require.NoError(t, err)
+		assert.Equal(t, "last", s.bc.Labels()["gate"]["example.com/l"], "the last look counts")
+		assert.Equal(t, []string{"it waited"}, s.bc.Warnings())
+	})
+}
+
 func TestWaitAtMost(t *testing.T) {
 	since := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	wait := Waiting{Object: Object{Kind: "Node", Name: "a"}, For: "the driver"}
@@ -136,6 +167,10 @@ func TestRegistration_Needs(t *testing.T) {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}
 	}
 	own := Permissions{Own: []rbacv1.PolicyRule{rule("", "configmaps")}}
+	types := func(s *runtime.Scheme) error {
+		s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1"}, &widget{})
+		return nil
+	}
 	cases := map[string]struct {
 		reason string
 		r      Registration
@@ -143,6 +178,7 @@ func TestRegistration_Needs(t *testing.T) {
 	}{
 		"None":    {reason: "pods without a node and nodes are always granted"},
 		"Watches": {reason: "the cache reads what the plugin watches", r: Registration{Watches: Always(&batchv1.Job{}, &storagev1.CSIStorageCapacity{}, custom)}, want: Permissions{Cluster: []rbacv1.PolicyRule{rule("batch", "jobs"), rule("storage.k8s.io", "csistoragecapacities"), rule("example.com", "gadgets")}}},
+		"Types":   {reason: "AddToScheme has the type", r: Registration{Watches: Always(&widget{}), AddToScheme: types}, want: Permissions{Cluster: []rbacv1.PolicyRule{rule("example.com", "widgets")}}},
 		"Own":     {reason: "Permissions is complete", r: Registration{Watches: Always(&batchv1.Job{}), Permissions: func(Arguments) (Permissions, error) { return own, nil }}, want: own},
 	}
 	for name, tc := range cases {
@@ -153,6 +189,14 @@ func TestRegistration_Needs(t *testing.T) {
 		})
 	}
 }
+
+func TestRegistration_NeedsUnknownType(t *testing.T) {
+	_, err := Registration{Watches: Always(&widget{})}.Needs(nil)
+	require.ErrorContains(t, err, "watched kind widget")
+}
+
+// widget is a Go type of a custom resource.
+type widget struct{ corev1.ConfigMap }
 
 func TestBuild_ChecksTheType(t *testing.T) {
 	build := Build(func(Handle, *oneArgument) (PreBinder, error) { return NewWaiter("a", Handle{}, nil), nil })

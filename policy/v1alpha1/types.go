@@ -126,8 +126,8 @@ type MatchCondition struct {
 	// Name identifies the condition in messages. It consists of alphanumeric characters, '-', '_' or '.',
 	// and can have a DNS subdomain and a slash before it, such as example.com/gpu.
 	//
-	// +kubebuilder:validation:MaxLength=317
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
 	Name string `json:"name"`
 	// Expression returns a bool.
 	//

@@ -72,6 +72,8 @@ var metadata = map[string]struct {
 	"bind-info":          {annotation: bindInfo + "time", forged: true},
 	"device-info":        {annotation: "device-info.prebind.dev/devices", forged: true},
 	"attempt":            {annotation: "binder.prebind.dev/attempt", forged: true},
+	"BindPolicy":         {annotation: "rack.policy.prebind.dev/rack", forged: true},
+	"BindPolicy label":   {label: "rack.policy.prebind.dev/rack", forged: true},
 	"timeout":            {annotation: "binder.prebind.dev/timeout"},
 	"require":            {annotation: "binder.prebind.dev/require"},
 	"node-state":         {annotation: "node-state.prebind.dev/expect"},

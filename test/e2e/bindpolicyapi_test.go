@@ -171,6 +171,7 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 		"scheduler twice":    {reason: "a set", spec: with("matchConstraints: {schedulerNames: [a, a]}"), want: "spec.matchConstraints.schedulerNames[1]: Duplicate value"},
 		"selector":           {reason: "a selector without a key is not valid", spec: with("matchConstraints: {podSelector: {matchExpressions: [{operator: Exists}]}}"), want: "podSelector.matchExpressions[0].key: Required value"},
 		"condition name":     {reason: "it is part of messages", spec: with("matchConditions: [{name: 'a b', expression: 'true'}]"), want: "spec.matchConditions[0].name in body should match"},
+		"long condition":     {reason: "it is part of messages", spec: with("matchConditions: [{name: " + long + ", expression: 'true'}]"), want: "spec.matchConditions[0].name: Too long: may not be more than 63"},
 		"condition twice":    {reason: "a map by name", spec: with("matchConditions: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.matchConditions[1]: Duplicate value"},
 		"empty condition":    {reason: "an expression is required", spec: with("matchConditions: [{name: a, expression: ''}]"), want: "spec.matchConditions[0].expression in body should be at least 1 chars long"},
 		"variable twice":     {reason: "a map by name", spec: with("variables: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.variables[1]: Duplicate value"},
@@ -286,7 +287,7 @@ func testPolicyDefaults(t *testing.T, a *policyAPI) {
 // The status is a subresource, kubectl shows it, and only changes of the spec are generations.
 func testPolicyStatus(t *testing.T, a *policyAPI) {
 	p := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "status"}, Spec: v1alpha1.BindPolicySpec{
-		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"nobody"}},
+		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
 		Validations:      []v1alpha1.Validation{{Expression: "true"}},
 		Mode:             v1alpha1.ModeAudit,
 	}}
@@ -345,7 +346,7 @@ func TestPolicyResourcesRole(t *testing.T) {
 		w.apply(t, file)
 	}
 	roles := w.client.RbacV1().ClusterRoles()
-	// Nobody uses the kind, so that the permission does not affect other tests.
+	// The kind does not exist, so that the permission does not affect other tests.
 	granted := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.prebind.dev"}, Resources: []string{"agents"}, Verbs: []string{"get", "list", "watch"}}},

@@ -60,7 +60,7 @@ func (p *policies) create(spec string) *v1alpha1.BindPolicy {
 	p.t.Helper()
 	policy := p.createOnly(spec)
 	p.untilReady(policy, metav1.ConditionTrue)
-	p.untilMetric(p.t, `prebind_policy_policies{state="in_force"} 1`)
+	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)
 	return policy
 }
 
@@ -171,14 +171,14 @@ func testPolicyBrokenGeneration(p *policies) {
 	assert.Equal(p.t, v1alpha1.ReasonCompileError, ready.Reason)
 	assert.Contains(p.t, ready.Message, "spec.validations[0].expression")
 	assert.Contains(p.t, ready.Message, "generation 1 stays in force")
-	p.untilMetric(p.t, `prebind_policy_policies{state="outdated"} 1`)
+	p.untilMetric(p.t, `prebind_policies{state="outdated"} 1`)
 	p.pod(byHand)
 	p.assertRefused(p.bindByHand(p.binding("node-1")), "the first generation")
 
 	policy.Spec.Validations[0].Expression = "node.metadata.name == 'node-1'"
 	require.NoError(p.t, p.client.Update(p.t.Context(), policy))
 	assert.Equal(p.t, v1alpha1.ReasonInForce, p.untilReady(policy, metav1.ConditionTrue).Reason)
-	p.untilMetric(p.t, `prebind_policy_policies{state="in_force"} 1`)
+	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
 }
 
@@ -206,7 +206,7 @@ validations: [{expression: "resources.leases == null", message: "the node has a 
 	assert.Contains(p.t, ready.Message, "the policy is not in force")
 	p.grant("coordination.k8s.io", "leases")
 	p.untilReady(policy, metav1.ConditionTrue)
-	p.untilMetric(p.t, `prebind_policy_policies{state="in_force"} 1`)
+	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)
 	p.podWith(byHand, gen.Annotation("example.com/test", "1"))
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
 }

@@ -38,7 +38,7 @@ func TestInstallFromHelm(t *testing.T) {
 	policies := &policyAPI{world: w}
 	policies.connect(t)
 	kept := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "kept"}, Spec: v1alpha1.BindPolicySpec{
-		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"nobody"}},
+		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
 		Validations:      []v1alpha1.Validation{{Expression: "true"}},
 	}}
 	require.NoError(t, policies.client.Create(t.Context(), kept))

@@ -7,6 +7,7 @@ package golden
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"net/http"
 	"os"
@@ -23,6 +24,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -30,6 +33,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
+	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
@@ -40,6 +44,7 @@ import (
 	"github.com/prebind/prebind/mutators/deviceinfo"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
+	policyv1alpha1 "github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/registration"
 )
 
@@ -73,10 +78,11 @@ var (
 		Checks: nodeready.Checks(), Conditions: []string{"GPUReady"}, Timeout: 2 * time.Second, MaxTimeout: time.Minute,
 		Agents: []nodeready.Agent{{Namespace: "network", Selector: "app=cni"}},
 	}}
-	devices = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
-	volumes = on{name: volumebinding.Name}
-	claims  = on{name: resourceclaims.Name}
-	starts  = on{startlimit.Name, startLimit(2)}
+	policies = on{bindpolicy.Name, &bindpolicy.Arguments{KeyPrefixes: []string{"ray.io"}}}
+	devices  = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
+	volumes  = on{name: volumebinding.Name}
+	claims   = on{name: resourceclaims.Name}
+	starts   = on{startlimit.Name, startLimit(2)}
 )
 
 func startLimit(limit int) *startlimit.Arguments {
@@ -126,6 +132,14 @@ func TestGolden(t *testing.T) {
 		"node-ready-passes":           {reason: "the pod of a DaemonSet does not wait", setup: setup{plugins: []on{nodeReady}}},
 		"node-ready-dry-run":          {reason: "a dry run reports what a bind would wait for", setup: setup{plugins: []on{nodeReady}, dryRun: true}},
 		"node-ready-invalid":          {reason: "the denial names the invalid annotation", setup: setup{plugins: []on{nodeReady}}},
+		"policy":                      {reason: "the policy adds an annotation, a label and an annotation with an allowed prefix", setup: setup{plugins: []on{policies}}},
+		"policy-rejected":             {reason: "the denial contains the message of the policy", setup: setup{plugins: []on{policies}}},
+		"policy-waiting":              {reason: "the pod waits for the CSI driver", setup: setup{plugins: []on{policies}}},
+		"policy-timeout":              {reason: "the bind is rejected after the timeout of the wait", setup: setup{plugins: []on{policies}}},
+		"policy-failed":               {reason: "an expression fails", setup: setup{plugins: []on{policies}}},
+		"policy-audit":                {reason: "a policy in mode Audit only warns", setup: setup{plugins: []on{policies}}},
+		"policy-dry-run":              {reason: "a dry run shows the result of each policy", setup: setup{plugins: []on{policies}, dryRun: true}},
+		"policy-broken":               {reason: "a policy that does not compile does not apply", setup: setup{plugins: []on{policies}}},
 		"start-limit":                 {reason: "the last slot of the node is free", setup: setup{plugins: []on{starts}}},
 		"start-limit-full":            {reason: "the pod waits for the pods on the node to start", setup: setup{plugins: []on{starts}}},
 		"start-limit-dry-run":         {reason: "a dry run reports the wait", setup: setup{plugins: []on{starts}, dryRun: true}},
@@ -181,7 +195,9 @@ func read(t testing.TB, name string) (objects []client.Object, binding *corev1.B
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("testdata", name+".yaml"))
 	require.NoError(t, err)
-	decode := clientgoscheme.Codecs.UniversalDeserializer().Decode
+	scheme := runtime.NewScheme()
+	require.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), policyv1alpha1.AddToScheme(scheme)))
+	decode := serializer.NewCodecFactory(scheme).UniversalDeserializer().Decode
 	for document := range strings.SplitSeq(string(content), "\n---\n") {
 		decoded, _, err := decode([]byte(document), nil, nil)
 		require.NoError(t, err, "%s", document)

@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -50,6 +52,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	plugins := make([]framework.PreBinder, 0, len(s.plugins)+len(s.added))
 	for _, p := range s.plugins {
 		plugins = append(plugins, p.plugin(t, server, objects, handle))
+		start(t, plugins[len(plugins)-1])
 	}
 	var chain []mutators.Mutator
 	for _, m := range s.mutators {
@@ -104,6 +107,24 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 	plugin, err := r.New(h, arguments)
 	require.NoError(t, err)
 	return plugin
+}
+
+// start starts a framework.Starter, and waits until it can decide.
+func start(t *testing.T, p framework.PreBinder) {
+	t.Helper()
+	starter, ok := p.(framework.Starter)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = starter.Start(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	synctest.Wait()
+	require.True(t, starter.HasSynced())
 }
 
 // synchronize reports the objects of the selection to its handler, like the initial list of an informer.

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
+	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook/certificates"
@@ -59,7 +60,8 @@ func All() ([]Metric, error) {
 
 func registerAll(r *register) error {
 	_, err := telemetry.New(telemetry.Options{
-		Registry: r, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics(), Metrics: startlimit.Registration().Metrics,
+		Registry: r, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics(),
+		Metrics: slices.Concat(startlimit.Registration().Metrics, bindpolicy.Registration().Metrics),
 	})
 	return err
 }

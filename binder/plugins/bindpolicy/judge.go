@@ -45,7 +45,7 @@ func refusalOf(rejecting []policy.Result) *framework.Error {
 // advice returns the remedy of a rejection.
 func advice(r policy.Result) string {
 	if r.Verdict == policy.Failed {
-		return "correct " + r.Rule + " of the policy, or set failurePolicy: Ignore"
+		return "correct the policy, or set failurePolicy: Ignore"
 	}
 	return "choose another node, or see " + r.Rule + " of the policy"
 }
@@ -64,6 +64,9 @@ func waitOf(waiting []policy.Result) framework.Waiting {
 
 // awaited completes the sentence "waiting for …", such as "driver: CSI driver not registered on node-1".
 func awaited(r policy.Result) string {
+	if text, ok := strings.CutPrefix(r.Message, "waiting for "); ok {
+		return text
+	}
 	name := strings.TrimSuffix(strings.TrimPrefix(r.Rule, "spec.waitFor["), "]")
 	return name + ": " + r.Message
 }

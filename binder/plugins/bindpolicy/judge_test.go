@@ -56,13 +56,17 @@ func TestJudge(t *testing.T) {
 		},
 		"Failed": {
 			reason: "the policy needs a correction", results: []policy.Result{{Policy: "a", Verdict: policy.Failed, Rule: "spec.variables[x]", Message: "no such key: x"}},
-			refusal: "BindPolicy a: no such key: x; correct spec.variables[x] of the policy, or set failurePolicy: Ignore",
+			refusal: "BindPolicy a: no such key: x; correct the policy, or set failurePolicy: Ignore",
 		},
 		"AuditRejects": {reason: "mode Audit only reports", results: []policy.Result{audit(rejects)}},
 		"AuditWaits":   {reason: "mode Audit only reports", results: []policy.Result{audit(waits)}},
 		"Waiting": {
 			reason: "the wait ends with the timeout", results: []policy.Result{waits},
 			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n", Until: at.Add(2 * time.Minute)},
+		},
+		"WaitingWithoutMessage": {
+			reason: "the default message begins with the same words", results: []policy.Result{{Policy: "a", Verdict: policy.Waiting, Rule: "spec.waitFor[driver]", Message: "waiting for driver"}},
+			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver"},
 		},
 		"WaitingTwice": {
 			reason: "the bind looks again at the earliest timeout", results: []policy.Result{waits, until(named(waits, "b"), at.Add(time.Minute)), until(named(waits, "c"), at.Add(time.Hour))},

@@ -38,7 +38,7 @@ func newMetrics() *metrics {
 			Help: "Results of BindPolicies by policy, mode and result. Each policy is counted when PreFlight decides, and again at the end of a wait. Dry runs are not counted. The result waived counts waits that timed out with onTimeout Allow, in addition to the result of the policy. Policies after the first 500 are counted as other.",
 		}, []string{"policy", "mode", "result"}),
 		policies: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "prebind_policy_policies",
+			Name: "prebind_policies",
 			Help: "BindPolicies in this replica by state: in_force is the latest generation, outdated is an earlier generation, and not_ready means that the policy is not applied.",
 		}, []string{"state"}),
 		names: map[string]bool{},

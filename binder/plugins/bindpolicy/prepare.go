@@ -148,14 +148,11 @@ func watchProblem(s named, err error) *problem {
 // ruleFor returns the end of a sentence with the rule that grants missing permissions such as "get, list, watch
 // csinodes.storage.k8s.io". It is empty for a text of another form.
 func ruleFor(missing string) string {
+	missing, _, _ = strings.Cut(missing, " in ")
 	space := strings.LastIndex(missing, " ")
-	if space < 0 || strings.ContainsAny(missing, ";") {
+	if space < 0 || strings.Contains(missing, ";") {
 		return ""
 	}
 	resource, group, _ := strings.Cut(missing[space+1:], ".")
-	var verbs []string
-	for verb := range strings.SplitSeq(missing[:space], ",") {
-		verbs = append(verbs, strings.TrimSpace(verb))
-	}
-	return fmt.Sprintf(" and the rule {apiGroups: [%q], resources: [%s], verbs: [%s]}", group, resource, strings.Join(verbs, ", "))
+	return fmt.Sprintf(" and the rule {apiGroups: [%q], resources: [%s], verbs: [%s]}", group, resource, missing[:space])
 }

@@ -60,6 +60,7 @@ func TestProblems(t *testing.T) {
 func TestRuleFor(t *testing.T) {
 	assert.Equal(t, ` and the rule {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}`, ruleFor("get, list, watch secrets"))
 	assert.Equal(t, ` and the rule {apiGroups: ["example.com"], resources: [racks], verbs: [watch]}`, ruleFor("watch racks.example.com"))
+	assert.Equal(t, ` and the rule {apiGroups: ["example.com"], resources: [racks], verbs: [watch]}`, ruleFor("watch racks.example.com in prod"))
 	assert.Empty(t, ruleFor("get a; list b"))
 	assert.Empty(t, ruleFor("everything"))
 }

@@ -4,16 +4,14 @@
 package bindpolicy
 
 import (
-	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -52,7 +50,7 @@ type Arguments struct {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.KeyPrefixes, "policy-key-prefixes", a.KeyPrefixes,
-		"Prefixes of annotations and labels, such as ray.io, that BindPolicies may set in addition to their own prefix NAME.policy.prebind.dev. Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.")
+		"Prefixes of annotations and labels, such as ray.io, that BindPolicies may set in addition to their own prefix NAME.policy.prebind.dev. *.ray.io allows all subdomains of ray.io. Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.")
 }
 
 // Validate implements framework.Arguments.
@@ -66,22 +64,8 @@ func (a *Arguments) Validate() []framework.Problem {
 
 // checkPrefix returns an error if policies cannot get the prefix.
 func checkPrefix(prefix string) error {
-	if len(validation.IsDNS1123Subdomain(prefix)) > 0 {
-		return fmt.Errorf("must be a DNS subdomain such as ray.io, got %q", prefix)
-	}
-	for _, reserved := range []string{"kubernetes.io", "k8s.io"} {
-		if isWithin(prefix, reserved) {
-			return fmt.Errorf("must not be %s or a subdomain of it, got %q: Kubernetes reserves these keys", reserved, prefix)
-		}
-	}
-	if isWithin(prefix, framework.Domain) {
-		return errors.New("must not be " + framework.Domain + " or a subdomain of it, because these keys belong to Prebind: " +
-			"omit the prefix in the policy, and its keys begin with NAME.policy." + framework.Domain)
+	if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
+		return fmt.Errorf("must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains, got %q: %s", prefix, problem)
 	}
 	return nil
-}
-
-// isWithin returns whether the name is the domain or a subdomain of it.
-func isWithin(name, domain string) bool {
-	return name == domain || strings.HasSuffix(name, "."+domain)
 }

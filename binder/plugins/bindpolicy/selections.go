@@ -68,19 +68,24 @@ func (r reads) all(n policy.Needs) []named {
 // selection.
 func selectionOf(r *policy.Resource) *framework.Selection {
 	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: r.Fields.Transform}
-	selector := ""
-	if r.Labels != nil {
-		selector = r.Labels.String()
-	}
 	by := "all"
 	switch {
 	case r.ByName:
-		by, s.Field = "name", framework.ByName
+		by, s.Field = "by name", framework.ByName
 	case r.OnNode:
-		by, s.Field, s.Value, s.Unsupported = "node", byNodeName, nodeNameOf, !selectableByNode(r.Kind)
+		by, s.Field, s.Value, s.Unsupported = "by node", byNodeName, nodeNameOf, !selectableByNode(r.Kind)
 	}
-	s.Name = fmt.Sprintf("%s/%s %s by %s, namespace %q, labels %q, fields %q",
-		Name, r.Kind.GroupVersion(), r.Kind.Kind, by, r.Namespace, selector, r.Fields.String())
+	name := []string{fmt.Sprintf("%s/%s %s %s", Name, r.Kind.GroupVersion(), r.Kind.Kind, by)}
+	if r.Namespace != "" {
+		name = append(name, "namespace "+r.Namespace)
+	}
+	if r.Labels != nil && !r.Labels.Empty() {
+		name = append(name, "labels "+r.Labels.String())
+	}
+	if fields := r.Fields.String(); fields != "" {
+		name = append(name, "fields "+fields)
+	}
+	s.Name = strings.Join(name, "; ")
 	return s
 }
 

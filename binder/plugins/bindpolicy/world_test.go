@@ -74,8 +74,11 @@ func (w *world) begin() {
 	synctest.Wait()
 }
 
-// put creates or replaces a policy, and waits until it is handled.
+// put creates a policy or replaces its spec, and waits until it is handled.
 func (w *world) put(b *v1alpha1.BindPolicy) {
+	if stored, ok := fakeapi.Get(w.server, b); ok && stored.UID == b.UID {
+		b.Status = stored.Status
+	}
 	w.server.Put(b)
 	synctest.Wait()
 }

@@ -85,7 +85,9 @@ func TestReportText(t *testing.T) {
 			Annotations: map[string]string{"b": "2", "a": "1"}, Labels: map[string]string{"l": "3"},
 			Plugins: []binder.PluginExplanation{
 				{Name: "p", Verdict: binder.PluginRefuses, Refusal: &binder.Refusal{Object: "Node a", Message: "no", Advice: "another"}},
-				{Name: "q", Verdict: binder.PluginWaits, WaitsFor: []string{"rain"}, Would: []string{"would dance"}},
+				{Name: "q", Verdict: binder.PluginWaits, WaitsFor: []string{"rain"}, Would: []string{"would dance"}, Findings: []framework.Finding{
+					{Name: "csi-ready", Verdict: "waiting", Message: "no driver on a"}, {Name: "gpu", Verdict: "not-matched"},
+				}},
 			},
 			Warnings: []string{"dry run: q would dance", "ours"},
 		},
@@ -97,11 +99,13 @@ func TestReportText(t *testing.T) {
 
 Prebind is in mode Audit in this namespace: it only reports the following (verdict: refuse).
 
-PLUGIN   VERDICT   DETAIL
-p        refuses   Node a: no
-                   another
-q        waits     waiting for rain
-                   would dance
+PLUGIN        VERDICT       DETAIL
+p             refuses       Node a: no
+                            another
+q             waits         waiting for rain
+                            would dance
+  csi-ready   waiting       no driver on a
+  gpu         not-matched   
 
 ADDED        KEY   VALUE
 annotation   a     1
@@ -113,6 +117,24 @@ The explanation is incomplete: it is longer than the API server allows.
 Warning: another's
 Warning: ours
 `, out.String())
+}
+
+func TestReportYAML_Findings(t *testing.T) {
+	r := &report{Prebind: &binder.Explanation{Plugins: []binder.PluginExplanation{{Name: "policy", Verdict: binder.PluginWaits, Findings: []framework.Finding{
+		{Name: "csi-ready", Verdict: "waiting", Message: "no driver"}, {Name: "gpu", Verdict: "allowed"},
+	}}}}}
+	var out strings.Builder
+	require.NoError(t, format("yaml").write(&out, r, r.text))
+	assert.Contains(t, out.String(), `
+  - findings:
+    - message: no driver
+      name: csi-ready
+      verdict: waiting
+    - name: gpu
+      verdict: allowed
+    name: policy
+    verdict: waits
+`)
 }
 
 func TestExitCode(t *testing.T) {

@@ -1,0 +1,256 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/sets"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
+)
+
+func everything(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }
+
+// run runs the manager until the test ends.
+func run(t *testing.T, a *Assembly) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.o.Manager.Start(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-ended)
+	})
+	<-a.o.Manager.Elected()
+}
+
+// handles is the registration of a plugin that keeps the handle of its last instance.
+func handles(name string, h *framework.Handle) framework.Registration {
+	r := keeping(name)
+	build := r.New
+	r.New = func(given framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+		*h = given
+		return build(given, a)
+	}
+	return r
+}
+
+// gadgets is a selection of custom resources, by name.
+var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Field: framework.ByName}
+
+// namesIn returns the names of the gadgets of the selection with the value.
+func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string) []string {
+	t.Helper()
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(gadgetKind.GroupVersion().WithKind("GadgetList"))
+	require.NoError(t, reader.List(t.Context(), list, s.Where(value)))
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].GetName())
+	}
+	return names
+}
+
+// configured builds the plugins and puts them in force.
+func configured(t *testing.T, a *Assembly, change func(c *v1alpha1.PrebindConfiguration)) {
+	t.Helper()
+	c := v1alpha1.Default(a.o.Registry.Components())
+	if change != nil {
+		change(c)
+	}
+	_, err := a.plugins(t.Context(), c)
+	require.NoError(t, err)
+	a.Applied()
+}
+
+// A plugin watches a kind after it is installed and Prebind may watch it.
+func TestSelector_Select(t *testing.T) {
+	s, h := newServer(t), framework.Handle{}
+	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1")}
+	var allowed sync.Map
+	a := newAssemblyAt(t, s, granting(func(p authorizationv1.ResourceAttributes) (bool, error) {
+		_, ok := allowed.Load(p.Verb)
+		return ok && p.Group == "example.com" && p.Resource == "gadgets" && p.Namespace == "", nil
+	}), handles("test", &h))
+	run(t, a)
+	configured(t, a, nil)
+
+	err := h.Selections.Select(t.Context(), gadgets)
+	require.True(t, meta.IsNoMatchError(err), "%v", err)
+	s.installed.Store(true)
+	allowed.Store("get", true)
+	err = h.Selections.Select(t.Context(), gadgets)
+	var missing *framework.PermissionError
+	require.ErrorAs(t, err, &missing)
+	assert.Equal(t, "list, watch gadgets.example.com", missing.Missing)
+	require.Error(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")))
+	allowed.Store("list", true)
+	allowed.Store("watch", true)
+	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, gadgets, "shop/a"), "it has all objects")
+	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/b"))
+
+	changes := h.Changes.Subscribe(gadgets.Changed("shop/b"))
+	defer changes.Close()
+	s.added <- newGadget("shop", "b", "r1")
+	<-changes.C()
+	assert.Equal(t, []string{"b"}, namesIn(t, h.Cached, gadgets, "shop/b"))
+	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+	assert.Len(t, s.watched(), 1, "a selection with the same name is kept")
+
+	all := gadgets
+	all.Name, all.Field = "test/all", ""
+	require.NoError(t, h.Selections.Select(t.Context(), all))
+	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, all, ""))
+	assert.Empty(t, namesIn(t, h.Cached, all, "x"))
+}
+
+func TestSelector_Invalid(t *testing.T) {
+	u := &selector{plugin: "test"}
+	foreign := gadgets
+	foreign.Name = "other/gadgets"
+	require.ErrorContains(t, u.Select(t.Context(), foreign), "Name must begin with test/")
+	require.ErrorContains(t, u.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
+}
+
+// Select ends with its context if the API server does not answer. A later call continues.
+func TestSelector_Timeout(t *testing.T) {
+	s, h := newServer(t), framework.Handle{}
+	s.installed.Store(true)
+	s.silent.Store(true)
+	a := newAssemblyAt(t, s, granting(everything), handles("test", &h))
+	run(t, a)
+	configured(t, a, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	require.ErrorContains(t, h.Selections.Select(ctx, gadgets), "did not begin in time")
+	require.ErrorContains(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")), "Select has not added it", "it lacks objects")
+	s.silent.Store(false)
+	s.CloseClientConnections()
+	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+}
+
+// The selections of a plugin that is on stay when a configuration is applied. Those of other plugins end.
+func TestSelector_Lifetime(t *testing.T) {
+	s, h, other, now := newServer(t), framework.Handle{}, framework.Handle{}, clocktesting.NewFakeClock(time.Time{})
+	s.installed.Store(true)
+	a := newAssemblyAt(t, s, granting(everything), handles("test", &h), handles("other", &other))
+	a.o.Manager.selections.clock = now
+	run(t, a)
+	configured(t, a, nil)
+	named := func(name string) framework.Selection {
+		s := gadgets
+		s.Name = name
+		return s
+	}
+	left := func() sets.Set[string] {
+		now.Step(selectionLingers)
+		a.o.Manager.selections.mu.RLock()
+		defer a.o.Manager.selections.mu.RUnlock()
+		return sets.KeySet(a.o.Manager.selections.all)
+	}
+	first := h.Selections
+	for _, name := range []string{"test/a", "test/b", "test/c"} {
+		require.NoError(t, first.Select(t.Context(), named(name)))
+	}
+	require.NoError(t, other.Selections.Select(t.Context(), named("other/a")))
+	configured(t, a, nil)
+	assert.Equal(t, sets.New("test/a", "test/b", "test/c", "other/a"), left(), "the plugins stay on")
+	first.Keep(sets.New("test/a", "test/b"))
+	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left(), "c is not needed, and the other plugin keeps its own")
+
+	c := v1alpha1.Default(a.o.Registry.Components())
+	setLimit(c, "test", time.Second)
+	_, err := a.plugins(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, h.Selections.Select(t.Context(), named("test/a")))
+	h.Selections.Keep(sets.New("test/a"))
+	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left(), "the earlier instance is in force and uses b")
+	a.Applied()
+	assert.Equal(t, sets.New("test/a", "other/a"), left(), "the earlier instance is retired")
+	require.ErrorContains(t, first.Select(t.Context(), named("test/a")), "retired")
+
+	configured(t, a, func(c *v1alpha1.PrebindConfiguration) { c.PreBindPlugins = []string{"other"} })
+	assert.Equal(t, sets.New("other/a"), left(), "the plugin was switched off")
+	assert.Len(t, s.watched(), 4, "each selection has one watch")
+}
+
+// Several plugins add selections while the configuration changes. The race detector checks this test.
+func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
+	s, h := newServer(t), framework.Handle{}
+	s.installed.Store(true)
+	r := handles("test", &h)
+	r.Selections = func(framework.Arguments) []framework.Selection {
+		registered := gadgets
+		registered.Name = "test/registered"
+		return []framework.Selection{registered}
+	}
+	a := newAssemblyAt(t, s, granting(everything), r)
+	run(t, a)
+	configured(t, a, nil)
+	u := h.Selections
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			if err := u.Select(t.Context(), gadgets); err != nil {
+				assert.NoError(t, err)
+				return
+			}
+			assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"))
+			u.Keep(sets.New(gadgets.Name))
+		})
+	}
+	configured(t, a, nil)
+	group.Wait()
+	assert.Len(t, s.watched(), 2, "one for each name")
+}
+
+// The live reader compares the values that the API server does not compare.
+func TestLiveReader(t *testing.T) {
+	s := newServer(t)
+	s.installed.Store(true)
+	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1"), newGadget("shop", "b", "r2"), newGadget("shop", "c", "r1")}
+	live := newAssemblyAt(t, s, granting(everything)).o.Manager.GetAPIReader()
+	rack := func(o client.Object) string { return o.GetLabels()["rack"] }
+	for name, tc := range map[string]struct {
+		reason string
+		field  string
+		no     bool
+		value  string
+		want   []string
+		query  string
+		lists  int
+	}{
+		"Supported":   {reason: "the API server selects", field: "spec.rack", value: "r1", want: []string{"a", "b", "c"}, query: "spec.rack=r1", lists: 1},
+		"Unsupported": {reason: "the reader selects", field: "spec.rack", no: true, value: "r1", want: []string{"a", "c"}, lists: 1},
+		"ByName":      {reason: "the name is complete", field: framework.ByName, value: "shop/b", want: []string{"b"}, query: "metadata.name=b", lists: 1},
+		"NoName":      {reason: "no object has the name", field: framework.ByName, value: "../b"},
+		"Together":    {reason: "all objects have the value", want: []string{"a", "b", "c"}, lists: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.listed = nil
+			selection := gadgets
+			selection.Field, selection.Unsupported, selection.Value = tc.field, tc.no, rack
+			assert.Equal(t, tc.want, namesIn(t, live, selection, tc.value), tc.reason)
+			require.Len(t, s.listed, tc.lists)
+			if tc.lists > 0 {
+				assert.Equal(t, tc.query, s.listed[0].Get("fieldSelector"))
+			}
+		})
+	}
+	require.Error(t, live.List(t.Context(), &corev1.PodList{}), "errors are returned")
+}

@@ -1,0 +1,98 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestReadsOf(t *testing.T) {
+	c, err := policy.Compile(policyOf(t, "a", `
+matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}
+resources:
+- {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
+- {name: again, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other'"}
+- {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
+- {name: racks, apiVersion: example.com/v1, kind: Rack, labelSelector: {matchLabels: {ready: "yes"}}}
+- {name: unused, apiVersion: v1, kind: Secret, nameExpression: "'token'", namespace: default}
+validations:
+- {expression: "resources.csinode.spec.drivers[0].name == resources.again.spec.drivers[0].name && resources.agents.size() + resources.racks.size() >= claims.size()"}
+`), policy.Options{})
+	require.NoError(t, err)
+	needs := c.Needs()
+	all := readsOf(needs).all(needs)
+	names := map[string]string{}
+	for _, s := range all {
+		require.NoError(t, s.Check())
+		if s.field == "spec.resources[agents]" {
+			trimmed, err := s.Transform(gen.Pod("cni", gen.BoundTo("node-a")))
+			require.NoError(t, err)
+			assert.Equal(t, "node-a", nodeNameOf(trimmed.(client.Object)), "the index needs the field in the cache")
+		}
+		names[s.field] = s.Name
+	}
+	assert.Equal(t, map[string]string{
+		"namespaceObject":         "policy/v1 Namespace by name",
+		"claims":                  "policy/v1 PersistentVolumeClaim by name",
+		"spec.resources[csinode]": "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
+		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
+		"spec.resources[agents]":  "policy/v1 Pod by node; namespace kube-system; labels app=cni",
+		"spec.resources[racks]":   "policy/example.com/v1 Rack all; labels ready=yes",
+	}, names, "resources that differ only in their names share a watch, and unused ones need none")
+}
+
+func TestSelectionOf_ByNode(t *testing.T) {
+	cases := map[string]struct {
+		reason      string
+		kind        schema.GroupVersionKind
+		object      client.Object
+		unsupported bool
+		want        string
+	}{
+		"Pod":           {reason: "the API server selects pods by node", kind: corev1.SchemeGroupVersion.WithKind("Pod"), object: gen.Pod("a", gen.BoundTo("n")), want: "n"},
+		"ResourceSlice": {reason: "the API server selects slices by node, and the field is a pointer", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: gen.ResourceSlice("driver", "n"), want: "n"},
+		"NoNode":        {reason: "a slice can have no node", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: &resourcev1.ResourceSlice{}},
+		"Attachment":    {reason: "the API server does not select attachments by node", kind: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), object: &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}, unsupported: true, want: "n"},
+		"NoField":       {reason: "the kind has no node", kind: storagev1.SchemeGroupVersion.WithKind("CSINode"), object: gen.CSINode("n"), unsupported: true},
+		"Custom": {
+			reason: "the fields of custom resources are unknown", kind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Agent"},
+			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": "n"}}}, unsupported: true, want: "n",
+		},
+		"CustomNoField": {
+			reason: "another type of the field is not a node", kind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Agent"},
+			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": int64(1)}}}, unsupported: true,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := selectionOf(&policy.Resource{Kind: tc.kind, OnNode: true, Labels: labels.Nothing()})
+			require.NoError(t, s.Check())
+			assert.Equal(t, tc.unsupported, s.Unsupported, tc.reason)
+			assert.Equal(t, tc.want, s.ValueOf(tc.object), tc.reason)
+		})
+	}
+}
+
+func TestNewList(t *testing.T) {
+	assert.IsType(t, &storagev1.CSINodeList{}, newList(&storagev1.CSINode{}))
+	custom := newObject(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Rack"})
+	assert.Equal(t, "Rack.example.com", framework.KindOf(custom))
+	list, ok := newList(custom).(*unstructured.UnstructuredList)
+	require.True(t, ok)
+	assert.Equal(t, "example.com/v1, Kind=RackList", list.GroupVersionKind().String())
+}

@@ -1,0 +1,324 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schema_test
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"math/rand"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	"github.com/google/cel-go/common/types/traits"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/apitesting/fuzzer"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metafuzzer "k8s.io/apimachinery/pkg/apis/meta/fuzzer"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/policy/schema"
+)
+
+// absent returns whether expressions cannot see the field: it has no fixed form, or Prebind does not keep it.
+func absent(path string) bool {
+	for _, suffix := range []string{".metadata.managedFields", "Node.status.images", ".opaque.parameters", ".status.devices[].data", "ControllerRevision.data"} {
+		if strings.HasSuffix(path, suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+// compare checks that an expression sees the JSON form.
+func compare(t *testing.T, path string, want any, got ref.Val) {
+	t.Helper()
+	switch want := want.(type) {
+	case map[string]any:
+		m, ok := got.(traits.Mapper)
+		if !assert.True(t, ok, "%s: %v", path, got) {
+			return
+		}
+		for key, value := range want {
+			at := path + "." + key
+			found, ok := m.Find(types.String(key))
+			switch {
+			case value == nil && !ok, !ok && absent(at):
+			case assert.True(t, ok, "%s is absent", at):
+				compare(t, at, value, found)
+			}
+		}
+		for it := m.Iterator(); it.HasNext() == types.True; {
+			key := string(it.Next().(types.String))
+			if _, ok := want[key]; !ok {
+				assert.True(t, (!strings.Contains(path, ".") || strings.HasSuffix(path, ".volumeClaimTemplates[]")) && (key == "apiVersion" || key == "kind"), "%s.%s is present", path, key)
+			}
+		}
+	case []any:
+		l, ok := got.(traits.Lister)
+		if !assert.True(t, ok, "%s: %v", path, got) || !assert.Equal(t, types.Int(len(want)), l.Size(), path) {
+			return
+		}
+		for i, value := range want {
+			compare(t, path+"[]", value, l.Get(types.Int(i)))
+		}
+	case nil:
+		// A list or map without omitempty is null in JSON, and empty in expressions.
+		if s, ok := got.(traits.Sizer); ok {
+			assert.Equal(t, types.IntZero, s.Size(), path)
+			return
+		}
+		assert.True(t, got == types.NullValue || len(got.Value().([]byte)) == 0, path)
+	default:
+		compareScalar(t, path, want, got)
+	}
+}
+
+func compareScalar(t *testing.T, path string, want any, got ref.Val) {
+	t.Helper()
+	switch got := got.(type) {
+	case types.Timestamp:
+		parsed, err := time.Parse(time.RFC3339Nano, want.(string))
+		assert.NoError(t, err, path)
+		assert.WithinDuration(t, parsed, got.Time, time.Second, path)
+	case types.Duration:
+		assert.Equal(t, want, got.Duration.String(), path)
+	case types.Bytes:
+		assert.Equal(t, want, base64.StdEncoding.EncodeToString(got), path)
+	case types.Int:
+		assert.Equal(t, want.(json.Number).String(), got.ConvertToType(types.StringType).Value(), path)
+	case types.Double:
+		f, err := want.(json.Number).Float64()
+		assert.NoError(t, err)
+		assert.InDelta(t, f, float64(got), 1e-6, path)
+	default:
+		assert.Equal(t, want, got.Value(), path)
+	}
+}
+
+func decode(t *testing.T, o any) map[string]any {
+	t.Helper()
+	text, err := json.Marshal(o)
+	require.NoError(t, err)
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.UseNumber()
+	var decoded map[string]any
+	require.NoError(t, d.Decode(&decoded))
+	return decoded
+}
+
+// Expressions see the JSON form of all kinds.
+func TestValue_IsTheJSONForm(t *testing.T) {
+	filled := fuzzer.FuzzerFor(metafuzzer.Funcs, rand.NewSource(1), serializer.NewCodecFactory(scheme.Scheme)) //nolint:gosec // A test repeats.
+	tested := 0
+	for _, kind := range sorted(scheme.Scheme.AllKnownTypes()) {
+		typed := schema.OfKind(kind)
+		if typed == nil {
+			continue
+		}
+		tested++
+		rounds := 2
+		if slices.Contains([]string{"Pod", "Node", "CSINode", "PersistentVolumeClaim", "Namespace", "ResourceSlice"}, kind.Kind) {
+			rounds = 20
+		}
+		t.Run(kind.String(), func(t *testing.T) {
+			for range rounds {
+				o := typed.New()
+				filled.Fill(o)
+				compare(t, kind.Kind, decode(t, o), typed.Value(o))
+			}
+			compare(t, kind.Kind, decode(t, typed.New()), typed.Value(typed.New()))
+		})
+	}
+	assert.Greater(t, tested, 100)
+}
+
+func sorted(known map[kinds.GroupVersionKind]reflect.Type) []kinds.GroupVersionKind {
+	return slices.SortedFunc(maps.Keys(known), func(a, b kinds.GroupVersionKind) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// find returns the value at the path, or nil.
+func find(v ref.Val, path ...string) ref.Val {
+	for _, name := range path {
+		m, ok := v.(traits.Mapper)
+		if !ok {
+			return nil
+		}
+		if v, ok = m.Find(types.String(name)); !ok {
+			return nil
+		}
+	}
+	return v
+}
+
+func TestValue_Fields(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "web", Namespace: "demo", CreationTimestamp: metav1.NewTime(at), Labels: map[string]string{"app": "web"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}}, Annotations: map[string]string{},
+		},
+		Spec: corev1.PodSpec{
+			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+			Containers: []corev1.Container{{
+				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("0.5")}},
+				Ports:     []corev1.ContainerPort{{ContainerPort: 80}},
+				LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+					Port: intstr.FromString("http"),
+				}}},
+			}},
+			Priority: ptr.To[int32](0),
+		},
+	}
+	v := schema.For[corev1.Pod]().Value(pod)
+	container := find(v, "spec", "containers").(traits.Lister).Get(types.IntZero)
+	volume := find(v, "spec", "volumes").(traits.Lister).Get(types.IntZero)
+	cases := map[string]struct {
+		reason string
+		in     ref.Val
+		path   []string
+		want   ref.Val
+	}{
+		"String":        {reason: "a string is a string", in: v, path: []string{"metadata", "name"}, want: types.String("web")},
+		"Kind":          {reason: "clients leave kind empty, so it is constant", in: v, path: []string{"kind"}, want: types.String("Pod")},
+		"APIVersion":    {reason: "as kind", in: v, path: []string{"apiVersion"}, want: types.String("v1")},
+		"Reserved":      {reason: "the parser accepts namespace as a field", in: v, path: []string{"metadata", "namespace"}, want: types.String("demo")},
+		"Escaped":       {reason: "the checker accepts the escaped name", in: v, path: []string{"metadata", "__namespace__"}, want: types.String("demo")},
+		"Unknown":       {reason: "there is no such field", in: v, path: []string{"metadata", "foo"}},
+		"Time":          {reason: "times are timestamps", in: v, path: []string{"metadata", "creationTimestamp"}, want: types.Timestamp{Time: at}},
+		"NilTime":       {reason: "a nil pointer is absent", in: v, path: []string{"metadata", "deletionTimestamp"}},
+		"EmptyMap":      {reason: "omitempty omits empty maps", in: v, path: []string{"metadata", "annotations"}},
+		"Managed":       {reason: "Prebind does not keep managedFields", in: v, path: []string{"metadata", "managedFields"}},
+		"Zero":          {reason: "a pointer to zero is present", in: v, path: []string{"spec", "priority"}, want: types.IntZero},
+		"NilPointer":    {reason: "a nil pointer is absent", in: v, path: []string{"spec", "runtimeClassName"}},
+		"False":         {reason: "omitempty omits false", in: v, path: []string{"spec", "hostNetwork"}},
+		"Quantity":      {reason: "quantities are strings in canonical form", in: container, path: []string{"resources", "requests", "cpu"}, want: types.String("500m")},
+		"NoKey":         {reason: "the map has no such key", in: container, path: []string{"resources", "requests", "memory"}},
+		"IntOrString":   {reason: "the value has the type of its content", in: container, path: []string{"livenessProbe", "httpGet", "port"}, want: types.String("http")},
+		"Inline":        {reason: "fields of embedded structs are fields of the outer one", in: volume, path: []string{"emptyDir", "medium"}},
+		"NotAnOption":   {reason: "the field is not part of the volume", in: volume, path: []string{"hostPath"}},
+		"RequiredEmpty": {reason: "a field without omitempty is present", in: container, path: []string{"name"}, want: types.String("")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, find(tc.in, tc.path...), tc.reason)
+		})
+	}
+	assert.NotNil(t, find(volume, "emptyDir"), "an empty struct is present")
+}
+
+func TestValue_Operations(t *testing.T) {
+	strings3 := make([]string, 1, 4)
+	strings3[0] = "a"
+	list := schema.For[[]string]().Value(strings3).(traits.Lister)
+	sum := list.(traits.Adder).Add(types.NewStringList(types.DefaultTypeAdapter, []string{"b"})).(traits.Lister)
+	assert.Equal(t, types.Int(2), sum.Size())
+	assert.Empty(t, strings3[:2][1], "an addition does not write to the memory of the object")
+	assert.Equal(t, types.True, list.Contains(types.String("a")))
+	assert.Equal(t, types.False, list.Contains(types.String("b")))
+	assert.True(t, types.IsError(list.Get(types.Int(1))))
+	assert.True(t, types.IsError(list.Get(types.String("a"))))
+	assert.Equal(t, types.True, list.Equal(types.NewStringList(types.DefaultTypeAdapter, []string{"a"})))
+	native, err := list.ConvertToNative(reflect.TypeFor[[]string]())
+	require.NoError(t, err)
+	assert.Equal(t, []string{"a"}, native)
+
+	modes := schema.For[[]corev1.PersistentVolumeAccessMode]().Value([]corev1.PersistentVolumeAccessMode{"ReadWriteOnce"}).(traits.Lister)
+	assert.Equal(t, types.True, modes.Contains(types.String("ReadWriteOnce")), "elements of named types are strings")
+
+	quantities := schema.For[corev1.ResourceList]().Value(corev1.ResourceList{"b": resource.MustParse("1"), "a": resource.MustParse("2")}).(traits.Mapper)
+	assert.Equal(t, types.True, quantities.Contains(types.String("a")), "keys of named types are strings")
+	var keys []ref.Val
+	for it := quantities.Iterator(); it.HasNext() == types.True; {
+		keys = append(keys, it.Next())
+	}
+	assert.Equal(t, []ref.Val{types.String("a"), types.String("b")}, keys, "the order does not change")
+
+	claim := schema.For[map[string]*corev1.PersistentVolumeClaim]().Value(map[string]*corev1.PersistentVolumeClaim{"data": nil}).(traits.Mapper)
+	assert.Equal(t, types.NullValue, claim.Get(types.String("data")), "a nil value of a map is null")
+	assert.True(t, types.IsError(claim.Get(types.String("other"))))
+
+	node := &storagev1.CSINode{Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "a"}}}}
+	v := schema.For[storagev1.CSINode]().Value(node)
+	assert.Equal(t, types.True, v.Equal(schema.For[storagev1.CSINode]().Value(node.DeepCopy())))
+	other := node.DeepCopy()
+	other.Spec.Drivers[0].Name = "b"
+	assert.Equal(t, types.False, v.Equal(schema.For[storagev1.CSINode]().Value(other)))
+	assert.True(t, types.IsError(schema.For[storagev1.CSINode]().Value(&corev1.Pod{})), "another Go type is an error")
+	assert.Equal(t, types.NullValue, schema.For[corev1.Pod]().Value((*corev1.Pod)(nil)))
+}
+
+// A Quantity caches its text, so reading it must not change the object.
+func TestValue_DoesNotChangeTheObject(t *testing.T) {
+	device := &resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{Capacity: map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{
+		"memory": {Value: *resource.NewQuantity(1<<30, resource.BinarySI)},
+	}}}}}
+	v := schema.For[resourcev1.ResourceSlice]().Value(device)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			d := find(v, "spec", "devices").(traits.Lister).Get(types.IntZero)
+			assert.Equal(t, types.String("1Gi"), find(d, "capacity", "memory", "value"))
+		})
+	}
+	wg.Wait()
+	assert.Equal(t, *resource.NewQuantity(1<<30, resource.BinarySI), device.Spec.Devices[0].Capacity["memory"].Value)
+}
+
+// recursive contains itself.
+type recursive struct {
+	Name  string      `json:"name"`
+	Inner *recursive  `json:"inner,omitempty"`
+	List  []recursive `json:"list,omitempty"`
+	Any   any         `json:"any,omitempty"`
+}
+
+func TestOf(t *testing.T) {
+	r := schema.For[recursive]()
+	inner, ok := r.Field("inner")
+	require.True(t, ok)
+	assert.Same(t, r, inner.Type)
+	list, ok := r.Field("list")
+	require.True(t, ok)
+	assert.Same(t, r, list.Type.Elem())
+	_, ok = r.Field("any")
+	assert.False(t, ok, "a field without a fixed form does not exist")
+	assert.Equal(t, []string{"inner", "list", "name"}, r.Names())
+	named, ok := schema.ByName(r.CEL().TypeName())
+	require.True(t, ok)
+	assert.Same(t, r, named)
+
+	assert.Nil(t, schema.For[any]())
+	assert.Nil(t, schema.OfKind(kinds.GroupVersionKind{Version: "v1", Kind: "PodList"}), "lists are not objects")
+	assert.Nil(t, schema.OfKind(kinds.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Pod"}))
+	assert.Equal(t, kinds.GroupVersionKind{Group: "storage.k8s.io", Version: "v1", Kind: "CSINode"}, schema.For[storagev1.CSINode]().Kind())
+}
+
+func TestAdapter(t *testing.T) {
+	v := schema.Adapter{}.NativeToValue(map[string]any{"b": []any{int64(1)}, "a": nil, "c": map[string]any{"x": 1.5}})
+	m := v.(traits.Mapper)
+	var keys []ref.Val
+	for it := m.Iterator(); it.HasNext() == types.True; {
+		keys = append(keys, it.Next())
+	}
+	assert.Equal(t, []ref.Val{types.String("a"), types.String("b"), types.String("c")}, keys)
+	assert.Equal(t, types.NullValue, m.Get(types.String("a")))
+	assert.Equal(t, types.Double(1.5), find(v, "c", "x"))
+	assert.Equal(t, types.Int(1), m.Get(types.String("b")).(traits.Lister).Get(types.IntZero))
+}
