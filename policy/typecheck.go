@@ -84,13 +84,16 @@ func (c *compiler) customTypes() (*openAPITypes, string) {
 	return o, strings.Join(known, "; ")
 }
 
-// maxSchemaDepth limits the depth of a schema, which may refer to itself.
-const maxSchemaDepth = 64
+// maxSchemaDepth and maxSchemaObjects limit a schema, which may refer to itself.
+const (
+	maxSchemaDepth   = 64
+	maxSchemaObjects = 10_000
+)
 
 // convert returns the type of unstructured values with the schema. Strings have no format: their values are not
 // converted. The type is dyn if the schema allows fields that it does not describe.
 func (o *openAPITypes) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
-	if s == nil || depth > maxSchemaDepth {
+	if s == nil || depth > maxSchemaDepth || len(o.structs) > maxSchemaObjects {
 		return types.DynType
 	}
 	k := openapi.Schema{Schema: s}

@@ -99,7 +99,7 @@ func (o *objects) Claims(ctx context.Context) (map[string]*corev1.PersistentVolu
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	for i := range o.pod.Spec.Volumes {
 		v := &o.pod.Spec.Volumes[i]
-		name := ""
+		var name string
 		switch {
 		case v.PersistentVolumeClaim != nil:
 			name = v.PersistentVolumeClaim.ClaimName

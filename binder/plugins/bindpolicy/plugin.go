@@ -162,8 +162,7 @@ func evaluate(ctx context.Context, policies set, reader framework.Reader, s *pol
 	for _, e := range policies {
 		r, err := by(e.compiled, ctx, s, v.of(e.reads))
 		if err != nil {
-			var typed *framework.Error
-			if errors.As(err, &typed) {
+			if typed, ok := errors.AsType[*framework.Error](err); ok {
 				return nil, typed
 			}
 			return nil, framework.FromAPI(aboutPolicy(e.name), "evaluating it", err)
