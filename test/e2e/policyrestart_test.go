@@ -100,7 +100,7 @@ mutations: {annotations: [{key: driver, valueExpression: "resources.csinode == n
 `)
 		keys = append(keys, key(policy, "driver"))
 	}
-	w.untilMetric(t, fmt.Sprintf(`prebind_policy_policies{state="in_force"} %d`, otherPolicies+matchingPolicies))
+	w.untilMetric(t, fmt.Sprintf(`prebind_policies{state="in_force"} %d`, otherPolicies+matchingPolicies))
 	t.Logf("%d policies in force after %s", otherPolicies+matchingPolicies, time.Since(began).Round(time.Millisecond))
 	s.during(func() {
 		for _, r := range w.prebind.Replicas() {

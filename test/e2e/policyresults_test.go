@@ -123,8 +123,7 @@ waitFor:
 mutations: {annotations: [{key: done, valueExpression: "'yes'"}]}
 `)
 	node, toleration := p.ownNode("slow")
-	client, warned := p.listeningClient()
-	p.bench.client = client
+	warned := p.listen()
 	bound := p.begin(scheduler, node, toleration)
 	p.untilEvent("WaitingForPreBind", "waiting for label: no label")
 	p.patchNode(node, `{"metadata":{"labels":{"ready":""}}}`)
@@ -148,8 +147,7 @@ waitFor: [{name: driver, expression: "false", message: "no driver"}]
 `)
 	p.add("annotates", `{mode: Audit, mutations: {annotations: [{key: a, valueExpression: "'a'"}]}}`)
 	node, toleration := p.ownNode("audited")
-	client, warned := p.listeningClient()
-	p.bench.client = client
+	warned := p.listen()
 	pod := p.endSoon(p.begin(scheduler, node, toleration))
 	for k := range pod.Annotations {
 		assert.NotContains(p.t, k, "policy.prebind.dev")
@@ -175,13 +173,10 @@ const costly = `[1,2,3,4,5,6,7,8,9,10].all(a, [1,2,3,4,5,6,7,8,9,10].all(b, [1,2
 func testPolicyCostLimit(p *policies) {
 	ignores := p.add("ignores", fmt.Sprintf("{failurePolicy: Ignore, validations: [{expression: %q}], mutations: {annotations: [{key: a, valueExpression: \"'a'\"}]}}", costly))
 	p.pod(byHand)
-	client, warned := p.listeningClient()
-	unheard := p.bench.client
-	p.bench.client = client
+	warned := p.listen()
 	began := time.Now()
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
 	assert.Less(p.t, time.Since(began), aMoment)
-	p.bench.client = unheard
 	assert.NotContains(p.t, p.untilBound().Annotations, key(ignores, "a"))
 	assert.True(p.t, says(warned.all(), "policy: BindPolicy "+ignores.Name, "cost limit"), "%q", warned.all())
 	p.untilCounted(ignores.Name, "enforce", "ignored")

@@ -172,6 +172,16 @@ func (p *policies) begin(scheduler, node string, options ...gen.PodOption) <-cha
 	return nil
 }
 
+// listen collects the warnings that the client of this test gets.
+func (p *policies) listen() *heard {
+	p.t.Helper()
+	client, warned := p.listeningClient()
+	own := *p.world
+	own.client = client
+	p.world = &own
+	return warned
+}
+
 // endSoon checks that the pod is bound within a moment, without an error of its scheduler.
 func (p *policies) endSoon(bound <-chan error) *corev1.Pod {
 	p.t.Helper()
