@@ -17,6 +17,7 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
 )
 
 // A pod gets annotations and labels with the key of the policy, and with a prefix that the operator allows.
@@ -177,6 +178,7 @@ func testPolicyCostLimit(p *policies) {
 	began := time.Now()
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
 	assert.Less(p.t, time.Since(began), aMoment)
+	p.t.Logf("interrupted after %s", time.Since(began).Round(time.Millisecond))
 	assert.NotContains(p.t, p.untilBound().Annotations, key(ignores, "a"))
 	assert.True(p.t, says(warned.all(), "policy: BindPolicy "+ignores.Name, "cost limit"), "%q", warned.all())
 	p.untilCounted(ignores.Name, "enforce", "ignored")
@@ -239,11 +241,18 @@ func testPolicyExempt(p *policies) {
 	p.pod(byHand)
 	p.assertRefused(p.bindByHand(p.binding("node-1")), "BindPolicy "+policy.Name+": locked")
 
-	bound := func(scheduler string, options ...gen.PodOption) {
+	bound := func(namespace, scheduler string) {
 		p.t.Helper()
-		b := &bench{world: p.world, t: p.t, ns: "kube-system"}
-		made := gen.Pod("", append(options, gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())...)
+		b := &bench{world: p.world, t: p.t, ns: namespace}
+		made := gen.Pod("", gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())
 		made.GenerateName = "e2e-"
+		// The namespace of Prebind enforces the Pod Security Standard restricted.
+		made.Spec.SecurityContext = &corev1.PodSecurityContext{
+			RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		}
+		made.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
+			AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		}
 		pod, err := b.client.CoreV1().Pods(b.ns).Create(p.t.Context(), made, metav1.CreateOptions{})
 		require.NoError(p.t, err)
 		if scheduler == byHand {
@@ -253,10 +262,12 @@ func testPolicyExempt(p *policies) {
 			now, err := b.client.CoreV1().Pods(b.ns).Get(p.t.Context(), pod.Name, metav1.GetOptions{})
 			require.NoError(c, err)
 			assert.NotEmpty(c, now.Spec.NodeName)
-		}, patience, again, "pods of kube-system should be bound")
+		}, patience, again, "pods of %s should be bound", namespace)
 	}
-	bound(byHand)
-	bound(cluster.DefaultScheduler)
+	for _, scheduler := range []string{byHand, cluster.DefaultScheduler} {
+		bound("kube-system", scheduler)
+		bound(install.Namespace, scheduler)
+	}
 	own := &policies{bench: newBench(p.t, p.world, map[string]string{"prebind.dev/exempt": ""}), client: p.client}
 	own.pod(byHand)
 	require.NoError(p.t, own.bindByHand(own.binding("node-1")), "a namespace that is exempt by its label")

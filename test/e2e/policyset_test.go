@@ -69,8 +69,8 @@ func TestPolicies(t *testing.T) {
 	})
 	t.Run("broken generation is reported soon", func(t *testing.T) { testPolicyReportedSoon(newPolicies(t, w)) })
 	t.Run("exempt namespaces", func(t *testing.T) { testPolicyExempt(newPolicies(t, w)) })
-	t.Run("a replica is killed", func(t *testing.T) { testPolicyKill(newPolicies(t, w)) })
 	t.Run("rolling restart with 205 policies", func(t *testing.T) { testPolicyRollingRestart(t, w) })
+	t.Run("a replica is killed", func(t *testing.T) { testPolicyKill(newPolicies(t, w)) })
 }
 
 // parsePolicy returns a policy with the spec in YAML.
