@@ -42,8 +42,8 @@ const (
 const (
 	unmatched = 200
 	matching  = 5
-	// awaited is the number of binds that wait for a CSI driver.
-	awaited = 40
+	// awaited is the number of binds that wait for a CSI driver. It is less than --max-holds.
+	awaited = 30
 )
 
 // policyBench is a control plane with the variants.
@@ -259,9 +259,10 @@ func BenchmarkPolicies(b *testing.B) {
 	for b.Loop() {
 		for i := range variants {
 			variant := variants[(i+round)%len(variants)] // A different variant begins each round.
-			require.NoError(b, p.round(b.Context(), out, variant, round, size{warmUp: 200, alone: 600, together: 600, clients: 16}))
+			require.NoError(b, p.round(b.Context(), out, variant, round, size{warmUp: 100, alone: 400, together: 300, clients: 16}))
 		}
 		require.NoError(b, p.delay(b.Context(), out, round, awaited))
+		require.NoError(b, out.save())
 		round++
 	}
 	require.NoError(b, p.weigh(b.Context(), out, 5000, 2*time.Second))
