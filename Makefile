@@ -87,6 +87,7 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkNodePlugins$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkPolicies$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)

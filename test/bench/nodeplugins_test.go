@@ -47,7 +47,7 @@ func withNodePlugins() shipped {
 	return shipped{
 		components: []string{"plugins/node-ready", "plugins/announce"},
 		args:       fixed([]string{"--prebind-plugins=*,-announce"}),
-		second:     fixed(on),
+		second:     fixed(on), secondVariant: nodePlugins,
 	}
 }
 

@@ -49,8 +49,8 @@ type rivals struct {
 	prebind *install.Prebind
 	// targets is the number of nodes that pods are bound to. 0 means three.
 	targets int
-	// second is the webhook's address of the variant nodePlugins.
-	second string
+	// second is the webhook's address of the variant secondVariant.
+	second, secondVariant string
 	// processes contains the processes of the webhooks by variant, except none.
 	processes map[string]*cluster.Process
 }
@@ -67,8 +67,9 @@ type shipped struct {
 	components []string
 	// args returns additional arguments of the replica. It may be nil.
 	args func(c *cluster.Cluster) ([]string, error)
-	// second returns the additional arguments of another replica, whose variant is nodePlugins. Nil means no other replica.
-	second func(c *cluster.Cluster) ([]string, error)
+	// second returns the additional arguments of another replica, whose variant is secondVariant. Nil means no other replica.
+	second        func(c *cluster.Cluster) ([]string, error)
+	secondVariant string
 }
 
 // newRivalsWith is newRivals with another installation of Prebind.
@@ -106,7 +107,7 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	r.processes[prebind] = replica.Process
 	if s.second != nil {
 		second := start(s.second)
-		r.processes[nodePlugins], r.second = second.Process, second.WebhookAddress()
+		r.processes[s.secondVariant], r.second, r.secondVariant = second.Process, second.WebhookAddress(), s.secondVariant
 	}
 	// Route as for the other webhooks, without a readiness check per connection.
 	c.Services().Route(install.Namespace, install.Service, install.ServicePort, cluster.Backend{Address: replica.WebhookAddress()})
@@ -151,7 +152,7 @@ func (r *rivals) register(ctx context.Context, variants []string) error {
 				break
 			}
 			address := r.second
-			if variant != nodePlugins {
+			if variant != r.secondVariant {
 				address, err = r.serve(ctx, variant, binary)
 			}
 			err = errors.Join(err, r.expose(ctx, variant, port, address))
@@ -281,7 +282,7 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	}
 	_, constants := got.Annotations[constantAnnotation]
 	_, topology := got.Annotations["topology.prebind.dev/zone"]
-	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind || variant == nodePlugins) {
+	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind || variant == r.secondVariant) {
 		return fmt.Errorf("pod %s/%s on %q does not have the annotations of its webhook: %v", variant, pod, got.Spec.NodeName, got.Annotations)
 	}
 	return nil

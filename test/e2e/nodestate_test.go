@@ -101,6 +101,19 @@ func (b *bench) untilDenied(binding *corev1.Binding) {
 // untilAnswered waits until every replica gives such an answer to a dry run of the Binding.
 func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.AdmissionResponse) bool) {
 	b.t.Helper()
+	review := b.dryRunOf(binding)
+	for _, r := range b.prebind.Replicas() {
+		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+			answer, err := ask(b.t.Context(), r, review)
+			require.NoError(c, err)
+			assert.True(c, is(answer))
+		}, patience, 50*time.Millisecond, "%s should hear of it", r.Name())
+	}
+}
+
+// dryRunOf returns the review of a dry run of the Binding.
+func (b *bench) dryRunOf(binding *corev1.Binding) []byte {
+	b.t.Helper()
 	object, err := json.Marshal(binding)
 	require.NoError(b.t, err)
 	review, err := json.Marshal(&admissionv1.AdmissionReview{
@@ -112,13 +125,7 @@ func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.Admi
 		},
 	})
 	require.NoError(b.t, err)
-	for _, r := range b.prebind.Replicas() {
-		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-			answer, err := ask(b.t.Context(), r, review)
-			require.NoError(c, err)
-			assert.True(c, is(answer))
-		}, patience, 50*time.Millisecond, "%s should hear of it", r.Name())
-	}
+	return review
 }
 
 // ask posts the review directly to the replica.

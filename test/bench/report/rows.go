@@ -36,6 +36,12 @@ const (
 	informer  = "informer"
 	// nodePlugins is Prebind with the plugins of nodes. In its files, prebind is Prebind without them.
 	nodePlugins = "node-plugins"
+	// Prebind with the plugin policy, and no BindPolicy, 200 BindPolicies that do not match, five that match, and 200 that read
+	// 10,000 objects. In their file, prebind is Prebind without the plugin.
+	policies          = "policies"
+	policiesUnmatched = "policies-unmatched"
+	policiesMatching  = "policies-matching"
+	policiesMemory    = "policies-memory"
 
 	cpuOfWebhook   = "cpu-us/bind"
 	cpuOfAPIServer = "apiserver-cpu-us/bind"
@@ -176,6 +182,18 @@ func table() []row {
 		{number: 13, what: "the same: CPU time per bind, webhook", file: "node-plugins", of: ratio(cpuOfWebhook, nodePlugins, prebind), unit: times},
 		{number: 14, what: "5,000 nodes, 25,000 agents, 50,000 running pods: memory in use, node-ready, start-limit and announce on − off", file: "node-memory", of: difference("live heap MiB", nodePlugins, prebind), most: new(30.0), unit: " MiB"},
 		{number: 14, what: "the same: resident memory", file: "node-memory", of: difference("resident MiB", nodePlugins, prebind), unit: " MiB"},
+		{number: 15, what: "latency of a bind, p50, no BindPolicy / plugin policy off", file: "policies", of: ratio("p50", policies, prebind), most: new(1.02), unit: times, plotted: true},
+		{number: 15, what: "latency of a bind, p50, 200 BindPolicies that do not match / plugin policy off", file: "policies", of: ratio("p50", policiesUnmatched, prebind), most: new(1.02), unit: times, plotted: true},
+		{number: 15, what: "latency of a bind, p50, five BindPolicies that match / plugin policy off", file: "policies", of: ratio("p50", policiesMatching, prebind), most: new(1.15), unit: times, plotted: true},
+		{number: 15, what: "the same: p99", file: "policies", of: ratio("p99", policiesMatching, prebind), unit: times},
+		{number: 15, what: "the same: binds/s of 16 clients", file: "policies", of: ratio("binds/s", policiesMatching, prebind), unit: times},
+		{number: 15, what: "the same: CPU time per bind, webhook", file: "policies", of: ratio(cpuOfWebhook, policiesMatching, prebind), unit: times},
+		{number: 15, what: "the same: CPU time per bind, API server", file: "policies", of: ratio(cpuOfAPIServer, policiesMatching, prebind), unit: times},
+		{number: 15, what: "latency of a bind, p50, plugin policy off" + overConstant, file: "policies", of: ratio("p50", prebind, constant), unit: times},
+		{number: 16, what: "CSINode that a BindPolicy waits for is changed → pod bound, median", file: "policies", of: values("wake p50", policies), most: new(50.0), unit: " ms"},
+		{number: 16, what: "the same: worst", file: "policies", of: values("wake worst", policies), by: highest, most: new(50.0), unit: " ms"},
+		{number: 17, what: "200 BindPolicies, 10,000 objects that they read: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesMemory, prebind), unit: " MiB"},
+		{number: 17, what: "the same: resident memory", file: "policies", of: difference("resident MiB", policiesMemory, prebind), unit: " MiB"},
 	}
 }
 
