@@ -175,4 +175,6 @@ type PermissionError struct {
 }
 
 // Error implements error.
-func (e *PermissionError) Error() string { return "the service account of Prebind lacks permissions: " + e.Missing }
+func (e *PermissionError) Error() string {
+	return "the service account of Prebind lacks permissions: " + e.Missing
+}
