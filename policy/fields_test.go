@@ -213,6 +213,12 @@ func TestFields_Transform(t *testing.T) {
 		"status":   map[string]any{},
 	}}, got)
 
+	missing := fieldsFrom(t, "'c' in resources.csinode.metadata.annotations")
+	got, err = missing.Transform(node)
+	require.NoError(t, err)
+	require.IsType(t, node, got)
+	assert.Equal(t, map[string]string{"a": "1"}, got.(client.Object).GetAnnotations(), "a map that is not empty stays present") //nolint:errcheck // IsType has checked it.
+
 	tombstone := toolscache.DeletedFinalStateUnknown{Key: "k", Obj: node}
 	got, err = used.Transform(tombstone)
 	require.NoError(t, err)
@@ -359,7 +365,7 @@ func TestNeeds_Nested(t *testing.T) {
 		expression = "resources.agents.filter(a, " + expression + ".size() > 0)"
 	}
 	c := compile(t, declared+validation(expression+".size() > 0"))
-	assert.Equal(t, map[string]string{"agents": "*"}, fieldsOf(c))
+	assert.Equal(t, map[string]string{"agents": ""}, fieldsOf(c))
 	chain := "resources.agents" + strings.Repeat(".filter(a, a.status.phase == '')", 12) + ".all(a, a.status.podIP == '')"
 	assert.Equal(t, map[string]string{"agents": "status.phase,status.podIP"}, fieldsOf(compile(t, declared+validation(chain))))
 }

@@ -86,7 +86,7 @@ func (c *compiler) customTypes() (*openAPITypes, string) {
 // maxSchemaDepth and maxSchemaObjects limit a schema, which may refer to itself.
 const (
 	maxSchemaDepth   = 64
-	maxSchemaObjects = 10_000
+	maxSchemaObjects = 2_000
 )
 
 // convert returns the type of unstructured values with the schema. Strings have no format: their values are not
