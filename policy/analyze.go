@@ -26,8 +26,6 @@ type analysis struct {
 	used map[string]*node
 	// of are the values of the used variables. nil while the value is being computed.
 	of map[string]*origin
-	// depth is the number of comprehensions around an expression.
-	depth int
 }
 
 // origin describes which fields a value can come from.
@@ -81,6 +79,17 @@ func (o *origin) use() {
 		for _, n := range o.nodes {
 			n.all = true
 		}
+	}
+}
+
+// without returns the origin without a node.
+func (o *origin) without(n *node) *origin {
+	if o == nil {
+		return nil
+	}
+	return &origin{
+		nodes: slices.DeleteFunc(slices.Clone(o.nodes), func(m *node) bool { return m == n }),
+		elems: o.elems.without(n),
 	}
 }
 
@@ -349,14 +358,10 @@ func (v visitor) in(elem, container ast.Expr, s *scope) *origin {
 	return nil
 }
 
-// maxDepth limits the number of nested comprehensions that are followed in detail.
-const maxDepth = 4
-
+// comprehension follows the elements of a list or map through a loop. Macros pass the result of a step to the next one
+// unchanged, or add to it. If a step uses it in another way, everything that it can contain is used.
 func (v visitor) comprehension(c ast.ComprehensionExpr, s *scope) *origin {
-	v.depth++
-	defer func() { v.depth-- }()
-	over := v.visit(c.IterRange(), s)
-	elem := over.element()
+	elem := v.visit(c.IterRange(), s).element()
 	inner := s
 	switch kind := v.types.GetType(c.IterRange().ID()).Kind(); {
 	case c.HasIterVar2():
@@ -366,20 +371,12 @@ func (v visitor) comprehension(c ast.ComprehensionExpr, s *scope) *origin {
 	default:
 		inner = inner.with(c.IterVar(), elem)
 	}
-	accu := v.visit(c.AccuInit(), s)
-	step := func() *origin {
-		with := inner.with(c.AccuVar(), accu)
-		v.visit(c.LoopCondition(), with).use()
-		return accu.join(v.visit(c.LoopStep(), with))
-	}
-	accu = step()
-	switch {
-	case accu == nil || len(accu.nodes) == 0 && accu.elems == nil:
-	case v.depth > maxDepth:
+	start, previous := v.visit(c.AccuInit(), s), &node{}
+	inner = inner.with(c.AccuVar(), start.join(&origin{nodes: []*node{previous}}))
+	v.visit(c.LoopCondition(), inner).use()
+	accu := start.join(v.visit(c.LoopStep(), inner).without(previous))
+	if !previous.empty() {
 		accu.use()
-	default:
-		// The next step of the loop uses the result of this one.
-		accu = step()
 	}
 	return v.visit(c.Result(), s.with(c.AccuVar(), accu))
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -100,7 +101,7 @@ func TestNeeds_Fields(t *testing.T) {
 		"NamespaceNull":  {reason: "no field is used", expression: "namespaceObject != null", want: used{"namespace": ""}},
 		"NameUsesClaims": {reason: "the name of the resource is read, too", expression: "resources.claimed != null", want: used{"claimed": "", "claims": ""}},
 		"Sort":           {reason: "the key and the elements are used", expression: "resources.agents.sortBy(p, p.metadata.name)[0].status.phase == ''", want: used{"agents": "*"}},
-		"StringLiteral":  {reason: "text is no field", expression: "'resources.csinode.spec' != ''"},
+		"StringLiteral":  {reason: "text is not a field", expression: "'resources.csinode.spec' != ''"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -212,6 +213,12 @@ func TestFields_Transform(t *testing.T) {
 		"status":   map[string]any{},
 	}}, got)
 
+	missing := fieldsFrom(t, "'c' in resources.csinode.metadata.annotations")
+	got, err = missing.Transform(node)
+	require.NoError(t, err)
+	require.IsType(t, node, got)
+	assert.Equal(t, map[string]string{"a": "1"}, got.(client.Object).GetAnnotations(), "a map that is not empty stays present") //nolint:errcheck // IsType has checked it.
+
 	tombstone := toolscache.DeletedFinalStateUnknown{Key: "k", Obj: node}
 	got, err = used.Transform(tombstone)
 	require.NoError(t, err)
@@ -250,7 +257,9 @@ func transform[T client.Object](t testing.TB, f *policy.Fields, o T) T {
 	t.Helper()
 	got, err := f.Transform(o)
 	require.NoError(t, err)
-	return got.(T)
+	typed, ok := got.(T)
+	require.True(t, ok)
+	return typed
 }
 
 // same checks that the policy has the same result for complete and for reduced objects.
@@ -347,4 +356,16 @@ func TestFields_TransformKeepsResults(t *testing.T) {
 		})
 	}
 	assert.Greater(t, verdicts[policy.Allowed], verdicts[policy.Failed], "most expressions have a value")
+}
+
+// The analysis ends for deeply nested loops.
+func TestNeeds_Nested(t *testing.T) {
+	expression := "resources.agents"
+	for range 12 {
+		expression = "resources.agents.filter(a, " + expression + ".size() > 0)"
+	}
+	c := compile(t, declared+validation(expression+".size() > 0"))
+	assert.Equal(t, map[string]string{"agents": ""}, fieldsOf(c))
+	chain := "resources.agents" + strings.Repeat(".filter(a, a.status.phase == '')", 12) + ".all(a, a.status.podIP == '')"
+	assert.Equal(t, map[string]string{"agents": "status.phase,status.podIP"}, fieldsOf(compile(t, declared+validation(chain))))
 }

@@ -5,7 +5,6 @@ package policy_test
 
 import (
 	"encoding/json"
-	"errors"
 	"testing"
 	"time"
 
@@ -55,7 +54,7 @@ func FuzzCompile(f *testing.F) {
 			c, err := policy.Compile(p, o)
 			if err != nil {
 				var problem *policy.Problem
-				require.True(t, errors.As(err, &problem), "%v", err)
+				require.ErrorAs(t, err, &problem)
 				require.NotEmpty(t, problem.Field)
 				return
 			}
