@@ -147,6 +147,9 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 				bc := w.bind(tc.pod...)
 				next, err := w.preFlight(bc)
 				assert.Equal(t, tc.next, next, tc.reason)
+				if name == "NotMatched" {
+					assert.InDelta(t, 1, w.results("a", "enforce", policy.NotMatched), 0)
+				}
 				assert.Equal(t, tc.live, w.server.Reads(), tc.reason)
 				if tc.refused != "" {
 					require.EqualError(t, err, tc.refused, tc.reason)
