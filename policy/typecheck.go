@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -28,9 +29,7 @@ func (c *compiler) check() []v1alpha1.ExpressionWarning {
 	if err != nil {
 		return nil
 	}
-	for name, fields := range custom.structs {
-		p.structs[name] = fields
-	}
+	maps.Copy(p.structs, custom.structs)
 	for _, d := range c.out.resources {
 		p.structs[typeResources.TypeName()][d.Resource.Name] = d.cel(custom.resources[d.Resource.Name])
 	}
@@ -38,7 +37,7 @@ func (c *compiler) check() []v1alpha1.ExpressionWarning {
 	checked := func(x *expression, want result) *types.Type {
 		ast, text := check(env, x.source, want)
 		if text != "" {
-			warnings = append(warnings, v1alpha1.ExpressionWarning{FieldRef: x.field, Warning: line(known+": "+text, MaxMessage)})
+			warnings = append(warnings, v1alpha1.ExpressionWarning{FieldRef: x.field, Warning: line(known + ": " + text)})
 			return types.DynType
 		}
 		return ast.OutputType()
@@ -84,13 +83,16 @@ func (c *compiler) customTypes() (*openAPITypes, string) {
 	return o, strings.Join(known, "; ")
 }
 
-// maxSchemaDepth limits the depth of a schema, which may refer to itself.
-const maxSchemaDepth = 64
+// maxSchemaDepth and maxSchemaObjects limit a schema, which may refer to itself.
+const (
+	maxSchemaDepth   = 64
+	maxSchemaObjects = 10_000
+)
 
 // convert returns the type of unstructured values with the schema. Strings have no format: their values are not
 // converted. The type is dyn if the schema allows fields that it does not describe.
 func (o *openAPITypes) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
-	if s == nil || depth > maxSchemaDepth {
+	if s == nil || depth > maxSchemaDepth || len(o.structs) > maxSchemaObjects {
 		return types.DynType
 	}
 	k := openapi.Schema{Schema: s}
