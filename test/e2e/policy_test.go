@@ -5,6 +5,9 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -40,6 +43,7 @@ func TestPolicy(t *testing.T) {
 	for name, test := range map[string]func(*policies){
 		"annotate": testPolicyAnnotates, "reject": testPolicyRejects, "wait": testPolicyWaits, "broken generation": testPolicyBrokenGeneration,
 		"deleted while a pod waits": testPolicyDeletedWhileWaiting, "missing permission": testPolicyMissingPermission,
+		"custom kind": testPolicyCustomKind,
 	} {
 		// The tests run one after another, because each counts the policies of the replicas.
 		t.Run(name, func(t *testing.T) { test(newPolicies(t, w)) })
@@ -209,4 +213,70 @@ validations: [{expression: "resources.leases == null", message: "the node has a 
 	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)
 	p.podWith(byHand, gen.Annotation("example.com/test", "1"))
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
+}
+
+// racks is a kind of another project.
+const racks = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: racks.e2e.prebind.dev}
+spec:
+  group: e2e.prebind.dev
+  scope: Cluster
+  names: {plural: racks, singular: rack, kind: Rack}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec: {type: object, properties: {closed: {type: boolean}}}
+`
+
+// apply applies a manifest, and deletes its objects after the test.
+func (p *policies) apply(manifest string) {
+	p.t.Helper()
+	file := filepath.Join(p.t.TempDir(), "manifest.yaml")
+	require.NoError(p.t, os.WriteFile(file, []byte(manifest), 0o600))
+	out, err := p.cluster.Kubectl(p.t.Context(), "apply", "--server-side", "--force-conflicts", "-f", file).CombinedOutput()
+	require.NoError(p.t, err, "%s", out)
+	p.t.Cleanup(func() {
+		_, _ = p.cluster.Kubectl(context.WithoutCancel(p.t.Context()), "delete", "--ignore-not-found", "-f", file).CombinedOutput()
+	})
+}
+
+// A policy uses a kind that is installed later. The status warns of a field that the schema does not have.
+func testPolicyCustomKind(p *policies) {
+	policy := p.createOnly(`
+resources: [{name: rack, apiVersion: e2e.prebind.dev/v1, kind: Rack, nameExpression: "'rack-1'"}]
+validations:
+- {expression: "resources.rack != null && !resources.rack.spec.closed", message: "the rack is closed"}
+- {expression: "true || resources.rack.spec.clsed"}
+`)
+	ready := p.untilReady(policy, metav1.ConditionFalse)
+	assert.Equal(p.t, v1alpha1.ReasonUnknownKind, ready.Reason)
+	assert.Contains(p.t, ready.Message, "spec.resources[rack]: the API server does not serve the kind")
+	p.grant("e2e.prebind.dev", "racks")
+	p.apply(racks)
+	p.untilReady(policy, metav1.ConditionTrue)
+	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)
+	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
+		require.NoError(c, p.client.Get(p.t.Context(), client.ObjectKeyFromObject(policy), policy))
+		require.NotNil(c, policy.Status.TypeChecking)
+		require.Len(c, policy.Status.TypeChecking.ExpressionWarnings, 1)
+		warning := policy.Status.TypeChecking.ExpressionWarnings[0]
+		assert.Equal(c, "spec.validations[1].expression", warning.FieldRef)
+		assert.Contains(c, warning.Warning, "undefined field 'clsed'")
+	}, patience, 100*time.Millisecond)
+
+	const rack = "{apiVersion: e2e.prebind.dev/v1, kind: Rack, metadata: {name: rack-1}, spec: {closed: %t}}"
+	p.pod(byHand)
+	p.assertRefused(p.bindByHand(p.binding("node-1")), "the rack is closed")
+	p.apply(fmt.Sprintf(rack, true))
+	p.assertRefused(p.bindByHand(p.binding("node-1")), "the rack is closed")
+	p.apply(fmt.Sprintf(rack, false))
+	require.NoError(p.t, p.bindByHand(p.binding("node-1")), "a cache that is behind rejects no bind")
+	p.untilBound()
 }

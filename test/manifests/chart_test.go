@@ -350,7 +350,7 @@ func TestChartValues(t *testing.T) {
 				assert.Contains(t, config, "- example.com/rack")
 				return checkedConfig(t, config)
 			},
-			want: "mode Enforce, mutators topology, bind-info, PreBind plugins announce, node-state, resource-claims, volumebinding",
+			want: "mode Enforce, mutators topology, bind-info, PreBind plugins announce, node-state, policy, resource-claims, volumebinding",
 		},
 		"schedulers": {
 			values: "annotationPolicy.enabled=true,annotationPolicy.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}",

@@ -182,7 +182,7 @@ func TestController_KeepsUsedWatches(t *testing.T) {
 func TestController_PanicOfCompiler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := prepareWorld(t, policyOf(t, "a", rejectAll))
-		w.compile = func(b *v1alpha1.BindPolicy, _ policy.Options) (*policy.Compiled, error) {
+		w.compile = func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error) {
 			return compile(nil, policy.Options{})
 		}
 		w.begin()

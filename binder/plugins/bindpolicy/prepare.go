@@ -120,8 +120,7 @@ func (p *Plugin) selectAll(ctx context.Context, all []named) *problem {
 // problemOf returns the problem of a policy that does not compile.
 func problemOf(err error) *problem {
 	result := &problem{reason: v1alpha1.ReasonCompileError, message: strings.ReplaceAll(err.Error(), "\n", "; ")}
-	var found *policy.Problem
-	if errors.As(err, &found) {
+	if found, ok := errors.AsType[*policy.Problem](err); ok {
 		result.reason = found.Reason
 	}
 	return result

@@ -42,7 +42,9 @@ validations:
 		if s.field == "spec.resources[agents]" {
 			trimmed, err := s.Transform(gen.Pod("cni", gen.BoundTo("node-a")))
 			require.NoError(t, err)
-			assert.Equal(t, "node-a", nodeNameOf(trimmed.(client.Object)), "the index needs the field in the cache")
+			pod, ok := trimmed.(*corev1.Pod)
+			require.True(t, ok)
+			assert.Equal(t, "node-a", nodeNameOf(pod), "the index needs the field in the cache")
 		}
 		names[s.field] = s.Name
 	}

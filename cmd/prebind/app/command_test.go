@@ -133,9 +133,9 @@ func TestRegistry(t *testing.T) {
 			assert.NotContains(t, p.Watches(c.Arguments.Of(p.Name)), nil)
 		}
 	}
-	assert.Equal(t, []string{"announce", "node-state", "node-ready", "start-limit", "device", "resource-claims", "volumebinding"}, order,
+	assert.Equal(t, []string{"announce", "node-state", "node-ready", "policy", "start-limit", "device", "resource-claims", "volumebinding"}, order,
 		"announce starts before the waits of the others, then come plugins that only read, and plugins that cannot roll back come last")
-	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins announce, node-state, device, resource-claims, volumebinding", c.Summary())
+	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins announce, node-state, policy, device, resource-claims, volumebinding", c.Summary())
 }
 
 func TestUnknownCommand_OneLine(t *testing.T) {

@@ -83,13 +83,13 @@ func TestConfiguration_Problems(t *testing.T) {
 		want            []string
 	}{
 		"UnknownField":    {reason: "the error contains the line and the known fields", content: "mutator: []\n", want: []string{`FILE:3: unknown field "mutator": must be one of apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments`}},
-		"UnknownPlugin":   {reason: "the error lists the known arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, announce, node-state, node-ready, start-limit, device, resource-claims`}},
+		"UnknownPlugin":   {reason: "the error lists the known arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, announce, node-state, node-ready, policy, start-limit, device, resource-claims`}},
 		"UnknownArgument": {reason: "the error lists the known fields of the arguments", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
 		"Values": {
 			reason: "an invalid value is reported with its field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
 			want: []string{
 				"FILE:4: budgets.hold: must be positive, got 0s",
-				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of announce, node-state, node-ready, start-limit, device, resource-claims, volumebinding`,
+				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of announce, node-state, node-ready, policy, start-limit, device, resource-claims, volumebinding`,
 				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !": invalid DeviceClass name`,
 			},
 		},
@@ -154,7 +154,7 @@ func TestConfigCommands(t *testing.T) {
 	file := fileWith(t, example)
 	out, err := run(t, "config", "check", file)
 	require.NoError(t, err, "the example is valid")
-	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins announce, node-state, device, resource-claims, volumebinding\n", out)
+	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins announce, node-state, policy, device, resource-claims, volumebinding\n", out)
 	printed, err := completed(t, "--config="+file)
 	require.NoError(t, err)
 	defaults, err := completed(t)
