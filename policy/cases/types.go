@@ -40,7 +40,7 @@ type Case struct {
 	// Node is the target of the Binding. The default is the only Node.
 	Node string `json:"node,omitempty"`
 	// Binding contains the annotations and labels of the Binding.
-	Binding Metadata `json:"binding,omitempty"`
+	Binding Metadata `json:"binding,omitzero"`
 	// User posts the Binding. The default is system:kube-scheduler.
 	User *authenticationv1.UserInfo `json:"user,omitempty"`
 	// DryRun means that the Binding is a dry run.
@@ -48,7 +48,7 @@ type Case struct {
 	// Now is the time of the evaluation. The default is 2026-01-01T00:00:00Z.
 	Now *metav1.Time `json:"now,omitempty"`
 	// Waited is the time since the start of the wait, such as 3m.
-	Waited metav1.Duration `json:"waited,omitempty"`
+	Waited metav1.Duration `json:"waited,omitzero"`
 	// Expect are the expected results.
 	Expect []Expectation `json:"expect"`
 }

@@ -123,8 +123,7 @@ func problems(err error) []policy.Problem {
 		}
 		return all
 	}
-	var p *policy.Problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*policy.Problem](err); ok {
 		return []policy.Problem{*p}
 	}
 	return []policy.Problem{{Reason: v1alpha1.ReasonCompileError, Message: err.Error()}}

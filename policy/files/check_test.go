@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -65,6 +66,16 @@ func TestCheck(t *testing.T) {
 			assert.NotContains(t, p.Problems[0].Message, "\n")
 		})
 	}
+}
+
+func TestValidator_Defaults(t *testing.T) {
+	v, err := sharedValidator()
+	require.NoError(t, err)
+	object := map[string]any{"spec": map[string]any{"waitFor": []any{map[string]any{"name": "a", "expression": "true"}}}}
+	v.validate(t.Context(), object)
+	spec, _, err := unstructured.NestedMap(object, "spec")
+	require.NoError(t, err)
+	assert.Equal(t, "Enforce", spec["mode"], "the rules of the API server see the defaults")
 }
 
 func TestCheck_Others(t *testing.T) {

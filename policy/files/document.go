@@ -136,7 +136,7 @@ func load(in io.Reader, name string) ([]byte, error) {
 		}
 		return content, nil
 	}
-	return os.ReadFile(name) //nolint:wrapcheck // The error contains the operation and the path.
+	return os.ReadFile(name)
 }
 
 // expand returns the files of a directory, or the path.
@@ -203,9 +203,9 @@ type part struct {
 func split(content []byte) []part {
 	parts := []part{{line: 1}}
 	for i, line := range bytes.SplitAfter(content, []byte("\n")) {
-		if bytes.HasPrefix(line, []byte("---")) {
+		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok {
 			// The rest of the line, such as a comment, is part of the document.
-			parts = append(parts, part{line: i + 1, content: bytes.TrimPrefix(line, []byte("---"))})
+			parts = append(parts, part{line: i + 1, content: rest})
 			continue
 		}
 		last := &parts[len(parts)-1]

@@ -47,7 +47,7 @@ func layers() []layer {
 		{packages: []string{"binder/plugins/*", "docs/example/*"}, only: []string{"binder/framework", "binder/ledger", "binder/volumes", "binder/compact", "policy", "policy/v1alpha1"}},
 		{packages: []string{"policy/cases"}, only: []string{"policy/files", "policy", "policy/v1alpha1"}},
 		{packages: []string{"policy/files"}, only: []string{"policy", "policy/v1alpha1", "config"}},
-		{packages: []string{"policy"}},
+		{packages: []string{"policy"}, only: []string{"policy/*"}},
 		{packages: []string{"policy/*"}, only: []string{}},
 		{packages: []string{"binder/ledger", "binder/volumes"}},
 		{packages: []string{"binder/framework"}},

@@ -100,7 +100,7 @@ func TestPolicyCheck_StandardInput(t *testing.T) {
 func TestPolicyTest(t *testing.T) {
 	out, err := run(t, "policy", "test", policyLibrary)
 	require.NoError(t, err)
-	assert.Contains(t, out, "ok    "+policyLibrary+"/csi-drivers  13 cases\n")
+	assert.Contains(t, out, "ok    "+policyLibrary+"/csi-drivers  14 cases\n")
 
 	file := filepath.Join(t.TempDir(), "report.xml")
 	out, err = run(t, "policy", "test", policyLibrary+"/node-removal", "-o", "junit", "--output-file", file)
