@@ -6,7 +6,6 @@ package assembly
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -120,14 +119,7 @@ func (r liveReader) List(ctx context.Context, into client.ObjectList, opts ...cl
 	if err := r.Reader.List(ctx, into, opts...); err != nil {
 		return err
 	}
-	all, err := meta.ExtractList(into)
-	if err != nil {
-		return err
-	}
-	return meta.SetList(into, slices.DeleteFunc(all, func(o runtime.Object) bool {
-		object, ok := o.(client.Object)
-		return !ok || by.ValueOf(object) != by.Value
-	}))
+	return by.Filter(into)
 }
 
 // newComplete returns the complete cache, which the manager starts.

@@ -55,7 +55,7 @@ type selection struct {
 	users   sets.Set[*selector]
 	ready   bool
 	pending int
-	// lingering is set while nobody uses the selection.
+	// lingering is set while the selection has no users.
 	lingering clock.Timer
 }
 
@@ -222,7 +222,7 @@ func (s *selections) keep(user *selector, names sets.Set[string]) {
 	}
 }
 
-// linger ends the selection after a time if nobody uses it. It must be called with mu held.
+// linger ends the selection after a time if it has no users. It must be called with mu held.
 func (s *selections) linger(name string, found *selection) {
 	if len(found.users) > 0 || found.pending > 0 || found.lingering != nil {
 		return

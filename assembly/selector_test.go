@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -217,6 +218,31 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	configured(t, a, nil)
 	group.Wait()
 	assert.Len(t, s.watched(), 2, "one for each name")
+}
+
+// adding is a manager that calls a function before it adds a runnable.
+type adding struct {
+	manager.Manager
+	before func()
+}
+
+func (m adding) Add(r manager.Runnable) error {
+	m.before()
+	return m.Manager.Add(r)
+}
+
+// No other call starts a selection with the same name in the meantime.
+func TestSelections_FindExcludes(t *testing.T) {
+	a, added := newAssembly(t, granting(everything)), 0
+	all := a.o.Manager.selections
+	a.o.Manager.Manager = adding{Manager: a.o.Manager.Manager, before: func() {
+		added++
+		assert.False(t, all.starting.TryLock())
+	}}
+	for range 2 {
+		require.NoError(t, a.useRegistered(t.Context(), racks))
+	}
+	assert.Equal(t, 1, added)
 }
 
 // The live reader compares the values that the API server does not compare.

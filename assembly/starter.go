@@ -43,7 +43,7 @@ func (a *Assembly) start(ctx context.Context, plugin string, p framework.Starter
 			return err
 		case <-ctx.Done():
 			return errors.New("it has not read in time what it needs to decide")
-		case <-time.After(syncInterval):
+		case <-a.o.Manager.selections.clock.After(syncInterval):
 		}
 	}
 	return nil

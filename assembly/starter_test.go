@@ -40,8 +40,9 @@ func (s *started) Start(ctx context.Context) error {
 
 func (s *started) HasSynced() bool { return s.synced.Load() }
 
-// starts is the registration of a plugin that sends each new instance.
-func starts(name string, instances chan<- *started) framework.Registration {
+// starts is the registration of the plugin test, which sends each new instance.
+func starts(instances chan<- *started) framework.Registration {
+	const name = "test"
 	r := keeping(name)
 	r.New = func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
 		s := &started{kept: kept{name: name, retired: h.Retired}, began: make(chan struct{}), ended: make(chan struct{}), fail: make(chan error, 1)}
@@ -54,7 +55,7 @@ func starts(name string, instances chan<- *started) framework.Registration {
 // Before the manager runs, readiness waits for the plugin.
 func TestStarter_BeforeTheManagerRuns(t *testing.T) {
 	instances := make(chan *started, 10)
-	a := newAssembly(t, granting(everything), starts("test", instances))
+	a := newAssembly(t, granting(everything), starts(instances))
 	var waits []func() bool
 	a.o.WaitFor = func(_ string, synced func() bool) { waits = append(waits, synced) }
 	configured(t, a, nil)
@@ -77,7 +78,7 @@ func TestStarter_BeforeTheManagerRuns(t *testing.T) {
 // While the manager runs, a new instance is in force only when it can decide.
 func TestStarter_Replaced(t *testing.T) {
 	instances := make(chan *started, 10)
-	a := newAssembly(t, granting(everything), starts("test", instances))
+	a := newAssembly(t, granting(everything), starts(instances))
 	run(t, a)
 	ctx := t.Context()
 	settle := func(ctx context.Context, limit time.Duration) <-chan error {
@@ -130,8 +131,10 @@ func TestStarter_Replaced(t *testing.T) {
 func TestStarter_OtherFails(t *testing.T) {
 	instances := make(chan *started, 10)
 	other := keeping("other")
-	other.New = func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return nil, errors.New("broken") }
-	a := newAssembly(t, granting(everything), starts("test", instances), other)
+	other.New = func(framework.Handle, framework.Arguments) (framework.PreBinder, error) {
+		return nil, errors.New("broken")
+	}
+	a := newAssembly(t, granting(everything), starts(instances), other)
 	run(t, a)
 	go func() {
 		p := <-instances
@@ -149,7 +152,7 @@ func TestStarter_OtherFails(t *testing.T) {
 // If Start of a plugin in force fails, the process ends.
 func TestStarter_FailsLater(t *testing.T) {
 	instances := make(chan *started, 10)
-	a := newAssembly(t, granting(everything), starts("test", instances))
+	a := newAssembly(t, granting(everything), starts(instances))
 	configured(t, a, nil)
 	broken := errors.New("broken")
 	(<-instances).fail <- broken

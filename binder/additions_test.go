@@ -185,6 +185,24 @@ func TestPlugin_WarnsAfterTheWait(t *testing.T) {
 	})
 }
 
+// A call that joins an attempt gets the warnings of its PreFlight.
+func TestPlugin_WarnsLaterCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := warning(framework.Run, nil, "slow")
+		p.preBind = func(ctx context.Context, _ *framework.BindContext) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		e := engineWith(t, p)
+		for range 2 {
+			d := e.Bind(t.Context(), theRequest())
+			require.Equal(t, framework.KindWait, kindOf(d.Err))
+			assert.Equal(t, []string{"slow"}, d.Warnings)
+		}
+		assert.EqualValues(t, 1, p.preFlights.Load())
+	})
+}
+
 // Only the findings of the last PreFlight count, and those of each plugin are its own.
 func TestExplanation_Findings(t *testing.T) {
 	rules := &checker{plugin: plugin{name: "rules"}}

@@ -26,7 +26,7 @@ type analysis struct {
 	used map[string]*node
 	// of are the values of the used variables. nil while the value is being computed.
 	of map[string]*origin
-	// depth is the number of comprehensions around an expression.
+	// depth is the number of comprehensions whose loop contains the expression.
 	depth int
 }
 
@@ -349,12 +349,10 @@ func (v visitor) in(elem, container ast.Expr, s *scope) *origin {
 	return nil
 }
 
-// maxDepth limits the number of nested comprehensions that are followed in detail.
+// maxDepth limits the number of nested loops that are followed in detail.
 const maxDepth = 4
 
 func (v visitor) comprehension(c ast.ComprehensionExpr, s *scope) *origin {
-	v.depth++
-	defer func() { v.depth-- }()
 	over := v.visit(c.IterRange(), s)
 	elem := over.element()
 	inner := s
@@ -368,6 +366,8 @@ func (v visitor) comprehension(c ast.ComprehensionExpr, s *scope) *origin {
 	}
 	accu := v.visit(c.AccuInit(), s)
 	step := func() *origin {
+		v.depth++
+		defer func() { v.depth-- }()
 		with := inner.with(c.AccuVar(), accu)
 		v.visit(c.LoopCondition(), with).use()
 		return accu.join(v.visit(c.LoopStep(), with))
@@ -375,7 +375,7 @@ func (v visitor) comprehension(c ast.ComprehensionExpr, s *scope) *origin {
 	accu = step()
 	switch {
 	case accu == nil || len(accu.nodes) == 0 && accu.elems == nil:
-	case v.depth > maxDepth:
+	case v.depth >= maxDepth:
 		accu.use()
 	default:
 		// The next step of the loop uses the result of this one.

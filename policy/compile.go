@@ -177,9 +177,9 @@ func (c *compiler) expression(field, source string, want result) *expression {
 		c.problem(v1alpha1.ReasonCompileError, field, text)
 		return nil
 	}
-	program, err := program(c.env, ast)
+	program, err := program(ast)
 	if err != nil {
-		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error(), MaxMessage))
+		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error()))
 		return nil
 	}
 	x := &expression{field: field, source: source, ast: ast, program: program}
@@ -230,7 +230,7 @@ func (c *compiler) declareResources() {
 		field := fmt.Sprintf("spec.resources[%d]", i)
 		gv, err := kinds.ParseGroupVersion(r.APIVersion)
 		if err != nil {
-			c.problem(v1alpha1.ReasonCompileError, field+".apiVersion", line(err.Error(), MaxMessage))
+			c.problem(v1alpha1.ReasonCompileError, field+".apiVersion", line(err.Error()))
 			continue
 		}
 		var selector labels.Selector

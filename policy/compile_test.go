@@ -130,7 +130,7 @@ func TestCompile_SeveralProblems(t *testing.T) {
 	require.Len(t, several.Unwrap(), 2)
 	for i, field := range []string{"spec.validations[0].expression", "spec.validations[1].expression"} {
 		var p *policy.Problem
-		require.True(t, errors.As(several.Unwrap()[i], &p))
+		require.ErrorAs(t, several.Unwrap()[i], &p)
 		assert.Equal(t, field, p.Field)
 	}
 }

@@ -214,18 +214,23 @@ func check(env *cel.Env, source string, want result) (*cel.Ast, string) {
 func textOf(issues *cel.Issues) string {
 	var texts []string
 	for _, e := range issues.Errors() {
-		text := e.Message
+		text := strings.ReplaceAll(e.Message, " (in container '')", "")
 		if e.Location.Line() > 0 {
-			text = fmt.Sprintf("line %d, column %d: %s", e.Location.Line(), e.Location.Column()+1, e.Message)
+			text = fmt.Sprintf("line %d, column %d: %s", e.Location.Line(), e.Location.Column()+1, text)
 		}
 		texts = append(texts, text)
 	}
-	return line(strings.Join(texts, "; "), MaxMessage)
+	return line(strings.Join(texts, "; "))
 }
 
-// program makes a checked expression executable.
-func program(env *cel.Env, ast *cel.Ast) (cel.Program, error) {
-	return env.Program(ast,
+// program makes a checked expression executable. Programs of all policies share an environment, because each keeps
+// its own in memory. They need only the types in the checked expression.
+func program(ast *cel.Ast) (cel.Program, error) {
+	base, err := baseEnvironment()
+	if err != nil {
+		return nil, err
+	}
+	return base.Program(ast,
 		cel.CostLimit(expressionCostLimit),
 		cel.InterruptCheckFrequency(celconfig.CheckFrequency),
 	)

@@ -92,7 +92,7 @@ func (e *evaluation) fail(err error) {
 		e.result.Verdict = Ignored
 	}
 	e.result.Err = err
-	e.result.Message = line(err.Error(), MaxMessage)
+	e.result.Message = line(err.Error())
 	e.result.Rule = "spec"
 	if r := (*ruleError)(nil); errors.As(err, &r) {
 		e.result.Rule = r.rule
@@ -218,14 +218,14 @@ func (e *evaluation) message(r *rule, fallback string) string {
 		v, err := e.eval(r.message)
 		if s, ok := v.(types.String); ok && err == nil {
 			if text := strings.TrimSpace(string(s)); text != "" && !strings.ContainsAny(text, "\n\r") {
-				return line(text, MaxMessage)
+				return line(text)
 			}
 		}
 	}
-	if text := line(r.text, MaxMessage); text != "" {
+	if text := line(r.text); text != "" {
 		return text
 	}
-	return line(fallback, MaxMessage)
+	return line(fallback)
 }
 
 // mutate evaluates the annotations and labels.

@@ -20,7 +20,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy"
@@ -39,7 +38,7 @@ func world() *objects {
 	return &objects{
 		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "demo", Labels: map[string]string{"team": "ml"}}},
 		claims: map[string]*corev1.PersistentVolumeClaim{
-			"data": {ObjectMeta: meta("data-0"), Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("fast")}}, "missing": nil,
+			"data": {ObjectMeta: meta("data-0"), Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast")}}, "missing": nil,
 		},
 		resources: map[string][]client.Object{
 			"csinode": {&storagev1.CSINode{ObjectMeta: meta("node-1"), Spec: storagev1.CSINodeSpec{
@@ -84,7 +83,7 @@ func TestEvaluate_Expressions(t *testing.T) {
 		"Resource":         {reason: "the resource is read by name", expression: "resources.csinode.spec.drivers.exists(d, d.name == 'b')"},
 		"ResourceMissing":  {reason: "a missing object is null", expression: "resources.other == null && !has(resources.other)"},
 		"ResourceSet":      {reason: "an object is present", expression: "resources.csinode != null && has(resources.csinode)"},
-		"ResourceNoName":   {reason: "an empty name is no object", expression: "resources.none == null"},
+		"ResourceNoName":   {reason: "no object has an empty name", expression: "resources.none == null"},
 		"ResourceNull":     {reason: "null has no fields", expression: "resources.?other.?spec.orValue(null) == null && !has(resources.other.spec)"},
 		"List":             {reason: "other resources are lists", expression: "resources.agents.size() == 2 && resources.agents.exists(p, p.status.phase == 'Running') && !resources.agents.all(p, p.status.phase == 'Running')"},
 		"ListFilter":       {reason: "lists have all macros", expression: "resources.agents.filter(p, p.status.phase == 'Pending').map(p, p.metadata.name) == ['cni-2']"},
@@ -341,7 +340,7 @@ func TestEvaluate_NoNamespaceOrBinding(t *testing.T) {
 
 func TestEvaluate_Match(t *testing.T) {
 	daemon := func(s *policy.Subject) {
-		s.Pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "cni", Controller: ptr.To(true)}}
+		s.Pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "cni", Controller: new(true)}}
 	}
 	static := func(s *policy.Subject) { s.Pod.Annotations = map[string]string{"kubernetes.io/config.mirror": "x"} }
 	labeled := func(s *policy.Subject) { s.Pod.Labels = map[string]string{"app": "web"} }

@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/policy/schema"
 )
 
-// Fields is a set of field paths of a kind. It is immutable. Nil means no fields besides the names.
+// Fields is a set of field paths of a kind. It is immutable. Nil means only the names.
 type Fields struct {
 	// root is normalized: without the fields that are always kept, and without children of complete fields.
 	root *node
@@ -105,7 +105,7 @@ func (n *node) normalize() *node {
 	return m
 }
 
-// empty returns whether nothing but the presence is used.
+// empty returns whether only the presence is used.
 func (n *node) empty() bool { return !n.all && n.any == nil && len(n.children) == 0 }
 
 // always are the fields that are always kept.
@@ -123,8 +123,7 @@ var always = func() *node {
 	}}
 }()
 
-// fieldsOf returns the fields of a node. Nil means no fields besides those that are always kept. The result is
-// not nil.
+// fieldsOf returns the fields of a node. Nil means only those that are always kept. The result is not nil.
 func fieldsOf(n *node) *Fields {
 	if n == nil {
 		return &Fields{root: nothing}

@@ -45,7 +45,7 @@ func compileSelector(field string, s *metav1.LabelSelector) (labels.Selector, *P
 	}
 	compiled, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
-		return nil, &Problem{Reason: v1alpha1.ReasonCompileError, Field: field, Message: line(err.Error(), MaxMessage)}
+		return nil, &Problem{Reason: v1alpha1.ReasonCompileError, Field: field, Message: line(err.Error())}
 	}
 	if compiled.Empty() {
 		return nil, nil

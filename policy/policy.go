@@ -28,7 +28,9 @@ type Schemas interface {
 
 // Options are the options of Compile.
 type Options struct {
-	// KeyPrefixes are the prefixes of keys that policies may use besides their own, such as ray.io.
+	// KeyPrefixes are the prefixes of keys that policies may use in addition to their own, such as ray.io. A
+	// prefix does not include its subdomains. "*.ray.io" includes all subdomains of ray.io, but not ray.io.
+	// Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.
 	KeyPrefixes []string
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
@@ -38,7 +40,7 @@ type Options struct {
 type Needs struct {
 	// Namespace is set if the policy uses the pod's Namespace, with the fields that it uses.
 	Namespace *Fields
-	// Claims is set if the policy uses the pod's claims.
+	// Claims is set if the policy uses the pod's claims, with the fields that it uses of any of them.
 	Claims *Fields
 	// Resources are the declared resources that expressions use, in order.
 	Resources []*Resource
@@ -57,8 +59,8 @@ type Resource struct {
 	ByName bool
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
-	// Fields are the fields that expressions use. metadata.name, metadata.namespace, metadata.uid,
-	// metadata.labels and, with OnNode, spec.nodeName are always among them.
+	// Fields are the fields that expressions use. It is not nil. Fields.Transform lists those that it always
+	// keeps.
 	Fields *Fields
 }
 

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// line returns the text as one line of at most limit bytes: control characters and line breaks become spaces.
-func line(text string, limit int) string {
+// line returns the text as one line of at most MaxMessage bytes: control characters and line breaks become spaces.
+func line(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.TrimSpace(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
@@ -18,7 +18,7 @@ func line(text string, limit int) string {
 		}
 		return r
 	}, text))
-	return clip(text, limit)
+	return clip(text, MaxMessage)
 }
 
 // clip returns at most limit bytes of valid text. It marks a cut with an ellipsis.

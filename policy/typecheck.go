@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -28,9 +29,7 @@ func (c *compiler) check() []v1alpha1.ExpressionWarning {
 	if err != nil {
 		return nil
 	}
-	for name, fields := range custom.structs {
-		p.structs[name] = fields
-	}
+	maps.Copy(p.structs, custom.structs)
 	for _, d := range c.out.resources {
 		p.structs[typeResources.TypeName()][d.Resource.Name] = d.cel(custom.resources[d.Resource.Name])
 	}
@@ -38,7 +37,7 @@ func (c *compiler) check() []v1alpha1.ExpressionWarning {
 	checked := func(x *expression, want result) *types.Type {
 		ast, text := check(env, x.source, want)
 		if text != "" {
-			warnings = append(warnings, v1alpha1.ExpressionWarning{FieldRef: x.field, Warning: line(known+": "+text, MaxMessage)})
+			warnings = append(warnings, v1alpha1.ExpressionWarning{FieldRef: x.field, Warning: line(known + ": " + text)})
 			return types.DynType
 		}
 		return ast.OutputType()

@@ -51,7 +51,7 @@ type validator struct{ problems []error }
 
 func (v *validator) add(field, format string, args ...any) {
 	v.problems = append(v.problems, &Problem{
-		Reason: v1alpha1.ReasonCompileError, Field: field, Message: line(fmt.Sprintf(format, args...), MaxMessage),
+		Reason: v1alpha1.ReasonCompileError, Field: field, Message: line(fmt.Sprintf(format, args...)),
 	})
 }
 

@@ -25,8 +25,11 @@ const ExplainAnnotation = framework.Binder + "." + framework.Domain + "/explain"
 const (
 	// explanationPrefix is the prefix of a warning that is an explanation.
 	explanationPrefix = "prebind: explanation "
-	// shortened is the length, in bytes, of the values of annotations if an explanation is too long for a warning.
+	// shortened is the length, in bytes, of the values of annotations and of the messages of findings if an explanation is
+	// too long for a warning.
 	shortened = 60
+	// maxFirst is the number of findings of a plugin if an explanation is much too long.
+	maxFirst = 20
 	// maxExplanation is the maximum size of an uncompressed explanation, in bytes. Other programs can send warnings too.
 	maxExplanation = 4 << 20
 )
@@ -38,6 +41,7 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 		func(*binder.Explanation) {},
 		func(x *binder.Explanation) { x.Annotations, x.Labels = shorten(x.Annotations), shorten(x.Labels) },
 		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, shortenFindings) },
+		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, firstFindings) },
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
 		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, noFindings) },
 		func(x *binder.Explanation) { x.Plugins = nil },
@@ -96,6 +100,8 @@ func withFindings(plugins []binder.PluginExplanation, change func([]framework.Fi
 	}
 	return plugins
 }
+
+func firstFindings(all []framework.Finding) []framework.Finding { return all[:min(len(all), maxFirst)] }
 
 func noFindings([]framework.Finding) []framework.Finding { return nil }
 

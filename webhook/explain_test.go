@@ -106,6 +106,13 @@ func TestExplanation_TooLong(t *testing.T) {
 		"ManyFindings": {reason: "the plugins are kept", findings: found(200, 50), check: func(t *testing.T, x *binder.Explanation) {
 			t.Helper()
 			require.Len(t, x.Plugins, 3)
+			assert.Len(t, x.Plugins[2].Findings, maxFirst)
+			assert.Len(t, x.Annotations, 1)
+			assert.True(t, x.Incomplete)
+		}},
+		"LongNames": {reason: "the plugins are kept", findings: slices.Repeat([]framework.Finding{{Name: noise(1, 20000)}}, 200), check: func(t *testing.T, x *binder.Explanation) {
+			t.Helper()
+			require.Len(t, x.Plugins, 3)
 			assert.Empty(t, x.Plugins[2].Findings)
 			assert.True(t, x.Incomplete)
 		}},

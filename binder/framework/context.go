@@ -146,7 +146,8 @@ type Finding struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Found records, in PreFlight or the look of a Waiter, the result of one rule. 'prebind explain' shows it.
+// Found records, in PreFlight or the look of a Waiter, the result of one rule. 'prebind explain' shows it. If
+// there are many findings, it shows the first ones only.
 func (bc *BindContext) Found(f Finding) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()

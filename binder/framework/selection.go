@@ -7,10 +7,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -109,6 +112,18 @@ func (s Selected) Possible() bool {
 	}
 }
 
+// Filter removes the objects with other values from the list.
+func (s Selected) Filter(list client.ObjectList) error {
+	all, err := meta.ExtractList(list)
+	if err != nil {
+		return err
+	}
+	return meta.SetList(list, slices.DeleteFunc(all, func(o runtime.Object) bool {
+		object, ok := o.(client.Object)
+		return !ok || s.ValueOf(object) != s.Value
+	}))
+}
+
 // ApplyToList implements client.ListOption, for the live reader.
 func (s Selected) ApplyToList(o *client.ListOptions) {
 	o.Namespace, o.LabelSelector, o.FieldSelector = s.Namespace, s.Labels, s.Fields
@@ -160,4 +175,6 @@ type PermissionError struct {
 }
 
 // Error implements error.
-func (e *PermissionError) Error() string { return "the service account of Prebind lacks permissions: " + e.Missing }
+func (e *PermissionError) Error() string {
+	return "the service account of Prebind lacks permissions: " + e.Missing
+}

@@ -65,7 +65,7 @@ func compare(t *testing.T, path string, want any, got ref.Val) {
 			}
 		}
 		for it := m.Iterator(); it.HasNext() == types.True; {
-			key := string(it.Next().(types.String))
+			key := string(as[types.String](t, it.Next()))
 			if _, ok := want[key]; !ok {
 				assert.True(t, (!strings.Contains(path, ".") || strings.HasSuffix(path, ".volumeClaimTemplates[]")) && (key == "apiVersion" || key == "kind"), "%s.%s is present", path, key)
 			}
@@ -84,7 +84,7 @@ func compare(t *testing.T, path string, want any, got ref.Val) {
 			assert.Equal(t, types.IntZero, s.Size(), path)
 			return
 		}
-		assert.True(t, got == types.NullValue || len(got.Value().([]byte)) == 0, path)
+		assert.True(t, got == types.NullValue || len(as[types.Bytes](t, got)) == 0, path)
 	default:
 		compareScalar(t, path, want, got)
 	}
@@ -94,7 +94,7 @@ func compareScalar(t *testing.T, path string, want any, got ref.Val) {
 	t.Helper()
 	switch got := got.(type) {
 	case types.Timestamp:
-		parsed, err := time.Parse(time.RFC3339Nano, want.(string))
+		parsed, err := time.Parse(time.RFC3339Nano, as[string](t, want))
 		assert.NoError(t, err, path)
 		assert.WithinDuration(t, parsed, got.Time, time.Second, path)
 	case types.Duration:
@@ -102,14 +102,22 @@ func compareScalar(t *testing.T, path string, want any, got ref.Val) {
 	case types.Bytes:
 		assert.Equal(t, want, base64.StdEncoding.EncodeToString(got), path)
 	case types.Int:
-		assert.Equal(t, want.(json.Number).String(), got.ConvertToType(types.StringType).Value(), path)
+		assert.Equal(t, as[json.Number](t, want).String(), got.ConvertToType(types.StringType).Value(), path)
 	case types.Double:
-		f, err := want.(json.Number).Float64()
+		f, err := as[json.Number](t, want).Float64()
 		assert.NoError(t, err)
 		assert.InDelta(t, f, float64(got), 1e-6, path)
 	default:
 		assert.Equal(t, want, got.Value(), path)
 	}
+}
+
+// as returns the value with the type that it must have.
+func as[T any](t *testing.T, v any) T {
+	t.Helper()
+	typed, ok := v.(T)
+	require.True(t, ok, "%T", v)
+	return typed
 }
 
 func decode(t *testing.T, o any) map[string]any {
@@ -187,8 +195,8 @@ func TestValue_Fields(t *testing.T) {
 		},
 	}
 	v := schema.For[corev1.Pod]().Value(pod)
-	container := find(v, "spec", "containers").(traits.Lister).Get(types.IntZero)
-	volume := find(v, "spec", "volumes").(traits.Lister).Get(types.IntZero)
+	container := as[traits.Lister](t, find(v, "spec", "containers")).Get(types.IntZero)
+	volume := as[traits.Lister](t, find(v, "spec", "volumes")).Get(types.IntZero)
 	cases := map[string]struct {
 		reason string
 		in     ref.Val
@@ -226,8 +234,8 @@ func TestValue_Fields(t *testing.T) {
 func TestValue_Operations(t *testing.T) {
 	strings3 := make([]string, 1, 4)
 	strings3[0] = "a"
-	list := schema.For[[]string]().Value(strings3).(traits.Lister)
-	sum := list.(traits.Adder).Add(types.NewStringList(types.DefaultTypeAdapter, []string{"b"})).(traits.Lister)
+	list := as[traits.Lister](t, schema.For[[]string]().Value(strings3))
+	sum := as[traits.Lister](t, list.Add(types.NewStringList(types.DefaultTypeAdapter, []string{"b"})))
 	assert.Equal(t, types.Int(2), sum.Size())
 	assert.Empty(t, strings3[:2][1], "an addition does not write to the memory of the object")
 	assert.Equal(t, types.True, list.Contains(types.String("a")))
@@ -239,10 +247,10 @@ func TestValue_Operations(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []string{"a"}, native)
 
-	modes := schema.For[[]corev1.PersistentVolumeAccessMode]().Value([]corev1.PersistentVolumeAccessMode{"ReadWriteOnce"}).(traits.Lister)
+	modes := as[traits.Lister](t, schema.For[[]corev1.PersistentVolumeAccessMode]().Value([]corev1.PersistentVolumeAccessMode{"ReadWriteOnce"}))
 	assert.Equal(t, types.True, modes.Contains(types.String("ReadWriteOnce")), "elements of named types are strings")
 
-	quantities := schema.For[corev1.ResourceList]().Value(corev1.ResourceList{"b": resource.MustParse("1"), "a": resource.MustParse("2")}).(traits.Mapper)
+	quantities := as[traits.Mapper](t, schema.For[corev1.ResourceList]().Value(corev1.ResourceList{"b": resource.MustParse("1"), "a": resource.MustParse("2")}))
 	assert.Equal(t, types.True, quantities.Contains(types.String("a")), "keys of named types are strings")
 	var keys []ref.Val
 	for it := quantities.Iterator(); it.HasNext() == types.True; {
@@ -250,7 +258,7 @@ func TestValue_Operations(t *testing.T) {
 	}
 	assert.Equal(t, []ref.Val{types.String("a"), types.String("b")}, keys, "the order does not change")
 
-	claim := schema.For[map[string]*corev1.PersistentVolumeClaim]().Value(map[string]*corev1.PersistentVolumeClaim{"data": nil}).(traits.Mapper)
+	claim := as[traits.Mapper](t, schema.For[map[string]*corev1.PersistentVolumeClaim]().Value(map[string]*corev1.PersistentVolumeClaim{"data": nil}))
 	assert.Equal(t, types.NullValue, claim.Get(types.String("data")), "a nil value of a map is null")
 	assert.True(t, types.IsError(claim.Get(types.String("other"))))
 
@@ -273,7 +281,7 @@ func TestValue_DoesNotChangeTheObject(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			d := find(v, "spec", "devices").(traits.Lister).Get(types.IntZero)
+			d := as[traits.Lister](t, find(v, "spec", "devices")).Get(types.IntZero)
 			assert.Equal(t, types.String("1Gi"), find(d, "capacity", "memory", "value"))
 		})
 	}
@@ -312,13 +320,13 @@ func TestOf(t *testing.T) {
 
 func TestAdapter(t *testing.T) {
 	v := schema.Adapter{}.NativeToValue(map[string]any{"b": []any{int64(1)}, "a": nil, "c": map[string]any{"x": 1.5}})
-	m := v.(traits.Mapper)
+	m := as[traits.Mapper](t, v)
 	var keys []ref.Val
 	for it := m.Iterator(); it.HasNext() == types.True; {
 		keys = append(keys, it.Next())
 	}
 	assert.Equal(t, []ref.Val{types.String("a"), types.String("b"), types.String("c")}, keys)
 	assert.Equal(t, types.NullValue, m.Get(types.String("a")))
-	assert.Equal(t, types.Double(1.5), find(v, "c", "x"))
-	assert.Equal(t, types.Int(1), m.Get(types.String("b")).(traits.Lister).Get(types.IntZero))
+	assert.Equal(t, types.True, types.Double(1.5).Equal(find(v, "c", "x")))
+	assert.Equal(t, types.Int(1), as[traits.Lister](t, m.Get(types.String("b"))).Get(types.IntZero))
 }

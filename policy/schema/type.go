@@ -213,7 +213,7 @@ func buildStruct(t reflect.Type) *Type {
 	s := register(&Type{form: formStruct, cel: types.NewObjectType(name), of: t, fields: map[string]*Field{}})
 	registry.names[name] = s
 	if reflect.PointerTo(t).Implements(object) {
-		if example, ok := reflect.New(t).Interface().(runtime.Object); ok {
+		if example, ok := reflect.TypeAssert[runtime.Object](reflect.New(t)); ok {
 			if kinds, _, err := scheme.Scheme.ObjectKinds(example); err == nil && len(kinds) > 0 {
 				s.kind = kinds[0]
 			}

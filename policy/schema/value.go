@@ -94,12 +94,12 @@ func timestamp(t time.Time) ref.Val {
 // scalar returns a copy of the value, so that methods cannot change the object: a Quantity caches its text.
 func scalar[T any](v reflect.Value) *T {
 	if v.CanAddr() {
-		if p, ok := v.Addr().Interface().(*T); ok {
+		if p, ok := reflect.TypeAssert[*T](v.Addr()); ok {
 			c := *p
 			return &c
 		}
 	}
-	c, _ := v.Interface().(T)
+	c, _ := reflect.TypeAssert[T](v)
 	return &c
 }
 
@@ -297,7 +297,7 @@ func (m *mapValue) Find(key ref.Val) (ref.Val, bool) {
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(key), true
 	}
-	if plain, ok := m.v.Interface().(map[string]string); ok {
+	if plain, ok := reflect.TypeAssert[map[string]string](m.v); ok {
 		s, found := plain[string(name)]
 		return types.String(s), found
 	}
@@ -424,17 +424,24 @@ func equal(m traits.Mapper, other ref.Val) ref.Val {
 // iterator is what iterators share.
 type iterator struct{}
 
+// ConvertToNative implements ref.Val.
 func (iterator) ConvertToNative(to reflect.Type) (any, error) {
 	return nil, fmt.Errorf("type conversion error from iterator to %v", to)
 }
 
+// ConvertToType implements ref.Val.
 func (iterator) ConvertToType(to ref.Type) ref.Val {
 	return types.NewErr("type conversion error from iterator to %s", to.TypeName())
 }
 
+// Equal implements ref.Val.
 func (iterator) Equal(other ref.Val) ref.Val { return types.MaybeNoSuchOverloadErr(other) }
-func (iterator) Type() ref.Type              { return types.IteratorType }
-func (iterator) Value() any                  { return nil }
+
+// Type implements ref.Val.
+func (iterator) Type() ref.Type { return types.IteratorType }
+
+// Value implements ref.Val.
+func (iterator) Value() any { return nil }
 
 type listIterator struct {
 	iterator

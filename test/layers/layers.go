@@ -45,7 +45,7 @@ func layers() []layer {
 		{packages: []string{"binder/runner"}, only: []string{"binder/framework"}},
 		{packages: []string{"binder/claimed"}},
 		{packages: []string{"binder/plugins/*", "docs/example/*"}, only: []string{"binder/framework", "binder/ledger", "binder/volumes", "binder/compact", "policy", "policy/v1alpha1"}},
-		{packages: []string{"policy"}},
+		{packages: []string{"policy"}, only: []string{"policy/*"}},
 		{packages: []string{"policy/*"}, only: []string{}},
 		{packages: []string{"binder/ledger", "binder/volumes"}},
 		{packages: []string{"binder/framework"}},

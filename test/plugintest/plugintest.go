@@ -12,6 +12,8 @@ package plugintest
 
 import (
 	"context"
+	"maps"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -36,7 +38,8 @@ import (
 //     plugin has written.
 //
 // Each of the first three wakes the waits for the object, if Registration.Watches returns its
-// kind, or if it is in one of Registration.Selections.
+// kind, or if it is in one of Registration.Selections, or in one that the plugin has added with
+// Handle.Selections. A plugin with framework.Starter is not started.
 type Cluster struct {
 	*fakeapi.Server
 	// Handle is what Registration.New got.
@@ -62,30 +65,29 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	}
 	c := &Cluster{Server: fakeapi.New(objects...)}
 	connection, changes := c.Connect(), framework.NewHub()
-	var selections []framework.Selection
+	selected := &selections{registered: map[string]framework.Selection{}, added: map[string]framework.Selection{}}
 	if r.Selections != nil {
-		selections = r.Selections(arguments)
-	}
-	selected := sets.New[string]()
-	for _, s := range selections {
-		selected.Insert(s.Name)
-		if err := c.IndexField(t.Context(), s.Example, s.Field, func(o client.Object) []string { return []string{s.Value(o)} }); err != nil {
-			t.Fatalf("selection %s: %v", s.Name, err)
+		for _, s := range r.Selections(arguments) {
+			if err := s.Check(); err != nil {
+				t.Fatal(err)
+			}
+			selected.registered[s.Name] = s
 		}
 	}
 	c.OnChange(func(o client.Object, _ bool) {
 		if kinds.Has(framework.KindOf(o)) {
 			changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
 		}
-		for _, s := range selections {
+		for _, s := range selected.all() {
 			if framework.KindOf(o) == framework.KindOf(s.Example) {
-				changes.Changed(s.Changed(s.Value(o)))
+				changes.Changed(s.Changed(s.ValueOf(o)))
 			}
 		}
 	})
 	c.Handle = framework.Handle{
-		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection, Writer: connection, Status: connection,
-		Changes: changes, Clock: clock.RealClock{}, Namespace: "prebind-system",
+		Cached: &watched{Reader: selecting{c.Cache()}, t: t, kinds: kinds, selections: selected}, Live: selecting{connection},
+		Writer: connection, Status: connection,
+		Changes: changes, Clock: clock.RealClock{}, Namespace: "prebind-system", Selections: selected,
 	}
 	var err error
 	if c.Plugin, err = r.New(c.Handle, arguments); err != nil {
@@ -100,8 +102,9 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 // watched is a cache that holds only some kinds and selections.
 type watched struct {
 	client.Reader
-	t                 testing.TB
-	kinds, selections sets.Set[string]
+	t          testing.TB
+	kinds      sets.Set[string]
+	selections *selections
 }
 
 // Get implements client.Reader.
@@ -112,13 +115,9 @@ func (w *watched) Get(ctx context.Context, key client.ObjectKey, into client.Obj
 
 // List implements client.Reader.
 func (w *watched) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	for _, o := range opts {
-		s, ok := o.(framework.Selected)
-		if !ok {
-			continue
-		}
-		if !w.selections.Has(s.Name) {
-			w.t.Errorf("the plugin reads the selection %s, and Registration.Selections does not return it", s.Name)
+	if s, ok := framework.SelectedBy(opts); ok {
+		if _, known := w.selections.all()[s.Name]; !known {
+			w.t.Errorf("the plugin reads the selection %s, and neither Registration.Selections returns it nor Select has added it", s.Name)
 		}
 		return w.Reader.List(ctx, into, opts...)
 	}
@@ -130,6 +129,52 @@ func (w *watched) check(o runtime.Object) {
 	if kind := framework.KindOf(o); !w.kinds.Has(kind) {
 		w.t.Errorf("the plugin reads %s, and Registration.Watches does not return this kind", kind)
 	}
+}
+
+// selecting is a reader that compares the values of selections itself.
+type selecting struct{ client.Reader }
+
+// List implements client.Reader.
+func (r selecting) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	s, ok := framework.SelectedBy(opts)
+	if !ok {
+		return r.Reader.List(ctx, into, opts...)
+	}
+	all := s.Selection
+	all.Field = ""
+	if err := r.Reader.List(ctx, into, all.Where("")); err != nil {
+		return err
+	}
+	return s.Filter(into)
+}
+
+// selections contains selections by name. It implements framework.Selector. A selection ends at once.
+type selections struct {
+	mu                sync.Mutex
+	registered, added map[string]framework.Selection
+}
+
+func (s *selections) all() map[string]framework.Selection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := maps.Clone(s.registered)
+	maps.Copy(all, s.added)
+	return all
+}
+
+// Select implements framework.Selector.
+func (s *selections) Select(_ context.Context, want framework.Selection) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.added[want.Name] = want
+	return want.Check()
+}
+
+// Keep implements framework.Selector.
+func (s *selections) Keep(names sets.Set[string]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.added, func(name string, _ framework.Selection) bool { return !names.Has(name) })
 }
 
 // Bind returns the context of a bind of the pod to the node.

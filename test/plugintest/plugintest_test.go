@@ -65,6 +65,47 @@ func TestNew_ReportsMistakes(t *testing.T) {
 	}
 }
 
+// A plugin that adds a selection reads it by values that the API server does not select.
+func TestNew_Selections(t *testing.T) {
+	racks := framework.Selection{
+		Name: "racks/pods", Example: &corev1.Pod{}, Namespace: "kube-system", Field: "metadata.labels[rack]", Unsupported: true,
+		Value: func(o client.Object) string { return o.GetLabels()["rack"] },
+	}
+	agent := func(name, namespace, rack string) *corev1.Pod {
+		return gen.Pod(name, gen.InNamespace(namespace), gen.Label("rack", rack))
+	}
+	var h framework.Handle
+	r := framework.Registration{Name: "only", New: func(given framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+		h = given
+		return onlyPreBind{}, nil
+	}}
+	s := &spy{TB: t}
+	c := New(s, r, nil, agent("a", "kube-system", "r1"), agent("b", "kube-system", "r2"), agent("c", "shop", "r1"))
+	read := func(reader framework.Reader) []string {
+		var pods corev1.PodList
+		assert.NoError(t, reader.List(t.Context(), &pods, racks.Where("r1")))
+		var names []string
+		for _, pod := range pods.Items {
+			names = append(names, pod.Name)
+		}
+		return names
+	}
+	assert.Equal(t, []string{"a"}, read(h.Live))
+	read(h.Cached)
+	assert.Len(t, s.errors, 1, "the plugin has not added the selection")
+	assert.NoError(t, h.Selections.Select(t.Context(), racks))
+	assert.Equal(t, []string{"a"}, read(h.Cached))
+	changes := h.Changes.Subscribe(racks.Changed("r1"))
+	defer changes.Close()
+	c.Put(agent("d", "kube-system", "r1"))
+	assert.Len(t, changes.C(), 1, "a change wakes a wait")
+	assert.Equal(t, []string{"a", "d"}, read(h.Cached))
+	assert.Len(t, s.errors, 1)
+	h.Selections.Keep(nil)
+	read(h.Cached)
+	assert.Len(t, s.errors, 2, "the plugin does not use it any more")
+}
+
 type onlyPreBind struct{}
 
 func (onlyPreBind) Name() string { return "only" }

@@ -87,9 +87,6 @@ func others(results []policy.Result) string {
 func explain(bc *framework.BindContext, results []evaluated) {
 	for _, e := range results {
 		r := e.result
-		if r.Verdict == policy.NotMatched {
-			continue
-		}
 		verdict := string(r.Verdict)
 		if r.Audit {
 			verdict += " (audit)"

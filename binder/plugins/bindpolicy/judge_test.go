@@ -35,9 +35,8 @@ func TestJudge(t *testing.T) {
 		refusal string
 		waiting framework.Waiting
 	}{
-		"None":      {reason: "no policy exists"},
-		"NoneMatch": {reason: "no policy applies", results: []policy.Result{{Policy: "a", Verdict: policy.NotMatched}}},
-		"Allowed":   {reason: "all policies allow the bind", results: []policy.Result{{Policy: "a", Verdict: policy.Allowed}, {Policy: "b", Verdict: policy.Ignored}}},
+		"None":    {reason: "no policy exists"},
+		"Allowed": {reason: "all policies allow the bind", results: []policy.Result{{Policy: "a", Verdict: policy.Allowed}, {Policy: "b", Verdict: policy.Ignored}}},
 		"Rejected": {
 			reason: "the message names the policy and the rule", results: []policy.Result{rejects},
 			refusal: "BindPolicy b: node n has no clique; choose another node, or see spec.validations[0] of the policy",

@@ -101,8 +101,8 @@ func (m *metrics) show(p *Plugin, counts map[state]int) {
 
 // counters are the counters of one policy in force.
 type counters struct {
-	byVerdict map[policy.Verdict]prometheus.Counter
-	waived    prometheus.Counter
+	notMatched, waived prometheus.Counter
+	byVerdict          map[policy.Verdict]prometheus.Counter
 }
 
 // countersOf returns the counters of a policy.
@@ -111,16 +111,17 @@ func (m *metrics) countersOf(policyName string, audit bool) *counters {
 	if audit {
 		mode = "audit"
 	}
-	all := &counters{byVerdict: map[policy.Verdict]prometheus.Counter{}, waived: m.results.WithLabelValues(name, mode, resultWaived)}
-	for _, v := range []policy.Verdict{
-		policy.NotMatched, policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored,
-	} {
+	all := &counters{
+		notMatched: m.results.WithLabelValues(name, mode, string(policy.NotMatched)), waived: m.results.WithLabelValues(name, mode, resultWaived),
+		byVerdict: map[policy.Verdict]prometheus.Counter{},
+	}
+	for _, v := range []policy.Verdict{policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored} {
 		all.byVerdict[v] = m.results.WithLabelValues(name, mode, string(v))
 	}
 	return all
 }
 
-// count counts one result.
+// count counts the result of a policy that applies.
 func (c *counters) count(r policy.Result) {
 	if counter := c.byVerdict[r.Verdict]; counter != nil {
 		counter.Inc()

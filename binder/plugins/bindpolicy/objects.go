@@ -19,25 +19,24 @@ import (
 	"github.com/prebind/prebind/policy"
 )
 
-// view reads the objects of one evaluation of all policies. Policies that read the same objects share them.
-type view struct {
+// objects implements policy.Objects for one evaluation of all policies. Policies that read the same objects share them.
+type objects struct {
 	reader framework.Reader
 	pod    *corev1.Pod
 	node   string
+	// reads are the selections of the policy that is being evaluated.
+	reads *reads
 	// found contains the objects that were read.
-	found map[viewKey][]client.Object
+	found map[readKey][]client.Object
 }
 
-// viewKey identifies a read.
-type viewKey struct{ selection, value string }
-
-// of returns the Objects of one policy.
-func (v *view) of(r reads) policy.Objects { return &objects{view: v, reads: r} }
+// readKey identifies a read.
+type readKey struct{ selection, value string }
 
 // list returns the objects of the selection with the value, in the order of namespace and name.
-func (v *view) list(ctx context.Context, s *framework.Selection, value string) ([]client.Object, error) {
-	key := viewKey{s.Name, value}
-	if found, ok := v.found[key]; ok {
+func (o *objects) list(ctx context.Context, s *framework.Selection, value string) ([]client.Object, error) {
+	key := readKey{s.Name, value}
+	if found, ok := o.found[key]; ok {
 		return found, nil
 	}
 	about := framework.Object{Kind: framework.KindOf(s.Example), Name: value}
@@ -45,13 +44,12 @@ func (v *view) list(ctx context.Context, s *framework.Selection, value string) (
 	if into == nil {
 		return nil, framework.Internal(about, fmt.Errorf("the kind %s has no list", about.Kind))
 	}
-	if err := v.reader.List(ctx, into, s.Where(value)); err != nil {
+	if err := o.reader.List(ctx, into, s.Where(value)); err != nil {
 		return nil, framework.FromAPI(about, "listing the objects of a BindPolicy", err)
 	}
 	var found []client.Object
-	if err := meta.EachListItem(into, func(o runtime.Object) error {
-		object, ok := o.(client.Object)
-		if ok && s.ValueOf(object) == value {
+	if err := meta.EachListItem(into, func(item runtime.Object) error {
+		if object, ok := item.(client.Object); ok {
 			found = append(found, object)
 		}
 		return nil
@@ -61,17 +59,11 @@ func (v *view) list(ctx context.Context, s *framework.Selection, value string) (
 	slices.SortFunc(found, func(a, b client.Object) int {
 		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 	})
-	if v.found == nil {
-		v.found = map[viewKey][]client.Object{}
+	if o.found == nil {
+		o.found = map[readKey][]client.Object{}
 	}
-	v.found[key] = found
+	o.found[key] = found
 	return found, nil
-}
-
-// objects implements policy.Objects for one policy.
-type objects struct {
-	*view
-	reads reads
 }
 
 // Namespace implements policy.Objects.

@@ -55,14 +55,21 @@ func newPlugin(h framework.Handle, a *Arguments, m *metrics) *Plugin {
 // Name implements framework.PreBinder.
 func (*Plugin) Name() string { return Name }
 
-// evaluated is the result of one policy for a bind.
+// evaluated is the result of one policy that applies to a bind.
 type evaluated struct {
 	entry  *entry
 	result policy.Result
 }
 
-// evaluatedKey is the extension with the results of the last look, in the order of the policies.
-var evaluatedKey = framework.NewExtensionKey[[]evaluated](Name + "/evaluated")
+// results are the results of the policies for a bind.
+type results struct {
+	policies set
+	// applied contains the policies that apply, in the order of the policies.
+	applied []evaluated
+}
+
+// resultsKey is the extension with the results of the last look.
+var resultsKey = framework.NewExtensionKey[*results](Name + "/results")
 
 // SetupBindContextExtension evaluates the policies.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
@@ -81,15 +88,15 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 
 // PreBind waits until no policy delays the bind.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	var last []evaluated
+	var last *results
 	waiter := framework.NewWaiter(Name, p.h, func(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
 		waiting, err := p.look(ctx, reader, bc)
 		last = resultsOf(bc)
 		return waiting, err
 	}).WokenBy(inForceChanged)
 	err := waiter.PreBind(ctx, bc)
-	if refusal, waiting := judge(last); refusal != nil || err == nil && waiting == (framework.Waiting{}) {
-		count(last)
+	if refusal, waiting := judge(last.list()); refusal != nil || err == nil && waiting == (framework.Waiting{}) {
+		last.count()
 	}
 	return err
 }
@@ -104,11 +111,11 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 	if err != nil {
 		return err
 	}
-	results, err := evaluate(ctx, policies, reader, subjectOf(bc, pod, node, p.h.Clock.Now()), (*policy.Compiled).Confirm)
+	applied, err := evaluate(ctx, policies, reader, subjectOf(bc, pod, node, p.h.Clock.Now()), (*policy.Compiled).Confirm)
 	if err != nil {
 		return err
 	}
-	if refusal, _ := judge(results); refusal != nil {
+	if refusal, _ := judge(applied); refusal != nil {
 		refusal.Message = "after the bind was prepared: " + refusal.Message
 		return refusal
 	}
@@ -125,23 +132,23 @@ func (p *Plugin) inForce() set {
 
 // look evaluates all policies. It is a framework.BindLook.
 func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
-	evaluatedKey.Set(bc, nil)
+	resultsKey.Set(bc, nil)
 	policies := p.inForce()
 	if len(policies) == 0 {
 		return framework.Waiting{}, nil
 	}
-	results, err := evaluate(ctx, policies, reader, subjectOf(bc, bc.Pod, bc.Node, bc.Now), (*policy.Compiled).Evaluate)
+	applied, err := evaluate(ctx, policies, reader, subjectOf(bc, bc.Pod, bc.Node, bc.Now), (*policy.Compiled).Evaluate)
 	if err != nil {
 		return framework.Waiting{}, err
 	}
-	evaluatedKey.Set(bc, results)
-	explain(bc, results)
-	refusal, waiting := judge(results)
+	resultsKey.Set(bc, &results{policies: policies, applied: applied})
+	explain(bc, applied)
+	refusal, waiting := judge(applied)
 	switch {
 	case refusal != nil:
 		return framework.Waiting{}, refusal
 	case waiting == framework.Waiting{}:
-		mutate(bc, results)
+		mutate(bc, applied)
 	default:
 		bc.Intend("%s would wait for %s", Name, waiting.For)
 	}
@@ -155,34 +162,46 @@ func subjectOf(bc *framework.BindContext, pod *corev1.Pod, node *corev1.Node, no
 // evaluation is Evaluate or Confirm of a policy.
 type evaluation func(c *policy.Compiled, ctx context.Context, s *policy.Subject, o policy.Objects) (policy.Result, error)
 
-// evaluate evaluates the policies in order. An error means that objects could not be read.
+// evaluate evaluates the policies in order, and returns the results of those that apply. An error means that objects
+// could not be read.
 func evaluate(ctx context.Context, policies set, reader framework.Reader, s *policy.Subject, by evaluation) ([]evaluated, error) {
-	v := &view{reader: reader, pod: s.Pod, node: s.Node.Name}
-	results := make([]evaluated, 0, len(policies))
+	o := &objects{reader: reader, pod: s.Pod, node: s.Node.Name}
+	var applied []evaluated
 	for _, e := range policies {
-		r, err := by(e.compiled, ctx, s, v.of(e.reads))
+		o.reads = &e.reads
+		r, err := by(e.compiled, ctx, s, o)
 		if err != nil {
 			if typed, ok := errors.AsType[*framework.Error](err); ok {
 				return nil, typed
 			}
 			return nil, framework.FromAPI(aboutPolicy(e.name), "evaluating it", err)
 		}
-		results = append(results, evaluated{entry: e, result: r})
+		if r.Verdict != policy.NotMatched {
+			applied = append(applied, evaluated{entry: e, result: r})
+		}
 	}
-	return results, nil
+	return applied, nil
 }
 
 func aboutPolicy(name string) framework.Object {
 	return framework.Object{Kind: v1alpha1.Kind.Kind, Name: name}
 }
 
-// resultsOf returns the results of the last look of the context.
-func resultsOf(bc *framework.BindContext) []evaluated {
-	results, err := evaluatedKey.Get(bc)
+// resultsOf returns the results of the last look of the context, or nil.
+func resultsOf(bc *framework.BindContext) *results {
+	r, err := resultsKey.Get(bc)
 	if err != nil {
 		return nil
 	}
-	return results
+	return r
+}
+
+// list returns the results of the policies that apply.
+func (r *results) list() []evaluated {
+	if r == nil {
+		return nil
+	}
+	return r.applied
 }
 
 // decided reports the results of a decision: in the metrics and, for policies in mode Audit, in events.
@@ -190,12 +209,12 @@ func (p *Plugin) decided(bc *framework.BindContext) {
 	if bc.DryRun {
 		return
 	}
-	results := resultsOf(bc)
-	count(results)
+	r := resultsOf(bc)
+	r.count()
 	if p.h.Events == nil {
 		return
 	}
-	for _, e := range results {
+	for _, e := range r.list() {
 		if text := auditText(e.result); text != "" {
 			related := &corev1.ObjectReference{
 				APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind, Name: e.result.Policy, UID: e.entry.uid,
@@ -206,8 +225,17 @@ func (p *Plugin) decided(bc *framework.BindContext) {
 }
 
 // count counts the results in the metrics.
-func count(results []evaluated) {
-	for _, e := range results {
-		e.entry.counters.count(e.result)
+func (r *results) count() {
+	if r == nil {
+		return
+	}
+	applied := r.applied
+	for _, e := range r.policies {
+		if len(applied) > 0 && applied[0].entry == e {
+			e.counters.count(applied[0].result)
+			applied = applied[1:]
+			continue
+		}
+		e.counters.notMatched.Inc()
 	}
 }

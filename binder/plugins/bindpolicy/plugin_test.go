@@ -147,9 +147,13 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 				bc := w.bind(tc.pod...)
 				next, err := w.preFlight(bc)
 				assert.Equal(t, tc.next, next, tc.reason)
+				if name == "NotMatched" {
+					assert.InDelta(t, 1, w.results("a", "enforce", policy.NotMatched), 0)
+				}
 				assert.Equal(t, tc.live, w.server.Reads(), tc.reason)
 				if tc.refused != "" {
 					require.EqualError(t, err, tc.refused, tc.reason)
+					assert.InDelta(t, 1, w.results("a", "enforce", policy.Rejected), 0, "a decision that is repeated with live objects counts once")
 				} else {
 					require.NoError(t, err, tc.reason)
 				}
@@ -304,14 +308,18 @@ func TestPreBind_StatusDoesNotWake(t *testing.T) {
 		w := newWorld(t, b)
 		woken := w.h.Changes.Subscribe(inForceChanged)
 		defer woken.Close()
-		w.put(next(t, b, broken))
-		select {
-		case <-woken.C():
-			assert.Fail(t, "a generation that is not in force wakes no bind")
-		default:
+		isWoken := func() bool {
+			select {
+			case <-woken.C():
+				return true
+			default:
+				return false
+			}
 		}
+		w.put(next(t, b, broken))
+		assert.False(t, isWoken(), "a generation that is not in force wakes no bind, and neither does its status")
 		w.put(policyOf(t, "b", allowAll))
-		<-woken.C()
+		assert.True(t, isWoken(), "another set wakes the binds")
 	})
 }
 

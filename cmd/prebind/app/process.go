@@ -53,7 +53,7 @@ type process struct {
 	assembly *assembly.Assembly
 	engine   *binder.Engine
 	reloader *assembly.Reloader
-	// leading is closed when this replica is no longer the leader. It is nil before it becomes the leader.
+	// leading is the channel that is closed when this replica is no longer the leader, or nil.
 	leading atomic.Pointer[<-chan struct{}]
 }
 
@@ -195,10 +195,7 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	}
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
 	sweeper := p.engine.Sweeper(p.replicas)
-	lead := func(ctx context.Context) {
-		p.leading.Store(new(ctx.Done()))
-		sweeper.Run(ctx)
-	}
+	lead := p.whileLeading(sweeper.Run)
 	elected := everyReplica(func(ctx context.Context) error {
 		lead(ctx)
 		return nil
@@ -209,7 +206,16 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	return p.add(p.replicas, elected, sweeping(p.engine.OwnSweeper()))
 }
 
-// leads returns whether this replica leads. Without leader election, every replica does.
+// whileLeading returns run as the work of the leader. leads returns true from its start until its context ends.
+func (p *process) whileLeading(run func(context.Context)) func(context.Context) {
+	return func(ctx context.Context) {
+		p.leading.Store(new(ctx.Done()))
+		run(ctx)
+	}
+}
+
+// leads returns whether this replica leads. Without leader election, every replica does. It is safe for
+// concurrent use.
 func (p *process) leads() bool {
 	ended := p.leading.Load()
 	if ended == nil {

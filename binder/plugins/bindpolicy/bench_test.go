@@ -1,0 +1,59 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
+)
+
+// BenchmarkLook measures the cost of the policies for one bind.
+func BenchmarkLook(b *testing.B) {
+	const annotate = `
+variables: [{name: zone, expression: "node.metadata.labels[?'topology.kubernetes.io/zone'].orValue('')"}]
+mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
+`
+	cases := map[string]struct {
+		policies int
+		spec     string
+	}{
+		"none":              {},
+		"100 not matched":   {policies: 100, spec: allowAll + "\nmatchConstraints: {schedulerNames: [other]}"},
+		"10 annotate":       {policies: 10, spec: annotate},
+		"10 read a CSINode": {policies: 10, spec: onCSINode},
+	}
+	for name, tc := range cases {
+		b.Run(name, func(b *testing.B) {
+			server := fakeapi.New([]client.Object{withDriver("csi")}...)
+			p := newPlugin(framework.Handle{Cached: server.Cache(), Clock: clock.RealClock{}}, &Arguments{}, newMetrics())
+			var all set
+			for i := range tc.policies {
+				c, err := policy.Compile(policyOf(b, fmt.Sprintf("p-%03d", i), tc.spec), policy.Options{})
+				require.NoError(b, err)
+				all = append(all, &entry{name: c.Name(), compiled: c, reads: readsOf(c.Needs()), counters: p.metrics.countersOf(c.Name(), false)})
+			}
+			p.set.Store(&all)
+			bc := plugintest.Bind(gen.Pod("web"), gen.Node("node-a", gen.Zone("z1")))
+			b.ReportAllocs()
+			for b.Loop() {
+				before := bc.Checkpoint()
+				waiting, err := p.look(b.Context(), server.Cache(), bc)
+				if err != nil || waiting != (framework.Waiting{}) {
+					b.Fatalf("%v %v", waiting, err)
+				}
+				bc.Restore(before)
+			}
+		})
+	}
+}
