@@ -277,8 +277,11 @@ func BenchmarkPolicies(b *testing.B) {
 		b.Logf("%s: %.1f ms", metric, stat.Median(stat.Values(out.samples, metric, policies)))
 	}
 	for _, metric := range memoryMetrics() {
-		on, off := stat.Values(out.samples, metric, memoryOfPolicies), stat.Values(out.samples, metric, prebind)
-		b.Logf("%s: %.1f with policies, %.1f without the plugin, difference %.1f", metric, on[0], off[0], on[0]-off[0])
+		off := stat.Values(out.samples, metric, prebind)
+		for _, variant := range []string{policiesUnmatched, memoryOfPolicies} {
+			on := stat.Values(out.samples, metric, variant)
+			b.Logf("%s: %.1f with %s, %.1f without the plugin, difference %.1f", metric, on[0], variant, off[0], on[0]-off[0])
+		}
 	}
 	require.NoError(b, out.save())
 }
@@ -299,7 +302,7 @@ func TestPolicies(t *testing.T) {
 	require.NoError(t, p.delay(t.Context(), out, 0, 3))
 	assert.Positive(t, stat.Values(out.samples, "wake worst", policies)[0])
 	require.NoError(t, p.weigh(t.Context(), out, 20, time.Millisecond))
-	for _, variant := range []string{prebind, memoryOfPolicies} {
+	for _, variant := range []string{prebind, policiesUnmatched, memoryOfPolicies} {
 		for _, metric := range memoryMetrics() {
 			assert.Positive(t, stat.Values(out.samples, metric, variant)[0])
 		}
@@ -380,18 +383,19 @@ spec:
   - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `
 
-// weigh measures the memory of a replica without the plugin, and with 200 policies that read n ConfigMaps and n custom resources.
+// weigh measures the memory of a replica without the plugin, with 200 policies, and with 200 policies that read n ConfigMaps and n
+// custom resources.
 func (p *policyBench) weigh(ctx context.Context, out *results, n int, settle time.Duration) error {
 	if err := p.createAgents(ctx, n); err != nil {
 		return err
 	}
-	all, err := policiesOf(memoryOfPolicies)
-	if err != nil {
-		return err
-	}
-	for i, variant := range []string{prebind, memoryOfPolicies} {
+	for _, variant := range []string{prebind, policiesUnmatched, memoryOfPolicies} {
+		all, err := policiesOf(variant)
+		if err != nil {
+			return err
+		}
+		replica := p.prebind.Replicas()[min(len(all), 1)]
 		weigh := func(ctx context.Context) error {
-			replica := p.prebind.Replicas()[i]
 			if err := pass(ctx, settle); err != nil {
 				return err
 			}

@@ -298,13 +298,13 @@ func testPolicyReportedSoon(p *policies) {
 	best := time.Hour
 	for i := range 3 {
 		p.update(policy, func(s *v1alpha1.BindPolicySpec) {
-			s.Validations[0].Expression = fmt.Sprintf("node.metadata.nmae == '%d'", i)
+			s.Validations[0].Expression = fmt.Sprintf("node.metadata.title == '%d'", i)
 		})
 		began := time.Now()
 		ready := p.untilReady(policy, metav1.ConditionFalse)
 		best = min(best, time.Since(began))
 		assert.Equal(p.t, v1alpha1.ReasonCompileError, ready.Reason)
-		for _, words := range []string{"spec.validations[0].expression", "nmae", "generation 1 stays in force"} {
+		for _, words := range []string{"spec.validations[0].expression", "title", "generation 1 stays in force"} {
 			assert.Contains(p.t, ready.Message, words)
 		}
 	}
