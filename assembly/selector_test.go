@@ -87,6 +87,7 @@ func TestSelector_Select(t *testing.T) {
 		_, ok := allowed.Load(p.Verb)
 		return ok && p.Group == "example.com" && p.Resource == "gadgets" && p.Namespace == "", nil
 	}), handles("test", &h))
+	a.o.Leads = func() bool { return true }
 	run(t, a)
 	configured(t, a, nil)
 
@@ -112,6 +113,11 @@ func TestSelector_Select(t *testing.T) {
 	assert.Equal(t, []string{"b"}, namesIn(t, h.Cached, gadgets, "shop/b"))
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
 	assert.Len(t, s.watched(), 1, "a selection with the same name is kept")
+
+	kinds, err := h.Discovery.ServerResourcesForGroupVersion("example.com/v1")
+	require.NoError(t, err)
+	assert.Equal(t, "gadgets", kinds.APIResources[0].Name)
+	assert.True(t, h.Leads())
 
 	all := gadgets
 	all.Name, all.Field = "test/all", ""
@@ -237,7 +243,10 @@ func TestSelections_FindExcludes(t *testing.T) {
 	all := a.o.Manager.selections
 	a.o.Manager.Manager = adding{Manager: a.o.Manager.Manager, before: func() {
 		added++
-		assert.False(t, all.starting.TryLock())
+		if all.starting.TryLock() {
+			all.starting.Unlock()
+			t.Error("another call can start the selection")
+		}
 	}}
 	for range 2 {
 		require.NoError(t, a.useRegistered(t.Context(), racks))
