@@ -435,11 +435,11 @@ func TestEvaluate_CostLimit(t *testing.T) {
 // Each expression is below its limit, but not all together. Variables count.
 func TestEvaluate_CostBudget(t *testing.T) {
 	for name, spec := range map[string]string{
-		"Validations": declared + "validations:\n" + strings.Repeat("- {expression: \"resources.agents.all(a, a.metadata.name != 'x' && a.metadata.name != 'y')\"}\n", 64),
-		"Variables": declared + "variables:\n" + func() string {
+		"Validations": "validations:\n" + strings.Repeat("- {expression: \"!pod.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", 64),
+		"Variables": "variables:\n" + func() string {
 			text := ""
 			for i := range 64 {
-				text += fmt.Sprintf("- {name: v%d, expression: \"resources.agents.all(a, a.metadata.name != 'x' && a.metadata.name != 'y')\"}\n", i)
+				text += fmt.Sprintf("- {name: v%d, expression: \"!pod.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", i)
 			}
 			return text
 		}() + validation("["+strings.Join(func() (all []string) {
@@ -450,9 +450,9 @@ func TestEvaluate_CostBudget(t *testing.T) {
 		}(), ",")+"].all(x, x)"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := world()
-			o.resources["agents"] = large(5000)
-			r, err := compile(t, spec).Evaluate(t.Context(), subject(), o)
+			s := subject()
+			s.Pod.Annotations = map[string]string{"a": strings.Repeat("x", 300<<10)}
+			r, err := compile(t, spec).Evaluate(t.Context(), s, world())
 			require.NoError(t, err)
 			assert.Equal(t, policy.Failed, r.Verdict)
 			assert.Contains(t, r.Message, "exceed the cost limit per bind")
