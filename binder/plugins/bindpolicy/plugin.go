@@ -14,10 +14,13 @@ package bindpolicy
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy"
@@ -33,6 +36,8 @@ type Plugin struct {
 	// set contains the policies in force. It is nil before the first pass.
 	set     atomic.Pointer[set]
 	sharing sharing
+	// waived contains the start of the waits of binds that timed out with Allow, by waitKey.
+	waived *cache.Expiring
 	// synced is HasSynced.
 	synced atomic.Bool
 	// compiling limits the policies that are compiled at the same time. compile is a variable for tests.
@@ -48,7 +53,7 @@ var (
 )
 
 func newPlugin(h framework.Handle, a *Arguments, m *metrics) *Plugin {
-	p := &Plugin{h: h, args: a, metrics: m, compiling: make(chan struct{}, maxCompiles), compile: compile}
+	p := &Plugin{h: h, args: a, metrics: m, compiling: make(chan struct{}, maxCompiles), compile: compile, waived: cache.NewExpiringWithClock(h.Clock)}
 	p.waiter = framework.NewWaiter(Name, h, p.look)
 	return p
 }
@@ -95,11 +100,35 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		last = resultsOf(bc)
 		return waiting, err
 	}).WokenBy(inForceChanged)
+	since := p.sinceOf(bc, p.h.Clock.Now())
 	err := waiter.PreBind(ctx, bc)
+	if err == nil && last.waived() {
+		p.waived.Set(waitKey{bc.Pod.UID, bc.Node.UID}, since, waivedFor)
+	} else {
+		p.waived.Delete(waitKey{bc.Pod.UID, bc.Node.UID})
+	}
 	if refusal, waiting := judge(last.list()); refusal != nil || err == nil && waiting == (framework.Waiting{}) {
 		last.count()
 	}
 	return err
+}
+
+// waivedFor is how long a wait that timed out with Allow stays allowed for a bind. It is longer than the time between
+// two calls of a client.
+const waivedFor = 5 * time.Minute
+
+// waitKey identifies the bind of a wait.
+type waitKey struct{ pod, node types.UID }
+
+// sinceOf returns the start of the wait. The timeout of a wait can end between two calls: then the next call
+// continues with the start of the earlier PreBind, so that the wait does not begin again.
+func (p *Plugin) sinceOf(bc *framework.BindContext, otherwise time.Time) time.Time {
+	if since, ok := p.waived.Get(waitKey{bc.Pod.UID, bc.Node.UID}); ok {
+		if since, ok := since.(time.Time); ok {
+			return since
+		}
+	}
+	return otherwise
 }
 
 // Confirm evaluates the rejections again, because the PreBind of other plugins can take minutes.
@@ -138,7 +167,9 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 	if len(policies) == 0 {
 		return framework.Waiting{}, nil
 	}
-	applied, err := evaluate(ctx, policies, reader, subjectOf(bc, bc.Pod, bc.Node, bc.Now), (*policy.Compiled).Evaluate)
+	subject := subjectOf(bc, bc.Pod, bc.Node, bc.Now)
+	subject.Since = p.sinceOf(bc, bc.Since)
+	applied, err := evaluate(ctx, policies, reader, subject, (*policy.Compiled).Evaluate)
 	if err != nil {
 		return framework.Waiting{}, err
 	}
@@ -203,6 +234,11 @@ func (r *results) list() []evaluated {
 		return nil
 	}
 	return r.applied
+}
+
+// waived returns whether a wait of an enforced policy timed out with Allow.
+func (r *results) waived() bool {
+	return slices.ContainsFunc(r.list(), func(e evaluated) bool { return !e.result.Audit && len(e.result.Waived) > 0 })
 }
 
 // decided reports the results of a decision: in the metrics and, for policies in mode Audit, in events.

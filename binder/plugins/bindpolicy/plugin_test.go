@@ -274,6 +274,30 @@ func TestPreBind_TimesOutWithAllow(t *testing.T) {
 	})
 }
 
+// The timeout of a wait can end between two calls. The next call does not wait again, but a rejected bind does.
+func TestPreBind_AllowLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", `waitFor: [{name: never, expression: "false", timeout: 10s, onTimeout: Allow}]`))
+		preFlight := func() framework.Next {
+			bc := w.bind()
+			require.NoError(t, w.SetupBindContextExtension(t.Context(), w.h.Cached, bc))
+			next, err := w.PreFlight(bc)
+			require.NoError(t, err)
+			return next
+		}
+		assert.Equal(t, framework.Run, preFlight())
+		running := w.start(w.bind())
+		elapse(10 * time.Second)
+		ended, err := running.Ended()
+		require.True(t, ended)
+		require.NoError(t, err)
+		elapse(2 * time.Minute)
+		assert.Equal(t, framework.Skip, preFlight(), "the next call of the client")
+		elapse(waivedFor)
+		assert.Equal(t, framework.Run, preFlight(), "a later bind")
+	})
+}
+
 func TestPreBind_PolicyChanges(t *testing.T) {
 	cases := map[string]struct {
 		reason string
