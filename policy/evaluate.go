@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
+	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -43,8 +43,20 @@ func (c *Compiled) run(ctx context.Context, s *Subject, o Objects, steps func(*e
 	if !c.match.matches(s.Pod, s.Node) {
 		return notMatched, nil
 	}
+	// Most policies end here, so this comes before the state of the evaluation, which is large.
+	ns, failed, err := c.namespace(ctx, o)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case failed == nil && !c.match.matchesNamespace(ns):
+		return notMatched, nil
+	}
 	e := newEvaluation(ctx, c, s, o)
-	matched, err := e.matches()
+	e.ns, e.read = ns, c.match.namespaces != nil
+	matched, err := false, failed
+	if failed == nil {
+		matched, err = e.matches()
+	}
 	if err == nil && matched {
 		e.result.Verdict = Allowed
 		err = e.protect(steps)
@@ -57,6 +69,21 @@ func (c *Compiled) run(ctx context.Context, s *Subject, o Objects, steps func(*e
 		e.fail(err)
 	}
 	return e.result, nil
+}
+
+// namespace reads the Namespace if the policy has a selector of namespaces. failed is the error of a panic, which is
+// one of the policy.
+func (c *Compiled) namespace(ctx context.Context, o Objects) (ns *corev1.Namespace, failed, err error) {
+	if c.match.namespaces == nil {
+		return nil, nil, nil
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			failed = fmt.Errorf("internal error: %v", r)
+		}
+	}()
+	ns, err = o.Namespace(ctx)
+	return ns, nil, err
 }
 
 // errNoSubject is the reason for an incomplete Subject.
@@ -101,20 +128,10 @@ func (e *evaluation) fail(err error) {
 	e.result.Waived, e.result.Annotations, e.result.Labels = nil, nil, nil
 }
 
-// matches evaluates the namespace selector and the match conditions.
+// matches evaluates the match conditions.
 func (e *evaluation) matches() (bool, error) {
 	matched := true
 	err := e.protect(func(e *evaluation) error {
-		if s := e.policy.match.namespaces; s != nil {
-			ns, err := e.readNamespace()
-			if err != nil {
-				return err
-			}
-			if ns == nil || !s.Matches(labels.Set(ns.Labels)) {
-				matched = false
-				return nil
-			}
-		}
 		var failed error
 		for _, m := range e.policy.conditions {
 			ok, err := e.bool(m.expression)

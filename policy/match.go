@@ -66,6 +66,11 @@ func (m *matcher) matches(pod *corev1.Pod, node *corev1.Node) bool {
 	return m.daemonSets || !runsOnEachNode(pod)
 }
 
+// matchesNamespace returns whether the selector of namespaces matches. A missing Namespace matches no selector.
+func (m *matcher) matchesNamespace(ns *corev1.Namespace) bool {
+	return m.namespaces == nil || ns != nil && m.namespaces.Matches(labels.Set(ns.Labels))
+}
+
 // runsOnEachNode returns whether the pod belongs to a DaemonSet, or is the mirror of a static pod.
 func runsOnEachNode(pod *corev1.Pod) bool {
 	if _, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; ok {

@@ -28,10 +28,11 @@ mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
 		policies int
 		spec     string
 	}{
-		"none":              {},
-		"100 not matched":   {policies: 100, spec: allowAll + "\nmatchConstraints: {schedulerNames: [other]}"},
-		"10 annotate":       {policies: 10, spec: annotate},
-		"10 read a CSINode": {policies: 10, spec: onCSINode},
+		"none":                    {},
+		"100 not matched":         {policies: 100, spec: allowAll + "\nmatchConstraints: {schedulerNames: [other]}"},
+		"100 of other namespaces": {policies: 100, spec: allowAll + "\nmatchConstraints: {namespaceSelector: {matchLabels: {team: x}}}"},
+		"10 annotate":             {policies: 10, spec: annotate},
+		"10 read a CSINode":       {policies: 10, spec: onCSINode},
 	}
 	for name, tc := range cases {
 		b.Run(name, func(b *testing.B) {
