@@ -70,9 +70,18 @@ func (d *Document) At(path string) string {
 	return d.File + ":" + strconv.Itoa(line)
 }
 
-// steps splits the path of a field.
+// steps splits the path of a field. A dot in brackets is part of an index.
 func steps(path string) []string {
-	return strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
+	inIndex := false
+	return strings.FieldsFunc(path, func(r rune) bool {
+		switch r {
+		case '[':
+			inIndex = true
+		case ']':
+			inIndex = false
+		}
+		return r == '[' || r == ']' || r == '.' && !inIndex
+	})
 }
 
 // child returns the key and the value of a field or list item. The value is nil if there is none.
@@ -105,9 +114,9 @@ func named(item *yaml.Node, name string) bool {
 	return false
 }
 
-// Read reads the objects of files and directories, and of in for the path "-". In a directory, it reads the
-// files that end in .yaml, .yml or .json, except tests, in the order of their names, without
-// subdirectories. The items of a List are separate objects. An error means that a file cannot be read.
+// Read reads the objects of files and directories, and of in for the path "-". In a directory and below, it
+// reads the files that end in .yaml, .yml or .json, except tests and hidden directories, in the order of their
+// names. The items of a List are separate objects. An error means that a file cannot be read.
 // Problems are documents that are not valid YAML or not an object.
 func Read(in io.Reader, paths ...string) (read []*Document, problems, err error) {
 	var all []error
