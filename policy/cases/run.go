@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -44,16 +43,12 @@ type CaseResult struct {
 }
 
 // Run runs the tests of a directory: it tests the policies of the files *.yaml, *.yml and *.json with the
-// cases of the files *_test.yaml. The policies are compiled for each file, because its keyPrefixes apply. An
+// cases of the files *_test.yaml and *_test.yml. The policies are compiled for each file, because its keyPrefixes apply. An
 // error means that a file cannot be read.
 func Run(ctx context.Context, dir string) (*Result, error) {
-	documents, problems, err := files.Read(nil, dir)
+	documents, names, problems, err := files.ReadDir(dir)
 	if err != nil {
 		return nil, err
-	}
-	names, err := filepath.Glob(filepath.Join(escape(dir), "*"+files.TestSuffix))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	r := &Result{Dir: dir, Err: problems}
 	for _, name := range names {
@@ -64,11 +59,6 @@ func Run(ctx context.Context, dir string) (*Result, error) {
 		r.Err = errors.Join(r.Err, r.file(ctx, documents, name, content))
 	}
 	return r, nil
-}
-
-// escape returns a pattern that matches only the path.
-func escape(path string) string {
-	return strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`).Replace(path)
 }
 
 // file runs the tests of a file.

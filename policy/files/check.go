@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,17 +27,19 @@ type Policy struct {
 	Compiled *policy.Compiled
 	// Problems are the reasons why the API server or Prebind would not accept the policy.
 	Problems []policy.Problem
+
+	warnings []v1alpha1.ExpressionWarning
 }
 
 // Ready returns whether the policy has no problems.
 func (p *Policy) Ready() bool { return len(p.Problems) == 0 }
 
-// Warnings returns the warnings of type checking.
+// Warnings returns the warnings about resources and of type checking.
 func (p *Policy) Warnings() []v1alpha1.ExpressionWarning {
 	if p.Compiled == nil {
-		return nil
+		return p.warnings
 	}
-	return p.Compiled.Warnings()
+	return slices.Concat(p.warnings, p.Compiled.Warnings())
 }
 
 // ReasonInvalid is the reason of problems that the API server would find.
@@ -66,7 +69,11 @@ func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]
 			}
 			continue
 		}
-		p := check(ctx, v, d, policy.Options{KeyPrefixes: keyPrefixes, Schemas: schemas})
+		p := check(ctx, v, d, keyPrefixes, schemas)
+		if d.Name() == "" {
+			all = append(all, p)
+			continue
+		}
 		if first := seen[d.Name()]; first != nil {
 			p.invalid("metadata.name", "another BindPolicy has the same name: "+first.At("metadata.name"))
 		}
@@ -76,13 +83,18 @@ func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]
 	return all, errors.Join(problems...)
 }
 
-func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Policy {
+func check(ctx context.Context, v *validator, d *Document, keyPrefixes []string, schemas Schemas) *Policy {
 	p := &Policy{Document: d, Policy: &v1alpha1.BindPolicy{}}
-	if d.Name() == "" {
-		p.invalid("metadata.name", "required")
+	if problem := nameProblem(d.Object); problem != "" {
+		p.invalid("metadata.name", problem)
+		return p // Rules of the schema need the name.
 	}
 	for _, err := range v.validate(ctx, runtime.DeepCopyJSON(d.Object)) {
-		p.invalid(strings.TrimPrefix(err.Field, "<nil>"), detail(err))
+		path := strings.TrimPrefix(err.Field, "<nil>")
+		if path == "" {
+			path = "metadata.name" // The only rule of the object itself.
+		}
+		p.invalid(path, detail(err))
 	}
 	strict, err := d.DecodeStrict(p.Policy)
 	for _, err := range strict {
@@ -94,13 +106,31 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 	if !p.Ready() {
 		return p
 	}
-	compiled, err := policy.Compile(p.Policy, o)
+	p.checkKinds(schemas)
+	compiled, err := policy.Compile(p.Policy, policy.Options{KeyPrefixes: keyPrefixes, Schemas: schemas})
 	if err != nil {
-		p.Problems = problems(err)
-		return p
+		p.Problems = append(p.Problems, problems(err)...)
 	}
-	p.Compiled = compiled
+	if p.Ready() {
+		p.Compiled = compiled
+	}
 	return p
+}
+
+// nameProblem returns the reason why an object has no name, or an empty text.
+func nameProblem(object map[string]any) string {
+	metadata, _ := object["metadata"].(map[string]any)
+	switch name := metadata["name"].(type) {
+	case nil:
+		return "required"
+	case string:
+		if name == "" {
+			return "required"
+		}
+		return ""
+	default:
+		return fmt.Sprintf("must be a string, got %v; quote it", name)
+	}
 }
 
 // invalid adds a problem that the API server would find.

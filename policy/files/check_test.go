@@ -4,6 +4,7 @@
 package files
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -18,6 +19,11 @@ import (
 // withSpec returns a policy with the spec.
 func withSpec(spec string) string {
 	return "apiVersion: policy.prebind.dev/v1alpha1\nkind: BindPolicy\nmetadata: {name: p}\nspec:\n  " + strings.ReplaceAll(spec, "\n", "\n  ") + "\n"
+}
+
+// withResource returns a policy that reads objects of the kind.
+func withResource(apiVersion, kind, selection string) string {
+	return withSpec("resources: [{name: x, apiVersion: " + apiVersion + ", kind: " + kind + ", " + selection + "}]\nvalidations: [{expression: dyn(resources.x) != null}]")
 }
 
 const oneRule = "validations: [{expression: 'true'}]"
@@ -35,8 +41,12 @@ func TestCheck(t *testing.T) {
 		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
 		"Enum":          {reason: "the schema has enums", content: withSpec(oneRule + "\nmode: Warn"), field: "spec.mode", message: "Unsupported value", reasonOf: ReasonInvalid},
 		"Empty":         {reason: "the schema has rules", content: withSpec("mode: Audit"), field: "spec", message: "at least one of validations, waitFor and mutations is required", reasonOf: ReasonInvalid},
-		"Name":          {reason: "the name is part of keys", content: strings.Replace(withSpec(oneRule), "name: p", "name: a.b", 1), message: "DNS label", reasonOf: ReasonInvalid},
+		"Name":          {reason: "the name is part of keys", content: strings.Replace(withSpec(oneRule), "name: p", "name: a.b", 1), field: "metadata.name", message: "DNS label", reasonOf: ReasonInvalid},
 		"NoName":        {reason: "the API server requires a name", content: strings.Replace(withSpec(oneRule), "name: p", "labels: {}", 1), field: "metadata.name", message: "required", reasonOf: ReasonInvalid},
+		"BooleanName":   {reason: "YAML reads some texts as other types", content: strings.Replace(withSpec(oneRule), "name: p", "name: on", 1), field: "metadata.name", message: "must be a string, got true; quote it", reasonOf: ReasonInvalid},
+		"PluralKind":    {reason: "a kind of a built-in group must exist", content: withResource("v1", "Pods", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind Pods; use v1 Pod", reasonOf: v1alpha1.ReasonUnknownKind},
+		"OtherGroup":    {reason: "a kind of a built-in group must exist", content: withResource("apps/v1", "Pod", "labelSelector: {}"), field: "spec.resources[0]", message: "apps/v1 has no kind Pod; use v1 Pod", reasonOf: v1alpha1.ReasonUnknownKind},
+		"NoObject":      {reason: "a list is not an object", content: withResource("v1", "PodList", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind PodList; correct apiVersion and kind", reasonOf: v1alpha1.ReasonUnknownKind},
 		"Duplicate":     {reason: "names in a list are unique", content: withSpec("waitFor: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), field: "spec.waitFor[1]", message: "Duplicate value", reasonOf: ReasonInvalid},
 		"Timeout":       {reason: "a timeout has limits", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 48h}]"), field: "spec.waitFor[0].timeout", message: "between", reasonOf: ReasonInvalid},
 		"Kubernetes":    {reason: "keys of Kubernetes are never allowed", content: withSpec("mutations: {labels: [{key: topology.kubernetes.io/zone, valueExpression: \"'a'\"}]}"), field: "spec.mutations.labels[0].key", message: "kubernetes.io", reasonOf: ReasonInvalid},
@@ -64,6 +74,9 @@ func TestCheck(t *testing.T) {
 			assert.Contains(t, p.Problems[0].Message, tc.message, tc.reason)
 			assert.Equal(t, tc.reasonOf, p.Problems[0].Reason, tc.reason)
 			assert.NotContains(t, p.Problems[0].Message, "\n")
+			if tc.field == "metadata.name" {
+				assert.Len(t, p.Problems, 1, "a mistake in the name is reported once")
+			}
 		})
 	}
 }
@@ -137,6 +150,57 @@ validations: [{expression: "resources.rack.status.reddy"}, {expression: "resourc
 	require.NoError(t, err)
 	_, err = Check(t.Context(), documents, nil)
 	assert.ErrorContains(t, err, "p.yaml:13: CustomResourceDefinition rackstates.example.com: schema.openAPIV3Schema: required")
+}
+
+func TestCheck_Kinds(t *testing.T) {
+	namespaced := strings.Replace(customKind, "scope: Cluster", "scope: Namespaced", 1)
+	placed := strings.Replace(namespaced, "          status:", "          spec: {type: object, properties: {nodeName: {type: string}}}\n          status:", 1)
+	cases := map[string]struct {
+		reason           string
+		apiVersion, kind string
+		selection, crd   string
+		field, says      string
+		isProblem        bool
+	}{
+		"NoCRD":           {reason: "fields of an unknown kind are not checked", selection: "labelSelector: {}", field: "spec.resources[0].kind", says: "kind not known: fields are not checked; pass its CustomResourceDefinition"},
+		"Known":           {reason: "the kind is that of a given CustomResourceDefinition", selection: "labelSelector: {}", crd: customKind},
+		"OtherKind":       {reason: "the group has other kinds", kind: "RackStates", selection: "labelSelector: {}", crd: customKind, field: "spec.resources[0]", says: "do not serve RackStates in version v1", isProblem: true},
+		"OtherVersion":    {reason: "the group has other versions", apiVersion: "example.com/v2", selection: "labelSelector: {}", crd: customKind, field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
+		"NotServed":       {reason: "the API server does not serve the version", selection: "labelSelector: {}", crd: customKind + "  - {name: v2, served: false, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", apiVersion: "example.com/v2", field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
+		"Namespace":       {reason: "objects of a cluster-scoped kind have no namespace", selection: "labelSelector: {}, namespace: a", crd: customKind, field: "spec.resources[0].namespace", says: "RackState is cluster-scoped"},
+		"NamespaceOfName": {reason: "objects of a cluster-scoped kind have no namespace", selection: "nameExpression: node.metadata.name, namespaceExpression: pod.metadata.namespace", crd: customKind, field: "spec.resources[0].namespaceExpression", says: "RackState is cluster-scoped"},
+		"NoNamespace":     {reason: "the name of an object in a namespace is not sufficient", selection: "nameExpression: node.metadata.name", crd: namespaced, field: "spec.resources[0].nameExpression", says: "RackState is namespaced"},
+		"InNamespace":     {reason: "the object has a namespace and a name", selection: "nameExpression: node.metadata.name, namespace: a", crd: namespaced},
+		"OnNode":          {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[0].onNode", says: "RackState has no field spec.nodeName"},
+		"Placed":          {reason: "objects have spec.nodeName", selection: "onNode: true", crd: placed},
+		"AnyField":        {reason: "objects can have any field", selection: "onNode: true", crd: strings.Replace(namespaced, "properties:", "x-kubernetes-preserve-unknown-fields: true\n        properties:", 1)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			documents, err := Parse("p.yaml", []byte(withResource(cmp.Or(tc.apiVersion, "example.com/v1"), cmp.Or(tc.kind, "RackState"), tc.selection)+"---"+tc.crd))
+			require.NoError(t, err)
+			policies, err := Check(t.Context(), documents, nil)
+			require.NoError(t, err)
+			require.Len(t, policies, 1)
+			p := policies[0]
+			if tc.isProblem {
+				require.Len(t, p.Problems, 1, tc.reason)
+				assert.Equal(t, v1alpha1.ReasonUnknownKind, p.Problems[0].Reason)
+				assert.Equal(t, tc.field, p.Problems[0].Field)
+				assert.Contains(t, p.Problems[0].Message, tc.says, tc.reason)
+				assert.Nil(t, p.Compiled)
+				return
+			}
+			require.Empty(t, p.Problems)
+			if tc.says == "" {
+				assert.Empty(t, p.Warnings(), tc.reason)
+				return
+			}
+			require.Len(t, p.Warnings(), 1, tc.reason)
+			assert.Equal(t, tc.field, p.Warnings()[0].FieldRef)
+			assert.Contains(t, p.Warnings()[0].Warning, tc.says, tc.reason)
+		})
+	}
 }
 
 func TestSchemas(t *testing.T) {

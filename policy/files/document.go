@@ -157,32 +157,62 @@ func expand(path string) ([]string, error) {
 	if err != nil || !info.IsDir() {
 		return []string{path}, err
 	}
-	entries, err := os.ReadDir(path)
+	var names []string
+	root := path + string(filepath.Separator) // Follows a symbolic link.
+	err = filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && name != root && strings.HasPrefix(entry.Name(), "."):
+			return fs.SkipDir
+		case !entry.IsDir() && IsObjects(name):
+			names = append(names, name)
+		}
+		return nil
+	})
+	return names, err
+}
+
+// ReadDir reads the objects of the files of a directory like Read, without subdirectories. It also returns the
+// names of the files with tests.
+func ReadDir(dir string) (read []*Document, tests []string, problems, err error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
 	var names []string
 	for _, entry := range entries {
-		if !entry.IsDir() && IsObjects(entry.Name()) {
-			names = append(names, filepath.Join(path, entry.Name()))
+		name := filepath.Join(dir, entry.Name())
+		switch {
+		case entry.IsDir():
+		case IsTest(name):
+			tests = append(tests, name)
+		case IsObjects(name):
+			names = append(names, name)
 		}
 	}
-	return names, nil
+	read, problems, err = Read(nil, names...)
+	return read, tests, problems, err
 }
 
-// TestSuffix is the end of the names of files with tests.
+// TestSuffix is the end of the names of files with tests. The suffix _test.yml is accepted as well.
 const TestSuffix = "_test.yaml"
+
+// IsTest returns whether a file contains tests, according to its name.
+func IsTest(name string) bool {
+	return strings.HasSuffix(name, TestSuffix) || strings.HasSuffix(name, "_test.yml")
+}
 
 // IsObjects returns whether a file of a directory contains objects, according to its name.
 func IsObjects(name string) bool {
-	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !strings.HasSuffix(name, TestSuffix)
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !IsTest(name)
 }
 
 // TestDirs returns the directories with tests at or below the directory, in order.
 func TestDirs(dir string) ([]string, error) {
 	var dirs []string
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() && strings.HasSuffix(entry.Name(), TestSuffix) {
+		if err == nil && !entry.IsDir() && IsTest(path) {
 			dirs = append(dirs, filepath.Dir(path))
 		}
 		return err

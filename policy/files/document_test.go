@@ -89,23 +89,38 @@ func TestDocument_At(t *testing.T) {
 	assert.Equal(t, "f.yaml:22", second.At("spec.mutations.annotations[rack].valueExpression"), "lines of list items are those of the file")
 }
 
-func TestRead(t *testing.T) {
-	dir := t.TempDir()
-	for name, content := range map[string]string{
-		"b.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: b}\n", "a.yml": "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n",
-		"c.json": `{"apiVersion":"v1","kind":"Node","metadata":{"name":"c"}}`, "case_test.yaml": "x", "README.md": "x", "bad.yaml": "x",
-	} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
-	}
-	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
-	documents, problems, err := Read(strings.NewReader("apiVersion: v1\nkind: Node\nmetadata: {name: in}\n"), dir, "-")
-	require.NoError(t, err)
+func namesOf(documents []*Document) []string {
 	var names []string
 	for _, d := range documents {
 		names = append(names, d.Name())
 	}
-	assert.Equal(t, []string{"a", "b", "c", "in"}, names, "files are read in the order of their names, without tests and directories")
-	assert.ErrorContains(t, problems, "bad.yaml:1: ", "a file that is not valid does not prevent that others are read")
+	return names
+}
+
+func TestRead(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"b.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: b}\n", "a.yml": "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n",
+		"c.json": `{"apiVersion":"v1","kind":"Node","metadata":{"name":"c"}}`, "case_test.yaml": "x", "case_test.yml": "x", "sub.yaml/d.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: d}\n", ".git/e.yaml": "x", "README.md": "x", "bad.yaml": "x",
+	} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	for _, path := range []string{dir, link} {
+		documents, problems, err := Read(strings.NewReader("apiVersion: v1\nkind: Node\nmetadata: {name: in}\n"), path, "-")
+		require.NoError(t, err)
+		assert.Equal(t, []string{"a", "b", "c", "d", "in"}, namesOf(documents), "files are read in the order of their names, without tests and hidden directories")
+		require.ErrorContains(t, problems, "bad.yaml:1: ", "a file that is not valid does not prevent that others are read")
+		assert.NotContains(t, problems.Error(), "\n")
+	}
+
+	documents, tests, problems, err := ReadDir(dir)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"a", "b", "c"}, namesOf(documents), "directories in the directory are not read")
+	assert.Equal(t, []string{filepath.Join(dir, "case_test.yaml"), filepath.Join(dir, "case_test.yml")}, tests)
+	require.ErrorContains(t, problems, "bad.yaml:1: ")
 
 	_, _, err = Read(nil, filepath.Join(dir, "missing.yaml"))
 	assert.ErrorIs(t, err, os.ErrNotExist)
@@ -113,7 +128,7 @@ func TestRead(t *testing.T) {
 
 func TestTestDirs(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"b/x_test.yaml", "b/y_test.yaml", "a/c/x_test.yaml", "a/policy.yaml"} {
+	for _, name := range []string{"b/x_test.yaml", "b/y_test.yaml", "a/c/x_test.yml", "a/policy.yaml"} {
 		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}

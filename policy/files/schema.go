@@ -25,16 +25,23 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// Schemas are the schemas of custom resources, from CustomResourceDefinitions. It implements
-// policy.Schemas.
-type Schemas map[schema.GroupVersionKind]*spec.Schema
+// Schemas are the kinds of custom resources, from CustomResourceDefinitions. It implements policy.Schemas.
+type Schemas map[schema.GroupVersionKind]servedKind
+
+// servedKind is a version of a custom resource that the API server serves.
+type servedKind struct {
+	schema     *spec.Schema
+	namespaced bool
+	// hasNodeName is set if objects can have the field spec.nodeName.
+	hasNodeName bool
+}
 
 // ResolveSchema returns the schema of the kind. It is nil for other kinds.
 func (s Schemas) ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, error) {
-	return s[kind], nil
+	return s[kind].schema, nil
 }
 
-// Add adds the schemas of all versions of a CustomResourceDefinition.
+// Add adds the schemas of all versions of a CustomResourceDefinition that it serves.
 func (s Schemas) Add(d *Document) error {
 	var crd apiextensionsv1.CustomResourceDefinition
 	if _, err := d.DecodeStrict(&crd); err != nil {
@@ -45,9 +52,27 @@ func (s Schemas) Add(d *Document) error {
 		if err != nil {
 			return fmt.Errorf("%s: CustomResourceDefinition %s: %w", d.At(fmt.Sprintf("spec.versions[%d].schema", i)), crd.Name, err)
 		}
-		s[schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name, Kind: crd.Spec.Names.Kind}] = structural.ToKubeOpenAPI()
+		if !v.Served {
+			continue
+		}
+		s[schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name, Kind: crd.Spec.Names.Kind}] = servedKind{
+			schema: structural.ToKubeOpenAPI(), namespaced: crd.Spec.Scope == apiextensionsv1.NamespaceScoped,
+			hasNodeName: hasField(structural, "spec", "nodeName"),
+		}
 	}
 	return nil
+}
+
+// hasField returns whether an object can have the field.
+func hasField(s *structuralschema.Structural, path ...string) bool {
+	for _, name := range path {
+		field, ok := s.Properties[name]
+		if !ok {
+			return s.XPreserveUnknownFields || s.AdditionalProperties != nil
+		}
+		s = &field
+	}
+	return true
 }
 
 // schemaOf returns the schema in the forms of the API server's libraries.
