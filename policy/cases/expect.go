@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/prebind/prebind/policy"
@@ -15,11 +16,12 @@ import (
 // differences returns a text for each difference. The first contains the complete result if the verdict differs.
 func (e *Expectation) differences(got *policy.Result) []string {
 	var all []string
-	differ := func(field string, want, have any) {
-		all = append(all, fmt.Sprintf("BindPolicy %s: %s\n  expected: %s\n  got:      %s", got.Policy, field, show(want), show(have)))
+	report := func(field, want, have string) {
+		all = append(all, fmt.Sprintf("BindPolicy %s: %s\n  expected: %s\n  got:      %s", got.Policy, field, want, have))
 	}
+	differ := func(field, want, have string) { report(field, strconv.Quote(want), strconv.Quote(have)) }
 	if e.Verdict != got.Verdict {
-		differ("verdict", string(e.Verdict), describe(got))
+		report("verdict", string(e.Verdict), describe(got))
 		return all // The other fields depend on the verdict.
 	}
 	if e.Message != nil && *e.Message != got.Message {
@@ -32,10 +34,10 @@ func (e *Expectation) differences(got *policy.Result) []string {
 		differ("rule", *e.Rule, got.Rule)
 	}
 	if e.Annotations != nil && !maps.Equal(e.Annotations, got.Annotations) {
-		differ("annotations", e.Annotations, got.Annotations)
+		report("annotations", show(e.Annotations, got.Annotations, "missing"), show(got.Annotations, e.Annotations, "not expected"))
 	}
 	if e.Labels != nil && !maps.Equal(e.Labels, got.Labels) {
-		differ("labels", e.Labels, got.Labels)
+		report("labels", show(e.Labels, got.Labels, "missing"), show(got.Labels, e.Labels, "not expected"))
 	}
 	if e.Waived != nil && !slices.Equal(e.Waived, got.Waived) {
 		differ("waived", strings.Join(e.Waived, ", "), strings.Join(got.Waived, ", "))
@@ -49,30 +51,26 @@ func describe(r *policy.Result) string {
 	if r.Rule != "" {
 		text += " (" + r.Rule + ")"
 	}
-	if r.Message != "" {
-		text += ": " + r.Message
+	if message := strings.TrimPrefix(r.Message, r.Rule+": "); message != "" {
+		text += ": " + message
 	}
 	return text
 }
 
-// show returns the text of a value. Keys are sorted.
-func show(value any) string {
-	switch v := value.(type) {
-	case string:
-		if v == "" {
-			return "(empty)"
+// show returns a line for each key. It marks the keys whose values the other map does not have.
+func show(values, other map[string]string, absent string) string {
+	var lines []string
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		line := key + ": " + strconv.Quote(values[key])
+		if have, ok := other[key]; !ok {
+			line += " (" + absent + ")"
+		} else if have != values[key] {
+			line += " (differs)"
 		}
-		return v
-	case map[string]string:
-		var lines []string
-		for _, key := range slices.Sorted(maps.Keys(v)) {
-			lines = append(lines, key+": "+v[key])
-		}
-		if len(lines) == 0 {
-			return "(none)"
-		}
-		return strings.Join(lines, "\n            ")
-	default:
-		return fmt.Sprint(v)
+		lines = append(lines, line)
 	}
+	if len(lines) == 0 {
+		return "none"
+	}
+	return strings.Join(lines, "\n            ")
 }

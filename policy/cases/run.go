@@ -8,11 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes/scheme"
+
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/files"
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Result is the result of the tests of a directory.
@@ -100,7 +106,11 @@ func usable(policies []*files.Policy) error {
 	var all []error
 	for _, p := range policies {
 		for _, problem := range p.Problems {
-			all = append(all, fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem))
+			err := fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem)
+			if problem.Reason == v1alpha1.ReasonKeyNotAllowed {
+				err = fmt.Errorf("%w; if Prebind has the prefix, add it to keyPrefixes of the test", err)
+			}
+			all = append(all, err)
 		}
 	}
 	return errors.Join(all...)
@@ -113,13 +123,22 @@ func decode(d *files.Document) (*Test, error) {
 	}
 	var t Test
 	var problems []error
-	strict, err := d.DecodeStrict(&t)
-	if err != nil {
+	for _, m := range mismatches("", reflect.TypeFor[Test](), d.Object) {
+		problems = append(problems, fmt.Errorf("%s: %s: %s", d.At(m.path), m.path, m.message))
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	if _, err := d.DecodeStrict(&t); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.At(""), err)
 	}
-	for _, err := range strict {
-		problems = append(problems, fmt.Errorf("%s: %w", d.At(files.FieldOf(err)), err))
+	for i, prefix := range t.KeyPrefixes {
+		if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
+			path := fmt.Sprintf("keyPrefixes[%d]", i)
+			problems = append(problems, fmt.Errorf("%s: %s: %q: %s", d.At(path), path, prefix, problem))
+		}
 	}
+	problems = append(problems, objectProblems(d, "objects", t.Objects)...)
 	if len(t.Cases) == 0 {
 		problems = append(problems, fmt.Errorf("%s: cases: required", d.At("cases")))
 	}
@@ -137,6 +156,7 @@ func decode(d *files.Document) (*Test, error) {
 			problems = append(problems, fmt.Errorf("%s: %s.waited: must not be negative, got %s", d.At(path+".waited"), path, c.Waited.Duration))
 		}
 		seen[c.Name] = true
+		problems = append(problems, objectProblems(d, path+".objects", c.Objects)...)
 		for j, e := range c.Expect {
 			if !slices.Contains(verdicts, e.Verdict) {
 				at := fmt.Sprintf("%s.expect[%d].verdict", path, j)
@@ -145,6 +165,37 @@ func decode(d *files.Document) (*Test, error) {
 		}
 	}
 	return &t, errors.Join(problems...)
+}
+
+// objectProblems returns an error for each field of the objects that does not have its type, and for each object that
+// is not valid for another reason.
+func objectProblems(d *files.Document, path string, objects []map[string]any) []error {
+	var all []error
+	for i, raw := range objects {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		found := objectMismatches(at, raw)
+		key, err := identity(raw)
+		if len(found) == 0 && err == nil {
+			_, err = typed(raw)
+		}
+		if len(found) == 0 && err != nil {
+			found = []mismatch{{at, err.Error()}}
+		}
+		for _, m := range found {
+			about := strings.TrimPrefix(key+": "+m.path, ": ")
+			all = append(all, fmt.Errorf("%s: %s: %s", d.At(m.path), about, m.message))
+		}
+	}
+	return all
+}
+
+// objectMismatches compares an object with the type of its kind. Only the metadata of custom resources has a type.
+func objectMismatches(path string, raw map[string]any) []mismatch {
+	u := &unstructured.Unstructured{Object: raw}
+	if o, err := scheme.Scheme.New(u.GroupVersionKind()); err == nil {
+		return mismatches(path, reflect.TypeOf(o).Elem(), raw)
+	}
+	return mismatches(path+".metadata", reflect.TypeFor[metav1.ObjectMeta](), raw["metadata"])
 }
 
 // verdicts are all verdicts.

@@ -197,7 +197,7 @@ func TestRun_Invalid(t *testing.T) {
 		says           string
 		stillHasPassed bool
 	}{
-		"UnknownField": {reason: "a misspelled field is an error with its line", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "expect:", "expct: [], expect:", 1), says: `p_test.yaml:6: unknown field "cases[0].expct"`},
+		"UnknownField": {reason: "a misspelled field is an error with its line", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "expect:", "expct: [], expect:", 1), says: `p_test.yaml:6: cases[0].expct: unknown field`},
 		"Verdict":      {reason: "verdicts are checked", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "allowed", "denied", 1), says: `cases[0].expect[0].verdict: must be one of`},
 		"NoVerdict":    {reason: "an expectation needs a verdict", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "verdict: allowed", "message: x", 1), says: `got ""`},
 		"NoExpect":     {reason: "a case without expectation cannot fail", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "[{verdict: allowed}]", "[]", 1), says: "cases[0].expect: required"},
@@ -205,9 +205,9 @@ func TestRun_Invalid(t *testing.T) {
 		"SameName":     {reason: "names identify cases in reports", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "cases: [", "cases: [{name: c, expect: [{verdict: allowed}]}, ", 1), says: `duplicate name "c"`},
 		"Negative":     {reason: "a wait cannot be negative", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: c", "name: c, waited: -1m", 1), says: "must not be negative"},
 		"Kind":         {reason: "only tests have the suffix", policy: policyOf("p", okPolicy), test: policyOf("q", okPolicy), says: "may contain only"},
-		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: `v1 Pod default/a: strict decoding error: unknown field "metadata.label"`},
-		"NoObjectName": {reason: "objects have a name", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, ", "", 1), says: "each object requires apiVersion, kind and metadata.name"},
-		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "objects: metadata.name false: must be a string; quote it"},
+		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: `p_test.yaml:5: v1 Pod default/a: objects[1].metadata.label: unknown field`},
+		"NoObjectName": {reason: "objects have a name", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, ", "", 1), says: "p_test.yaml:4: objects[0]: an object requires apiVersion, kind and metadata.name"},
+		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:4: objects[0].metadata.name: must be a string, got false; quote it"},
 		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
 		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
 		"NoPolicy":     {reason: "a directory without policies is a mistake", policy: "# nothing\n", test: valid, says: "the directory contains no BindPolicy"},
@@ -223,6 +223,67 @@ func TestRun_Invalid(t *testing.T) {
 			assert.Empty(t, r.Cases)
 		})
 	}
+}
+
+func TestRun_WrongTypes(t *testing.T) {
+	tests := map[string]struct {
+		reason, content string
+		says            []string
+	}{
+		"Duration":    {reason: "a number has no unit", content: "cases:\n- name: c\n  waited: 89\n", says: []string{":5: cases[0].waited: must be a duration such as 90s, got 89"}},
+		"BadDuration": {reason: "a unit must be known", content: "cases:\n- name: c\n  waited: 3 minutes\n", says: []string{`:5: cases[0].waited: must be a duration such as 90s, got "3 minutes"`}},
+		"Time":        {reason: "a time has a date", content: "cases:\n- name: c\n  now: 10:00:00\n", says: []string{":5: cases[0].now: must be a time such as 2026-01-01T00:00:00Z, got "}},
+		"Map":         {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", says: []string{":5: cases[0].expect: must be a list, got an object"}},
+		"List":        {reason: "a Binding is an object", content: "cases:\n- binding: [a]\n", says: []string{":4: cases[0].binding: must be an object, got a list"}},
+		"Bool":        {reason: "a dry run is true or false", content: "cases:\n- dryRun: maybe\n", says: []string{`:4: cases[0].dryRun: must be true or false, got "maybe"`}},
+		"Key":         {reason: "the line is that of the key", content: "cases:\n- expect:\n  - annotations:\n      a.b/c: x\n      a.b/d: 5\n", says: []string{":7: cases[0].expect[0].annotations[a.b/d]: must be a string, got 5; quote it"}},
+		"Object": {reason: "a mistake in an object is reported once, not in each case", content: `objects:
+- apiVersion: v1
+  kind: Node
+  metadata: {name: n1}
+  status:
+    conditions:
+    - type: Ready
+      status: True
+- {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {priority: high, containers: [{name: c, resources: {limits: {cpu: many}}, livenessProbe: {httpGet: {port: []}}}]}}
+cases:
+- {name: c, expect: [{verdict: allowed}]}
+- name: d
+  expect: [{verdict: allowed}]
+  objects:
+  - {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}, spec: null}
+`, says: []string{
+			`:10: v1 Node n1: objects[0].status.conditions[0].status: must be a string, got true; quote it`,
+			`:11: v1 Pod default/a: objects[1].spec.containers[0].livenessProbe.httpGet.port: must be an integer or a string, got a list`,
+			`:11: v1 Pod default/a: objects[1].spec.containers[0].resources.limits[cpu]: must be a quantity such as 500m, got "many"`,
+			`:11: v1 Pod default/a: objects[1].spec.priority: must be an integer, got "high"`,
+			`:17: v1 Node n1: cases[1].objects[0].metadata.labels[a]: must be a string, got 1; quote it`,
+		}},
+		"Custom":   {reason: "metadata has the same type in all kinds", content: "objects:\n- apiVersion: example.com/v1\n  kind: Rack\n  metadata:\n    name: a\n    annotations: {b: 1}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":8: example.com/v1 Rack a: objects[0].metadata.annotations[b]: must be a string, got 1; quote it"}},
+		"Prefixes": {reason: "prefixes are validated", content: "keyPrefixes: [k8s.io]\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{`:3: keyPrefixes[0]: "k8s.io": keys of k8s.io are never allowed`}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := runOne(t, `validations: [{expression: "true"}]`, tc.content)
+			require.Error(t, r.Err, tc.reason)
+			lines := strings.Split(r.Err.Error(), "\n")
+			require.Len(t, lines, len(tc.says), tc.reason)
+			for i, want := range tc.says {
+				assert.Contains(t, lines[i], "p_test.yaml"+want, tc.reason)
+			}
+			assert.Empty(t, r.Cases)
+		})
+	}
+}
+
+func TestRun_KeyPrefixes(t *testing.T) {
+	spec := `mutations: {annotations: [{key: ray.io/rack, valueExpression: "'v'"}]}`
+	test := objects + "cases: [{name: c, expect: [{verdict: allowed, annotations: {ray.io/rack: v}}]}]\n"
+	r := runOne(t, spec, test)
+	require.ErrorContains(t, r.Err, "add it to keyPrefixes of the test")
+	r = runOne(t, spec, "keyPrefixes: [ray.io]\n"+test)
+	require.NoError(t, r.Err)
+	assert.False(t, r.Failed())
 }
 
 func TestRun_Unreadable(t *testing.T) {
@@ -241,7 +302,7 @@ cases:
     message: m
     messageContains: part
     rule: spec.waitFor[x]
-    annotations: {p.policy.prebind.dev/k: w}
+    annotations: {p.policy.prebind.dev/k: w, p.policy.prebind.dev/same: s, other: "1"}
     labels: {l: v}
     waived: [x]
 - name: passes
@@ -249,7 +310,7 @@ cases:
 `
 
 func TestResult_Text(t *testing.T) {
-	r := runOne(t, `mutations: {annotations: [{key: k, valueExpression: "'v'"}]}`, objects+failing)
+	r := runOne(t, `mutations: {annotations: [{key: k, valueExpression: "'v'"}, {key: same, valueExpression: "'s'"}, {key: more, valueExpression: "'m'"}]}`, objects+failing)
 	var out strings.Builder
 	require.NoError(t, r.WriteText(&out))
 	got := strings.ReplaceAll(out.String(), r.Dir, "DIR")
@@ -259,23 +320,27 @@ func TestResult_Text(t *testing.T) {
       got:      allowed
 --- FAIL: differs (DIR/p_test.yaml)
     BindPolicy p: message
-      expected: m
-      got:      (empty)
+      expected: "m"
+      got:      ""
     BindPolicy p: messageContains
-      expected: part
-      got:      (empty)
+      expected: "part"
+      got:      ""
     BindPolicy p: rule
-      expected: spec.waitFor[x]
-      got:      (empty)
+      expected: "spec.waitFor[x]"
+      got:      ""
     BindPolicy p: annotations
-      expected: p.policy.prebind.dev/k: w
-      got:      p.policy.prebind.dev/k: v
+      expected: other: "1" (missing)
+                p.policy.prebind.dev/k: "w" (differs)
+                p.policy.prebind.dev/same: "s"
+      got:      p.policy.prebind.dev/k: "v" (differs)
+                p.policy.prebind.dev/more: "m" (not expected)
+                p.policy.prebind.dev/same: "s"
     BindPolicy p: labels
-      expected: l: v
-      got:      (none)
+      expected: l: "v" (missing)
+      got:      none
     BindPolicy p: waived
-      expected: x
-      got:      (empty)
+      expected: "x"
+      got:      ""
 FAIL  DIR  3 cases, 2 failed
 `, got)
 }

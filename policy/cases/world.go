@@ -79,13 +79,8 @@ func newWorld(shared, own []map[string]any) (*world, error) {
 // identity returns kind, namespace and name. It sets the namespace of namespaced core objects to default.
 func identity(raw map[string]any) (string, error) {
 	u := unstructured.Unstructured{Object: raw}
-	if name, found, err := unstructured.NestedFieldNoCopy(raw, "metadata", "name"); found && err == nil {
-		if _, ok := name.(string); !ok {
-			return "", fmt.Errorf("objects: metadata.name %v: must be a string; quote it", name)
-		}
-	}
 	if u.GetAPIVersion() == "" || u.GetKind() == "" || u.GetName() == "" {
-		return "", errors.New("objects: each object requires apiVersion, kind and metadata.name")
+		return "", errors.New("an object requires apiVersion, kind and metadata.name")
 	}
 	if kind := u.GroupVersionKind(); u.GetNamespace() == "" && (kind == podKind || kind == claimKind) {
 		u.SetNamespace(metav1.NamespaceDefault)

@@ -14,8 +14,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/cases"
 	"github.com/prebind/prebind/policy/files"
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Exit codes of policy check and policy test.
@@ -64,10 +66,15 @@ func newPolicyCheckCommand() *cobra.Command {
 		Short: "Validate, compile and type-check BindPolicies in files",
 		Long: `Validate, compile and type-check BindPolicies in files.
 
-The command finds the same problems as the API server and Prebind. It prints
-each policy with its problems and warnings. A FILE can be a directory, or - for
-the standard input; objects of other kinds are ignored. If CustomResourceDefinitions
-are among the files, expressions are also checked against their schemas.
+The command finds the mistakes that the API server and Prebind would find without
+a look at the cluster. It prints each policy with its problems and warnings. A FILE
+can be a directory, which is read with its subdirectories, or - for the standard
+input. Objects of other kinds and files *_test.yaml are ignored. If
+CustomResourceDefinitions are among the files, expressions are also checked
+against their schemas.
+
+The command cannot find missing permissions (reason Forbidden), and kinds or
+versions that your API server does not serve (reason UnknownKind).
 
 Exit codes: 0 if all policies are ready, 1 if there is a problem, 2 if a file
 cannot be read or a flag is invalid.`,
@@ -80,7 +87,7 @@ cannot be read or a flag is invalid.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringSliceVar(&prefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own, as in --policy-key-prefixes of serve.")
+	fs.StringSliceVar(&prefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own. Use the value of --policy-key-prefixes of serve.")
 	fs.BoolVar(&strict, "warnings-as-errors", false, "Exit with 1 if there are warnings.")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
 	return cmd
@@ -88,6 +95,11 @@ cannot be read or a flag is invalid.`,
 
 // checkPolicies prints the policies of the files with their problems and warnings.
 func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, prefixes []string, strict bool) error {
+	for _, prefix := range prefixes {
+		if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
+			return fmt.Errorf("--key-prefixes: %q: %s", prefix, problem)
+		}
+	}
 	documents, problems, err := files.Read(in, paths...)
 	if err != nil {
 		return err
@@ -106,7 +118,7 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, pref
 		}
 		for _, problem := range p.Problems {
 			at := fmt.Sprintf("%s: BindPolicy %s", p.At(problem.Field), p.Name())
-			fmt.Fprintf(out, "%s: %s: %s\n", at, problem.Reason, block(problem.Error()))
+			fmt.Fprintf(out, "%s: %s: %s\n", at, problem.Reason, block(problem.Error()+hint(problem.Reason)))
 		}
 		for _, w := range p.Warnings() {
 			warnings++
@@ -123,6 +135,14 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, pref
 	return nil
 }
 
+// hint returns how to allow the key of a problem in this command.
+func hint(reason string) string {
+	if reason == v1alpha1.ReasonKeyNotAllowed {
+		return "; if Prebind has the prefix, set --key-prefixes of policy check"
+	}
+	return ""
+}
+
 // block indents all lines after the first.
 func block(text string) string { return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ") }
 
@@ -137,8 +157,8 @@ func newPolicyTestCommand() *cobra.Command {
 		Short: "Run the test cases of BindPolicies",
 		Long: `Run the test cases of BindPolicies.
 
-The command finds files with the suffix _test.yaml in each DIR and below. A case
-contains the objects of a cluster, a bind, and the expected results of the
+The command finds files with the suffix _test.yaml or _test.yml in each DIR and
+below. A case contains the objects of a cluster, a bind, and the expected results of the
 BindPolicies in the directory of the file. https://github.com/prebind/prebind/blob/main/docs/policies.md
 describes the format.
 
