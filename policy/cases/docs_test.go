@@ -69,8 +69,7 @@ func TestDocs(t *testing.T) {
 		require.NoError(t, r.WriteText(&out))
 		assert.True(t, strings.HasSuffix(out.String(), step.want), out.String())
 		if i == 0 {
-			assert.Contains(t, out.String(), "got:      failed (spec.mutations.annotations[placement.policy.prebind.dev/host]): ")
-			assert.Contains(t, out.String(), ": no such key: labels")
+			assert.Contains(t, out.String(), "got:      failed (spec.mutations.annotations[placement.policy.prebind.dev/host]): no such key: labels")
 		}
 	}
 }

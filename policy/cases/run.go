@@ -108,7 +108,7 @@ func usable(policies []*files.Policy) error {
 		for _, problem := range p.Problems {
 			err := fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem)
 			if problem.Reason == v1alpha1.ReasonKeyNotAllowed {
-				err = fmt.Errorf("%w; if Prebind has the prefix, add it to keyPrefixes of the test", err)
+				err = fmt.Errorf("%w; the test needs the prefix in keyPrefixes", err)
 			}
 			all = append(all, err)
 		}

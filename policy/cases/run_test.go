@@ -232,7 +232,7 @@ func TestRun_WrongTypes(t *testing.T) {
 	}{
 		"Duration":    {reason: "a number has no unit", content: "cases:\n- name: c\n  waited: 89\n", says: []string{":5: cases[0].waited: must be a duration such as 90s, got 89"}},
 		"BadDuration": {reason: "a unit must be known", content: "cases:\n- name: c\n  waited: 3 minutes\n", says: []string{`:5: cases[0].waited: must be a duration such as 90s, got "3 minutes"`}},
-		"Time":        {reason: "a time has a date", content: "cases:\n- name: c\n  now: 10:00:00\n", says: []string{":5: cases[0].now: must be a time such as 2026-01-01T00:00:00Z, got "}},
+		"Time":        {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":4: v1 Pod default/a: objects[0].metadata.creationTimestamp: must be a time such as 2026-01-01T00:00:00Z, got \"today\""}},
 		"Map":         {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", says: []string{":5: cases[0].expect: must be a list, got an object"}},
 		"List":        {reason: "a Binding is an object", content: "cases:\n- binding: [a]\n", says: []string{":4: cases[0].binding: must be an object, got a list"}},
 		"Bool":        {reason: "a dry run is true or false", content: "cases:\n- dryRun: maybe\n", says: []string{`:4: cases[0].dryRun: must be true or false, got "maybe"`}},
@@ -280,7 +280,7 @@ func TestRun_KeyPrefixes(t *testing.T) {
 	spec := `mutations: {annotations: [{key: ray.io/rack, valueExpression: "'v'"}]}`
 	test := objects + "cases: [{name: c, expect: [{verdict: allowed, annotations: {ray.io/rack: v}}]}]\n"
 	r := runOne(t, spec, test)
-	require.ErrorContains(t, r.Err, "add it to keyPrefixes of the test")
+	require.ErrorContains(t, r.Err, "the test needs the prefix in keyPrefixes")
 	r = runOne(t, spec, "keyPrefixes: [ray.io]\n"+test)
 	require.NoError(t, r.Err)
 	assert.False(t, r.Failed())

@@ -15,7 +15,7 @@ import (
 // Kind of a Test.
 var Kind = v1alpha1.GroupVersion.WithKind("BindPolicyTest")
 
-// Test is the content of a file whose name ends in _test.yaml. It is only a file format: the API server
+// Test is the content of a file whose name ends in _test.yaml or _test.yml. It is only a file format: the API server
 // does not serve the kind.
 type Test struct {
 	metav1.TypeMeta `json:",inline"`
@@ -45,8 +45,6 @@ type Case struct {
 	User *authenticationv1.UserInfo `json:"user,omitempty"`
 	// DryRun means that the Binding is a dry run.
 	DryRun bool `json:"dryRun,omitempty"`
-	// Now is the time of the evaluation. The default is 2026-01-01T00:00:00Z.
-	Now *metav1.Time `json:"now,omitempty"`
 	// Waited is the time since the start of the wait, such as 3m.
 	Waited metav1.Duration `json:"waited,omitzero"`
 	// Expect are the expected results.

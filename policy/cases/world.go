@@ -26,8 +26,8 @@ import (
 	"github.com/prebind/prebind/policy"
 )
 
-// defaultNow is the time of a case without a time.
-var defaultNow = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
+// now is the time of the evaluation. Expressions cannot read it.
+var now = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // world are the objects of a case, in the order of kind, namespace and name.
 type world struct{ objects []object }
@@ -180,10 +180,6 @@ func (w *world) subject(c *Case) (*policy.Subject, error) {
 	node, ok := found.(*corev1.Node)
 	if !ok {
 		return nil, fmt.Errorf("node: unexpected type %T", found)
-	}
-	now := defaultNow
-	if c.Now != nil {
-		now = c.Now.Time
 	}
 	user := authenticationv1.UserInfo{Username: "system:kube-scheduler", Groups: []string{"system:authenticated"}}
 	if c.User != nil {

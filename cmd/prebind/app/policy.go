@@ -138,7 +138,7 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, pref
 // hint returns how to allow the key of a problem in this command.
 func hint(reason string) string {
 	if reason == v1alpha1.ReasonKeyNotAllowed {
-		return "; if Prebind has the prefix, set --key-prefixes of policy check"
+		return "; policy check needs the prefix in --key-prefixes"
 	}
 	return ""
 }
