@@ -98,7 +98,7 @@ func check(ctx context.Context, v *validator, d *Document, keyPrefixes []string,
 	}
 	strict, err := d.DecodeStrict(p.Policy)
 	for _, err := range strict {
-		p.invalid(FieldOf(err), err.Error())
+		p.invalid(fieldOf(err), err.Error())
 	}
 	if err != nil && p.Ready() {
 		p.invalid("", err.Error()) // Otherwise, the schema explains it better.
@@ -161,8 +161,8 @@ func problems(err error) []policy.Problem {
 
 var quoted = regexp.MustCompile(`"([^"]*)"`)
 
-// FieldOf returns the path of the field of a strict error, such as: unknown field "spec.foo".
-func FieldOf(err error) string {
+// fieldOf returns the path of the field of a strict error, such as: unknown field "spec.foo".
+func fieldOf(err error) string {
 	if m := quoted.FindStringSubmatch(err.Error()); m != nil {
 		return m[1]
 	}
