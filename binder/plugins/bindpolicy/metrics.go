@@ -35,7 +35,7 @@ func newMetrics() *metrics {
 	return &metrics{
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prebind_policy_results_total",
-			Help: "Results of BindPolicies by policy, mode and result. Each policy is counted when PreFlight decides, and again at the end of a wait. Dry runs are not counted. The result waived counts waits that timed out with onTimeout Allow, in addition to the result of the policy. Policies after the first 500 are counted as other.",
+			Help: "Results of BindPolicies by policy, mode and result. Each policy that applies to the bind is counted when PreFlight decides, and again at the end of a wait. Dry runs are not counted. The result waived counts waits that timed out with onTimeout Allow, in addition to the result of the policy. Policies after the first 500 are counted as other.",
 		}, []string{"policy", "mode", "result"}),
 		policies: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "prebind_policies",
@@ -101,8 +101,8 @@ func (m *metrics) show(p *Plugin, counts map[state]int) {
 
 // counters are the counters of one policy in force.
 type counters struct {
-	notMatched, waived prometheus.Counter
-	byVerdict          map[policy.Verdict]prometheus.Counter
+	waived    prometheus.Counter
+	byVerdict map[policy.Verdict]prometheus.Counter
 }
 
 // countersOf returns the counters of a policy.
@@ -112,7 +112,7 @@ func (m *metrics) countersOf(policyName string, audit bool) *counters {
 		mode = "audit"
 	}
 	all := &counters{
-		notMatched: m.results.WithLabelValues(name, mode, string(policy.NotMatched)), waived: m.results.WithLabelValues(name, mode, resultWaived),
+		waived:    m.results.WithLabelValues(name, mode, resultWaived),
 		byVerdict: map[policy.Verdict]prometheus.Counter{},
 	}
 	for _, v := range []policy.Verdict{policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored} {
