@@ -77,7 +77,7 @@ ROUNDS ?= 10
 BATCHES ?= 5
 
 .PHONY: bench
-bench: control-plane ## Benchmark binds against other webhooks and kube-scheduler in about twenty minutes, and compare with the committed results (ROUNDS=20: number of rounds)
+bench: control-plane ## Benchmark binds against other webhooks and kube-scheduler in about 30 minutes, and compare with the committed results (ROUNDS=20: number of rounds)
 	@rm -f $(RESULTS)/* && mkdir -p $(RESULTS)
 	go test -c -o $(RESULTS)/admission.test ./cmd/prebind/app
 	@for round in $$(seq $(ROUNDS)); do \

@@ -29,6 +29,19 @@ func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result,
 	return c.run(ctx, s, o, (*evaluation).all)
 }
 
+// Selects returns whether the selectors of matchConstraints select the bind. An error means that the Namespace could
+// not be read.
+func (c *Compiled) Selects(ctx context.Context, s *Subject, o Objects) (bool, error) {
+	if s.Pod == nil || s.Node == nil {
+		return false, errNoSubject
+	}
+	if !c.match.matches(s.Pod, s.Node) {
+		return false, nil
+	}
+	ns, failed, err := c.namespace(ctx, o)
+	return err == nil && failed == nil && c.match.matchesNamespace(ns), errors.Join(err, failed)
+}
+
 // Confirm evaluates only matchConstraints, matchConditions and validations. It is for binds that were
 // allowed some time ago.
 func (c *Compiled) Confirm(ctx context.Context, s *Subject, o Objects) (Result, error) {
@@ -194,6 +207,8 @@ func (e *evaluation) wait() error {
 		}
 		deadline := e.subject.Since.Add(w.timeout)
 		switch {
+		case w.allow && e.subject.Waived[e.policy.WaitID(w.name)]:
+			e.result.Waived = append(e.result.Waived, w.name)
 		case e.subject.Now.Before(deadline):
 			if e.result.Until.IsZero() || deadline.Before(e.result.Until) {
 				e.result.Until = deadline

@@ -75,7 +75,7 @@ type Registration struct {
 	// read them all. For a kind such as Secret, restrict both with Permissions and Caches.
 	Permissions func(a Arguments) (Permissions, error)
 	// Metrics are served with those of Prebind, also while the plugin is off. Names begin with
-	// prebind_<plugin>_, and labels never contain pods, nodes or namespaces.
+	// prebind_<plugin> or prebind_<its objects>, and labels never contain pods, nodes or namespaces.
 	Metrics []prometheus.Collector
 	// New builds the plugin. It is called when the plugin is switched on and when its arguments
 	// change. The arguments are valid and do not change. An earlier instance completes its

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
 )
 
 // A replica is killed while binds wait in it. The other replica continues.
@@ -46,14 +47,27 @@ func testPolicyKill(p *policies) {
 				ctx, binding := p.t.Context(), o.binding(node)
 				go func() { o.bound <- o.insist(ctx, binding) }()
 			}
-			o.untilEvent("WaitingForPreBind", "CSI driver not registered on "+node)
 		})
 	}
 	p.prebind.RouteTo(first)
 	for _, f := range begin {
 		f()
 	}
-	require.NoError(p.t, first.Kill())
+	for _, o := range all {
+		o.untilEvent("WaitingForPreBind", "CSI driver not registered on "+o.node)
+	}
+	// The API server may use an open connection to the second replica.
+	victim, most := first, 0
+	for _, r := range []*install.Replica{first, second} {
+		held, err := r.Holds(p.t.Context())
+		require.NoError(p.t, err)
+		if held > most {
+			victim, most = r, held
+		}
+	}
+	assert.Positive(p.t, most, "a replica should hold binds")
+	p.t.Logf("%s is killed while it holds %d calls", victim.Name(), most)
+	require.NoError(p.t, victim.Kill())
 	p.prebind.RouteTo(first, second)
 	for _, o := range all {
 		assert.Empty(p.t, o.until("still unbound", notBound).Spec.NodeName)
@@ -63,8 +77,8 @@ func testPolicyKill(p *policies) {
 			<-o.bound
 		}
 	}
-	require.NoError(p.t, first.Start())
-	require.NoError(p.t, first.WaitReady(p.t.Context()))
+	require.NoError(p.t, victim.Start())
+	require.NoError(p.t, victim.WaitReady(p.t.Context()))
 }
 
 const (

@@ -45,8 +45,9 @@ type generation struct {
 	prepared
 	// cancel ends the preparation.
 	cancel context.CancelFunc
-	// retry is the time of the next preparation. Zero means never.
+	// retry is the time of the next preparation. Zero means never. pause is the time between the last two.
 	retry time.Time
+	pause time.Duration
 }
 
 // report is the progress of a generation.
@@ -91,11 +92,22 @@ func (c *controller) run(ctx context.Context) {
 	}
 }
 
-// take records the progress of a generation.
+// take records the progress of a generation, and the time of the next try. A generation with watches is prepared again
+// every recheckInterval, so that a permission or a kind that is gone is noticed.
 func (c *controller) take(r report) {
-	r.of.prepared = r.result
-	if r.result.done && r.result.problem != nil && r.result.problem.passing {
-		r.of.retry = c.p.h.Clock.Now().Add(retryInterval)
+	g := r.of
+	if g.entry != nil && r.result.entry != nil {
+		r.result.entry = g.entry // It may share watches since then.
+	}
+	g.prepared, g.retry = r.result, time.Time{}
+	switch now := c.p.h.Clock.Now(); {
+	case !g.done:
+	case g.problem != nil && g.problem.passing:
+		g.pause = min(max(2*g.pause, retryInterval), maxRetryInterval)
+		g.retry = now.Add(g.pause)
+	case g.problem == nil && len(g.entry.reads.all(g.entry.compiled.Needs())) > 0:
+		g.pause = 0
+		g.retry = now.Add(recheckInterval)
 	}
 }
 
@@ -135,7 +147,7 @@ func (c *controller) prepare(ctx context.Context, policies []v1alpha1.BindPolicy
 			if g != nil {
 				g.cancel()
 			}
-			c.begin(ctx, b, nil)
+			c.begin(ctx, b, prepared{})
 		case g.retry.IsZero():
 		case g.retry.After(now):
 			next = min(next, g.retry.Sub(now))
@@ -173,14 +185,14 @@ func (c *controller) share() {
 	c.p.sharing.restart(needs)
 }
 
-// begin prepares a generation in the background. The entry is that of an earlier try, or nil.
-func (c *controller) begin(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) *generation {
+// begin prepares a generation in the background. before is the result of an earlier try, if any.
+func (c *controller) begin(ctx context.Context, b *v1alpha1.BindPolicy, before prepared) *generation {
 	ctx, cancel := context.WithCancel(ctx)
-	g := &generation{prepared: prepared{uid: b.UID, generation: b.Generation, entry: e}, cancel: cancel}
+	g := &generation{prepared: prepared{uid: b.UID, generation: b.Generation, entry: before.entry}, cancel: cancel}
 	c.latest[b.Name] = g
 	c.work.Go(func() {
 		defer cancel()
-		c.p.prepare(ctx, b, e, func(result prepared) {
+		c.p.prepare(ctx, b, before, func(result prepared) {
 			select {
 			case c.reports <- report{of: g, result: result}:
 			case <-ctx.Done():
@@ -190,18 +202,18 @@ func (c *controller) begin(ctx context.Context, b *v1alpha1.BindPolicy, e *entry
 	return g
 }
 
-// retry prepares a generation again. Its problem stays known until the result of the new try.
+// retry prepares a generation again. The last result stays known until the new one.
 func (c *controller) retry(ctx context.Context, b *v1alpha1.BindPolicy, failed *generation) {
 	failed.cancel()
-	g := c.begin(ctx, b, failed.entry)
-	g.prepared = failed.prepared
+	g := c.begin(ctx, b, failed.prepared)
+	g.prepared, g.pause = failed.prepared, failed.pause
 }
 
 // apply puts the policies in force, and wakes the binds that wait.
 func (c *controller) apply(inForce map[string]*entry) {
 	inForce = share(inForce)
 	for name, e := range inForce {
-		if g := c.latest[name]; g != nil && g.entry != nil && g.entry.generation == e.generation && g.entry.uid == e.uid {
+		if g := c.latest[name]; e.unwatched == "" && g != nil && g.entry != nil && g.entry.generation == e.generation && g.entry.uid == e.uid {
 			g.entry = e
 		}
 	}

@@ -103,7 +103,7 @@ func TestController_MissingPermissionIsGranted(t *testing.T) {
 		assert.Empty(t, w.event(), "an event reports a change, not a state")
 
 		w.watches.on(func(context.Context, framework.Selection) error { return nil })
-		elapse(retryInterval)
+		elapse(maxRetryInterval)
 		assert.Equal(t, map[string]int64{"a": 1, "b": 1}, w.used())
 		text, _ = w.status("a")
 		assert.Equal(t, inForceText+"1 is in force", text)
@@ -326,5 +326,69 @@ func TestController_SharedWatchFails(t *testing.T) {
 		assert.Subset(t, w.watches.keptNames(), kept)
 		assert.Equal(t, map[string]int64{"a": 1}, w.used())
 		assert.Equal(t, kept[0], w.inForce()[0].reads.resources["csinode"].Name)
+	})
+}
+
+// Binds do not escape a policy whose watches begin slowly, for example because the API server is overloaded.
+func TestController_UnwatchedPolicyDelaysItsBinds(t *testing.T) {
+	cases := map[string]struct {
+		reason, spec string
+		waits        bool
+	}{
+		"Enforce":  {reason: "the policy may have been in force before", spec: onCSINode, waits: true},
+		"Ignore":   {reason: "failurePolicy allows the bind", spec: onCSINode + "failurePolicy: Ignore"},
+		"Audit":    {reason: "mode Audit only reports", spec: onCSINode + "mode: Audit"},
+		"Selector": {reason: "the policy selects other pods", spec: onCSINode + "matchConstraints: {schedulerNames: [other]}"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := prepareWorld(t, policyOf(t, "a", tc.spec))
+				w.watches.on(func(ctx context.Context, _ framework.Selection) error {
+					<-ctx.Done()
+					return ctx.Err()
+				})
+				w.begin()
+				elapse(watchTimeout)
+				require.True(t, w.HasSynced())
+				text, _ := w.status("a")
+				assert.Contains(t, text, "WatchFailed: ")
+				next, err := w.preFlight(w.bind())
+				require.NoError(t, err)
+				if !tc.waits {
+					assert.Equal(t, framework.Skip, next, tc.reason)
+					return
+				}
+				assert.Contains(t, text, "; the binds that the policy selects wait")
+				assert.InDelta(t, 1, w.gauge(stateNotReady), 0)
+				require.Equal(t, framework.Run, next, tc.reason)
+				running := w.start(w.bind())
+				ended, err := running.Ended()
+				require.False(t, ended, "%v", err)
+				w.watches.on(func(context.Context, framework.Selection) error { return nil })
+				w.put(policyOf(t, "b", allowAll))
+				elapse(retryInterval)
+				assert.Equal(t, map[string]int64{"a": 1, "b": 1}, w.used(), "the policy is evaluated when its watches have begun")
+			})
+		})
+	}
+}
+
+// A permission that is gone is noticed. The policy stays in force with the objects that the cache has.
+func TestController_PermissionIsRevoked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", onCSINode))
+		w.watches.on(func(context.Context, framework.Selection) error {
+			return &framework.PermissionError{Missing: "get, list, watch csinodes.storage.k8s.io"}
+		})
+		elapse(recheckInterval)
+		assert.Equal(t, map[string]int64{"a": 1}, w.used())
+		text, _ := w.status("a")
+		assert.Contains(t, text, "Forbidden: ")
+		assert.Contains(t, text, "; generation 1 stays in force")
+		w.watches.on(func(context.Context, framework.Selection) error { return nil })
+		elapse(maxRetryInterval)
+		text, _ = w.status("a")
+		assert.Equal(t, inForceText+"1 is in force", text)
 	})
 }

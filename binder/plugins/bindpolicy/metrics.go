@@ -101,8 +101,8 @@ func (m *metrics) show(p *Plugin, counts map[state]int) {
 
 // counters are the counters of one policy in force.
 type counters struct {
-	notMatched, waived prometheus.Counter
-	byVerdict          map[policy.Verdict]prometheus.Counter
+	waived    prometheus.Counter
+	byVerdict map[policy.Verdict]prometheus.Counter
 }
 
 // countersOf returns the counters of a policy.
@@ -112,7 +112,7 @@ func (m *metrics) countersOf(policyName string, audit bool) *counters {
 		mode = "audit"
 	}
 	all := &counters{
-		notMatched: m.results.WithLabelValues(name, mode, string(policy.NotMatched)), waived: m.results.WithLabelValues(name, mode, resultWaived),
+		waived:    m.results.WithLabelValues(name, mode, resultWaived),
 		byVerdict: map[policy.Verdict]prometheus.Counter{},
 	}
 	for _, v := range []policy.Verdict{policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored} {

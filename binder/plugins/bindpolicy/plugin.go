@@ -14,7 +14,6 @@ package bindpolicy
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,7 +35,7 @@ type Plugin struct {
 	// set contains the policies in force. It is nil before the first pass.
 	set     atomic.Pointer[set]
 	sharing sharing
-	// waived contains the start of the waits of binds that timed out with Allow, by waitKey.
+	// waived contains the waits of each bind that timed out with Allow, by bindKey.
 	waived *cache.Expiring
 	// synced is HasSynced.
 	synced atomic.Bool
@@ -67,15 +66,11 @@ type evaluated struct {
 	result policy.Result
 }
 
-// results are the results of the policies for a bind.
-type results struct {
-	policies set
-	// applied contains the policies that apply, in the order of the policies.
-	applied []evaluated
-}
+// results are the results of the policies that apply to a bind, in the order of the policies.
+type results []evaluated
 
 // resultsKey is the extension with the results of the last look.
-var resultsKey = framework.NewExtensionKey[*results](Name + "/results")
+var resultsKey = framework.NewExtensionKey[results](Name + "/results")
 
 // SetupBindContextExtension evaluates the policies.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
@@ -94,20 +89,19 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 
 // PreBind waits until no policy delays the bind.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	var last *results
+	var last results
 	waiter := framework.NewWaiter(Name, p.h, func(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
 		waiting, err := p.look(ctx, reader, bc)
 		last = resultsOf(bc)
 		return waiting, err
 	}).WokenBy(inForceChanged)
-	since := p.sinceOf(bc, p.h.Clock.Now())
 	err := waiter.PreBind(ctx, bc)
-	if err == nil && last.waived() {
-		p.waived.Set(waitKey{bc.Pod.UID, bc.Node.UID}, since, waivedFor)
+	if waived := last.waived(); err == nil && waived != nil {
+		p.waived.Set(bindKey{bc.Pod.UID, bc.Node.UID}, waived, waivedFor)
 	} else {
-		p.waived.Delete(waitKey{bc.Pod.UID, bc.Node.UID})
+		p.waived.Delete(bindKey{bc.Pod.UID, bc.Node.UID})
 	}
-	if refusal, waiting := judge(last.list()); refusal != nil || err == nil && waiting == (framework.Waiting{}) {
+	if refusal, waiting := judge(last); refusal != nil || err == nil && waiting == (framework.Waiting{}) {
 		last.count()
 	}
 	return err
@@ -117,18 +111,18 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 // two calls of a client.
 const waivedFor = 5 * time.Minute
 
-// waitKey identifies the bind of a wait.
-type waitKey struct{ pod, node types.UID }
+// bindKey identifies a bind.
+type bindKey struct{ pod, node types.UID }
 
-// sinceOf returns the start of the wait. The timeout of a wait can end between two calls: then the next call
-// continues with the start of the earlier PreBind, so that the wait does not begin again.
-func (p *Plugin) sinceOf(bc *framework.BindContext, otherwise time.Time) time.Time {
-	if since, ok := p.waived.Get(waitKey{bc.Pod.UID, bc.Node.UID}); ok {
-		if since, ok := since.(time.Time); ok {
-			return since
+// waivedOf returns the waits that timed out with Allow in an earlier PreBind of the bind. The timeout can end
+// between two calls, and the next call must not wait again.
+func (p *Plugin) waivedOf(bc *framework.BindContext) map[policy.WaitID]bool {
+	if found, ok := p.waived.Get(bindKey{bc.Pod.UID, bc.Node.UID}); ok {
+		if waived, ok := found.(map[policy.WaitID]bool); ok {
+			return waived
 		}
 	}
-	return otherwise
+	return nil
 }
 
 // Confirm evaluates the rejections again, because the PreBind of other plugins can take minutes.
@@ -168,12 +162,12 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 		return framework.Waiting{}, nil
 	}
 	subject := subjectOf(bc, bc.Pod, bc.Node, bc.Now)
-	subject.Since = p.sinceOf(bc, bc.Since)
+	subject.Waived = p.waivedOf(bc)
 	applied, err := evaluate(ctx, policies, reader, subject, (*policy.Compiled).Evaluate)
 	if err != nil {
 		return framework.Waiting{}, err
 	}
-	resultsKey.Set(bc, &results{policies: policies, applied: applied})
+	resultsKey.Set(bc, applied)
 	explain(bc, applied)
 	refusal, waiting := judge(applied)
 	switch {
@@ -201,7 +195,7 @@ func evaluate(ctx context.Context, policies set, reader framework.Reader, s *pol
 	var applied []evaluated
 	for _, e := range policies {
 		o.reads = &e.reads
-		r, err := by(e.compiled, ctx, s, o)
+		r, err := e.result(ctx, s, o, by)
 		if err != nil {
 			if typed, ok := errors.AsType[*framework.Error](err); ok {
 				return nil, typed
@@ -215,12 +209,24 @@ func evaluate(ctx context.Context, policies set, reader framework.Reader, s *pol
 	return applied, nil
 }
 
+// result returns the result of the policy. A policy that cannot be evaluated delays the binds that it selects.
+func (e *entry) result(ctx context.Context, s *policy.Subject, o *objects, by evaluation) (policy.Result, error) {
+	if e.unwatched == "" {
+		return by(e.compiled, ctx, s, o)
+	}
+	// If the Namespace cannot be read either, the policy may select the bind.
+	if selects, err := e.compiled.Selects(ctx, s, o); err == nil && !selects || ctx.Err() != nil {
+		return policy.Result{Policy: e.name, Verdict: policy.NotMatched}, ctx.Err()
+	}
+	return policy.Result{Policy: e.name, Verdict: policy.Waiting, Rule: "spec.resources", Message: "waiting for " + e.unwatched}, nil
+}
+
 func aboutPolicy(name string) framework.Object {
 	return framework.Object{Kind: v1alpha1.Kind.Kind, Name: name}
 }
 
 // resultsOf returns the results of the last look of the context, or nil.
-func resultsOf(bc *framework.BindContext) *results {
+func resultsOf(bc *framework.BindContext) results {
 	r, err := resultsKey.Get(bc)
 	if err != nil {
 		return nil
@@ -228,17 +234,18 @@ func resultsOf(bc *framework.BindContext) *results {
 	return r
 }
 
-// list returns the results of the policies that apply.
-func (r *results) list() []evaluated {
-	if r == nil {
-		return nil
+// waived returns the waits that timed out with Allow.
+func (r results) waived() map[policy.WaitID]bool {
+	var all map[policy.WaitID]bool
+	for _, e := range r {
+		for _, name := range e.result.Waived {
+			if all == nil {
+				all = map[policy.WaitID]bool{}
+			}
+			all[e.entry.compiled.WaitID(name)] = true
+		}
 	}
-	return r.applied
-}
-
-// waived returns whether a wait of an enforced policy timed out with Allow.
-func (r *results) waived() bool {
-	return slices.ContainsFunc(r.list(), func(e evaluated) bool { return !e.result.Audit && len(e.result.Waived) > 0 })
+	return all
 }
 
 // decided reports the results of a decision: in the metrics and, for policies in mode Audit, in events.
@@ -251,7 +258,7 @@ func (p *Plugin) decided(bc *framework.BindContext) {
 	if p.h.Events == nil {
 		return
 	}
-	for _, e := range r.list() {
+	for _, e := range r {
 		if text := auditText(e.result); text != "" {
 			related := &corev1.ObjectReference{
 				APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind, Name: e.result.Policy, UID: e.entry.uid,
@@ -262,17 +269,8 @@ func (p *Plugin) decided(bc *framework.BindContext) {
 }
 
 // count counts the results in the metrics.
-func (r *results) count() {
-	if r == nil {
-		return
-	}
-	applied := r.applied
-	for _, e := range r.policies {
-		if len(applied) > 0 && applied[0].entry == e {
-			e.counters.count(applied[0].result)
-			applied = applied[1:]
-			continue
-		}
-		e.counters.notMatched.Inc()
+func (r results) count() {
+	for _, e := range r {
+		e.entry.counters.count(e.result)
 	}
 }

@@ -26,6 +26,10 @@ const (
 	// retryInterval is the time after which a policy is prepared again whose problem can end without a new
 	// generation.
 	retryInterval = 5 * time.Second
+	// maxRetryInterval is the limit of retryInterval, which doubles with each try.
+	maxRetryInterval = time.Minute
+	// recheckInterval is the time after which the watches of a policy in force are checked.
+	recheckInterval = time.Minute
 	// maxCompiles is the number of policies that are compiled at the same time, so that binds keep most of the CPU.
 	maxCompiles = 2
 	// aggregateLabel is the label of ClusterRoles that grant permissions for policies.
@@ -42,9 +46,11 @@ func compile(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err 
 	return policy.Compile(b, o)
 }
 
-// prepare compiles a generation, unless an earlier try has done so, and waits for its watches. report is called
+// prepare compiles a generation, unless an earlier try has done so, and waits for its watches. before is the result of
+// the earlier try. report is called
 // with the progress, the last time with done set, and again if there are warnings.
-func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, e *entry, report func(prepared)) {
+func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, before prepared, report func(prepared)) {
+	e := before.entry
 	result := prepared{uid: b.UID, generation: b.Generation, entry: e}
 	if e == nil {
 		c, err := p.compileInTurn(ctx, b, policy.Options{KeyPrefixes: p.args.KeyPrefixes})
@@ -67,6 +73,11 @@ func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, e *entry, 
 		return
 	}
 	result.done, result.warnings = true, result.entry.compiled.Warnings()
+	if before.done && before.problem == nil {
+		result.warnings = before.warnings
+		report(result)
+		return
+	}
 	report(result)
 	if result.problem == nil && p.h.Discovery != nil && usesCustomKinds(needs) {
 		// The schemas of custom resources come from the API server, which can take long. The policy is in force in the meantime.

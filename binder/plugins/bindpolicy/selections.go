@@ -147,10 +147,15 @@ func share(inForce map[string]*entry) map[string]*entry {
 	var used map[string]*policy.Fields
 	watches := map[string]*watch{}
 	for _, e := range inForce {
-		used = combine(used, e.compiled.Needs())
+		if e.unwatched == "" {
+			used = combine(used, e.compiled.Needs())
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(inForce)) {
 		e := inForce[name]
+		if e.unwatched != "" {
+			continue
+		}
 		for _, w := range e.reads.all(e.compiled.Needs()) {
 			has, best := w.fields.String(), watches[w.key]
 			complete := w.fields.Union(used[w.key]).String() == has
@@ -164,7 +169,7 @@ func share(inForce map[string]*entry) map[string]*entry {
 		changed := false
 		r := e.reads.replaced(func(w *watch) *watch {
 			best := watches[w.key]
-			if best == nil || best.Name == w.Name {
+			if e.unwatched != "" || best == nil || best.Name == w.Name {
 				return w
 			}
 			changed = true

@@ -23,6 +23,9 @@ type entry struct {
 	compiled   *policy.Compiled
 	reads      reads
 	counters   *counters
+	// unwatched is the reason why the policy cannot be evaluated yet: its watches have not delivered all objects. The binds
+	// that it selects wait.
+	unwatched string
 }
 
 // set contains the policies in force, in the order of their names. It is immutable.
@@ -34,6 +37,8 @@ type prepared struct {
 	generation int64
 	// entry is nil until the generation is compiled, and if it does not compile.
 	entry *entry
+	// stub is the entry while the watches of the generation fail; see unwatched.
+	stub *entry
 	// done means that the generation is usable, or that problem is the reason why it is not.
 	done     bool
 	problem  *problem
@@ -100,6 +105,12 @@ func decide(policies []v1alpha1.BindPolicy, latest map[string]*prepared, last ma
 			v.known, v.reason, v.warnings = true, p.problem.reason, p.warnings
 			v.message = p.problem.message
 		}
+		if used != nil && used.unwatched != "" {
+			used = nil
+		}
+		if used == nil && p.isFor(b) && p.done && mustWait(b, p) {
+			inForce[b.Name] = p.unwatched()
+		}
 		if used != nil {
 			inForce[b.Name] = used
 			v.state = stateOutdated
@@ -109,10 +120,31 @@ func decide(policies []v1alpha1.BindPolicy, latest map[string]*prepared, last ma
 		}
 		if v.known && v.reason != v1alpha1.ReasonInForce {
 			v.message += remaining(used)
+			if e := inForce[b.Name]; e != nil && e.unwatched != "" {
+				v.message = p.problem.message + "; the binds that the policy selects wait"
+			}
 		}
 		verdicts[b.Name] = v
 	}
 	return inForce, verdicts
+}
+
+// mustWait returns whether the binds that the policy selects wait for its watches. A policy whose watches begin slowly, for
+// example because the API server is overloaded, may have been in force before this replica started. A policy with another
+// problem is not in force.
+func mustWait(b *v1alpha1.BindPolicy, p *prepared) bool {
+	return p.problem != nil && p.problem.reason == v1alpha1.ReasonWatchFailed && p.entry != nil &&
+		b.Spec.Mode != v1alpha1.ModeAudit && b.Spec.FailurePolicy != v1alpha1.FailurePolicyIgnore
+}
+
+// unwatched returns an entry for a policy that cannot be evaluated.
+func (p *prepared) unwatched() *entry {
+	if p.stub == nil {
+		stub := *p.entry
+		stub.unwatched = p.problem.message
+		p.stub = &stub
+	}
+	return p.stub
 }
 
 // remaining returns the end of the message of a policy whose latest generation is not in force.

@@ -94,11 +94,13 @@ func (w *world) status(name string) (string, int64) {
 	return b.Status.Conditions[0].Reason + ": " + b.Status.Conditions[0].Message, b.Status.ObservedGeneration
 }
 
-// used returns the names and generations of the policies in force.
+// used returns the names and generations of the policies in force that can be evaluated.
 func (w *world) used() map[string]int64 {
 	all := map[string]int64{}
 	for _, e := range w.inForce() {
-		all[e.name] = e.generation
+		if e.unwatched == "" {
+			all[e.name] = e.generation
+		}
 	}
 	return all
 }
