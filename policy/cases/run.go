@@ -176,7 +176,11 @@ func objectProblems(d *files.Document, path string, objects []map[string]any) []
 		found := objectMismatches(at, raw)
 		key, err := identity(raw)
 		if len(found) == 0 && err == nil {
-			_, err = typed(raw)
+			if problem := files.KindProblem((&unstructured.Unstructured{Object: raw}).GroupVersionKind()); problem != "" {
+				err = errors.New(problem)
+			} else {
+				_, err = typed(raw)
+			}
 		}
 		if len(found) == 0 && err != nil {
 			found = []mismatch{{at, err.Error()}}

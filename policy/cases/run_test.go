@@ -260,6 +260,7 @@ cases:
 			`:17: v1 Node n1: cases[1].objects[0].metadata.labels[a]: must be a string, got 1; quote it`,
 		}},
 		"Custom":   {reason: "metadata has the same type in all kinds", content: "objects:\n- apiVersion: example.com/v1\n  kind: Rack\n  metadata:\n    name: a\n    annotations: {b: 1}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":8: example.com/v1 Rack a: objects[0].metadata.annotations[b]: must be a string, got 1; quote it"}},
+		"Kind":     {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":4: apps/v1 Pod a: objects[0]: apps/v1 has no kind Pod; use v1 Pod"}},
 		"Prefixes": {reason: "prefixes are validated", content: "keyPrefixes: [k8s.io]\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{`:3: keyPrefixes[0]: "k8s.io": keys of k8s.io are never allowed`}},
 	}
 	for name, tc := range tests {

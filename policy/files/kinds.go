@@ -29,14 +29,25 @@ func (p *Policy) checkKinds(known Schemas) {
 			p.checkScope(path, r, &custom)
 		case isBuiltIn(kind):
 		case known.hasGroup(kind.Group):
-			p.unknown(path, fmt.Sprintf("the given CustomResourceDefinitions of the group %s do not serve %s in version %s%s", kind.Group, kind.Kind, kind.Version,
-				"; correct apiVersion and kind, or pass the CustomResourceDefinition of this kind"))
-		case scheme.Scheme.IsGroupRegistered(kind.Group):
-			p.unknown(path, fmt.Sprintf("%s has no kind %s; %s", r.APIVersion, kind.Kind, suggestion(kind)))
+			p.unknown(path, fmt.Sprintf("the given CustomResourceDefinitions of the group %s do not serve %s in version %s; correct apiVersion and kind, or pass the CustomResourceDefinition of this kind",
+				kind.Group, kind.Kind, kind.Version))
 		default:
+			if problem := KindProblem(kind); problem != "" {
+				p.unknown(path, problem)
+				continue
+			}
 			p.warn(path+".kind", "kind not known: fields are not checked; pass its CustomResourceDefinition")
 		}
 	}
+}
+
+// KindProblem returns the reason why Kubernetes has no such kind, or an empty text. Groups that are not built in can
+// have any kind.
+func KindProblem(kind schema.GroupVersionKind) string {
+	if isBuiltIn(kind) || !scheme.Scheme.IsGroupRegistered(kind.Group) {
+		return ""
+	}
+	return fmt.Sprintf("%s has no kind %s; %s", kind.GroupVersion(), kind.Kind, suggestion(kind))
 }
 
 // checkScope reports selections that match no object.
