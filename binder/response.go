@@ -15,7 +15,7 @@ import (
 
 // allow allows the bind without an attempt.
 func (c *call) allow(ctx context.Context, bc *framework.BindContext) Decision {
-	add := additionsOf("", bc)
+	add := additionsOf("", c.plugins, bc)
 	if add.none() {
 		return c.preview
 	}
@@ -30,7 +30,7 @@ func (c *call) allow(ctx context.Context, bc *framework.BindContext) Decision {
 // the attempt. latest is the context of the last PreFlight or PreBind. It returns false if the
 // attempt is no longer prepared.
 func (c *call) allowBy(ctx context.Context, a *attempt.Attempt, latest *framework.BindContext) (Decision, bool) {
-	d, err := c.compose(ctx, additionsOf(a.ID(), latest, c.attempts.Started(a)...))
+	d, err := c.compose(ctx, additionsOf(a.ID(), c.plugins, latest, c.attempts.Started(a)...))
 	if err != nil {
 		c.attempts.Discard(a)
 		return c.later(err), true
