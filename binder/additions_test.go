@@ -90,6 +90,57 @@ func TestPlugin_SetsCompleteKeys(t *testing.T) {
 	}
 }
 
+// TestPlugin_DropsCompleteKeys: complete keys of an earlier round do not come back, whether or not the plugin runs again.
+func TestPlugin_DropsCompleteKeys(t *testing.T) {
+	type values = map[string]string
+	cases := map[string]struct {
+		reason  string
+		next    framework.Next
+		disable bool
+		want    values
+	}{
+		"Skips":    {reason: "PreFlight decides again", next: framework.Skip, want: values{"a.io/new": "2"}},
+		"Runs":     {reason: "PreBind runs again", next: framework.Run, want: values{"a.io/new": "2"}},
+		"Disabled": {reason: "a plugin that takes no part keeps what it added", disable: true, want: values{"a.io/old": "1", "a.io/both": "1"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &checker{plugin: plugin{name: "p"}}
+				p.preFlight = func(bc *framework.BindContext) (framework.Next, error) {
+					if p.preFlights.Load() > 1 {
+						bc.SetLabel("p", "a.io/new", "2")
+						bc.SetAnnotation("p", "a.io/new", "2")
+						return tc.next, nil
+					}
+					for _, key := range []string{"a.io/old", "a.io/both"} {
+						bc.SetLabel("p", key, "1")
+						bc.SetAnnotation("p", key, "1")
+					}
+					return framework.Run, nil
+				}
+				settings := Settings{}
+				e := newTestEngine(t, func(o *Options) {
+					o.Settings.Plugins, o.Live = []framework.PreBinder{p, nothingToDo("none")}, holding(thePod)
+					settings = o.Settings
+				})
+				first := e.Bind(t.Context(), theRequest())
+				require.Nil(t, first.Err)
+				require.Equal(t, values{"a.io/old": "1", "a.io/both": "1"}, first.Labels)
+				if tc.disable {
+					settings.Plugins = settings.Plugins[1:]
+					require.NoError(t, e.Configure(settings))
+				}
+				second := e.Bind(t.Context(), theRequest())
+				require.Nil(t, second.Err)
+				assert.Equal(t, tc.want, second.Labels, tc.reason)
+				delete(second.Annotations, attemptKeyOfTests)
+				assert.Equal(t, tc.want, second.Annotations, tc.reason)
+			})
+		})
+	}
+}
+
 // warning is a checker that warns in PreFlight, and then returns the result.
 func warning(next framework.Next, err error, texts ...string) *checker {
 	return &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {

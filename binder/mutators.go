@@ -43,23 +43,28 @@ type additions struct {
 type byPlugin map[string]map[string]string
 
 // additionsOf returns what plugins add: each by the context of its own last PreBind, if any,
-// and by the latest context, which wins. The latest context has all devices, because PreFlight
-// reports them and runs for every context.
-func additionsOf(id string, latest *framework.BindContext, started ...attempt.Started) additions {
-	merged := func(of func(*framework.BindContext) map[string]map[string]string) byPlugin {
+// and by the latest context, which wins. Complete keys of the plugins that took part in the latest
+// context are only those of this context, because an earlier rule may no longer apply. The latest
+// context has all devices, because PreFlight reports them and runs for every context.
+func additionsOf(id string, plugins []framework.PreBinder, latest *framework.BindContext, started ...attempt.Started) additions {
+	type values = func(*framework.BindContext) map[string]map[string]string
+	merged := func(of values, earlier func(plugin string) bool) byPlugin {
 		var all byPlugin
 		for _, r := range started {
-			all.copy(r.Plugin.Name(), of(r.Context)[r.Plugin.Name()])
+			if name := r.Plugin.Name(); earlier(name) {
+				all.copy(name, of(r.Context)[name])
+			}
 		}
 		for plugin, values := range of(latest) {
 			all.copy(plugin, values)
 		}
 		return all
 	}
+	always := func(string) bool { return true }
+	absent := func(plugin string) bool { return !takesPart(plugins, plugin) }
 	add := additions{
-		attempt: id, devices: latest.Devices(),
-		annotations: merged((*framework.BindContext).Annotations), complete: merged((*framework.BindContext).CompleteAnnotations),
-		labels: merged((*framework.BindContext).Labels),
+		attempt: id, devices: latest.Devices(), annotations: merged((*framework.BindContext).Annotations, always),
+		complete: merged((*framework.BindContext).CompleteAnnotations, absent), labels: merged((*framework.BindContext).Labels, absent),
 	}
 	for _, r := range started {
 		add.started = append(add.started, r.Plugin.Name())

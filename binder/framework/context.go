@@ -105,7 +105,8 @@ func (bc *BindContext) Annotate(plugin, key, value string) {
 }
 
 // SetAnnotation is Annotate with a complete key, such as ray.io/topology. plugin is the caller's own
-// name. It is for plugins whose keys the operator allows.
+// name. It is for plugins whose keys the operator allows. A key of an earlier round of the attempt is dropped
+// unless PreFlight or PreBind sets it again.
 func (bc *BindContext) SetAnnotation(plugin, key, value string) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -114,7 +115,7 @@ func (bc *BindContext) SetAnnotation(plugin, key, value string) {
 
 // SetLabel adds the label with the complete key to the Binding. The API server copies it to the pod with the
 // bind, and replaces a value that the pod already has. It requires Kubernetes 1.35 or later. An invalid key or
-// value fails the bind.
+// value fails the bind. It drops keys of earlier rounds like SetAnnotation.
 func (bc *BindContext) SetLabel(plugin, key, value string) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()

@@ -86,6 +86,9 @@ func steps(path string) []string {
 
 // child returns the key and the value of a field or list item. The value is nil if there is none.
 func child(of *yaml.Node, step string) (key, value *yaml.Node) {
+	if of != nil && of.Kind == yaml.AliasNode {
+		of = of.Alias
+	}
 	switch {
 	case of == nil:
 	case of.Kind == yaml.MappingNode:
@@ -280,7 +283,7 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 		d.line = line
 		return []*Document{d}, nil
 	}
-	_, list := child(d.node, "items")
+	nodes := itemNodes(d.node, len(items))
 	var all []*Document
 	for i, item := range items {
 		encoded, err := sigsyaml.Marshal(item)
@@ -292,11 +295,24 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 			return nil, fail(first, fmt.Errorf("items[%d]: not a Kubernetes object", i))
 		}
 		for _, d := range documents {
-			d.node, d.line = list.Content[i], line
+			d.node, d.line = nodes[i], line
 			all = append(all, d)
 		}
 	}
 	return all, nil
+}
+
+// itemNodes returns the nodes of the items of a list. If the list does not have them itself, for example
+// because a merge key adds them, each is a node with the line of the list.
+func itemNodes(list *yaml.Node, count int) []*yaml.Node {
+	_, items := child(list, "items")
+	if items != nil && items.Kind == yaml.AliasNode {
+		items = items.Alias
+	}
+	if items != nil && items.Kind == yaml.SequenceNode && len(items.Content) == count {
+		return items.Content
+	}
+	return slices.Repeat([]*yaml.Node{{Line: list.Line}}, count)
 }
 
 // located returns the line and the text of an error of a YAML library, whose lines begin with the

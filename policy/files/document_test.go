@@ -89,6 +89,47 @@ func TestDocument_At(t *testing.T) {
 	assert.Equal(t, "f.yaml:22", second.At("spec.mutations.annotations[rack].valueExpression"), "lines of list items are those of the file")
 }
 
+func TestDocument_AtAlias(t *testing.T) {
+	const items = "- apiVersion: v1\n  kind: Node\n  metadata:\n    name: a\n"
+	cases := map[string]struct {
+		reason        string
+		content       string
+		at, name, key string
+	}{
+		"Items": {
+			reason:  "the fields of an alias are those of its anchor",
+			content: "old: &l\n" + items + "apiVersion: v1\nkind: List\nitems: *l\n",
+			at:      "f.yaml:2", name: "f.yaml:5", key: "f.yaml:4",
+		},
+		"Item": {
+			reason:  "an item can be an alias",
+			content: "old:\n- &i\n  apiVersion: v1\n  kind: Node\n  metadata:\n    name: a\napiVersion: v1\nkind: List\nitems:\n- *i\n",
+			at:      "f.yaml:10", name: "f.yaml:6", key: "f.yaml:5",
+		},
+		"Merge": {
+			reason:  "the list has no items of its own, so the line is that of the list",
+			content: "# licence\nold: &l\n  metadata: {}\n  items:\n  - {apiVersion: v1, kind: Node, metadata: {name: a}}\n<<: *l\napiVersion: v1\nkind: List\n",
+			at:      "f.yaml:2", name: "f.yaml:2", key: "f.yaml:2",
+		},
+		"Field": {
+			reason:  "a field can be an alias",
+			content: "old: &m\n  name: a\napiVersion: v1\nkind: Node\nmetadata: *m\n",
+			at:      "f.yaml:1", name: "f.yaml:2", key: "f.yaml:5",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			documents, err := Parse("f.yaml", []byte(tc.content))
+			require.NoError(t, err)
+			require.Len(t, documents, 1)
+			assert.Equal(t, "a", documents[0].Name())
+			assert.Equal(t, tc.at, documents[0].At(""), tc.reason)
+			assert.Equal(t, tc.name, documents[0].At("metadata.name"), tc.reason)
+			assert.Equal(t, tc.key, documents[0].At("metadata.nothing"), tc.reason)
+		})
+	}
+}
+
 func namesOf(documents []*Document) []string {
 	var names []string
 	for _, d := range documents {
@@ -142,6 +183,8 @@ func TestTestDirs(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(twoPolicies))
 	f.Add([]byte("apiVersion: v1\nkind: List\nitems: [1]\n---\n- a\n--- {a: b}\n"))
+	f.Add([]byte("old: &l\n- {apiVersion: v1, kind: Node}\napiVersion: v1\nkind: List\nitems: *l\n"))
+	f.Add([]byte("old: &l\n  items: [{apiVersion: v1, kind: Node}]\n<<: *l\napiVersion: v1\nkind: List\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		documents, err := Parse("f.yaml", content)
 		for _, d := range documents {
