@@ -67,7 +67,11 @@ var (
 var baseEnvironment = sync.OnceValues(func() (*cel.Env, error) {
 	// The functions are those of the version of Kubernetes that Prebind is built with, for all API servers.
 	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
-	return base.Extend(
+	options, err := boundedFunctions(base)
+	if err != nil {
+		return nil, err
+	}
+	return base.Extend(append(options,
 		cel.Variable(varObject, typeObject.CEL()),
 		cel.Variable(varPod, typePod.CEL()),
 		cel.Variable(varNode, typeNode.CEL()),
@@ -77,7 +81,7 @@ var baseEnvironment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable(varResources, typeResources),
 		cel.Variable(varVariables, typeVariables),
 		cel.CustomTypeAdapter(schema.Adapter{}),
-	)
+	)...)
 })
 
 // provider knows the types of a policy's expressions: those of Go types, the resources and variables of the policy, and
@@ -231,6 +235,8 @@ func program(ast *cel.Ast) (cel.Program, error) {
 		return nil, err
 	}
 	return base.Program(ast,
+		cel.CustomDecoratorV2(boundAddition),
+		cel.CostTracking(&costs{}),
 		cel.CostLimit(expressionCostLimit),
 		cel.InterruptCheckFrequency(celconfig.CheckFrequency),
 	)

@@ -253,7 +253,7 @@ func TestEvaluate_LongMessages(t *testing.T) {
 func TestEvaluate_AnnotationSize(t *testing.T) {
 	s := subject()
 	s.Pod.Annotations = map[string]string{"a": strings.Repeat("x", 200<<10)}
-	r, err := compile(t, "mutations: {annotations: [{key: a, valueExpression: \"pod.metadata.annotations['a'] + pod.metadata.annotations['a']\"}]}").Evaluate(t.Context(), s, world())
+	r, err := compile(t, "mutations: {annotations: [{key: a, valueExpression: \"pod.metadata.annotations['a']\"}, {key: b, valueExpression: \"pod.metadata.annotations['a']\"}]}").Evaluate(t.Context(), s, world())
 	require.NoError(t, err)
 	assert.Equal(t, policy.Failed, r.Verdict)
 	assert.Contains(t, r.Message, "262144")
