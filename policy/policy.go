@@ -57,6 +57,10 @@ type Resource struct {
 	Labels labels.Selector
 	// ByName means that the policy reads one object by its name. Otherwise, it reads all that match.
 	ByName bool
+	// Constant is the name if nameExpression is a text, such as "'limits'". Otherwise, it is empty.
+	Constant string
+	// InNamespace means that the policy gives a namespace, by Namespace or by an expression.
+	InNamespace bool
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
 	// Fields are the fields that expressions use. It is not nil. Fields.Transform lists those that it always

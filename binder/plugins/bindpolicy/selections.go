@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -180,14 +181,17 @@ func share(inForce map[string]*entry) map[string]*entry {
 	return shared
 }
 
-// selectionOf returns the selection of a resource. Resources that differ only in their names have the same
-// selection.
+// selectionOf returns the selection of a resource. Resources that differ only in their Name have the same selection. If
+// the name of the object is constant, the API server sends only objects with this name: one in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
 	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: r.Fields.Transform}
 	by := "all"
 	switch {
 	case r.ByName:
 		by, s.Field = "by name", framework.ByName
+		if r.Constant != "" {
+			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(framework.ByName, r.Constant)
+		}
 	case r.OnNode:
 		by, s.Field, s.Value, s.Unsupported = "by node", byNodeName, nodeNameOf, !selectableByNode(r.Kind)
 	}
@@ -198,8 +202,8 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	if r.Labels != nil && !r.Labels.Empty() {
 		name = append(name, "labels "+r.Labels.String())
 	}
-	if fields := r.Fields.String(); fields != "" {
-		name = append(name, "fields "+fields)
+	if used := r.Fields.String(); used != "" {
+		name = append(name, "fields "+used)
 	}
 	s.Name = strings.Join(name, "; ")
 	return s
