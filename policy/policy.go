@@ -79,7 +79,17 @@ type Subject struct {
 	Now, Since time.Time
 }
 
-// Objects reads objects. An error ends the evaluation: it is returned as it is and does not
+// LimitError is an error of Objects.Resource if the resource has too many or too large objects. It counts as an error of
+// the policy.
+type LimitError struct {
+	// Message describes the limit, and how to stay below it.
+	Message string
+}
+
+// Error implements error.
+func (e *LimitError) Error() string { return e.Message }
+
+// Objects reads objects. An error that is not a LimitError ends the evaluation: it is returned as it is and does not
 // count as an error of the policy. Evaluate calls each method at most once per policy and
 // argument, and only for what is needed.
 type Objects interface {

@@ -38,6 +38,8 @@ type reads struct {
 	namespace, claims *watch
 	// resources contains the watch of each resource by its name in expressions.
 	resources map[string]*watch
+	// live reads objects that are too large for the cache.
+	live framework.Reader
 }
 
 // named is a watch with the path of the field that needs it.
@@ -63,7 +65,7 @@ func (r reads) all(n policy.Needs) []named {
 
 // replaced returns the reads from other watches.
 func (r reads) replaced(by func(*watch) *watch) reads {
-	other := reads{resources: make(map[string]*watch, len(r.resources))}
+	other := reads{resources: make(map[string]*watch, len(r.resources)), live: r.live}
 	if r.namespace != nil {
 		other.namespace = by(r.namespace)
 	}
@@ -96,7 +98,7 @@ type sharing struct {
 }
 
 // readsOf returns the watches for the needs of a policy. Each has the fields that this policy and earlier ones use.
-func (s *sharing) readsOf(n policy.Needs) reads {
+func (s *sharing) readsOf(n policy.Needs, live framework.Reader) reads {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fields = combine(s.fields, n)
@@ -109,7 +111,7 @@ func (s *sharing) readsOf(n policy.Needs) reads {
 		return &watch{Selection: *selectionOf(&combined), key: r.Key(), fields: combined.Fields}
 	}
 	namespace, claims, others := objectsOf(n)
-	r := reads{namespace: watchOf(namespace), claims: watchOf(claims), resources: make(map[string]*watch, len(others))}
+	r := reads{namespace: watchOf(namespace), claims: watchOf(claims), resources: make(map[string]*watch, len(others)), live: live}
 	for _, resource := range others {
 		r.resources[resource.Name] = watchOf(resource)
 	}
@@ -184,7 +186,7 @@ func share(inForce map[string]*entry) map[string]*entry {
 // selectionOf returns the selection of a resource. Resources that differ only in their Name have the same selection. If
 // the name of the object is constant, the API server sends only objects with this name: one in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
-	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: r.Fields.Transform}
+	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: reduce(r.Fields)}
 	by := "all"
 	switch {
 	case r.ByName:

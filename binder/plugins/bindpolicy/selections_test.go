@@ -36,7 +36,7 @@ validations:
 `), policy.Options{})
 	require.NoError(t, err)
 	needs := c.Needs()
-	all := new(sharing).readsOf(needs).all(needs)
+	all := new(sharing).readsOf(needs, nil).all(needs)
 	names := map[string]string{}
 	for _, s := range all {
 		require.NoError(t, s.Check())
