@@ -116,6 +116,10 @@ func (r liveReader) List(ctx context.Context, into client.ObjectList, opts ...cl
 	if !by.Possible() {
 		return meta.SetList(into, nil)
 	}
+	if by.Unsupported {
+		// A limit would count objects with other values.
+		opts = []client.ListOption{by}
+	}
 	if err := r.Reader.List(ctx, into, opts...); err != nil {
 		return err
 	}
@@ -183,7 +187,7 @@ func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object
 // List implements client.Reader.
 func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
 	if by, ok := framework.SelectedBy(opts); ok {
-		return v.selections.List(into, by)
+		return v.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
 	}
 	return v.of(into).List(ctx, into, opts...)
 }

@@ -91,9 +91,9 @@ func until(ctx context.Context, end <-chan struct{}) (context.Context, context.C
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*selection) NeedLeaderElection() bool { return false }
 
-// List lists the objects of the selection with the value. It reads the index itself: the reader of the
+// List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
 // cache copies all objects of the bucket first.
-func (s *selections) List(into client.ObjectList, by framework.Selected) error {
+func (s *selections) List(into client.ObjectList, by framework.Selected, limit int) error {
 	s.mu.RLock()
 	found := s.all[by.Name]
 	known := found != nil && found.ready
@@ -101,17 +101,24 @@ func (s *selections) List(into client.ObjectList, by framework.Selected) error {
 	if !known {
 		return fmt.Errorf("selection %q is not among those of the plugin's registration, and Select has not added it", by.Name)
 	}
-	return listFrom(found.store, into, by)
+	return listFrom(found.store, into, by, limit)
 }
 
-// listFrom lists the objects of the store with the value.
-func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected) error {
+// listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
+func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, limit int) error {
 	bucket, err := candidates(store, by)
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", by.Name, err)
 	}
-	items := make([]runtime.Object, 0, len(bucket))
+	capacity := len(bucket)
+	if limit > 0 {
+		capacity = min(capacity, limit)
+	}
+	items := make([]runtime.Object, 0, capacity)
 	for _, o := range bucket {
+		if limit > 0 && len(items) == limit {
+			break
+		}
 		if object := compact.Unpack(o); object != nil && by.ValueOf(object) == by.Value {
 			items = append(items, object)
 		}

@@ -71,7 +71,7 @@ func TestSelections_UsePending(t *testing.T) {
 	})
 	require.ErrorIs(t, err, failed)
 	assert.False(t, isClosed(found.stop), "a call waited for it")
-	require.Error(t, s.List(&corev1.PodList{}, framework.Selected{Selection: racks}), "it may lack objects")
+	require.Error(t, s.List(&corev1.PodList{}, framework.Selected{Selection: racks}, 0), "it may lack objects")
 	now.Step(selectionLingers)
 	assert.True(t, isClosed(found.stop))
 	assert.Empty(t, s.all)
@@ -212,10 +212,12 @@ func TestListFrom_SharedBucket(t *testing.T) {
 		return pod.Spec.NodeName
 	}}
 	var pods corev1.PodList
-	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}))
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 0))
 	var names []string
 	for i := range pods.Items {
 		names = append(names, pods.Items[i].Name)
 	}
 	assert.ElementsMatch(t, []string{"a", "c"}, names)
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 1))
+	assert.Len(t, pods.Items, 1, "a limit counts the objects with the value")
 }

@@ -54,11 +54,11 @@ func handles(name string, h *framework.Handle) framework.Registration {
 var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Field: framework.ByName}
 
 // namesIn returns the names of the gadgets of the selection with the value.
-func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string) []string {
+func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string, opts ...client.ListOption) []string {
 	t.Helper()
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(gadgetKind.GroupVersion().WithKind("GadgetList"))
-	require.NoError(t, reader.List(t.Context(), list, s.Where(value)))
+	require.NoError(t, reader.List(t.Context(), list, append(opts, s.Where(value))...))
 	var names []string
 	for i := range list.Items {
 		names = append(names, list.Items[i].GetName())
@@ -280,10 +280,11 @@ func TestLiveReader(t *testing.T) {
 			s.listed = nil
 			selection := gadgets
 			selection.Field, selection.Unsupported, selection.Value = tc.field, tc.no, rack
-			assert.Equal(t, tc.want, namesIn(t, live, selection, tc.value), tc.reason)
+			assert.Equal(t, tc.want, namesIn(t, live, selection, tc.value, client.Limit(2)), tc.reason)
 			require.Len(t, s.listed, tc.lists)
 			if tc.lists > 0 {
 				assert.Equal(t, tc.query, s.listed[0].Get("fieldSelector"))
+				assert.Equal(t, tc.no, s.listed[0].Get("limit") == "", "a limit would count objects with other values")
 			}
 		})
 	}

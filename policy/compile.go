@@ -245,7 +245,7 @@ func (c *compiler) declareResources() {
 		d := &declared{
 			Resource: &Resource{
 				Name: r.Name, Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
-				ByName: r.NameExpression != "", OnNode: r.OnNode,
+				ByName: r.NameExpression != "", OnNode: r.OnNode, InNamespace: r.Namespace != "" || r.NamespaceExpression != "",
 			},
 			typed: schema.OfKind(gv.WithKind(r.Kind)),
 		}
@@ -298,6 +298,19 @@ func (c *compiler) compileVariables() {
 	}
 }
 
+// constant returns the value of an expression that is only a text, otherwise an empty text.
+func (x *expression) constant() string {
+	if x == nil || x.ast == nil {
+		return ""
+	}
+	literal := x.ast.NativeRep().Expr().AsLiteral()
+	if literal == nil {
+		return ""
+	}
+	text, _ := literal.Value().(string)
+	return text
+}
+
 // compileNames compiles the expressions for the names of resources, which cannot use resources.
 func (c *compiler) compileNames() {
 	for i := range c.policy.Spec.Resources {
@@ -310,6 +323,7 @@ func (c *compiler) compileNames() {
 		d := c.out.resources[at]
 		d.name = c.expression(field+".nameExpression", r.NameExpression, resultString)
 		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, resultString)
+		d.Constant = d.name.constant()
 		for _, x := range []*expression{d.name, d.namespace} {
 			if x == nil {
 				continue

@@ -192,6 +192,9 @@ func (e *evaluation) resource(i int) ref.Val {
 		}
 	}
 	objects, err := e.objects.Resource(e.ctx, d.Resource, namespace, name)
+	if limit, ok := errors.AsType[*LimitError](err); ok {
+		return types.WrapErr(limit)
+	}
 	if err != nil {
 		return types.WrapErr(e.stop(err))
 	}

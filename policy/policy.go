@@ -58,6 +58,10 @@ type Resource struct {
 	Labels labels.Selector
 	// ByName means that the policy reads one object by its name. Otherwise, it reads all that match.
 	ByName bool
+	// Constant is the name if nameExpression is a text, such as "'limits'". Otherwise, it is empty.
+	Constant string
+	// InNamespace means that the policy gives a namespace, by Namespace or by an expression.
+	InNamespace bool
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
 	// Fields are the fields that expressions use. It is not nil. Fields.Transform lists those that it always
@@ -89,7 +93,17 @@ type WaitID struct {
 // WaitID returns the identity of a wait.
 func (c *Compiled) WaitID(name string) WaitID { return WaitID{c.UID(), c.Generation(), name} }
 
-// Objects reads objects. An error ends the evaluation: it is returned as it is and does not
+// LimitError is an error of Objects.Resource if the resource has too many or too large objects. It counts as an error of
+// the policy.
+type LimitError struct {
+	// Message describes the limit, and how to stay below it.
+	Message string
+}
+
+// Error implements error.
+func (e *LimitError) Error() string { return e.Message }
+
+// Objects reads objects. An error that is not a LimitError ends the evaluation: it is returned as it is and does not
 // count as an error of the policy. Evaluate calls each method at most once per policy and
 // argument, and only for what is needed.
 type Objects interface {

@@ -63,6 +63,9 @@ func (r *Resource) Key() string {
 	switch {
 	case r.ByName:
 		how = "name"
+		if r.Constant != "" {
+			how += " " + strconv.Quote(r.Constant)
+		}
 	case r.OnNode:
 		how = "node"
 	}

@@ -59,5 +59,6 @@ func TestResource_Key(t *testing.T) {
 		assert.False(t, seen[key(r)], r)
 		seen[key(r)] = true
 	}
-	assert.Equal(t, key("{name: x, apiVersion: v1, kind: Pod, nameExpression: \"'a'\"}"), key("{name: x, apiVersion: v1, kind: Pod, nameExpression: \"'b'\"}"))
+	assert.NotEqual(t, key("{name: x, apiVersion: v1, kind: Pod, nameExpression: \"'a'\"}"), key("{name: x, apiVersion: v1, kind: Pod, nameExpression: \"'b'\"}"))
+	assert.Equal(t, key("{name: x, apiVersion: v1, kind: Pod, nameExpression: pod.metadata.name}"), key("{name: x, apiVersion: v1, kind: Pod, nameExpression: node.metadata.name}"))
 }

@@ -63,7 +63,7 @@ func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, before pre
 			return
 		}
 		result.entry = &entry{
-			name: b.Name, uid: b.UID, generation: b.Generation, compiled: c, reads: p.sharing.readsOf(c.Needs()), counters: p.metrics.countersOf(b.Name, c.Audit()),
+			name: b.Name, uid: b.UID, generation: b.Generation, compiled: c, reads: p.sharing.readsOf(c.Needs(), p.h.Live), counters: p.metrics.countersOf(b.Name, c.Audit()),
 		}
 		report(result)
 	}

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,6 +38,8 @@ type reads struct {
 	namespace, claims *watch
 	// resources contains the watch of each resource by its name in expressions.
 	resources map[string]*watch
+	// live reads objects that are too large for the cache.
+	live framework.Reader
 }
 
 // named is a watch with the path of the field that needs it.
@@ -62,7 +65,7 @@ func (r reads) all(n policy.Needs) []named {
 
 // replaced returns the reads from other watches.
 func (r reads) replaced(by func(*watch) *watch) reads {
-	other := reads{resources: make(map[string]*watch, len(r.resources))}
+	other := reads{resources: make(map[string]*watch, len(r.resources)), live: r.live}
 	if r.namespace != nil {
 		other.namespace = by(r.namespace)
 	}
@@ -95,7 +98,7 @@ type sharing struct {
 }
 
 // readsOf returns the watches for the needs of a policy. Each has the fields that this policy and earlier ones use.
-func (s *sharing) readsOf(n policy.Needs) reads {
+func (s *sharing) readsOf(n policy.Needs, live framework.Reader) reads {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fields = combine(s.fields, n)
@@ -108,7 +111,7 @@ func (s *sharing) readsOf(n policy.Needs) reads {
 		return &watch{Selection: *selectionOf(&combined), key: r.Key(), fields: combined.Fields}
 	}
 	namespace, claims, others := objectsOf(n)
-	r := reads{namespace: watchOf(namespace), claims: watchOf(claims), resources: make(map[string]*watch, len(others))}
+	r := reads{namespace: watchOf(namespace), claims: watchOf(claims), resources: make(map[string]*watch, len(others)), live: live}
 	for _, resource := range others {
 		r.resources[resource.Name] = watchOf(resource)
 	}
@@ -185,14 +188,17 @@ func share(inForce map[string]*entry) map[string]*entry {
 	return shared
 }
 
-// selectionOf returns the selection of a resource. Resources that differ only in their names have the same
-// selection.
+// selectionOf returns the selection of a resource. Resources that differ only in their Name have the same selection. If
+// the name of the object is constant, the API server sends only objects with this name: one in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
-	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: r.Fields.Transform}
+	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: reduce(r.Fields)}
 	by := "all"
 	switch {
 	case r.ByName:
 		by, s.Field = "by name", framework.ByName
+		if r.Constant != "" {
+			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(framework.ByName, r.Constant)
+		}
 	case r.OnNode:
 		by, s.Field, s.Value, s.Unsupported = "by node", byNodeName, nodeNameOf, !selectableByNode(r.Kind)
 	}
@@ -203,8 +209,8 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	if r.Labels != nil && !r.Labels.Empty() {
 		name = append(name, "labels "+r.Labels.String())
 	}
-	if fields := r.Fields.String(); fields != "" {
-		name = append(name, "fields "+fields)
+	if used := r.Fields.String(); used != "" {
+		name = append(name, "fields "+used)
 	}
 	s.Name = strings.Join(name, "; ")
 	return s

@@ -27,15 +27,16 @@ matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}
 resources:
 - {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
 - {name: again, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other'"}
+- {name: same, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other' + ''"}
 - {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
 - {name: racks, apiVersion: example.com/v1, kind: Rack, labelSelector: {matchLabels: {ready: "yes"}}}
 - {name: unused, apiVersion: v1, kind: Secret, nameExpression: "'token'", namespace: default}
 validations:
-- {expression: "resources.csinode.spec.drivers[0].name == resources.again.spec.drivers[0].name && resources.agents.size() + resources.racks.size() >= claims.size()"}
+- {expression: "resources.csinode.spec.drivers[0].name == resources.again.spec.drivers[0].name + resources.same.spec.drivers[0].name && resources.agents.size() + resources.racks.size() >= claims.size()"}
 `), policy.Options{})
 	require.NoError(t, err)
 	needs := c.Needs()
-	all := new(sharing).readsOf(needs).all(needs)
+	all := new(sharing).readsOf(needs, nil).all(needs)
 	names := map[string]string{}
 	for _, s := range all {
 		require.NoError(t, s.Check())
@@ -46,13 +47,20 @@ validations:
 			require.True(t, ok)
 			assert.Equal(t, "node-a", nodeNameOf(pod), "the index needs the field in the cache")
 		}
+		if s.field == "spec.resources[again]" {
+			require.NotNil(t, s.Fields)
+			assert.Equal(t, "metadata.name=other", s.Fields.String(), "a tenant cannot fill the cache with objects of other names")
+		} else {
+			assert.Nil(t, s.Fields, s.field)
+		}
 		names[s.field] = s.Name
 	}
 	assert.Equal(t, map[string]string{
 		"namespaceObject":         "policy/v1 Namespace by name",
 		"claims":                  "policy/v1 PersistentVolumeClaim by name",
 		"spec.resources[csinode]": "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
-		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
+		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode with name other; fields spec.drivers[*].name",
+		"spec.resources[same]":    "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
 		"spec.resources[agents]":  "policy/v1 Pod by node; namespace kube-system; labels app=cni",
 		"spec.resources[racks]":   "policy/example.com/v1 Rack all; labels ready=yes",
 	}, names, "resources that differ only in their names share a watch, and unused ones need none")
