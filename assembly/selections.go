@@ -7,13 +7,17 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -39,6 +43,7 @@ type selections struct {
 	starting sync.Mutex
 	mu       sync.RWMutex
 	all      map[string]*selection
+	checks   checks
 }
 
 // selection is the cache of one framework.Selection. It is a manager.Runnable.
@@ -253,11 +258,11 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
 	}
 	all := u.assembly.o.Manager.selections
+	if err := all.checks.watch(ctx, u.assembly, want); err != nil {
+		return fmt.Errorf("selection %s: %w", want.Name, err)
+	}
 	if all.uses(u, want.Name) {
 		return nil
-	}
-	if err := u.assembly.mayWatch(ctx, want); err != nil {
-		return fmt.Errorf("selection %s: %w", want.Name, err)
 	}
 	return all.use(ctx, u.assembly, want, u, func(found *selection) error { return found.await(ctx, want) })
 }
@@ -265,21 +270,91 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 // Keep implements framework.Selector.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.o.Manager.selections.keep(u, names) }
 
-// mayWatch returns an error if the API server does not serve the kind of the selection, or if Prebind may not
-// watch it.
-func (a *Assembly) mayWatch(ctx context.Context, want framework.Selection) error {
+// checkLasts is the time for which a successful check of a kind is not repeated, so that many policies do not
+// multiply the requests.
+const checkLasts = 10 * time.Second
+
+// checks are the last successful checks of kinds. The zero value is ready to use.
+type checks struct {
+	mu   sync.Mutex
+	last map[checked]lastCheck
+}
+
+// checked identifies a check.
+type checked struct {
+	kind      schema.GroupVersionKind
+	namespace string
+}
+
+// lastCheck contains the time of the last successful check, or the zero time. A check takes it and puts the new time back.
+type lastCheck chan time.Time
+
+// of returns the last check.
+func (c *checks) of(key checked) lastCheck {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := c.last[key]
+	if last == nil {
+		last = make(lastCheck, 1)
+		last <- time.Time{}
+		if c.last == nil {
+			c.last = map[checked]lastCheck{}
+		}
+		c.last[key] = last
+	}
+	return last
+}
+
+// watch returns an error if the API server does not serve the kind of the selection any more, or if Prebind may not watch it.
+func (c *checks) watch(ctx context.Context, a *Assembly, want framework.Selection) error {
 	kind, err := apiutil.GVKForObject(want.Example, a.o.Manager.GetScheme())
 	if err != nil {
 		return err
 	}
+	last, now := c.of(checked{kind, want.Namespace}), a.o.Manager.selections.clock
+	var at time.Time
+	select {
+	case at = <-last:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { last <- at }()
+	if !at.IsZero() && now.Since(at) < checkLasts {
+		return nil
+	}
+	at = time.Time{}
+	if err := a.mayWatch(ctx, kind, want.Namespace); err != nil {
+		return err
+	}
+	at = now.Now()
+	return nil
+}
+
+// serves returns an error if the API server does not serve the kind any more. The mapper keeps kinds that are gone. No answer counts as
+// served.
+func (a *Assembly) serves(kind schema.GroupVersionKind) error {
+	version := kind.GroupVersion().String()
+	served, err := a.o.Manager.discovery.ServerResourcesForGroupVersion(version)
+	isKind := func(r metav1.APIResource) bool { return r.Kind == kind.Kind && !strings.Contains(r.Name, "/") }
+	if apierrors.IsNotFound(err) || err == nil && !slices.ContainsFunc(served.APIResources, isKind) {
+		return &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
+	}
+	return nil
+}
+
+// mayWatch returns an error if the API server does not serve the kind, or if Prebind may not watch it in the namespace.
+func (a *Assembly) mayWatch(ctx context.Context, kind schema.GroupVersionKind, namespace string) error {
 	mapping, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
+		return err
+	}
+	if err := a.serves(kind); err != nil {
 		return err
 	}
 	needed := needs{}
 	for _, verb := range []string{"get", "list", "watch"} {
 		needed.permissions = append(needed.permissions, permission{
-			Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Namespace: want.Namespace, Verb: verb,
+			Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Namespace: namespace, Verb: verb,
 		})
 	}
 	if missing := needed.missing(ctx, a.o.Client); missing != "" {

@@ -6,6 +6,7 @@ package assembly
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -289,4 +290,51 @@ func TestLiveReader(t *testing.T) {
 		})
 	}
 	require.Error(t, live.List(t.Context(), &corev1.PodList{}), "errors are returned")
+}
+
+// A watch cannot continue if the permission is revoked or the kind is removed. Checks of many policies share their requests.
+func TestSelector_Revoked(t *testing.T) {
+	s, h, now := newServer(t), framework.Handle{}, clocktesting.NewFakeClock(time.Unix(1, 0))
+	s.installed.Store(true)
+	var revoked atomic.Bool
+	var reviews atomic.Int64
+	a := newAssemblyAt(t, s, granting(func(p authorizationv1.ResourceAttributes) (bool, error) {
+		if p.Group == "example.com" {
+			reviews.Add(1)
+		}
+		return !revoked.Load(), nil
+	}), handles("test", &h))
+	a.o.Manager.selections.clock = now
+	run(t, a)
+	configured(t, a, nil)
+	again := gadgets
+	again.Name = "test/again"
+	for range 3 {
+		require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+		require.NoError(t, h.Selections.Select(t.Context(), again))
+	}
+	assert.Equal(t, int64(3), reviews.Load(), "one for each verb")
+	inShop := gadgets
+	inShop.Name, inShop.Namespace = "test/shop", "shop"
+	require.NoError(t, h.Selections.Select(t.Context(), inShop))
+	assert.Equal(t, int64(6), reviews.Load(), "permissions in a namespace are others")
+
+	revoked.Store(true)
+	require.NoError(t, h.Selections.Select(t.Context(), gadgets), "the last check is recent")
+	now.Step(checkLasts)
+	var missing *framework.PermissionError
+	require.ErrorAs(t, h.Selections.Select(t.Context(), gadgets), &missing)
+	revoked.Store(false)
+	require.NoError(t, h.Selections.Select(t.Context(), gadgets), "a failure is checked again at once")
+	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"), "the selection is kept")
+
+	s.installed.Store(false)
+	now.Step(checkLasts)
+	err := h.Selections.Select(t.Context(), gadgets)
+	require.True(t, meta.IsNoMatchError(err), "%v", err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	turn := a.o.Manager.selections.checks.of(checked{gadgetKind, ""})
+	<-turn
+	require.ErrorIs(t, h.Selections.Select(ctx, gadgets), context.Canceled, "another check is in progress")
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -69,6 +71,9 @@ func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, before pre
 	}
 	needs := result.entry.compiled.Needs()
 	result.problem = p.selectAll(ctx, result.entry.reads.all(needs))
+	if result.problem == nil {
+		result.problem = p.checkScopes(needs)
+	}
 	if ctx.Err() != nil {
 		return
 	}
@@ -126,6 +131,44 @@ func (p *Plugin) selectAll(ctx context.Context, all []named) *problem {
 		}
 	}
 	return nil
+}
+
+// checkScopes returns the problem of a resource with a namespace whose kind is cluster-scoped, or of a resource by name
+// without a namespace whose kind is namespaced: such an object is never found. Kinds whose scope is unknown have no
+// problem.
+func (p *Plugin) checkScopes(n policy.Needs) *problem {
+	if p.h.Discovery == nil {
+		return nil
+	}
+	known := map[schema.GroupVersion]*metav1.APIResourceList{}
+	for _, r := range n.Resources {
+		if !r.InNamespace && !r.ByName {
+			continue
+		}
+		version := r.Kind.GroupVersion()
+		if _, ok := known[version]; !ok {
+			served, err := p.h.Discovery.ServerResourcesForGroupVersion(version.String())
+			if err != nil {
+				served = &metav1.APIResourceList{}
+			}
+			known[version] = served
+		}
+		for _, served := range known[version].APIResources {
+			if served.Kind == r.Kind.Kind && !strings.Contains(served.Name, "/") && served.Namespaced != r.InNamespace {
+				return scopeProblem(r, served.Namespaced)
+			}
+		}
+	}
+	return nil
+}
+
+// scopeProblem returns the problem of a resource of a kind with another scope.
+func scopeProblem(r *policy.Resource, namespaced bool) *problem {
+	is := "cluster-scoped; remove namespace and namespaceExpression"
+	if namespaced {
+		is = "namespaced; add namespace or namespaceExpression"
+	}
+	return &problem{reason: v1alpha1.ReasonCompileError, message: fmt.Sprintf("spec.resources[%s]: the kind %s is %s", r.Name, r.Kind.Kind, is)}
 }
 
 // problemOf returns the problem of a policy that does not compile.

@@ -8,11 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	discoveryfake "k8s.io/client-go/discovery/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy"
@@ -63,4 +67,44 @@ func TestRuleFor(t *testing.T) {
 	assert.Equal(t, ` and the rule {apiGroups: ["example.com"], resources: [racks], verbs: [watch]}`, ruleFor("watch racks.example.com in prod"))
 	assert.Empty(t, ruleFor("get a; list b"))
 	assert.Empty(t, ruleFor("everything"))
+}
+
+// An object by name is never found with a namespace that its kind does not have, or without one that it has.
+func TestCheckScopes(t *testing.T) {
+	kinds := &clienttesting.Fake{Resources: []*metav1.APIResourceList{
+		{GroupVersion: "v1", APIResources: []metav1.APIResource{
+			{Name: "pods/binding", Kind: "ConfigMap"}, {Name: "configmaps", Kind: "ConfigMap", Namespaced: true}, {Name: "nodes", Kind: "Node"},
+		}},
+		{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "racks", Kind: "Rack"}}},
+	}}
+	const namespaced = "spec.resources[x]: the kind ConfigMap is namespaced; add namespace or namespaceExpression"
+	const cluster = "the kind Rack is cluster-scoped; remove namespace and namespaceExpression"
+	for name, tc := range map[string]struct {
+		reason, resource, want string
+	}{
+		"NoNamespace":   {reason: "the object is never found", resource: "apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\"", want: namespaced},
+		"Namespace":     {reason: "the name is complete", resource: "apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\", namespace: b"},
+		"Expression":    {reason: "the name is complete", resource: "apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\", namespaceExpression: pod.metadata.namespace"},
+		"All":           {reason: "a list can contain all namespaces", resource: "apiVersion: v1, kind: ConfigMap, labelSelector: {}"},
+		"Cluster":       {reason: "the name is complete", resource: "apiVersion: v1, kind: Node, nameExpression: \"'a'\""},
+		"ClusterIn":     {reason: "the object is never found", resource: "apiVersion: example.com/v1, kind: Rack, nameExpression: \"'a'\", namespaceExpression: pod.metadata.namespace", want: "spec.resources[x]: " + cluster},
+		"ClusterListIn": {reason: "the namespace has no effect", resource: "apiVersion: example.com/v1, kind: Rack, labelSelector: {}, namespace: a", want: "spec.resources[x]: " + cluster},
+		"Unknown":       {reason: "the scope is unknown", resource: "apiVersion: example.com/v2, kind: Rack, nameExpression: \"'a'\", namespace: a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := prepareWorld(t)
+				w.Plugin.h.Discovery = &discoveryfake.FakeDiscovery{Fake: kinds}
+				w.begin()
+				w.put(policyOf(t, "a", "resources: [{name: x, "+tc.resource+"}]\nvalidations: [{expression: 'dyn(resources.x) != null'}]"))
+				got, _ := w.status("a")
+				if tc.want == "" {
+					assert.Equal(t, "InForce: generation 1 is in force", got, tc.reason)
+					return
+				}
+				assert.Equal(t, "CompileError: "+tc.want+"; the policy is not in force", got, tc.reason)
+				assert.Empty(t, w.used(), tc.reason)
+			})
+		})
+	}
 }
