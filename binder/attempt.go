@@ -11,10 +11,12 @@ import (
 )
 
 // prepare joins the attempt in progress for this bind. Without one, it runs PreFlight and
-// starts an attempt if a plugin has work to do.
+// starts an attempt if a plugin has work to do. A call of another user, or with another Binding,
+// joins only if its own PreFlight does not reject it.
 func (c *call) prepare(ctx context.Context) Decision {
 	held := hold{call: c}
 	defer held.release()
+	var admitted *attempt.Round
 	for {
 		a, r, phase := c.attempts.Join(c.key)
 		c.joined = a
@@ -23,7 +25,17 @@ func (c *call) prepare(ctx context.Context) Decision {
 				return c.later(err)
 			}
 		}
-		if (phase == attempt.Preparing || phase == attempt.Failed) && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
+		joins := phase == attempt.Preparing || phase == attempt.Failed
+		if joins && admitted != r && !sameOrigin(c.settings.Plugins, c.Request, r.Context) {
+			if err := c.admit(ctx, a.ID()); err != nil {
+				c.joined = nil
+				return c.later(err)
+			}
+			// The attempt may have changed in the meantime.
+			admitted = r
+			continue
+		}
+		if joins && !sameParameters(c.settings.Plugins, c.Binding, c.pod, r.Context) {
 			// The attempt, or its error, belongs to other parameters than those of this call.
 			c.attempts.Dismiss(a, r)
 			phase = attempt.RollingBack
@@ -42,6 +54,18 @@ func (c *call) prepare(ctx context.Context) Decision {
 			return d
 		}
 	}
+}
+
+// admit runs the PreFlight of a call before it joins an attempt that began for another user or
+// another Binding. An error is only for this call: another client must not end the attempt.
+func (c *call) admit(ctx context.Context, id string) *framework.Error {
+	bc := c.context(id)
+	for _, p := range c.plugins {
+		if _, err := c.check(ctx, p, bc); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start runs PreFlight. It allows the bind if no plugin has work to do, or waits for a new

@@ -4,10 +4,12 @@
 package binder
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -112,18 +114,37 @@ func sameParameters(plugins []framework.PreBinder, b *corev1.Binding, pod *corev
 // sameFor returns whether the annotations are the same for the binder and the plugins, except
 // those to leave out.
 func sameFor(plugins []framework.PreBinder, a, b map[string]string, leaveOut func(key, value string) bool) bool {
-	relevant := func(key, value string) bool {
-		prefix, _, _ := strings.Cut(key, "/")
-		name, ok := strings.CutSuffix(prefix, "."+framework.Domain)
-		return ok && (name == framework.Binder || takesPart(plugins, name)) && !leaveOut(key, value)
-	}
+	return sameWhere(a, b, func(key, value string) bool { return isParameter(plugins, key) && !leaveOut(key, value) })
+}
+
+// isParameter returns whether an annotation is for the binder or an enabled plugin.
+func isParameter(plugins []framework.PreBinder, key string) bool {
+	prefix, _, _ := strings.Cut(key, "/")
+	name, ok := strings.CutSuffix(prefix, "."+framework.Domain)
+	return ok && (name == framework.Binder || takesPart(plugins, name))
+}
+
+// sameWhere returns whether the values that count are the same.
+func sameWhere(a, b map[string]string, counts func(key, value string) bool) bool {
 	within := func(x, y map[string]string) bool {
 		for key, value := range x {
-			if had, ok := y[key]; (!ok || had != value) && relevant(key, value) {
+			if had, ok := y[key]; (!ok || had != value) && counts(key, value) {
 				return false
 			}
 		}
 		return true
 	}
 	return within(a, b) && within(b, a)
+}
+
+// sameOrigin returns whether the request is of the same user as the context, with the same annotations and labels
+// of the Binding. Parameters do not count; see sameParameters.
+func sameOrigin(plugins []framework.PreBinder, r Request, bc *framework.BindContext) bool {
+	return sameUser(r.User, bc.User) && maps.Equal(r.Binding.Labels, bc.Binding.Labels) &&
+		sameWhere(r.Binding.Annotations, bc.Binding.Annotations, func(key, _ string) bool { return !isParameter(plugins, key) })
+}
+
+func sameUser(a, b authenticationv1.UserInfo) bool {
+	return a.Username == b.Username && a.UID == b.UID && slices.Equal(a.Groups, b.Groups) &&
+		maps.EqualFunc(a.Extra, b.Extra, slices.Equal[authenticationv1.ExtraValue])
 }

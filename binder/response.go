@@ -6,6 +6,7 @@ package binder
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/prebind/prebind/binder/attempt"
@@ -28,11 +29,16 @@ func (c *call) allow(ctx context.Context, bc *framework.BindContext) Decision {
 
 // allowBy allows the bind that the attempt has prepared, and adds the annotation with the ID of
 // the attempt. latest is the context of the last PreFlight or PreBind. It returns false if the
-// attempt is no longer prepared.
+// attempt is no longer prepared. If the bind is not allowed, the attempt ends, unless it began for another user or
+// another Binding.
 func (c *call) allowBy(ctx context.Context, a *attempt.Attempt, latest *framework.BindContext) (Decision, bool) {
-	d, err := c.compose(ctx, additionsOf(a.ID(), c.plugins, latest, c.attempts.Started(a)...))
+	started := c.attempts.Started(a)
+	d, err := c.compose(ctx, additionsOf(a.ID(), c.plugins, latest, started...))
 	if err != nil {
-		c.attempts.Discard(a)
+		foreign := func(s attempt.Started) bool { return !sameOrigin(c.settings.Plugins, c.Request, s.Context) }
+		if !slices.ContainsFunc(started, foreign) {
+			c.attempts.Discard(a)
+		}
 		return c.later(err), true
 	}
 	if !c.attempts.Allow(a) {
