@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -200,7 +201,7 @@ func TestJoin_DoesNotDiscard(t *testing.T) {
 		synctest.Wait()
 		w.release <- nil
 		require.Equal(t, framework.KindInvalid, kindOf((<-joined).Err))
-		synctest.Wait()
+		pass(time.Second) // a rollback needs a later time
 		assert.Zero(t, w.rollBacks.Load())
 		held := later(t.Context(), e, byScheduler())
 		synctest.Wait()

@@ -145,6 +145,6 @@ func sameOrigin(plugins []framework.PreBinder, r Request, bc *framework.BindCont
 }
 
 func sameUser(a, b authenticationv1.UserInfo) bool {
-	same := func(x, y authenticationv1.ExtraValue) bool { return slices.Equal(x, y) }
-	return a.Username == b.Username && a.UID == b.UID && slices.Equal(a.Groups, b.Groups) && maps.EqualFunc(a.Extra, b.Extra, same)
+	return a.Username == b.Username && a.UID == b.UID && slices.Equal(a.Groups, b.Groups) &&
+		maps.EqualFunc(a.Extra, b.Extra, slices.Equal[authenticationv1.ExtraValue])
 }
