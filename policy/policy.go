@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -34,7 +35,15 @@ type Options struct {
 	KeyPrefixes []string
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
+	// TimeLimit of the expressions of a policy per evaluation, without reads. Zero means DefaultTimeLimit.
+	TimeLimit time.Duration
+	// Clock for TimeLimit. Nil means the real clock.
+	Clock clock.WithDelayedExecution
 }
+
+// DefaultTimeLimit is far above the time that the cost limits allow for most expressions, also on a machine with a high
+// load. It is for expressions whose cost is much too low.
+const DefaultTimeLimit = time.Second
 
 // Needs are the objects that a policy reads.
 type Needs struct {
