@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	apitypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/policy/schema"
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -39,6 +41,8 @@ type Compiled struct {
 	generation int64
 	audit      bool
 	ignore     bool
+	timeLimit  time.Duration
+	clock      clock.WithDelayedExecution
 
 	match       matcher
 	conditions  []condition
@@ -128,6 +132,7 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	c := &compiler{env: env, provider: provider, options: o, policy: p, out: &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
+		timeLimit: cmp.Or(o.TimeLimit, DefaultTimeLimit), clock: cmp.Or[clock.WithDelayedExecution](o.Clock, clock.RealClock{}),
 		resourceIndex: map[string]int{}, variableIndex: map[string]int{},
 	}}
 	c.compile()

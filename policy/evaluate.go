@@ -18,7 +18,7 @@ import (
 )
 
 // Evaluate evaluates the policy for a bind. An error means that objects could not be read, or that the
-// context ended.
+// context ended. If the expressions alone exceed Options.TimeLimit, that is a runtime error of the policy.
 //
 // The order is: matchConstraints, matchConditions, validations, waitFor, mutations. The first validation that is
 // false or fails ends the evaluation. All waits are evaluated; the first that is false gives the message. The
@@ -65,6 +65,7 @@ func (c *Compiled) run(ctx context.Context, s *Subject, o Objects, steps func(*e
 		return notMatched, nil
 	}
 	e := newEvaluation(ctx, c, s, o)
+	defer e.watch.end()
 	e.ns, e.read = ns, c.match.namespaces != nil
 	matched, err := false, failed
 	if failed == nil {

@@ -20,6 +20,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy"
@@ -94,6 +95,7 @@ func TestEvaluate_Expressions(t *testing.T) {
 		"CustomNull":       {reason: "null is a value", expression: "resources.w.spec.none == null"},
 		"CustomSorted":     {reason: "iteration is sorted", expression: "resources.w.spec.map.map(k, k) == ['a', 'b']"},
 		"CustomTwoVars":    {reason: "iteration is sorted", expression: "resources.w.spec.map.transformList(k, v, k + v) == ['a1', 'b2']"},
+		"MapSort":          {reason: "maps of expressions have no order, but lists can be sorted", expression: "{'b': 1, 'a': 2, 'c': 3}.transformMap(k, v, v).transformList(k, v, k + string(v)).sort() == ['a2', 'b1', 'c3']"},
 		"CustomList":       {reason: "lists are lists", expression: "resources.w.spec.tags == ['x', 'y'] && 'x' in resources.w.spec.tags && resources.w.spec.tags.join('-') == 'x-y'"},
 		"Sum":              {reason: "lists can be joined", expression: "(resources.csinode.spec.drivers + resources.csinode.spec.drivers).size() == 4"},
 		"Sets":             {reason: "lists work with the library of sets", expression: "sets.contains(resources.csinode.spec.drivers.map(d, d.name), ['a'])"},
@@ -485,6 +487,97 @@ func TestEvaluate_ContextEnds(t *testing.T) {
 	r, err = c.Evaluate(ctx, subject(), o)
 	assert.ErrorIs(t, err, context.Canceled)
 	assert.Zero(t, r)
+}
+
+// busy is a context with which each expression takes two seconds.
+type busy struct {
+	context.Context //nolint:containedctx // It replaces a method.
+	clock           *clocktesting.FakeClock
+}
+
+// Err takes two seconds. The evaluation of each expression begins with it.
+func (b busy) Err() error {
+	b.clock.Step(2 * time.Second)
+	return b.Context.Err()
+}
+
+// The time of expressions is limited. It is an error of the policy, unlike the end of the caller's context.
+func TestEvaluate_TimeLimit(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		spec   string
+		want   policy.Verdict
+		rule   string
+	}{
+		"Fail":      {reason: "the failure policy rejects", spec: validation("true"), want: policy.Failed, rule: "spec.validations[0]"},
+		"Ignore":    {reason: "the failure policy ignores it", spec: "failurePolicy: Ignore\n" + validation("true"), want: policy.Ignored, rule: "spec.validations[0]"},
+		"Condition": {reason: "match conditions count", spec: "matchConditions: [{name: a, expression: 'true'}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[a]"},
+		"Later":     {reason: "nothing is evaluated after it", spec: "matchConditions: [{name: a, expression: 'true'}, {name: b, expression: 'false'}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[a]"},
+		"Absorbed":  {reason: "an operator cannot absorb it", spec: declared + validation("resources.agents.all(a, a.metadata.name != 'x') || true"), want: policy.Failed, rule: "spec.validations[0]"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			clock := clocktesting.NewFakeClock(now)
+			c := compileAt(t, tc.spec, clock)
+			ctx, cancel := context.WithCancel(t.Context())
+			r, err := c.Evaluate(busy{ctx, clock}, subject(), world())
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict, tc.reason)
+			assert.Equal(t, tc.rule+": the expressions of the policy took longer than 1s", r.Message, tc.reason)
+
+			cancel()
+			_, err = c.Evaluate(busy{ctx, clock}, subject(), world())
+			assert.ErrorIs(t, err, context.Canceled, "the caller's context ended first")
+		})
+	}
+}
+
+// The end of the time interrupts an expression.
+func TestEvaluate_TimeLimitInterrupts(t *testing.T) {
+	o, clock := world(), clocktesting.NewFakeClock(now)
+	o.resources["agents"] = large(5000)
+	c := compileAt(t, declared+validation("resources.agents.all(a, a.metadata.name != 'x')"), clock)
+	all, err := c.Evaluate(t.Context(), subject(), o)
+	require.NoError(t, err)
+	require.Equal(t, policy.Allowed, all.Verdict, all.Message)
+	r, err := c.Evaluate(busy{t.Context(), clock}, subject(), o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Failed, r.Verdict)
+	assert.Positive(t, r.Cost)
+	assert.Less(t, r.Cost, all.Cost/10)
+}
+
+// late are Objects that take an hour.
+type late struct {
+	*objects
+	clock *clocktesting.FakeClock
+}
+
+func (l late) Namespace(ctx context.Context) (*corev1.Namespace, error) {
+	l.clock.Step(time.Hour)
+	return l.objects.namespace, ctx.Err()
+}
+
+func (l late) Claims(ctx context.Context) (map[string]*corev1.PersistentVolumeClaim, error) {
+	l.clock.Step(time.Hour)
+	return l.objects.claims, ctx.Err()
+}
+
+func (l late) Resource(ctx context.Context, r *policy.Resource, namespace, name string) ([]client.Object, error) {
+	l.clock.Step(time.Hour)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return l.objects.Resource(ctx, r, namespace, name)
+}
+
+// Reads do not count. The caller's context limits them.
+func TestEvaluate_TimeLimitReads(t *testing.T) {
+	clock := clocktesting.NewFakeClock(now)
+	c := compileAt(t, declared+validation("resources.csinode != null && claims != {} && namespaceObject != null && resources.agents.all(a, a.metadata.name != 'x')"), clock)
+	r, err := c.Evaluate(t.Context(), subject(), late{world(), clock})
+	require.NoError(t, err)
+	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
 }
 
 // panicking are Objects with a defect.

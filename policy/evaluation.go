@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy/schema"
@@ -30,6 +32,7 @@ type evaluation struct {
 	objects Objects
 	result  Result
 	cost    uint64
+	watch   stopwatch
 	// err is the error of a read, or that of the context. It ends the evaluation.
 	err error
 
@@ -96,23 +99,83 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 // errBudget means that the expressions of a policy cost too much together.
 var errBudget = errors.New("the expressions of the policy exceed the cost limit per bind")
 
+// stopwatch limits the time of the expressions of an evaluation. It does not run during reads: those from the API server may
+// take long, and the caller's context limits them.
+type stopwatch struct {
+	clock clock.WithDelayedExecution
+	// ctx is the context of expressions. It ends with the caller's, or with the cause exceeded.
+	ctx      context.Context //nolint:containedctx // It lives as long as the evaluation.
+	cancel   context.CancelCauseFunc
+	exceeded error
+	timer    clock.Timer
+	// left is the time that was left at the last start.
+	left  time.Duration
+	start time.Time
+}
+
+// begin starts the watch at its first call.
+func (w *stopwatch) begin(ctx context.Context, clock clock.WithDelayedExecution, limit time.Duration) {
+	if w.ctx != nil {
+		return
+	}
+	w.exceeded = fmt.Errorf("the expressions of the policy took longer than %s", limit)
+	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	w.clock, w.left, w.start = clock, limit, clock.Now()
+	w.timer = clock.AfterFunc(limit, func() { w.cancel(w.exceeded) })
+}
+
+// end releases the watch.
+func (w *stopwatch) end() {
+	if w.ctx != nil {
+		w.timer.Stop()
+		w.cancel(nil)
+	}
+}
+
+// over returns whether the time is over. It is false if the caller's context ended before.
+func (w *stopwatch) over() bool {
+	if w.left-w.clock.Since(w.start) <= 0 {
+		w.cancel(w.exceeded)
+	}
+	return context.Cause(w.ctx) == w.exceeded //nolint:errorlint // The cause is this error itself.
+}
+
+// read reads objects with the caller's context while the watch stands still.
+func read[T any](e *evaluation, objects func(context.Context) (T, error)) (T, error) {
+	w := &e.watch
+	w.timer.Stop()
+	w.left -= w.clock.Since(w.start)
+	defer func() {
+		w.start = w.clock.Now()
+		if !w.over() {
+			w.timer.Reset(w.left)
+		}
+	}()
+	return objects(e.ctx)
+}
+
 // eval evaluates an expression. An error of the evaluation itself, such as of a read, is also in e.err.
 func (e *evaluation) eval(x *expression) (ref.Val, error) {
+	e.watch.begin(e.ctx, e.policy.clock, e.policy.timeLimit)
 	switch {
 	case e.err != nil:
 		return nil, e.err
+	case e.watch.over():
+		return nil, e.watch.exceeded
 	case e.ctx.Err() != nil:
 		return nil, e.stop(e.ctx.Err())
 	case e.cost > policyCostLimit:
 		return nil, errBudget
 	}
-	v, details, err := x.program.ContextEval(e.ctx, e)
+	v, details, err := x.program.ContextEval(e.watch.ctx, e)
 	if cost := details.ActualCost(); cost != nil {
 		e.cost += *cost
 	}
 	switch {
 	case e.err != nil:
 		return nil, e.err
+	case e.watch.over():
+		return nil, e.watch.exceeded
 	case err != nil && e.ctx.Err() != nil:
 		return nil, e.stop(e.ctx.Err())
 	case err != nil:
@@ -133,7 +196,7 @@ func (e *evaluation) stop(err error) error {
 
 func (e *evaluation) readNamespace() (*corev1.Namespace, error) {
 	if !e.read && e.err == nil {
-		ns, err := e.objects.Namespace(e.ctx)
+		ns, err := read(e, e.objects.Namespace)
 		if err != nil {
 			return nil, e.stop(err)
 		}
@@ -155,7 +218,7 @@ func (e *evaluation) namespaceValue() ref.Val {
 
 func (e *evaluation) claimsValue() ref.Val {
 	if e.claims == nil {
-		claims, err := e.objects.Claims(e.ctx)
+		claims, err := read(e, e.objects.Claims)
 		if err != nil {
 			return types.WrapErr(e.stop(err))
 		}
@@ -191,7 +254,9 @@ func (e *evaluation) resource(i int) ref.Val {
 			return types.NullValue
 		}
 	}
-	objects, err := e.objects.Resource(e.ctx, d.Resource, namespace, name)
+	objects, err := read(e, func(ctx context.Context) ([]client.Object, error) {
+		return e.objects.Resource(ctx, d.Resource, namespace, name)
+	})
 	if limit, ok := errors.AsType[*LimitError](err); ok {
 		return types.WrapErr(limit)
 	}

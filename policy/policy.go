@@ -18,6 +18,7 @@ import (
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -35,7 +36,15 @@ type Options struct {
 	KeyPrefixes []string
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
+	// TimeLimit of the expressions of a policy per evaluation, without reads. Zero means DefaultTimeLimit.
+	TimeLimit time.Duration
+	// Clock for TimeLimit. Nil means the real clock.
+	Clock clock.WithDelayedExecution
 }
+
+// DefaultTimeLimit is far above the time that the cost limits allow for most expressions, also on a machine with a high
+// load. It is for expressions whose cost is much too low.
+const DefaultTimeLimit = time.Second
 
 // Needs are the objects that a policy reads.
 type Needs struct {
