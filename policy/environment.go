@@ -235,7 +235,7 @@ func program(ast *cel.Ast) (cel.Program, error) {
 		return nil, err
 	}
 	return base.Program(ast,
-		cel.CustomDecoratorV2(boundAddition),
+		cel.CustomDecoratorV2(boundStandard),
 		cel.CostTracking(&costs{}),
 		cel.CostLimit(expressionCostLimit),
 		cel.InterruptCheckFrequency(celconfig.CheckFrequency),

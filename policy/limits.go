@@ -15,6 +15,7 @@ import (
 	"github.com/google/cel-go/common/decls"
 	"github.com/google/cel-go/common/functions"
 	"github.com/google/cel-go/common/operators"
+	"github.com/google/cel-go/common/overloads"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/common/types/traits"
@@ -46,10 +47,56 @@ var projections = map[string]func(args []ref.Val) int{
 	"strings.quote": projectQuote,
 }
 
-// boundedFunctions returns the functions of the environment that make strings, with a limit.
+// The limits of the product of the lengths of a text and what is searched in it. The cost of a regular expression is a
+// fortieth of it. Plain text is about 25 times as fast.
+const (
+	maxMatch = 40 * expressionCostLimit
+	maxIndex = 25 * maxMatch
+)
+
+// searches are the functions whose time is this product, and their limits.
+var searches = map[string]int{"find": maxMatch, "findAll": maxMatch, "indexOf": maxIndex, "lastIndexOf": maxIndex}
+
+// checkSearch returns an error if the search takes too long.
+func checkSearch(function string, limit int, args []ref.Val) ref.Val {
+	text, ok := args[0].(types.String)
+	if !ok || len(args) < 2 {
+		return nil
+	}
+	if pattern, ok := args[1].(types.String); ok && len(text)*len(pattern) > limit {
+		return types.NewErr("%s of a text of %d bytes in one of %d bytes exceeds the cost limit", function, len(pattern), len(text))
+	}
+	return nil
+}
+
+// matches is the function of the same name for patterns that are not constant. CEL replaces it for others.
+func matches(args ...ref.Val) ref.Val {
+	if err := checkSearch("matches", maxMatch, args); err != nil {
+		return err
+	}
+	text, ok := args[0].(traits.Matcher)
+	if !ok {
+		return types.NewErr("no such overload: matches")
+	}
+	return text.Match(args[1])
+}
+
+// boundedFunctions returns the functions of the environment with a limit.
 func boundedFunctions(env *cel.Env) ([]cel.EnvOption, error) {
-	options := make([]cel.EnvOption, 0, len(projections))
+	checks := make(map[string]func([]ref.Val) ref.Val, len(projections)+len(searches))
 	for name, project := range projections {
+		checks[name] = func(args []ref.Val) ref.Val {
+			if project(args) > maxString {
+				return errString(name)
+			}
+			return nil
+		}
+	}
+	for name, limit := range searches {
+		checks[name] = func(args []ref.Val) ref.Val { return checkSearch(name, limit, args) }
+	}
+	options := make([]cel.EnvOption, 0, len(checks))
+	for name, check := range checks {
 		f, ok := env.Functions()[name]
 		if !ok {
 			return nil, fmt.Errorf("no function %s", name)
@@ -72,18 +119,18 @@ func boundedFunctions(env *cel.Env) ([]cel.EnvOption, error) {
 			if o.IsMemberFunction() {
 				overload = decls.MemberOverload
 			}
-			bounded = append(bounded, overload(o.ID(), o.ArgTypes(), o.ResultType(), bind(name, len(o.ArgTypes()), b, project)))
+			bounded = append(bounded, overload(o.ID(), o.ArgTypes(), o.ResultType(), bind(name, len(o.ArgTypes()), b, check)))
 		}
 		options = append(options, cel.Function(name, bounded...))
 	}
 	return options, nil
 }
 
-// bind returns the implementation with a limit of the result.
-func bind(name string, arguments int, original *functions.Overload, project func([]ref.Val) int) cel.OverloadOpt {
+// bind returns the implementation with a limit.
+func bind(name string, arguments int, original *functions.Overload, check func([]ref.Val) ref.Val) cel.OverloadOpt {
 	call := func(args ...ref.Val) ref.Val {
-		if project(args) > maxString {
-			return errString(name)
+		if err := check(args); err != nil {
+			return err
 		}
 		var v ref.Val
 		switch {
@@ -271,13 +318,19 @@ func (c *costs) CallCost(function, overload string, args []ref.Val, result ref.V
 	return &sum
 }
 
-// boundAddition puts a limit on the results of +. It is not a function that an environment can redefine.
-func boundAddition(i interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
+// boundStandard puts a limit on the results of + and on matches. An environment cannot redefine these functions.
+func boundStandard(i interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
 	call, ok := i.(interpreter.InterpretableCall)
-	if !ok || call.Function() != operators.Add || len(call.Args()) != 2 {
+	if !ok || len(call.Args()) != 2 {
 		return i, nil
 	}
-	return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), add), nil
+	switch call.Function() {
+	case operators.Add:
+		return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), add), nil
+	case overloads.Matches:
+		return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), matches), nil
+	}
+	return i, nil
 }
 
 func add(args ...ref.Val) ref.Val {

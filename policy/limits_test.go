@@ -93,6 +93,8 @@ func TestEvaluate_SameResults(t *testing.T) {
 		"'%s'.format([['a', ['b', 1, 2.5, true, null]]])", "'%s'.format([{'b': 1, 'a': ['x']}])", "'%s|%s'.format([duration('1h'), timestamp('2026-01-02T03:04:05Z')])",
 		"'%s'.format([type(1)])", "'%s'.format([b'abc'])", "'%s%s'.format(dyn(['a']))", "dyn('%.').format([1.0])", "dyn('%').format([1])", "dyn('%q').format([1])", "dyn('x').format([])", "dyn('%.99999999999999999999f').format([1.0])",
 		"strings.quote('a\"b\\\\c\\n')", "strings.quote('')", "strings.quote('äöü')",
+		"'abcb'.indexOf('b')", "'abcb'.indexOf('b', 2)", "'abcb'.lastIndexOf('b')", "'abcb'.lastIndexOf('b', 2)", "[1, 2, 1].indexOf(1)", "[1, 2, 1].lastIndexOf(1)", "dyn('ab').indexOf(dyn('b'))",
+		"'abc'.matches('b+')", "matches('abc', 'x')", "'abc'.matches('b' + '+')", "'abc'.matches('b' + '(')", "dyn('abc').matches(dyn('b'))", "dyn(1).matches(dyn('b'))", "'abc'.find('[bc]')", "'abc'.findAll('[bc]')", "'abc'.findAll('[bc]', 1)", "'abc'.find('b' + '(')",
 		"'a' + 'b'", "b'a' + b'b'", "[1] + [2, 3]", "1 + 2", "1u + 2u", "1.5 + 2.0", "duration('1h') + duration('1m')", "timestamp('2026-01-02T03:04:05Z') + duration('1h')",
 		"dyn('a') + dyn('b')", "dyn(1) + dyn('b')", "dyn(null) + dyn('b')", "dyn({}) + dyn({})", "dyn([1]) + dyn('x')", "9223372036854775807 + 1", "[1, 2, 3].map(i, i * 2)", "[1, 2, 3].filter(i, i > 1)", "[][0] + 'x'",
 	} {
@@ -112,6 +114,23 @@ func TestEvaluate_SameResults(t *testing.T) {
 			}
 			require.Equal(t, policy.Allowed, r.Verdict, r.Message)
 			assert.Equal(t, want.Value(), r.Annotations["p.policy.prebind.dev/a"])
+		})
+	}
+}
+
+// Searches in long texts fail before they begin.
+func TestEvaluate_SearchLimit(t *testing.T) {
+	for _, expression := range []string{"T.indexOf(P) > 0", "T.indexOf(P, 1) > 0", "T.lastIndexOf(P) > 0", "T.matches(P)", "matches(T, P)", "dyn(T).matches(dyn(P))", "T.find(P) == ''", "T.findAll(P) == []", "T.findAll(P, 1) == []"} {
+		t.Run(expression, func(t *testing.T) {
+			c := compile(t, validation(strings.NewReplacer("T", "pod.metadata.annotations['a']", "P", "pod.metadata.annotations['b']").Replace(expression)))
+			s := subject()
+			s.Pod.Annotations = map[string]string{"a": strings.Repeat("a", 200_000), "b": strings.Repeat("a", 60_000) + "b"}
+			timed(t, func() {
+				r, err := c.Evaluate(t.Context(), s, world())
+				require.NoError(t, err)
+				assert.Equal(t, policy.Failed, r.Verdict)
+				assert.Contains(t, r.Message, "cost limit")
+			})
 		})
 	}
 }
