@@ -73,7 +73,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		"names without a CA":  {args: []string{"--client-allowed-names=kube-apiserver"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
 		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "mutually exclusive"}},
 		"no role for self-managed": {
-			args: []string{"--self-managed-certs", "--prebind-plugins=*,-announce", "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
+			args: []string{"--self-managed-certs", "--prebind-plugins=*,-announce,-policy", "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
 			says: []string{"--self-managed-certs: the service account lacks permissions", "secrets prebind-webhook-ca in prebind-system", "mutatingwebhookconfigurations", "apply the component"},
 		},
 		"no kubeconfig": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
