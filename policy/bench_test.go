@@ -42,12 +42,12 @@ func BenchmarkEvaluate(b *testing.B) {
 				}
 				all = append(all, benchmarked(b, fmt.Sprint("p", i), app))
 			}
-			set, s, o, ctx := policy.NewSet(all), subject(), world(), b.Context()
+			s, o, ctx := subject(), world(), b.Context()
 			s.Pod.Labels = map[string]string{"app": "web"}
 			b.ReportAllocs()
 			for b.Loop() {
 				o.reads = o.reads[:0]
-				for _, c := range set.All() {
+				for _, c := range all {
 					if r, err := c.Evaluate(ctx, s, o); err != nil || r.Verdict.Rejects() {
 						b.Fatal(r, err)
 					}
