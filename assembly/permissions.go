@@ -70,6 +70,8 @@ type needs struct {
 	// permission.
 	part, remedy string
 	permissions  []permission
+	// optional means that Prebind omits the part if a permission is missing.
+	optional bool
 }
 
 // check returns an error with all missing permissions.
@@ -83,7 +85,7 @@ func (n needs) check(ctx context.Context, client kubernetes.Interface) error {
 
 // missing checks each permission with the API server and returns the missing ones, such as
 // "list, watch pods". If a check fails, the permission counts as granted, because the error of the
-// request that needs it is clearer.
+// request that needs it is clearer. The permissions of an optional part then count as missing.
 func (n needs) missing(ctx context.Context, client kubernetes.Interface) string {
 	var order []string
 	missing := map[string][]string{}
@@ -91,7 +93,7 @@ func (n needs) missing(ctx context.Context, client kubernetes.Interface) string 
 		review, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &p},
 		}, metav1.CreateOptions{})
-		if err != nil || review.Status.Allowed {
+		if err == nil && review.Status.Allowed || err != nil && !n.optional {
 			continue
 		}
 		object := objectOf(p)
@@ -184,7 +186,7 @@ func (a *Assembly) unpermitted(ctx context.Context, p framework.Registration, c 
 	if err != nil {
 		return nil, err
 	}
-	n := needs{part: "PreBind plugin " + p.Name, remedy: "apply its role to use it", permissions: permissionsOf(needed, a.o.Namespace)}
+	n := needs{part: "PreBind plugin " + p.Name, remedy: "apply its role to use it", optional: true, permissions: permissionsOf(needed, a.o.Namespace)}
 	return n.check(ctx, a.o.Client), nil
 }
 

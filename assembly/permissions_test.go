@@ -160,9 +160,11 @@ func TestIfPermitted(t *testing.T) {
 		reason  string
 		plugins []string
 		granted bool
+		fails   error
 		want    []string
 		says    string
 	}{
+		"NoAnswer":    {reason: "the API server does not respond: the permission may be missing", plugins: []string{"*"}, fails: errors.New("unavailable")},
 		"Granted":     {reason: "the permission is there", plugins: []string{"*"}, granted: true, want: []string{"optional"}},
 		"NotGranted":  {reason: "the plugin is omitted", plugins: []string{"*"}},
 		"ByName":      {reason: "the permission is there", plugins: []string{"optional"}, granted: true, want: []string{"optional"}},
@@ -172,7 +174,7 @@ func TestIfPermitted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := granting(func(a authorizationv1.ResourceAttributes) (bool, error) {
-				return tc.granted || a.Resource != "configmaps", nil
+				return tc.granted || a.Resource != "configmaps", tc.fails
 			})
 			a := newAssembly(t, client, optional)
 			c := v1alpha1.Default(a.o.Registry.Components())

@@ -38,7 +38,8 @@ const (
 // more contains the permitted growth of goroutines by entry function. The number of other goroutines may not grow.
 var more = map[string]int{
 	// The replica has become the leader.
-	own + "binder/recovery.(*Sweeper).Run": 1,
+	own + "binder/recovery.(*Sweeper).Run":                                       1,
+	own + "cmd/prebind/app.(*process).buildEngine.(*process).whileLeading.func4": 1,
 
 	// Connections to the API server. An idle connection ends after 90 s.
 	"net/http.(*persistConn).readLoop":  6,
