@@ -191,7 +191,9 @@ func testAnnounceByHand(t *testing.T, w *world) {
 	assert.Equal(t, created.Spec, pod.Spec)
 	b.installDriver(node, "550")
 	require.NoError(t, b.end(bound))
-	b.assertTopology(b.untilBound())
+	pod = b.untilBound()
+	b.assertTopology(pod)
+	assert.Equal(t, corev1.PodPending, pod.Status.Phase)
 	b.assertNominations(h, "", node+"*", "")
 }
 
@@ -203,6 +205,7 @@ func testAnnounceRejected(t *testing.T, w *world) {
 	b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
 	b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
 	b.assertNominations(h, "", node+"*", "")
+	assert.Equal(t, corev1.PodPending, b.until("unbound", notBound).Status.Phase, "the rest of the status stays")
 	b.untilEvent("PreBindRolledBack", "announce: Node "+node+": the pod was not bound; cleared status.nominatedNodeName")
 }
 

@@ -5,12 +5,14 @@ package announce
 
 import (
 	"context"
+	"encoding/json"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -206,9 +208,8 @@ func (p *Plugin) end(attempt string) bool {
 	return a.tried
 }
 
-// withdraw gives up the attempt's ownership of the field. The API server removes the field if the
-// attempt was its only owner. The resourceVersion ensures that no user has forged the attempt's entry
-// since the read.
+// withdraw gives up the attempt's ownership of the field, and clears the field if the attempt is its
+// only owner. The resourceVersion ensures that no user has forged the attempt's entry since the read.
 func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error {
 	var conflict error
 	for range maxTries {
@@ -220,7 +221,11 @@ func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error 
 		if !owns {
 			return nil
 		}
-		conflict = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion))
+		if last {
+			conflict = p.clear(ctx, bc, pod.ResourceVersion)
+		} else {
+			conflict = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion))
+		}
 		switch {
 		case apierrors.IsNotFound(conflict):
 			return nil // The pod is gone.
@@ -232,6 +237,21 @@ func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error 
 		return conflict
 	}
 	return conflict
+}
+
+// clear removes the field together with all entries of its owners. An apply without the field would
+// also do this, but of a status in which no client owns another field it would remove everything, such
+// as the phase, which the API server sets itself and records for no owner.
+func (p *Plugin) clear(ctx context.Context, bc *framework.BindContext, resourceVersion string) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": bc.Pod.UID, "resourceVersion": resourceVersion},
+		"status":   map[string]any{"nominatedNodeName": nil},
+	})
+	if err != nil {
+		return err
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}}
+	return p.h.Status.Status().Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(managerOf(bc.Attempt)))
 }
 
 // Marks implements framework.Recoverer.
