@@ -219,7 +219,8 @@ func idlers(t *testing.T, w *world) map[string]*victim {
 			continue
 		}
 		b := newBench(t, w, nil)
-		b.claim("data", b.dynamic("15s"))
+		// No claim is bound before the kill, because kube-controller-manager is stopped.
+		b.claim("data", b.dynamic("1s"))
 		out["between two calls, "+how] = &victim{bench: b, by: by.scheduler, options: []gen.PodOption{gen.Annotation(timeoutKey, thirdPause(5*time.Second).String())}, reached: func() {
 			// The first two pauses take one second each. The third pause starts here.
 			require.EventuallyWithT(t, func(c *assert.CollectT) {
