@@ -102,7 +102,7 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 
 // ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory and,
 // during its start, a processor.
-var ownClusters = make(chan struct{}, 4)
+var ownClusters = make(chan struct{}, 6)
 
 // ownCluster starts a control plane for one test. It waits for a free slot of ownClusters.
 func ownCluster(t *testing.T, o cluster.Options) *cluster.Cluster {
