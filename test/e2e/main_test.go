@@ -100,21 +100,32 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 	return ownWorldWith(t, install.Options{}, replicas, args...)
 }
 
-// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory and,
-// during its start, a processor.
-var ownClusters = make(chan struct{}, 6)
+var (
+	// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory.
+	ownClusters = make(chan struct{}, 6)
+	// ownStarts limits the number of these control planes that start at the same time. Each start needs a processor.
+	ownStarts = make(chan struct{}, 2)
+)
 
 // ownCluster starts a control plane for one test. It waits for a free slot of ownClusters.
 func ownCluster(t *testing.T, o cluster.Options) *cluster.Cluster {
 	t.Helper()
+	take(t, ownClusters)
+	// Cleanups run in reverse order, so the control plane has stopped before this one.
+	t.Cleanup(func() { <-ownClusters })
+	take(t, ownStarts)
+	defer func() { <-ownStarts }()
+	return clustertest.Start(t, o)
+}
+
+// take waits for a free slot.
+func take(t *testing.T, slots chan<- struct{}) {
+	t.Helper()
 	select {
-	case ownClusters <- struct{}{}:
+	case slots <- struct{}{}:
 	case <-t.Context().Done():
 		t.Fatal("there was no room for another control plane")
 	}
-	// Cleanups run in reverse order, so the control plane has stopped before this one.
-	t.Cleanup(func() { <-ownClusters })
-	return clustertest.Start(t, o)
 }
 
 // ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and Binary of the options.
