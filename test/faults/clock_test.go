@@ -25,6 +25,7 @@ import (
 // TestWrongClock checks that the clock of a replica is wrong after a start and after a step, and right after a reset. A step
 // does not change the reported age of a bind.
 func TestWrongClock(t *testing.T) {
+	t.Parallel() // TestFaults also mostly waits.
 	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute})}
 	require.NoError(t, w.connect())
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", 1)...))

@@ -39,6 +39,7 @@ func build(t *testing.T, replaced map[string][]byte) string {
 
 // TestFaults runs the faults of each seed.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	binary := build(t, nil)
 	for s := *seed; s < *seed+*seeds; s++ {
 		t.Run(fmt.Sprintf("seed %d", s), func(t *testing.T) {
