@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -35,10 +34,10 @@ const (
 
 // RenderChart returns the output of `helm template` for the chart in the checkout at root, including hooks.
 func RenderChart(ctx context.Context, root string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{
-		"tool", "-modfile=" + filepath.Join(root, "tools.mod"), "helm", "template", "prebind", filepath.FromSlash(chart), "--kube-version=" + kubeVersion,
-	}, args...)...)
-	cmd.Dir = root
+	cmd, err := Tool(ctx, root, "helm", append([]string{"template", "prebind", filepath.FromSlash(chart), "--kube-version=" + kubeVersion}, args...)...)
+	if err != nil {
+		return nil, err
+	}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -514,8 +513,10 @@ func TestChartPreDelete(t *testing.T) {
 
 func TestChartLint(t *testing.T) {
 	require.NoError(t, touch(filepath.Join(root, chart), filepath.Join(root, "tools.mod")))
-	cmd := exec.CommandContext(t.Context(), "go", "tool", "-modfile=tools.mod", "helm", "lint", "--strict", "--kube-version=1.36.0", chart)
-	cmd.Dir = root
+	top, err := filepath.Abs(root)
+	require.NoError(t, err)
+	cmd, err := install.Tool(t.Context(), top, "helm", "lint", "--strict", "--kube-version=1.36.0", chart)
+	require.NoError(t, err)
 	out, err := cmd.CombinedOutput()
 	assert.NoError(t, err, "%s", out)
 }

@@ -14,7 +14,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -33,6 +32,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/prebind/prebind/test/install"
 )
 
 const (
@@ -100,9 +101,14 @@ func kustomize(ctx context.Context, dir string) ([]byte, error) {
 	}
 
 	// Like `kubectl apply -k`, which keeps the order of the files unless the kustomization says otherwise.
-	cmd := exec.CommandContext(ctx, "go", "tool", "-modfile=tools.mod",
-		"kustomize", "build", "--reorder=none", filepath.FromSlash(dir))
-	cmd.Dir = root
+	top, err := filepath.Abs(root)
+	if err != nil {
+		return nil, err
+	}
+	cmd, err := install.Tool(ctx, top, "kustomize", "build", "--reorder=none", filepath.FromSlash(dir))
+	if err != nil {
+		return nil, err
+	}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
