@@ -65,7 +65,7 @@ test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 20m -v ./test/cluster
 	go test -race -count=1 -timeout 30m -v ./test/e2e
 	go test -race -count=1 -timeout 20m -v ./test/faults
-	go test -count=1 -timeout 10m -v ./test/bench
+	go test -count=1 -parallel 4 -timeout 10m -v ./test/bench
 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench

@@ -77,6 +77,7 @@ func benchmarkBinds(b *testing.B, name string, s size, variants ...string) *resu
 
 // TestBinds runs a short round. It does not check times.
 func TestBinds(t *testing.T) {
+	t.Parallel()
 	variants := []string{none, constant, following, prebind}
 	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 3), variants...)
 	out := &results{name: "binds"}

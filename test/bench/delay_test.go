@@ -191,6 +191,7 @@ func BenchmarkDelay(b *testing.B) {
 
 // TestDelay runs a short round. It does not check delays.
 func TestDelay(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, cluster.Options{})
 	for _, way := range ways {
 		ns, err := w.namespace(t.Context())

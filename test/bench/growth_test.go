@@ -76,6 +76,7 @@ func BenchmarkGrowth(b *testing.B) {
 
 // TestGrowth runs the benchmark with a few objects. It does not check figures.
 func TestGrowth(t *testing.T) {
+	t.Parallel()
 	for _, one := range growths() {
 		t.Run(one.name, func(t *testing.T) {
 			t.Parallel() // The test mostly waits.

@@ -52,6 +52,7 @@ func BenchmarkLostReplica(b *testing.B) {
 
 // TestLostReplica runs a short round. It does not check delays.
 func TestLostReplica(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, cluster.Options{})
 	for _, l := range losses {
 		d, err := w.delaysWithLoss(t.Context(), 4, 100*time.Millisecond, l.lose)

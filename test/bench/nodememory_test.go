@@ -39,6 +39,7 @@ func BenchmarkNodeMemory(b *testing.B) {
 
 // TestNodeMemory runs the benchmark with a few objects. It does not check figures.
 func TestNodeMemory(t *testing.T) {
+	t.Parallel()
 	m := newNodeMemory(t)
 	out := &results{name: "node-memory"}
 	require.NoError(t, m.weighBoth(t, out, scale{nodes: 5, running: []int{50}, settle: time.Millisecond}))

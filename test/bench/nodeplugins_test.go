@@ -78,6 +78,7 @@ func BenchmarkNodePlugins(b *testing.B) {
 
 // TestNodePlugins checks that the plugins run in one variant only, and runs a short round. It does not check times.
 func TestNodePlugins(t *testing.T) {
+	t.Parallel()
 	r := newNodePlugins(t, 3)
 	for i, variant := range []string{prebind, nodePlugins} {
 		require.NoError(t, r.turn(t.Context(), variant, func(ctx context.Context) error {

@@ -288,6 +288,7 @@ func BenchmarkPolicies(b *testing.B) {
 
 // TestPolicies runs each part of the benchmark with few objects. It does not check times.
 func TestPolicies(t *testing.T) {
+	t.Parallel()
 	p := newPolicyBench(t, 3)
 	out := &results{name: "policies"}
 	for _, variant := range []string{policies, policiesUnmatched, policiesMatching} {

@@ -6,6 +6,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -234,7 +235,10 @@ func (r *rivals) turn(ctx context.Context, variant string, do func(ctx context.C
 
 // calm waits until the control plane and the variant are idle.
 func (r *rivals) calm(ctx context.Context, variant string) error {
-	pids := []int{os.Getpid()}
+	var pids []int
+	if benchmarks() { // Tests run in parallel in this process.
+		pids = append(pids, os.Getpid())
+	}
 	for _, p := range []*cluster.Process{
 		r.cluster.Process(cluster.Etcd), r.cluster.Process(cluster.APIServer), r.cluster.Process(cluster.ControllerManager), r.processes[variant],
 	} {
@@ -244,6 +248,9 @@ func (r *rivals) calm(ctx context.Context, variant string) error {
 	}
 	return calm(ctx, pids...)
 }
+
+// benchmarks reports whether this process runs benchmarks.
+func benchmarks() bool { return flag.Lookup("test.bench").Value.String() != "" }
 
 // runs reports whether the process runs. It may be nil.
 func runs(p *cluster.Process) bool {

@@ -72,6 +72,7 @@ func BenchmarkScale(b *testing.B) {
 
 // TestScale runs the benchmark with a few objects. It does not check figures.
 func TestScale(t *testing.T) {
+	t.Parallel()
 	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 1), prebind)
 	out := &results{name: "scale"}
 	require.NoError(t, r.grow(t, out, scale{nodes: 5, claims: 5, pending: 5, running: []int{0, 50}, settle: time.Millisecond}))

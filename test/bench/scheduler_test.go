@@ -70,6 +70,7 @@ func benchmarkScheduler(b *testing.B, out *results, config []byte, variants ...s
 
 // TestScheduler runs a short round. It does not check times.
 func TestScheduler(t *testing.T) {
+	t.Parallel()
 	variants := []string{none, prebind}
 	r := newRivals(t, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(unlimited)}, cluster.Nodes("node", 3), variants...)
 	out := &results{name: "scheduler"}

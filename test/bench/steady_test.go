@@ -40,6 +40,7 @@ rules:
 // audit log. Prebind needs none, because its caches contain all required objects. The test does not count
 // requests that are independent of binds.
 func TestSteadyState(t *testing.T) {
+	t.Parallel()
 	const binds = 300
 	dir := t.TempDir()
 	policy, log := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")

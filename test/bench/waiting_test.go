@@ -60,6 +60,7 @@ func BenchmarkWaiting(b *testing.B) {
 
 // TestWaiting checks that held calls do not occupy the seats that kube-controller-manager needs.
 func TestWaiting(t *testing.T) {
+	t.Parallel()
 	c := crowd{pods: 52, delay: 2 * time.Second}
 	r, out := newWaiting(t, c), &results{name: "waiting"}
 	require.NoError(t, r.wait(t.Context(), out, prebind, 0, c))
