@@ -82,8 +82,8 @@ func (a Assets) check(components ...string) error {
 // If KUBEBUILDER_ASSETS is set they are taken from that folder, except where
 // TEST_ASSET_ETCD, TEST_ASSET_KUBE_APISERVER, TEST_ASSET_KUBE_CONTROLLER_MANAGER,
 // TEST_ASSET_KUBE_SCHEDULER or TEST_ASSET_KUBECTL names a file; only the test
-// provisioner and kwok are built. Otherwise all of them are built from the Go modules
-// that test/controlplane and test/kwok name and kept in the user's cache folder
+// provisioner, kwok and the binaries of [Cluster.StartCSI] are built. Otherwise all of them are built from the Go modules
+// that test/controlplane, test/kwok and test/csi name and kept in the user's cache folder
 // (PREBIND_CACHE_DIR overrides it) until those sources, the Go version or the
 // platform change. Building takes minutes, needs go on the PATH and, the first
 // time, the Go module proxy.
@@ -92,8 +92,14 @@ func (a Assets) check(components ...string) error {
 // may run at once, in one process or in several: one builds, the others wait.
 // The binaries stay in place at least until this process ends.
 func Binaries(ctx context.Context, progress io.Writer) (Assets, error) {
+	if progress == nil {
+		progress = io.Discard
+	}
 	assets, err := binaries(ctx, progress, true, true)
 	if err != nil {
+		return Assets{}, err
+	}
+	if _, _, err := csiBinaries(ctx, progress); err != nil {
 		return Assets{}, err
 	}
 	return assets, assets.check(Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok, Kubectl)
@@ -101,9 +107,6 @@ func Binaries(ctx context.Context, progress io.Writer) (Assets, error) {
 
 // binaries is Binaries without the check that all are there, and without those of our own that are not needed.
 func binaries(ctx context.Context, progress io.Writer, provisioner, kwok bool) (Assets, error) {
-	if progress == nil {
-		progress = io.Discard
-	}
 	assets, err := controlPlane(ctx, progress, provisioner)
 	if err != nil || !kwok {
 		return assets, err

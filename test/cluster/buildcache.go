@@ -28,7 +28,7 @@ func cachedBuild(ctx context.Context, progress io.Writer, s source, pkg, name st
 	}
 	c := buildCache{dir: filepath.Join(root, s.folder)}
 	entry := m.hash
-	if name == Provisioner {
+	if pkg != "." {
 		entry += "-" + name
 	}
 	if err := c.hold(ctx, entry); err != nil {
@@ -97,6 +97,10 @@ func title(name string) string {
 		return "the control plane"
 	case Kwok:
 		return "kwok"
+	case csiDriver:
+		return "the CSI driver"
+	case csiProvisioner:
+		return "external-provisioner"
 	default:
 		return "the test provisioner"
 	}

@@ -37,6 +37,9 @@ type Cluster struct {
 	services    *Services
 	processes   map[string]*Process
 
+	csiMu sync.Mutex
+	csi   []*CSI
+
 	stop    sync.Once
 	stopErr error
 }
@@ -160,6 +163,9 @@ func (c *Cluster) shutdown() error {
 			clients.Go(process.Stop)
 		}
 	}
+	for _, csi := range c.startedCSI() {
+		clients.Go(csi.stop)
+	}
 	errs = append(errs, clients.Wait())
 	for _, component := range []string{APIServer, Etcd} {
 		if process := c.processes[component]; process != nil {
@@ -184,10 +190,8 @@ func (c *Cluster) shutdown() error {
 // Err returns an error, with the end of its log, for each component that exited without Stop or Kill of its [Process], or nil.
 func (c *Cluster) Err() error {
 	var errs []error
-	for _, component := range c.o.components() {
-		if process := c.processes[component]; process != nil {
-			errs = append(errs, process.Err())
-		}
+	for _, process := range c.running() {
+		errs = append(errs, process.Err())
 	}
 	return errors.Join(errs...)
 }
@@ -231,10 +235,8 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 
 // DumpLogs writes the end of each component's log.
 func (c *Cluster) DumpLogs(w io.Writer) {
-	for _, component := range c.o.components() {
-		if process := c.processes[component]; process != nil {
-			say(w, "--- %s, the end of %s\n%s", component, process.LogFile(), process.Tail(tailLines))
-		}
+	for _, process := range c.running() {
+		say(w, "--- %s, the end of %s\n%s", process.Name(), process.LogFile(), process.Tail(tailLines))
 	}
 }
 

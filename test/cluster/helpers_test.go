@@ -76,9 +76,15 @@ func newNodes(t *testing.T, client kubernetes.Interface, nodes ...*corev1.Node) 
 // newClaim makes a WaitForFirstConsumer class with the parameters, and a claim of it.
 func newClaim(t *testing.T, client kubernetes.Interface, namespace string, parameters map[string]string) string {
 	t.Helper()
+	return newClaimOf(t, client, namespace, cluster.ProvisionerName, parameters)
+}
+
+// newClaimOf is newClaim for another provisioner.
+func newClaimOf(t *testing.T, client kubernetes.Interface, namespace, provisioner string, parameters map[string]string) string {
+	t.Helper()
 	class, err := client.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{GenerateName: "test-"},
-		Provisioner:       cluster.ProvisionerName,
+		Provisioner:       provisioner,
 		Parameters:        parameters,
 		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}, metav1.CreateOptions{})

@@ -31,6 +31,20 @@ func TestSourceVersion(t *testing.T) {
 	}
 }
 
+// The documentation names the tested versions.
+func TestDocs_ProvisionerVersions(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "volumebinding.md"))
+	require.NoError(t, err)
+	for name, s := range map[string]source{
+		"external-provisioner":                 csiProvisionerSource,
+		"sig-storage-lib-external-provisioner": {folder: "controlplane", requires: "sigs.k8s.io/sig-storage-lib-external-provisioner/v13"},
+	} {
+		m, err := findModule(t.Context(), s)
+		require.NoError(t, err)
+		assert.Contains(t, string(page), " "+name+" "+m.version)
+	}
+}
+
 func TestLDFlags(t *testing.T) {
 	flags := module{source: controlPlaneSource, version: "v1.36.3"}.ldflags()
 	assert.Contains(t, flags, "-X=k8s.io/component-base/version.gitVersion=v1.36.3 ")

@@ -25,6 +25,17 @@ const startTimeout = 3 * time.Minute
 //	affinity: zone         where the volume is reachable from: the selected
 //	                       node's zone, its hostname, or none (everywhere); by
 //	                       default the zone if the node has one, else hostname
+//
+// It uses the library of external-provisioner, but no CSI driver. It differs from external-provisioner as follows
+// (see [Cluster.StartCSI]):
+//
+//   - It provisions on every node. External-provisioner requires a CSINode with topology keys, and otherwise removes the selected node.
+//   - It ignores allowedTopologies, and publishes no capacity.
+//   - It removes the selected node for reschedule and for deleted nodes, external-provisioner for ResourceExhausted and missing CSINodes.
+//   - Its calls have no timeout. Those of external-provisioner do, and the creation of the volume continues without them.
+//   - It repeats failed calls after 1 s to 10 s. External-provisioner waits up to 5 minutes.
+//   - It accepts claims with a selector.
+//   - It has no storage that a volume could be leaked in.
 const ProvisionerName = "test.prebind.dev"
 
 // StartDelay is the annotation of a pod with the time from its bind until [Options.Kwok] makes it Running and Ready,

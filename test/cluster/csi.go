@@ -1,0 +1,294 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// CSITopologyKey is the label of nodes with their zone, as drivers of [Cluster.StartCSI] register it.
+const CSITopologyKey = "topology.csi.prebind.dev/zone"
+
+const (
+	csiDriver      = "csi-driver"
+	csiProvisioner = "csi-provisioner"
+
+	csiProvisionerUser = "prebind-test-csi-provisioner"
+	// csiCapacityNamespace is the namespace of the CSIStorageCapacity objects.
+	csiCapacityNamespace = metav1.NamespaceSystem
+)
+
+var (
+	csiDriverSource      = source{folder: "csi", requires: "github.com/container-storage-interface/spec"}
+	csiProvisionerSource = source{folder: "csi", requires: "github.com/kubernetes-csi/external-provisioner/v6"}
+)
+
+// csiProvisionerPackage is built in the module test/csi, which pins its version.
+const csiProvisionerPackage = "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"
+
+// CSI is a CSI driver with its external-provisioner, see [Cluster.StartCSI].
+type CSI struct {
+	// Driver and Provisioner are the two processes. The provisioner exits when it loses the connection to the driver. The driver
+	// forgets its volumes when it exits.
+	Driver, Provisioner *Process
+
+	name   string
+	url    string // of the driver
+	client kubernetes.Interface
+}
+
+// CSIVolume is a volume of the driver.
+type CSIVolume struct {
+	// Name is also the handle of the volume.
+	Name string
+	// Claim is NAMESPACE/NAME of the PersistentVolumeClaim.
+	Claim string
+	// Zone is the value of CSITopologyKey of the nodes that can use the volume.
+	Zone string
+	// Bytes is the size.
+	Bytes int64
+	// Pending means that the volume is being created.
+	Pending bool
+}
+
+// StartCSI starts a CSI driver with this name, and an unmodified external-provisioner for it, and returns when both serve. They run
+// until the cluster stops. It also creates the CSIDriver object, with storageCapacity. The first call on a machine builds both, which
+// takes minutes; ctx limits it. The provisioner publishes CSIStorageCapacity objects for each class and zone. Nodes must be registered,
+// see [CSI.Register]. A CreateVolume call times out after 5 s, and failed calls are repeated after 1 s to 5 s.
+//
+// The driver is simple, but follows the specification. Parameters of StorageClasses set its behavior, similar to those of
+// [ProvisionerName]:
+//
+//	delay: 3s                   duration of each creation, which continues after a timeout of the call
+//	fail: none                  name of the gRPC code that it fails with, such as resource-exhausted (the selected node is
+//	                            removed), unavailable (repeated as an unfinished creation) or internal (repeated)
+//	failZones: zone-a,...       fail only in these zones
+//	failTimes: "1"              fail only at the first creations of each volume
+//	capacity: zone-a=1Gi,...    storage in each zone, 0 in others; by default unlimited
+//	maximumVolumeSize: 5Gi      maximum size of a volume that the driver publishes; it does not enforce it
+//	pool: name                  classes with the same pool share the capacity
+//
+// The driver creates each volume in the first preferred zone, which is that of the selected node.
+func (c *Cluster) StartCSI(ctx context.Context, driver string) (*CSI, error) {
+	s, err := c.newCSI(ctx, driver)
+	if err != nil {
+		return nil, fmt.Errorf("start CSI driver %s: %w", driver, err)
+	}
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start CSI driver %s: %w", driver, err), s.stop())
+	}
+	c.csiMu.Lock()
+	defer c.csiMu.Unlock()
+	c.csi = append(c.csi, s)
+	return s, nil
+}
+
+// newCSI prepares everything that the processes find when they start.
+func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
+	driverBinary, provisionerBinary, err := csiBinaries(ctx, c.o.Out)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(c.admin)
+	if err != nil {
+		return nil, err
+	}
+	if err := prepareCSI(ctx, client, driver); err != nil {
+		return nil, err
+	}
+	kubeconfig, err := c.userKubeconfig(csiProvisioner, csiProvisionerUser)
+	if err != nil {
+		return nil, err
+	}
+	driverAddress, err := c.ReserveAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	provisionerAddress, err := c.ReserveAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := &CSI{name: driver, url: "http://" + driverAddress, client: client}
+	socket := c.file(driver + ".sock")
+	s.Driver, err = NewProcess(ProcessOptions{
+		Name: csiDriver + " " + driver,
+		Path: driverBinary,
+		Args: []string{
+			"--driver=" + driver, "--topology-key=" + CSITopologyKey,
+			"--csi-address=" + socket, "--http-address=" + driverAddress,
+		},
+		LogFile: c.file(filepath.Join("logs", csiDriver+"-"+driver+".log")),
+		Health:  serves(s.url + "/readyz"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Provisioner, err = NewProcess(ProcessOptions{
+		Name: csiProvisioner + " " + driver,
+		Path: provisionerBinary,
+		Args: csiProvisionerArgs(socket, provisionerAddress),
+		// KUBECONFIG of the user would override a flag.
+		Env:     []string{"KUBECONFIG=" + kubeconfig, "NAMESPACE=" + csiCapacityNamespace},
+		LogFile: c.file(filepath.Join("logs", csiProvisioner+"-"+driver+".log")),
+		Health:  serves("http://" + provisionerAddress + "/metrics"),
+	})
+	return s, err
+}
+
+func csiProvisionerArgs(socket, httpAddress string) []string {
+	return []string{
+		"--csi-address=" + socket,
+		"--http-endpoint=" + httpAddress,
+		"--extra-create-metadata",
+		"--timeout=5s",
+		"--retry-interval-max=5s",
+		"--enable-capacity",
+		// No pod can own the objects. They are removed with the cluster.
+		"--capacity-ownerref-level=-1",
+		"--capacity-threads=4",
+		// The default limits are so low that tests would wait for them.
+		"--kube-api-qps=200", "--kube-api-burst=400",
+		"--kube-api-capacity-qps=200", "--kube-api-capacity-burst=400",
+		"--v=5",
+	}
+}
+
+// csiBinaries returns the paths of the driver and the provisioner, and builds them if necessary.
+func csiBinaries(ctx context.Context, progress io.Writer) (driver, provisioner string, err error) {
+	dir, err := cachedBuild(ctx, progress, csiDriverSource, ".", csiDriver)
+	if err != nil {
+		return "", "", err
+	}
+	driver = executable(dir, csiDriver)
+	dir, err = cachedBuild(ctx, progress, csiProvisionerSource, csiProvisionerPackage, csiProvisioner)
+	return driver, executable(dir, csiProvisioner), err
+}
+
+// prepareCSI grants the permissions that external-provisioner documents, and creates the CSIDriver.
+func prepareCSI(ctx context.Context, client kubernetes.Interface, driver string) error {
+	err := grant(ctx, client, csiProvisionerUser,
+		rule("", "persistentvolumes", "get", "list", "watch", "create", "patch", "delete"),
+		rule("", "persistentvolumeclaims", "get", "list", "watch", "update"),
+		rule("", "nodes", "get", "list", "watch"),
+		rule("", "events", "list", "watch", "create", "update", "patch"),
+		rule("storage.k8s.io", "storageclasses", "get", "list", "watch"),
+		rule("storage.k8s.io", "csinodes", "get", "list", "watch"),
+		rule("storage.k8s.io", "csistoragecapacities", "get", "list", "watch", "create", "update", "patch", "delete"),
+	)
+	if err != nil {
+		return err
+	}
+	_, err = client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: driver},
+		Spec:       storagev1.CSIDriverSpec{AttachRequired: new(false), StorageCapacity: new(true)},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create the CSIDriver: %w", err)
+	}
+	return nil
+}
+
+func (s *CSI) start(ctx context.Context) error {
+	for _, process := range []*Process{s.Driver, s.Provisioner} {
+		if err := process.Start(); err != nil {
+			return err
+		}
+		if err := process.WaitReady(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stop stops the provisioner first, because it exits with an error when its driver does.
+func (s *CSI) stop() error {
+	return errors.Join(s.Provisioner.Stop(), s.Driver.Stop())
+}
+
+// Register does what the kubelet does for a node on which the driver runs: it labels the node with the zone, and adds the driver to its
+// CSINode.
+func (s *CSI) Register(ctx context.Context, node, zone string) error {
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, CSITopologyKey, zone)
+	labeled, err := s.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("label node %s with its zone: %w", node, err)
+	}
+	driver := storagev1.CSINodeDriver{Name: s.name, NodeID: node, TopologyKeys: []string{CSITopologyKey}}
+	api := s.client.StorageV1().CSINodes()
+	_, err = api.Create(ctx, &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            node,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(labeled, corev1.SchemeGroupVersion.WithKind("Node"))},
+		},
+		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{driver}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create the CSINode of node %s: %w", node, err)
+	}
+	return nil
+}
+
+// Volumes returns the volumes of the driver, sorted by name, including those that are being created.
+func (s *CSI) Volumes(ctx context.Context) ([]CSIVolume, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/volumes", nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("list the volumes of CSI driver %s: %w", s.name, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	var out []CSIVolume
+	if err := json.NewDecoder(response.Body).Decode(&out); err != nil {
+		return nil, fmt.Errorf("list the volumes of CSI driver %s: %w", s.name, err)
+	}
+	return out, nil
+}
+
+// startedCSI returns the results of StartCSI.
+func (c *Cluster) startedCSI() []*CSI {
+	c.csiMu.Lock()
+	defer c.csiMu.Unlock()
+	return slices.Clone(c.csi)
+}
+
+// running returns all processes, in the order of their start.
+func (c *Cluster) running() []*Process {
+	var out []*Process
+	for _, component := range c.o.components() {
+		if process := c.processes[component]; process != nil {
+			out = append(out, process)
+		}
+	}
+	for _, s := range c.startedCSI() {
+		out = append(out, s.Driver, s.Provisioner)
+	}
+	return out
+}
+
+// serves returns a check whether the URL answers with 200.
+func serves(url string) func(ctx context.Context) error {
+	ready := HTTPReady(url)
+	return func(ctx context.Context) error {
+		if !ready(ctx) {
+			return fmt.Errorf("%s does not answer with 200", url)
+		}
+		return nil
+	}
+}
