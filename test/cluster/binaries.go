@@ -82,8 +82,8 @@ func (a Assets) check(components ...string) error {
 // If KUBEBUILDER_ASSETS is set they are taken from that folder, except where
 // TEST_ASSET_ETCD, TEST_ASSET_KUBE_APISERVER, TEST_ASSET_KUBE_CONTROLLER_MANAGER,
 // TEST_ASSET_KUBE_SCHEDULER or TEST_ASSET_KUBECTL names a file; only the test
-// provisioner, kwok and the binaries of [Cluster.StartCSI] are built. Otherwise all of them are built from the Go modules
-// that test/controlplane, test/kwok and test/csi name and kept in the user's cache folder
+// provisioner, kwok, cert-manager and the binaries of [Cluster.StartCSI] are built. Otherwise all of them are built from the Go modules
+// that test/controlplane, test/kwok, test/certmanager and test/csi name and kept in the user's cache folder
 // (PREBIND_CACHE_DIR overrides it) until those sources, the Go version or the
 // platform change. Building takes minutes, needs go on the PATH and, the first
 // time, the Go module proxy.
@@ -99,7 +99,11 @@ func Binaries(ctx context.Context, progress io.Writer) (Assets, error) {
 	if err != nil {
 		return Assets{}, err
 	}
+	// Only tests that start these need them. Build them here, because go test shows no progress.
 	if _, _, err := csiBinaries(ctx, progress); err != nil {
+		return Assets{}, err
+	}
+	if _, err := certManager(ctx, progress); err != nil {
 		return Assets{}, err
 	}
 	return assets, assets.check(Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok, Kubectl)

@@ -95,8 +95,8 @@ func title(name string) string {
 	switch name {
 	case multiplexer:
 		return "the control plane"
-	case Kwok:
-		return "kwok"
+	case Kwok, CertManager:
+		return name
 	case csiDriver:
 		return "the CSI driver"
 	case csiProvisioner:

@@ -1,0 +1,60 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+)
+
+// CertManager is the name of the binary and the log of [Cluster.StartCertManager].
+const CertManager = "cert-manager"
+
+var certManagerSource = source{folder: "certmanager", requires: "github.com/cert-manager/cert-manager"}
+
+// StartCertManager starts cert-manager from test/certmanager, with these arguments in addition, and waits until it is ready.
+// It builds the binary unless it is cached. The CustomResourceDefinitions of cert-manager must exist. cert-manager has all
+// permissions. The caller stops the process before the cluster.
+func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Process, error) {
+	path, err := certManager(ctx, c.o.Out)
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, err := c.userKubeconfig(CertManager, CertManager, "system:masters")
+	if err != nil {
+		return nil, err
+	}
+	address, err := c.ReserveAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ready := HTTPReady("http://" + address + "/readyz")
+	process, err := NewProcess(ProcessOptions{
+		Name:    CertManager,
+		Path:    path,
+		Args:    append([]string{"--kubeconfig=" + kubeconfig, "--health-bind-address=" + address}, args...),
+		LogFile: c.file(filepath.Join("logs", CertManager+".log")),
+		Health: func(ctx context.Context) error {
+			if !ready(ctx) {
+				return errors.New("/readyz does not answer 200")
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := process.Start(); err != nil {
+		return nil, err
+	}
+	return process, process.WaitReady(ctx)
+}
+
+// certManager returns the path of the binary, and builds it unless it is cached.
+func certManager(ctx context.Context, progress io.Writer) (string, error) {
+	dir, err := cachedBuild(ctx, progress, certManagerSource, ".", CertManager)
+	return executable(dir, CertManager), err
+}
