@@ -142,6 +142,13 @@ func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string)
 func (w *world) killAfter(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
+		if m := w.prebind.CertManager(); m != nil {
+			assert.NoError(t, m.Err())
+			assert.NoError(t, m.Kill())
+			if t.Failed() {
+				t.Logf("last lines of the log of %s:\n%s", m.Name(), m.Tail(100))
+			}
+		}
 		for _, r := range w.prebind.Replicas() {
 			assert.NoError(t, r.Err())
 			assert.NoError(t, r.Kill())

@@ -36,33 +36,18 @@ const (
 )
 
 // No bind of a steady stream fails while certificates are renewed and CAs are changed, for each source of certificates.
+// TestCertManager contains the third source.
 func TestCertificateRotationUnderLoad(t *testing.T) {
 	t.Parallel()
 	t.Run("from files", func(t *testing.T) {
 		t.Parallel()
-		w := ownWorld(t, 2)
-		t.Run("cert-manager", func(t *testing.T) { testCertManagerRenews(t, w) })
-		t.Run("by hand", func(t *testing.T) { testFilesByHand(t, w) })
+		testFilesByHand(t, ownWorld(t, 2))
 	})
 	t.Run("self-managed", func(t *testing.T) {
 		t.Parallel()
 		testSelfManaged(t, ownWorldWith(t, install.Options{Kustomization: "config/webhook/overlays/self-managed", WithoutCertManager: true}, 2,
 			"--self-managed-cert-validity=12s", "--self-managed-ca-overlap=2s", "--self-managed-ca-validity=10m"))
 	})
-}
-
-// cert-manager renews the certificate under the same CA before it expires.
-func testCertManagerRenews(t *testing.T, w *world) {
-	s := beginLoad(t, w)
-	for i := range 3 {
-		before := s.served()
-		require.NoError(t, w.prebind.RenewCertificate(t.Context()))
-		s.untilServed(func(serial, _ string) bool { return !before[serial] }, "the renewed certificate")
-		// After a change of the bundle the API server connects again, and uses the current certificate.
-		s.setBundle(append(fmt.Appendf(nil, "# %d\n", i), s.bundle()...))
-		s.untilBinds(40)
-	}
-	s.end()
 }
 
 // An administrator adds a new CA and then replaces the files one after another, as described in docs/certificates.md.

@@ -57,6 +57,9 @@ type Options struct {
 	Values []string
 	// WithoutCertManager omits the CRDs of cert-manager. The installation must not need them.
 	WithoutCertManager bool
+	// CertManager runs cert-manager, which issues the certificates and injects the CA. After a change of a Secret, call
+	// MountVolumes.
+	CertManager bool
 }
 
 // Prebind is an installation. Its methods are not safe for concurrent use.
@@ -69,8 +72,8 @@ type Prebind struct {
 	replicas   []*Replica
 	// env contains the variables of Setenv.
 	env []string
-	// issued contains certificates by the name of the Certificate.
-	issued map[string]*issued
+	// certManager is nil if this package issues the certificates.
+	certManager *cluster.Process
 	// source contains the arguments of kubectl apply and delete: -k and a directory, or -f and a file.
 	source []string
 	// kept is like source, for objects that remain after the uninstallation.
@@ -96,7 +99,7 @@ func New(ctx context.Context, o Options) (*Prebind, error) {
 		return nil, fmt.Errorf("install: %w", err)
 	}
 	p := &Prebind{o: o, root: root, client: c}
-	for _, step := range []func(context.Context) error{p.applyCertManager, p.chooseSource, p.applyManifests, p.readDeployment, p.IssueCertificates, p.mountVolumes} {
+	for _, step := range []func(context.Context) error{p.applyCertManager, p.chooseSource, p.applyManifests, p.readDeployment, p.IssueCertificates, p.MountVolumes} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("install: %w", err)
 		}
@@ -114,22 +117,33 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	crds := filepath.Join(dir, "deploy", "crds")
-	if err := p.kubectl(ctx, "create",
-		"-f", filepath.Join(crds, "cert-manager.io_issuers.yaml"),
-		"-f", filepath.Join(crds, "cert-manager.io_certificates.yaml")); err != nil {
+	create := []string{"create"}
+	kinds := []string{"issuers", "certificates"}
+	if p.o.CertManager {
+		kinds = append(kinds, "clusterissuers", "certificaterequests")
+	}
+	for _, kind := range kinds {
+		create = append(create, "-f", filepath.Join(dir, "deploy", "crds", "cert-manager.io_"+kind+".yaml"))
+	}
+	if err := p.kubectl(ctx, create...); err != nil {
 		return err
 	}
 	// kubectl wait fails for a CRD without conditions, so poll the API instead.
 	var last error
 	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		last = errors.Join(p.client.List(ctx, &cmapi.IssuerList{}), p.client.List(ctx, &cmapi.CertificateList{}))
+		if p.o.CertManager {
+			last = errors.Join(last, p.client.List(ctx, &cmapi.ClusterIssuerList{}), p.client.List(ctx, &cmapi.CertificateRequestList{}))
+		}
 		return last == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("waiting until the API server serves the CRDs of cert-manager: %w", errors.Join(err, last))
 	}
-	return nil
+	if p.o.CertManager {
+		p.certManager, err = p.o.Cluster.StartCertManager(ctx)
+	}
+	return err
 }
 
 // chooseSource selects the kustomization, or renders the chart.

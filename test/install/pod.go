@@ -82,9 +82,9 @@ func (p *Prebind) volumeDir(v corev1.Volume) (string, error) {
 	}
 }
 
-// mountVolumes writes the files of the Deployment's volumes for the replicas, like the kubelet. As for the start of a pod, the
-// sources of each volume must exist.
-func (p *Prebind) mountVolumes(ctx context.Context) error {
+// MountVolumes writes the files of the Deployment's volumes for the replicas, like the kubelet before it starts a pod, and within a
+// minute after a change. The sources of each volume must exist.
+func (p *Prebind) MountVolumes(ctx context.Context) error {
 	for _, v := range p.pod.volumes {
 		dir, err := p.volumeDir(v)
 		if err != nil {
@@ -92,6 +92,11 @@ func (p *Prebind) mountVolumes(ctx context.Context) error {
 		}
 		files := map[string][]byte{}
 		if v.Secret != nil {
+			if p.o.CertManager {
+				if err := p.awaitSecret(ctx, v.Secret.SecretName); err != nil {
+					return err
+				}
+			}
 			var secret corev1.Secret
 			err = p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: v.Secret.SecretName}, &secret)
 			files = secret.Data
