@@ -74,19 +74,6 @@ func (a *authority) serving(name string, dnsNames []string, ips ...net.IP) (pair
 		append([]string{"localhost"}, dnsNames...), append([]net.IP{net.ParseIP(loopback)}, ips...))
 }
 
-// ServingCertificate is a certificate with its key and the CA that signed it, in PEM.
-type ServingCertificate struct{ Cert, Key, CA []byte }
-
-// NewServingCertificate returns a certificate for these DNS names, signed by a new CA. Both have been valid for [Backdated].
-func NewServingCertificate(dnsNames ...string) (ServingCertificate, error) {
-	ca, err := newAuthority("prebind-test-serving")
-	if err != nil {
-		return ServingCertificate{}, err
-	}
-	made, err := ca.serving("prebind-test-serving", dnsNames)
-	return ServingCertificate{Cert: made.cert, Key: made.key, CA: ca.pem}, err
-}
-
 func (a *authority) issue(subject pkix.Name, usage x509.ExtKeyUsage, dnsNames []string, ips []net.IP) (pair, error) {
 	key, err := newKey()
 	if err != nil {
