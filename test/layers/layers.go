@@ -32,6 +32,7 @@ func layers() []layer {
 	return []layer{
 		{packages: []string{"cmd/prebind", "docs/example"}},
 		{packages: []string{"cmd/prebind/app"}},
+		{packages: []string{"cmd/prebind/conformance"}, only: []string{"webhook", "binder", "binder/runner"}},
 		{packages: []string{"assembly"}},
 		{packages: []string{"telemetry"}},
 		{packages: []string{"webhook"}},

@@ -1,0 +1,154 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/prebind/prebind/cmd/prebind/conformance"
+)
+
+// conformanceOptions are the flags of prebind conformance.
+type conformanceOptions struct {
+	conformance.Options
+	user    userClient
+	run     string
+	junit   string
+	cleanup bool
+}
+
+func newConformanceCommand() *cobra.Command {
+	o := &conformanceOptions{Options: conformance.Default()}
+	cmd := &cobra.Command{
+		Use:   "conformance --scheduler-name=NAME",
+		Short: "Test a scheduler on a cluster with Prebind",
+		Long: `Test whether a scheduler follows the contract of Prebind for schedulers, on a
+running cluster with Prebind.
+
+The command creates namespaces, pods, StorageClasses and PersistentVolumes of its
+own, observes how the scheduler binds the pods, and removes everything. It reads
+nodes and does not change them. The pods need no resources, and their volumes
+cannot be mounted.
+
+You need permission to create and delete these objects; the documentation contains
+a ClusterRole. The mode of Prebind must be Enforce for new namespaces.
+https://github.com/prebind/prebind/blob/main/docs/conformance.md describes the checks.
+
+Exit codes: 0 if no check fails, 1 if a check fails, 2 if a check or the run could
+not be completed, for example because a permission is missing.`,
+		Example: `  prebind conformance --scheduler-name=my-scheduler
+  prebind conformance --scheduler-name=my-scheduler --run='wait|refused' --junit=report.xml
+  prebind conformance --cleanup`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Progress = cmd.ErrOrStderr()
+			return unusable(o.execute(cmd.Context(), cmd.OutOrStdout()))
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&o.Scheduler, "scheduler-name", "", "Name of the scheduler (spec.schedulerName of pods). Required.")
+	fs.StringVar(&o.run, "run", "", "Regular expression that selects checks by name. The check bind always runs.")
+	fs.DurationVar(&o.Wait, "wait", o.Wait, "Time for which Prebind makes a pod wait in the check wait.")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "Time in which the scheduler must bind a pod that does not have to wait, or post a Binding again.")
+	fs.DurationVar(&o.CleanupTimeout, "cleanup-timeout", o.CleanupTimeout, "Time in which the objects of the run must be removed.")
+	fs.IntVar(&o.Burst, "burst", o.Burst, "Number of pods in the check burst.")
+	fs.StringSliceVar(&o.Nodes, "nodes", nil, "Nodes that the checks use, at least two. By default, two nodes that are Ready and have no taints.")
+	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check binding-annotations.")
+	fs.BoolVar(&o.NoFailureEvents, "no-failure-events", false, "Fail the check wait if the scheduler reports a warning about a pod that waits.")
+	fs.StringVar(&o.NamespacePrefix, "namespace-prefix", o.NamespacePrefix, "Prefix of the names of the namespaces that the command creates.")
+	fs.StringVar(&o.PrebindNamespace, "prebind-namespace", o.PrebindNamespace, "Namespace where Prebind runs.")
+	fs.StringVar(&o.Image, "image", o.Image, "Image of the pods. They need not start.")
+	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
+	fs.BoolVar(&o.Keep, "keep", false, "Do not remove the objects, and print the commands that remove them.")
+	fs.BoolVar(&o.cleanup, "cleanup", false, "Remove the objects of all runs with the namespace prefix, also of runs in progress, and exit.")
+	o.user.addFlags(fs)
+	_ = fs.MarkHidden("namespace") // The command creates its namespaces.
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
+	return cmd
+}
+
+// execute runs the checks, or removes the objects of earlier runs.
+func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
+	if o.run != "" {
+		selected, err := regexp.Compile(o.run)
+		if err != nil {
+			return fmt.Errorf("--run: %w", err)
+		}
+		o.Run = selected
+	}
+	config, _, err := o.user.config()
+	if err != nil {
+		return err
+	}
+	if o.cleanup {
+		runs, err := conformance.Cleanup(ctx, config, o.Options)
+		for _, run := range runs {
+			fmt.Fprintln(out, "run", run)
+		}
+		if err == nil {
+			fmt.Fprintf(out, "Runs removed: %d\n", len(runs))
+		}
+		return err
+	}
+	second, stop := secondInterrupt(ctx)
+	defer stop()
+	report, err := conformance.Run(conformance.Impatient(ctx, second), config, o.Options)
+	if report != nil && ctx.Err() == nil {
+		err = errors.Join(err, report.WriteText(out), o.writeJUnit(report))
+	}
+	switch {
+	case err != nil:
+		return err
+	case report.Any(conformance.Fail):
+		return exitError{code: exitProblem}
+	case report.Any(conformance.Errored):
+		return errors.New("some checks could not be completed")
+	}
+	return nil
+}
+
+// writeJUnit writes the file of --junit.
+func (o *conformanceOptions) writeJUnit(report *conformance.Report) error {
+	if o.junit == "" {
+		return nil
+	}
+	to, err := os.Create(o.junit)
+	if err == nil {
+		err = errors.Join(report.WriteJUnit(to), to.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("--junit: %w", err)
+	}
+	return nil
+}
+
+// secondInterrupt returns a context that ends at the second signal. The first signal ends ctx. Without this, the signal
+// handler of the program would exit at the second signal without a message.
+func secondInterrupt(ctx context.Context) (context.Context, context.CancelFunc) {
+	second, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := context.AfterFunc(ctx, func() {
+		interrupts := make(chan os.Signal, 1)
+		signal.Reset(os.Interrupt, syscall.SIGTERM)
+		signal.Notify(interrupts, os.Interrupt, syscall.SIGTERM)
+		defer signal.Stop(interrupts)
+		select {
+		case <-interrupts:
+			cancel()
+		case <-second.Done():
+		}
+	})
+	return second, func() {
+		done()
+		cancel()
+	}
+}

@@ -1,0 +1,146 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// deviceAnnotation requests a device of a resource that no node has. Prebind does not check that devices exist.
+	deviceAnnotation = "device.prebind.dev/conformance"
+	// timeoutAnnotation is the budget of a bind.
+	timeoutAnnotation = "binder.prebind.dev/timeout"
+	// roleLabel marks the pods that hold a device.
+	roleLabel = "conformance.prebind.dev/role"
+)
+
+const adviceAgain = "After a refusal, release the node and schedule the pod again, with backoff, as a pod that does not fit. Do not drop the pod, and do not mark it as failed."
+
+// checkRefused checks that the scheduler tries again after a refusal, with backoff, and binds the pod to another node.
+func (s *session) checkRefused(ctx context.Context) (string, error) {
+	nodes := s.nodes[:2]
+	holders := map[string]*corev1.Pod{}
+	for i := range nodes {
+		pod, err := s.hold(ctx, "holder-"+fmt.Sprint(i), nodes[i].Name, s.ns)
+		if err != nil {
+			return "", err
+		}
+		holders[nodes[i].Name] = pod
+	}
+	pod, err := s.create(ctx, s.pod("refused", annotation(deviceAnnotation, s.ns), onNodes(nodes, map[string]string{roleLabel: "holder"})))
+	if err != nil {
+		return "", err
+	}
+	seen, err := s.refusedTwice(ctx, pod)
+	if err != nil {
+		return "", err
+	}
+	last := seen[len(seen)-1].node
+	free := nodes[0].Name
+	if free == last {
+		free = nodes[1].Name
+	}
+	if err = s.delete(ctx, holders[free]); err != nil {
+		return "", err
+	}
+	released := time.Now()
+	now, err := s.bound(ctx, pod, s.Timeout, adviceAgain+" Try other nodes too: node "+free+" was free.")
+	if err != nil {
+		return "", err
+	}
+	took := time.Since(released)
+	if seen, err = s.refusals(ctx, pod); err != nil {
+		return "", err
+	}
+	if err = paced(seen); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("refused on %s (403), then bound to %s %s after its device was free", strings.Join(nodesOf(seen), " and "), now.Spec.NodeName, seconds(took)), nil
+}
+
+// hold creates a pod with the device and binds it to the node itself.
+func (s *session) hold(ctx context.Context, name, node, id string) (*corev1.Pod, error) {
+	pod, err := s.create(ctx, s.pod(name, unscheduled, label(roleLabel, "holder"), annotation(deviceAnnotation, id)))
+	if err != nil {
+		return nil, err
+	}
+	if err = s.client.CoreV1().Pods(s.ns).Bind(ctx, bindingOf(pod, node, nil), metav1.CreateOptions{}); err != nil {
+		return nil, fmt.Errorf("binding pod %s to node %s: %w", name, node, err)
+	}
+	return pod, nil
+}
+
+// refusedTwice waits until Prebind has refused the pod twice, and returns the refusals.
+func (s *session) refusedTwice(ctx context.Context, pod *corev1.Pod) ([]sighting, error) {
+	var seen []sighting
+	err := s.until(ctx, s.Timeout, func(ctx context.Context) (ok bool, err error) {
+		now, err := s.read(ctx, pod)
+		if err != nil {
+			return false, err
+		}
+		if now.Spec.NodeName != "" {
+			return false, &violation{
+				what:   fmt.Sprintf("pod %s was bound to %s, although Prebind refuses it there", pod.Name, now.Spec.NodeName),
+				advice: "Bind with a Binding, and do not override the annotations of the pod under prebind.dev.",
+			}
+		}
+		seen, err = s.refusals(ctx, pod)
+		return len(seen) > 1, err
+	})
+	switch {
+	case !errors.Is(err, errTime):
+		return seen, err
+	case len(seen) == 0:
+		return nil, &violation{what: fmt.Sprintf("the scheduler posted no Binding for pod %s within %s%s", pod.Name, s.Timeout, s.eventsOf(ctx, pod)), advice: "Schedule the pod, also while other pods wait."}
+	default:
+		return nil, &violation{what: fmt.Sprintf("the scheduler gave up after one refusal: it posted no other Binding within %s", s.Timeout), advice: adviceAgain}
+	}
+}
+
+// checkInvalid checks that the scheduler does not repeat a Binding with an invalid annotation in a loop, and schedules the pod
+// again when it was corrected.
+func (s *session) checkInvalid(ctx context.Context) (string, error) {
+	pod, err := s.create(ctx, s.pod("invalid", annotation(timeoutAnnotation, "soon")))
+	if err != nil {
+		return "", err
+	}
+	var seen []sighting
+	err = s.until(ctx, s.Timeout, func(ctx context.Context) (ok bool, err error) {
+		if err = s.stillWaits(ctx, pod); err != nil {
+			return false, err
+		}
+		seen, err = s.refusals(ctx, pod)
+		return len(seen) > 0, err
+	})
+	if errors.Is(err, errTime) {
+		return "", &violation{what: fmt.Sprintf("the scheduler posted no Binding for pod %s within %s%s", pod.Name, s.Timeout, s.eventsOf(ctx, pod)), advice: "Schedule the pod, also while other pods wait."}
+	}
+	if err != nil {
+		return "", err
+	}
+	pause(ctx, settles)
+	if err = s.annotate(ctx, pod, map[string]*string{timeoutAnnotation: nil}); err != nil {
+		return "", err
+	}
+	corrected := time.Now()
+	if _, err = s.bound(ctx, pod, s.Timeout, "After a 422, report the fields, and schedule the pod again when it has changed."); err != nil {
+		return "", err
+	}
+	took := time.Since(corrected)
+	if seen, err = s.refusals(ctx, pod); err != nil {
+		return "", err
+	}
+	if err = paced(seen); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("refused as invalid (422), then bound %s after the correction", seconds(took)), nil
+}

@@ -1,0 +1,99 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+)
+
+// Options of a run. All durations must be positive.
+type Options struct {
+	// Scheduler is the value of spec.schedulerName.
+	Scheduler string
+	// NamespacePrefix begins the names of the namespaces.
+	NamespacePrefix string
+	// PrebindNamespace is the namespace of Prebind's records and leases.
+	PrebindNamespace string
+	// Run selects checks by name. Nil selects all.
+	Run *regexp.Regexp
+	// Wait is the time for which Prebind makes the pod of the check wait wait.
+	Wait time.Duration
+	// Timeout is the time in which the scheduler must bind a pod that does not have to wait, or react to an answer.
+	Timeout time.Duration
+	// CleanupTimeout limits the removal of all objects.
+	CleanupTimeout time.Duration
+	// Burst is the number of pods of the check burst.
+	Burst int
+	// Nodes are the nodes to which the checks pin pods. If empty, two usable nodes are chosen.
+	Nodes []string
+	// BindingAnnotation is the key of an annotation that the scheduler sets on every Binding. Optional.
+	BindingAnnotation string
+	// NoFailureEvents requires that the scheduler reports no warning about a pod that waits.
+	NoFailureEvents bool
+	// Image is the image of the pods.
+	Image string
+	// Keep leaves all objects in place.
+	Keep bool
+	// Progress receives one line per step.
+	Progress io.Writer
+}
+
+// Default returns the options of a run with the default settings.
+func Default() Options {
+	return Options{
+		NamespacePrefix: "prebind-conformance-", PrebindNamespace: "prebind-system",
+		Wait: 35 * time.Second, Timeout: 2 * time.Minute, CleanupTimeout: 2 * time.Minute, Burst: 50,
+		Image: "registry.k8s.io/pause:3.10", Progress: io.Discard,
+	}
+}
+
+// Validate returns an error that names the first wrong flag.
+func (o Options) Validate() error {
+	if o.Scheduler == "" {
+		return errors.New("--scheduler-name: required; it is the spec.schedulerName of the pods that your scheduler binds")
+	}
+	for name, d := range map[string]time.Duration{"--wait": o.Wait, "--timeout": o.Timeout, "--cleanup-timeout": o.CleanupTimeout} {
+		if d <= 0 {
+			return fmt.Errorf("%s: must be positive, got %s", name, d)
+		}
+	}
+	if o.Wait > maxWait {
+		return fmt.Errorf("--wait: must be at most %s, got %s", maxWait, o.Wait)
+	}
+	if o.Burst < 1 || o.Burst > maxBurst {
+		return fmt.Errorf("--burst: must be from 1 to %d, got %d", maxBurst, o.Burst)
+	}
+	// The API server adds five characters.
+	if problems := validation.IsDNS1123Label(o.NamespacePrefix + "abcde"); len(problems) > 0 {
+		return fmt.Errorf("--namespace-prefix: %s", problems[0])
+	}
+	if o.BindingAnnotation != "" {
+		if problems := validation.IsQualifiedName(o.BindingAnnotation); len(problems) > 0 {
+			return fmt.Errorf("--binding-annotation: %s", problems[0])
+		}
+	}
+	return nil
+}
+
+const (
+	// maxWait keeps the check wait below the default of node-state's maxWait, which is 5 minutes.
+	maxWait  = 4 * time.Minute
+	maxBurst = 1000
+	// pollInterval is the time between two looks at an object.
+	pollInterval = 250 * time.Millisecond
+)
+
+// adjust returns a client configuration for a run.
+func adjust(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 100, 200
+	return config
+}
