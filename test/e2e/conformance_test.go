@@ -1,0 +1,294 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/xml"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/test/cluster"
+)
+
+// conformanceRun is a finished run of prebind conformance.
+type conformanceRun struct {
+	out, progress string
+	code          int
+}
+
+// result returns the row of the check.
+func (r conformanceRun) result(check string) string {
+	for line := range strings.Lines(r.out) {
+		if name, rest, _ := strings.Cut(line, " "); name == check {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}
+
+// conformancePrefix returns the prefix of the namespaces of the test, so that tests in parallel do not see each other's.
+func conformancePrefix(t *testing.T) string {
+	t.Helper()
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(t.Name()))
+	return "c-" + name[max(len(name)-30, 0):] + "-"
+}
+
+// conformance runs the command with the arguments.
+func conformance(t *testing.T, w *world, args ...string) conformanceRun {
+	t.Helper()
+	b := &bench{world: w, t: t}
+	out, progress, code := b.command(append([]string{"conformance", "--namespace-prefix=" + conformancePrefix(t)}, args...)...)
+	t.Logf("exit code %d\n%s\n%s", code, out, progress)
+	return conformanceRun{out: out, progress: progress, code: code}
+}
+
+// assertNothingLeft checks that no object of the test's runs exists.
+func assertNothingLeft(t *testing.T, w *world) {
+	t.Helper()
+	for kind, list := range conformanceObjects(t, w) {
+		assert.Empty(t, list, "%s should be removed", kind)
+	}
+}
+
+// conformanceObjects returns the names of the objects of the test's runs, by kind.
+func conformanceObjects(t *testing.T, w *world) map[string][]string {
+	t.Helper()
+	out, err := w.cluster.Kubectl(t.Context(), "get", "namespaces,persistentvolumes,storageclasses,validatingadmissionpolicies,validatingadmissionpolicybindings",
+		"-l", "app.kubernetes.io/managed-by=prebind-conformance", "-o", "name").Output()
+	require.NoError(t, err)
+	found := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		kind, name, _ := strings.Cut(strings.TrimSpace(line), "/")
+		if strings.HasPrefix(name, conformancePrefix(t)) {
+			found[kind] = append(found[kind], name)
+		}
+	}
+	return found
+}
+
+// grantDocumented creates the ClusterRole of docs/conformance.md, and binds it to a user.
+func grantDocumented(t *testing.T, user string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "conformance.md"))
+	require.NoError(t, err)
+	_, block, _ := strings.Cut(string(page), "```yaml\n")
+	block, _, _ = strings.Cut(block, "```")
+	role := &rbacv1.ClusterRole{}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(block), role))
+	_, err = shared.client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = shared.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"},
+	}}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		got, err := shared.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		require.NoError(c, err)
+		assert.True(c, got.Status.Allowed)
+	}, patience, again, "the role should be in force")
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	const own, user = "small-scheduler", "conformance-user"
+	startScheduler(t, shared, own, faults{})
+	grantDocumented(t, user)
+	tests := map[string]struct {
+		scheduler string
+		args      []string
+		// skipped are the checks that cannot be made.
+		skipped map[string]string
+		details map[string]string
+	}{
+		"kube-scheduler": {
+			scheduler: cluster.DefaultScheduler,
+			args:      []string{"--no-failure-events"},
+			skipped:   map[string]string{"binding-annotations": "--binding-annotation"},
+			details:   map[string]string{"volume": "the scheduler waited for the volume itself", "rollback": "a Binding of this command"},
+		},
+		"a scheduler without support for volumes": {
+			scheduler: own,
+			args:      []string{"--binding-annotation=" + ownAnnotation, "--as=" + user},
+			details:   map[string]string{"burst": "calls of Prebind per pod", "volume": "Prebind made the bind wait", "rollback": "the Binding of the scheduler", "binding-annotations": own},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			junit := filepath.Join(t.TempDir(), "report.xml")
+			r := conformance(t, shared, append([]string{"--scheduler-name=" + tc.scheduler, "--wait=6s", "--junit=" + junit}, tc.args...)...)
+			assert.Equal(t, 0, r.code)
+			for _, check := range []string{"bind", "annotations", "binding-annotations", "uid", "wait", "refused", "invalid", "stale", "volume", "rollback", "workers", "burst"} {
+				if why, ok := tc.skipped[check]; ok {
+					assert.Regexp(t, `^SKIPPED .*`+why, r.result(check), check)
+					continue
+				}
+				assert.Regexp(t, "^PASS .*"+tc.details[check], r.result(check), check)
+			}
+			content, err := os.ReadFile(junit)
+			require.NoError(t, err)
+			var suite struct {
+				Tests    int `xml:"tests,attr"`
+				Failures int `xml:"failures,attr"`
+				Skipped  int `xml:"skipped,attr"`
+			}
+			require.NoError(t, xml.Unmarshal(content, &suite))
+			assert.Equal(t, 12, suite.Tests)
+			assert.Zero(t, suite.Failures)
+			assert.Len(t, tc.skipped, suite.Skipped)
+			assertNothingLeft(t, shared)
+		})
+	}
+}
+
+// A scheduler that violates the contract fails the check for the rule, with advice.
+func TestConformance_Violations(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		reason string
+		faults faults
+		check  string
+		args   []string
+		says   string
+		advice string
+	}{
+		"drops":     {reason: "a 429 is not final", faults: faults{givesUpWaiting: true}, check: "wait", args: []string{"--timeout=20s"}, says: "was not bound within 20s", advice: "post the same Binding again after Retry-After"},
+		"moves":     {reason: "a 429 does not reject the node", faults: faults{moves: true}, check: "wait", args: []string{"--wait=18s"}, says: "other nodes in the meantime", advice: "A 429 is not a failure"},
+		"forfeits":  {reason: "a refusal is not final", faults: faults{givesUpRefused: true}, check: "refused", args: []string{"--timeout=10s"}, says: "gave up after one refusal", advice: "schedule the pod again, with backoff"},
+		"loops":     {reason: "repeated calls cost the API server", faults: faults{loops: true}, check: "refused", says: "posted a Binding again", advice: "with backoff"},
+		"uid":       {reason: "the Binding can apply to another pod", faults: faults{withoutUID: true}, check: "uid", args: []string{"--timeout=20s"}, says: "Bindings without a UID", advice: "Set metadata.uid"},
+		"node-name": {reason: "Prebind does not see the pod", faults: faults{recreates: true}, check: "bind", says: "was deleted or replaced", advice: "Do not create it again with spec.nodeName"},
+		"overwrite": {reason: "containers read the annotations later", faults: faults{overwrites: true}, check: "annotations", says: "topology.prebind.dev/zone is missing", advice: "Do not write the annotations of the pod"},
+		"workers":   {reason: "pods that wait block all others", faults: faults{workers: 4}, check: "workers", args: []string{"--timeout=12s"}, says: "pod workers was not bound within 12s", advice: "Bind each pod in its own goroutine"},
+		"forgets":   {reason: "the annotations of the scheduler are lost", faults: faults{forgets: true}, check: "binding-annotations", args: []string{"--binding-annotation=" + ownAnnotation}, says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			scheduler := "wrong-" + name
+			startScheduler(t, shared, scheduler, tc.faults)
+			r := conformance(t, shared, append([]string{"--scheduler-name=" + scheduler, "--wait=6s", "--run=^" + tc.check + "$"}, tc.args...)...)
+			assert.Equal(t, 1, r.code, tc.reason)
+			assert.Regexp(t, "^FAIL .*"+tc.says, r.result(tc.check), tc.reason)
+			_, summary, _ := strings.Cut(r.out, "\n\n")
+			assert.Contains(t, summary, tc.check+": ")
+			assert.Contains(t, summary, tc.advice)
+			assert.Contains(t, summary, "docs/for-schedulers.md#")
+			assertNothingLeft(t, shared)
+		})
+	}
+}
+
+// The command cannot run: one line, exit code 2, and no objects.
+func TestConformance_CannotRun(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	_, err := b.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "conformance-viewer-"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "conformance-viewer"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	tests := map[string]struct {
+		args []string
+		says []string
+	}{
+		"no scheduler":    {says: []string{"--scheduler-name: required"}},
+		"no permission":   {args: []string{"--scheduler-name=x", "--as=conformance-viewer"}, says: []string{"lacks permissions", "create namespaces", "create pods/binding", "docs/conformance.md"}},
+		"no such node":    {args: []string{"--scheduler-name=x", "--nodes=none"}, says: []string{"no node none"}},
+		"wrong selection": {args: []string{"--scheduler-name=x", "--run=("}, says: []string{"--run"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := conformance(t, shared, tc.args...)
+			assert.Equal(t, 2, r.code)
+			assert.Empty(t, r.out)
+			assert.Equal(t, 1, strings.Count(r.progress, "\n"), r.progress)
+			for _, words := range tc.says {
+				assert.Contains(t, r.progress, words)
+			}
+			assertNothingLeft(t, shared)
+		})
+	}
+}
+
+// output collects what a process prints. It is safe for concurrent use.
+type output struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.String()
+}
+
+// An interrupted run removes its objects. A second interrupt exits at once and prints the commands that do.
+func TestConformance_Interrupted(t *testing.T) {
+	t.Parallel()
+	for name, signals := range map[string]int{"once": 1, "twice": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var progress output
+			cmd := exec.CommandContext(t.Context(), shared.prebind.Binary(), "conformance", "--namespace-prefix="+conformancePrefix(t),
+				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume)$", "--kubeconfig="+shared.cluster.Kubeconfig())
+			cmd.Stderr = &progress
+			require.NoError(t, cmd.Start())
+			require.EventuallyWithT(t, func(c *assert.CollectT) {
+				found := conformanceObjects(t, shared)
+				assert.Len(c, found["namespace"], 2)
+				for _, kind := range []string{"storageclass.storage.k8s.io", "validatingadmissionpolicybinding.admissionregistration.k8s.io"} {
+					assert.NotEmpty(c, found[kind], kind)
+				}
+			}, patience, again)
+			require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+			if signals == 2 {
+				require.Eventually(t, func() bool { return strings.Contains(progress.String(), "interrupt again") }, patience, again/10)
+				require.NoError(t, cmd.Process.Signal(os.Interrupt))
+			}
+			err := cmd.Wait()
+			require.Error(t, err)
+			assert.Equal(t, 2, cmd.ProcessState.ExitCode())
+			t.Log(progress.String())
+			if signals == 2 {
+				assert.Contains(t, progress.String(), "kubectl delete namespace "+conformancePrefix(t))
+				r := conformance(t, shared, "--cleanup")
+				assert.Equal(t, 0, r.code)
+				assert.Contains(t, r.out, "Runs removed: 1")
+			}
+			assertNothingLeft(t, shared)
+		})
+	}
+}

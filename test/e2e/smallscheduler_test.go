@@ -1,0 +1,225 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/ptr"
+)
+
+// ownAnnotation is an annotation that smallScheduler sets on every Binding.
+const ownAnnotation = "example.com/bound-by"
+
+// smallScheduler is a scheduler that supports only node selectors and node affinity. It posts a Binding in a goroutine per pod, and
+// knows Prebind only from docs/for-schedulers.md.
+type smallScheduler struct {
+	client kubernetes.Interface
+	name   string
+	// faults are deliberate violations of the contract.
+	faults  faults
+	nodes   cache.SharedIndexInformer
+	working sync.WaitGroup
+	// workers contains a value for each bind in progress, if their number is limited.
+	workers chan struct{}
+
+	mu      sync.Mutex
+	started sets.Set[types.UID]
+}
+
+// faults are violations of the contract. The zero value is a scheduler that conforms.
+type faults struct {
+	// withoutUID omits the UID of the Binding.
+	withoutUID bool
+	// givesUpWaiting drops a pod after a 429, and givesUpRefused after any other error.
+	givesUpWaiting, givesUpRefused bool
+	// moves binds a pod to another node after a 429. callTimeout shortens each call.
+	moves bool
+	// loops repeats a Binding without backoff.
+	loops bool
+	// overwrites restores the annotations that the pod had before the bind.
+	overwrites bool
+	// recreates creates the pod again with spec.nodeName instead of a Binding.
+	recreates bool
+	// forgets omits the own annotation.
+	forgets bool
+	// workers limits the binds in progress. 0 means no limit.
+	workers int
+}
+
+// startScheduler starts the scheduler until the end of the test.
+func startScheduler(t *testing.T, w *world, name string, f faults) *smallScheduler {
+	t.Helper()
+	s := &smallScheduler{client: w.client, name: name, faults: f, started: sets.New[types.UID]()}
+	if f.workers > 0 {
+		s.workers = make(chan struct{}, f.workers)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	own := informers.NewSharedInformerFactoryWithOptions(w.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.Set{"spec.schedulerName": name, "spec.nodeName": ""}.String()
+	}))
+	all := informers.NewSharedInformerFactory(w.client, 0)
+	s.nodes = all.Core().V1().Nodes().Informer()
+	pods := own.Core().V1().Pods().Informer()
+	schedule := func(object any) {
+		if pod, ok := object.(*corev1.Pod); ok && s.begin(pod) {
+			s.working.Go(func() { s.schedule(ctx, pod) })
+		}
+	}
+	all.Start(ctx.Done())
+	require.True(t, cache.WaitForCacheSync(ctx.Done(), s.nodes.HasSynced))
+	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: schedule})
+	require.NoError(t, err)
+	own.Start(ctx.Done())
+	t.Cleanup(func() {
+		cancel()
+		own.Shutdown()
+		all.Shutdown()
+		s.working.Wait()
+	})
+	return s
+}
+
+// begin returns whether the pod is new.
+func (s *smallScheduler) begin(pod *corev1.Pod) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	isNew := !s.started.Has(pod.UID)
+	s.started.Insert(pod.UID)
+	return isNew
+}
+
+// schedule binds the pod. After a refusal it chooses a node again, with backoff.
+func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
+	if s.workers != nil {
+		select {
+		case s.workers <- struct{}{}:
+			defer func() { <-s.workers }()
+		case <-ctx.Done():
+			return
+		}
+	}
+	uid, last := pod.UID, ""
+	for backoff := time.Second; ctx.Err() == nil; backoff = min(2*backoff, 8*time.Second) {
+		now, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && (now.UID != uid || now.Spec.NodeName != "") {
+			return
+		}
+		if err == nil {
+			last = s.choose(now, last)
+			err = s.bind(ctx, now, last)
+		}
+		switch status := apierrors.APIStatus(nil); {
+		case err == nil, apierrors.IsConflict(err), apierrors.IsNotFound(err):
+			return
+		case errors.As(err, &status) && status.Status().Code == http.StatusPreconditionFailed:
+			return
+		case apierrors.IsTooManyRequests(err) && s.faults.givesUpWaiting, s.faults.givesUpRefused && !apierrors.IsTooManyRequests(err):
+			return
+		case s.faults.loops:
+			continue
+		}
+		timer := time.NewTimer(backoff)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+// choose returns a random node that the pod allows, and another one than the last if there is one.
+func (s *smallScheduler) choose(pod *corev1.Pod, last string) string {
+	var fitting []string
+	for _, object := range s.nodes.GetStore().List() {
+		node, ok := object.(*corev1.Node)
+		if !ok || len(node.Spec.Taints) > 0 {
+			continue
+		}
+		if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); fits && err == nil && node.Name != last {
+			fitting = append(fitting, node.Name)
+		}
+	}
+	if len(fitting) == 0 {
+		return last
+	}
+	return fitting[rand.IntN(len(fitting))]
+}
+
+// bind posts the Binding. client-go repeats it on 429.
+func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string) error {
+	if s.faults.recreates {
+		return s.recreate(ctx, pod, node)
+	}
+	binding := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: map[string]string{ownAnnotation: s.name}},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	}
+	if s.faults.withoutUID {
+		binding.UID = ""
+	}
+	if s.faults.forgets {
+		binding.Annotations = nil
+	}
+	post := s.client.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("binding").Body(binding)
+	if s.faults.givesUpWaiting || s.faults.moves {
+		post = post.MaxRetries(0).Timeout(8 * time.Second)
+	}
+	err := post.Do(ctx).Error()
+	if err != nil || !s.faults.overwrites {
+		return err
+	}
+	annotations := map[string]*string{}
+	now, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for key := range now.Annotations {
+		annotations[key] = nil
+	}
+	for key, value := range pod.Annotations {
+		annotations[key] = &value
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	_, err = s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// recreate replaces the pod by one with a node.
+func (s *smallScheduler) recreate(ctx context.Context, pod *corev1.Pod, node string) error {
+	pods := s.client.CoreV1().Pods(pod.Namespace)
+	if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		return err
+	}
+	bound := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Labels: labels.Merge(pod.Labels, nil), Annotations: pod.Annotations}, Spec: *pod.Spec.DeepCopy()}
+	bound.Spec.NodeName = node
+	_, err := pods.Create(ctx, bound, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("creating the pod again: %w", err)
+	}
+	return nil
+}
