@@ -69,7 +69,7 @@ type faults struct {
 }
 
 // startScheduler starts the scheduler until the end of the test.
-func startScheduler(t *testing.T, w *world, name string, f faults) *smallScheduler {
+func startScheduler(t *testing.T, w *world, name string, f faults) {
 	t.Helper()
 	s := &smallScheduler{client: w.client, name: name, faults: f, started: sets.New[types.UID]()}
 	if f.workers > 0 {
@@ -98,7 +98,6 @@ func startScheduler(t *testing.T, w *world, name string, f faults) *smallSchedul
 		all.Shutdown()
 		s.working.Wait()
 	})
-	return s
 }
 
 // begin returns whether the pod is new.

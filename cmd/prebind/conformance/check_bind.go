@@ -81,7 +81,7 @@ func (s *session) checkAnnotations(ctx context.Context) (string, error) {
 }
 
 // errNoExplanation means that Prebind took part in earlier binds only.
-var errNoExplanation = errors.New("Prebind does not take part in binds any more; run 'prebind status'")
+var errNoExplanation = errors.New("binds do not pass Prebind any more; run 'prebind status'")
 
 // ofNode returns the annotations that depend on the node only.
 func ofNode(all map[string]string) map[string]string {

@@ -57,8 +57,7 @@ func (s *session) checkUID(ctx context.Context) (string, error) {
 	if _, err = s.bound(ctx, pod, s.Timeout/2, ""); err == nil {
 		return "each Binding has the UID of the pod", nil
 	}
-	var v *violation
-	if !errors.As(err, &v) {
+	if _, ok := errors.AsType[*violation](err); !ok {
 		return "", err
 	}
 	return "", &violation{

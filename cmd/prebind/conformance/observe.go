@@ -40,8 +40,7 @@ func (s *session) until(ctx context.Context, limit time.Duration, condition func
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		ok, err := condition(ctx)
-		var v *violation
-		if errors.As(err, &v) {
+		if _, ok := errors.AsType[*violation](err); ok {
 			return false, err
 		}
 		last = err

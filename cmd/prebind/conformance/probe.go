@@ -36,11 +36,11 @@ func (s *session) probe(ctx context.Context) error {
 	case err != nil:
 		return err
 	case x == nil:
-		return errors.New("Prebind does not take part in binds of new namespaces: it is not installed, its mode is Off, or failurePolicy is Ignore and no replica answers; run 'prebind status'")
+		return errors.New("binds in new namespaces do not pass Prebind: it is not installed, its mode is Off, or failurePolicy is Ignore and no replica answers; run 'prebind status'")
 	case x.Mode != binder.ModeEnforce:
 		return fmt.Errorf("the mode of Prebind in new namespaces is %s; the checks need Enforce, for example with a rule for the namespaces %s*", x.Mode, s.NamespacePrefix)
 	case x.Refusal != nil:
-		return fmt.Errorf("Prebind refuses a plain pod on node %s: %s: %s; choose other nodes with --nodes", s.nodes[0].Name, x.Refusal.Plugin, x.Refusal.Message)
+		return fmt.Errorf("a plain pod is refused on node %s: %s: %s; choose other nodes with --nodes", s.nodes[0].Name, x.Refusal.Plugin, x.Refusal.Message)
 	}
 	for _, p := range x.Plugins {
 		s.plugins = append(s.plugins, p.Name)

@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -244,9 +243,6 @@ func isUsable(n *corev1.Node) bool {
 func (s *session) labels() map[string]string {
 	return map[string]string{managedBy: managedByValue, runLabel: s.ns}
 }
-
-// selector selects the objects of the run.
-func (s *session) selector() string { return labels.Set{runLabel: s.ns}.String() }
 
 // createNamespace creates the namespace of the run.
 func (s *session) createNamespace(ctx context.Context) error {
