@@ -12,7 +12,7 @@ GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/r
 	config/webhook/plugins/resource-claims/role.yaml config/webhook/plugins/announce/role.yaml config/webhook/plugins/node-ready/role.yaml config/webhook/mutators/device-info/role.yaml \
 	$(POLICY)/role.yaml $(POLICY)/crd.yaml policy/v1alpha1/zz_generated.deepcopy.go \
 	config/webhook/certificates/self-managed/role.yaml docs/policies-reference.md docs/flags.md docs/metrics.md docs/configuration-defaults.yaml docs/configuration.schema.json \
-	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES)
+	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES) docs/api.txt
 
 # The component of the plugin policy.
 POLICY = config/webhook/plugins/policy
@@ -174,7 +174,7 @@ lint: ## Run the linters and the prose check
 	cd test/image && $(TOOL) golangci-lint run ./...
 
 .PHONY: generate
-generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-reference}.md, docs/configuration-defaults.yaml, and the chart's schema and README
+generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-reference}.md, docs/configuration-defaults.yaml, docs/api.txt, and the chart's schema and README
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
 		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
@@ -212,6 +212,7 @@ generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-ref
 	go run ./test/chartschema $(CHART)/values.yaml $(GENERATED_DIR)/docs/configuration.schema.json >$(GENERATED_DIR)/$(CHART)/values.schema.json
 	$(TOOL) helm-docs --chart-search-root=$(GENERATED_DIR)/$(CHART) --sort-values-order=file --ignore-non-descriptions \
 		--skip-version-footer --log-level=warning
+	go run ./test/api -out $(GENERATED_DIR)/docs/api.txt
 
 .PHONY: verify
 verify: ## Check generated files, go.mod, manifests, chart, format, and that the binary is static

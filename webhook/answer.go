@@ -68,11 +68,11 @@ func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 
 // allow returns the response that allows the bind. patch may be nil.
 func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
-	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{"decision": d.Kind()}}
+	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{AuditKeyDecision: d.Kind()}}
 	if a := d.Audit; a != nil {
-		response.AuditAnnotations["audited"] = a.Kind
+		response.AuditAnnotations[AuditKeyAudited] = a.Kind
 		if a.Err != nil {
-			response.AuditAnnotations["plugin"] = a.Err.Plugin
+			response.AuditAnnotations[AuditKeyPlugin] = a.Err.Plugin
 		}
 	}
 	if patch != nil {
@@ -87,11 +87,11 @@ func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 // course adds audit annotations about the attempt, the number of calls and the wait.
 func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 	if d.Attempt != "" {
-		response.AuditAnnotations["attempt"] = d.Attempt
+		response.AuditAnnotations[AuditKeyAttempt] = d.Attempt
 	}
 	if d.Calls > 0 {
-		response.AuditAnnotations["calls"] = strconv.Itoa(d.Calls)
-		response.AuditAnnotations["waited"] = d.Waited.Round(time.Millisecond).String()
+		response.AuditAnnotations[AuditKeyCalls] = strconv.Itoa(d.Calls)
+		response.AuditAnnotations[AuditKeyWaited] = d.Waited.Round(time.Millisecond).String()
 	}
 }
 
@@ -119,7 +119,7 @@ func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.Admission
 		Result: &metav1.Status{
 			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: line(err.Error(), maxMessage), Details: details,
 		},
-		AuditAnnotations: map[string]string{"decision": string(err.Kind), "plugin": line(err.Plugin, maxCause)},
+		AuditAnnotations: map[string]string{AuditKeyDecision: string(err.Kind), AuditKeyPlugin: line(err.Plugin, maxCause)},
 	}
 }
 

@@ -27,3 +27,19 @@ const (
 	// 422 can have several.
 	CauseField = metav1.CauseTypeFieldValueInvalid
 )
+
+// Keys of the audit annotations of a call. The API server prefixes them with the name of the webhook and a slash.
+const (
+	// AuditKeyDecision has the kind of the decision.
+	AuditKeyDecision = "decision"
+	// AuditKeyPlugin has the plugin or mutator that denied the Binding, or that would have in audit mode.
+	AuditKeyPlugin = "plugin"
+	// AuditKeyAudited has the kind of the decision that audit mode did not apply.
+	AuditKeyAudited = "audited"
+	// AuditKeyAttempt has the attempt that prepared the bind.
+	AuditKeyAttempt = "attempt"
+	// AuditKeyCalls has the number of calls for the Binding.
+	AuditKeyCalls = "calls"
+	// AuditKeyWaited has the time since the first of these calls.
+	AuditKeyWaited = "waited"
+)
