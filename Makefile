@@ -157,11 +157,16 @@ helm:
 	@echo "helm: the first build takes a minute"
 	@$(TOOL) helm version --short
 
+# Tools whose dependencies do not fit tools.mod.
+ACTIONLINT = github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
 # In test/controlplane, linters that need types run only on packages that do not import k8s.io/kubernetes: its analysis takes
 # longer than its build.
 .PHONY: lint
 lint: ## Run the linters and the prose check
 	go run ./test/prose
+	go run $(ACTIONLINT)
 	@echo "golangci-lint: the first build takes minutes"
 	$(TOOL) golangci-lint run ./...
 	cd client && $(TOOL) golangci-lint run ./...
@@ -172,6 +177,12 @@ lint: ## Run the linters and the prose check
 	cd test/certmanager && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
 	cd test/image && $(TOOL) golangci-lint run ./...
+
+# Not part of verify: it reads the database at vuln.go.dev, and its result changes without a change of the code.
+.PHONY: vulncheck
+vulncheck: ## Check the program and the module client for known vulnerabilities (needs access to vuln.go.dev)
+	go run $(GOVULNCHECK) ./...
+	cd client && go run $(GOVULNCHECK) ./...
 
 .PHONY: generate
 generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-reference}.md, docs/configuration-defaults.yaml, docs/api.txt, and the chart's schema and README
