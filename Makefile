@@ -178,6 +178,11 @@ lint: ## Run the linters and the prose check
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
 	cd test/image && $(TOOL) golangci-lint run ./...
 
+.PHONY: licenses
+licenses: ## Write bin/THIRD_PARTY_LICENSES: the licenses of all modules in the binary; fails if one is not accepted
+	@mkdir -p bin
+	go run ./test/licenses >bin/THIRD_PARTY_LICENSES
+
 # Not part of verify: it reads the database at vuln.go.dev, and its result changes without a change of the code.
 .PHONY: vulncheck
 vulncheck: ## Check the program and the module client for known vulnerabilities (needs access to vuln.go.dev)
@@ -247,6 +252,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
 	$(MAKE) build
 	$(call sbom,bin/prebind) >bin/_verify/prebind.cdx.json
+	go run ./test/licenses >bin/_verify/THIRD_PARTY_LICENSES
 	@unformatted=$$(gofmt -l .) && if test -n "$$unformatted"; then \
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi
