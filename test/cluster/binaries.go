@@ -172,8 +172,8 @@ func executable(dir, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// cacheDir is where binaries and locks are kept between runs.
-func cacheDir() (string, error) {
+// CacheDir returns the directory for binaries and other files that are kept between runs.
+func CacheDir() (string, error) {
 	if dir := os.Getenv(CacheEnv); dir != "" {
 		return filepath.Abs(dir)
 	}

@@ -22,7 +22,7 @@ func cachedBuild(ctx context.Context, progress io.Writer, s source, pkg, name st
 	if err != nil {
 		return "", err
 	}
-	root, err := cacheDir()
+	root, err := CacheDir()
 	if err != nil {
 		return "", err
 	}

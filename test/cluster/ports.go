@@ -34,7 +34,7 @@ type ports struct {
 }
 
 func newPorts() (*ports, error) {
-	dir, err := cacheDir()
+	dir, err := CacheDir()
 	if err != nil {
 		return nil, err
 	}

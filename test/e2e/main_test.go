@@ -6,6 +6,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -128,10 +129,10 @@ func take(t *testing.T, slots chan<- struct{}) {
 	}
 }
 
-// ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and Binary of the options.
+// ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and, if empty, Binary of the options.
 func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string) *world {
 	t.Helper()
-	o.Cluster, o.Binary = ownCluster(t, cluster.Options{Audit: true}), shared.prebind.Binary()
+	o.Cluster, o.Binary = ownCluster(t, cluster.Options{Audit: true}), cmp.Or(o.Binary, shared.prebind.Binary())
 	w, err := newWorldWith(t.Context(), o, replicas, args...)
 	require.NoError(t, err)
 	w.killAfter(t)

@@ -18,6 +18,8 @@ import (
 
 // BuildOptions configures Build.
 type BuildOptions struct {
+	// Root is the directory of another checkout. Empty means this checkout.
+	Root string
 	// Package is the main package. Empty means ./cmd/prebind.
 	Package string
 	// Race enables the race detector, which requires a C compiler.
@@ -30,9 +32,9 @@ type BuildOptions struct {
 	Dir string
 }
 
-// Build compiles prebind from this checkout and returns the path of the binary.
+// Build compiles prebind and returns the path of the binary.
 func Build(ctx context.Context, o BuildOptions) (string, error) {
-	root, err := moduleDir(ctx, "github.com/prebind/prebind")
+	root, err := checkout(ctx, o.Root)
 	if err != nil {
 		return "", err
 	}

@@ -47,6 +47,8 @@ type Options struct {
 	Cluster *cluster.Cluster
 	// Binary is the path of the prebind binary. See Build. Required.
 	Binary string
+	// Root is the directory of another checkout whose manifests are installed. Empty means this checkout.
+	Root string
 	// Clock must be set if Binary was built with BuildOptions.Clock and tests call Replica.SetClock.
 	Clock bool
 	// Kustomization is the directory to install from, relative to the root of the checkout. Empty means config/webhook.
@@ -70,6 +72,8 @@ type Prebind struct {
 	pod        pod
 	kubeconfig string
 	replicas   []*Replica
+	// started is the number of replicas that were ever started.
+	started int
 	// env contains the variables of Setenv.
 	env []string
 	// certManager is nil if this package issues the certificates.
@@ -86,7 +90,7 @@ func New(ctx context.Context, o Options) (*Prebind, error) {
 	if o.Cluster == nil || o.Binary == "" {
 		return nil, errors.New("install: Cluster and Binary are required")
 	}
-	root, err := moduleDir(ctx, "github.com/prebind/prebind")
+	root, err := checkout(ctx, o.Root)
 	if err != nil {
 		return nil, err
 	}

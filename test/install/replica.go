@@ -37,7 +37,8 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 			return nil, err
 		}
 	}
-	name := fmt.Sprintf("prebind-%d", len(p.replicas))
+	name := fmt.Sprintf("prebind-%d", p.started)
+	p.started++
 	args, env, err := p.pod.commandLine(name)
 	if err != nil {
 		return nil, err
