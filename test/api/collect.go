@@ -106,7 +106,7 @@ func (i items) addMutators() error {
 func (i items) addPlugins() {
 	for _, p := range app.RegisteredPlugins() {
 		i.add("plugin", p.Name, "")
-		for _, key := range strings.Split(p.AnnotationsHelp, ", ") {
+		for key := range strings.SplitSeq(p.AnnotationsHelp, ", ") {
 			if key != "" {
 				i.add("key", p.Name+"."+framework.Domain+"/"+key, "")
 			}

@@ -42,8 +42,12 @@ type listed struct {
 
 // addGo adds the exported names of the API packages, and the names that other packages define as constants.
 func (i items) addGo(ctx context.Context) error {
-	for dir, patterns := range map[string][]string{".": {"./cmd/prebind", "./" + strings.Join(goAPI, " ./")}, "client": {"."}} {
-		packages, err := goList(ctx, dir, strings.Fields(strings.Join(patterns, " "))...)
+	root := []string{"./cmd/prebind"}
+	for _, name := range goAPI {
+		root = append(root, "./"+name)
+	}
+	for dir, patterns := range map[string][]string{".": root, "client": {"."}} {
+		packages, err := goList(ctx, dir, patterns...)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -45,10 +46,7 @@ func TestIdentify(t *testing.T) {
 
 // withTerms returns the license with other terms.
 func withTerms(license string) string {
-	for range 400 {
-		license += " You may not use the program on Sundays or sell it."
-	}
-	return license
+	return license + strings.Repeat(" You may not use the program on Sundays or sell it.", 400)
 }
 
 func TestDescribe_NoLicense(t *testing.T) {
