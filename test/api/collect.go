@@ -235,7 +235,7 @@ func (i items) addManifests(dir string) error {
 				return nil
 			case err != nil:
 				// Patches and configuration files can have another form.
-				return nil //nolint:nilerr // A file that is not a list of objects has no names.
+				return nil
 			}
 			i.addObject(o)
 		}
