@@ -30,7 +30,7 @@ func checkout(ctx context.Context, root string) (string, error) {
 }
 
 // LastRelease returns the latest tag v* before the current commit that is not a release candidate. If there is none, it returns
-// the fallback.
+// the fallback, or the oldest commit of a shallow clone that does not contain the fallback.
 func LastRelease(ctx context.Context, fallback string) (string, error) {
 	tags, err := git(ctx, "tag", "--list", "v[0-9]*", "--merged", "HEAD", "--no-contains", "HEAD", "--sort=-version:refname")
 	if err != nil {
@@ -41,7 +41,19 @@ func LastRelease(ctx context.Context, fallback string) (string, error) {
 			return strings.TrimSpace(tag), nil
 		}
 	}
-	return fallback, nil
+	shallow, err := git(ctx, "rev-parse", "--is-shallow-repository")
+	if err != nil || shallow != "true" {
+		return fallback, err
+	}
+	if _, err := git(ctx, "cat-file", "-e", fallback+"^{commit}"); err == nil {
+		return fallback, nil
+	}
+	oldest, err := git(ctx, "rev-list", "--max-parents=0", "HEAD")
+	if err != nil {
+		return "", err
+	}
+	oldest, _, _ = strings.Cut(oldest, "\n")
+	return oldest, nil
 }
 
 // Extract writes the files of a tag or commit to a directory, which it keeps for later runs, and returns its path.
@@ -108,7 +120,7 @@ func (p *Prebind) Use(v Version) { p.o.Binary = v.Binary }
 func (p *Prebind) Upgrade(ctx context.Context, v Version) error {
 	p.Use(v)
 	p.root, p.source = v.Root, nil
-	for _, step := range []func(context.Context) error{p.chooseSource, p.applyManifests, p.readDeployment, p.mountVolumes} {
+	for _, step := range []func(context.Context) error{p.chooseSource, p.applyManifests, p.readDeployment, p.MountVolumes} {
 		if err := step(ctx); err != nil {
 			return fmt.Errorf("upgrade: %w", err)
 		}
