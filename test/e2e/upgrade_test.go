@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -64,36 +65,33 @@ func TestUpgrade(t *testing.T) {
 
 	t.Run("configuration file", u.testConfiguration)
 	t.Run("only the image is changed", u.testImageOnly)
-	t.Run("rolling upgrade and downgrade in a stream of binds", func(t *testing.T) {
-		g := newGarage(t, u.world)
-		newStream(t, u.world, "3s").during(func() {
-			byOld := g.granted("GPU-1")
-			u.replaceAll(t, u.new)
-			byNew := g.granted("GPU-2")
-			g.assertHeld("GPU-1", byOld)
-			u.replaceAll(t, u.old)
-			g.assertHeld("GPU-2", byNew)
-			g.assertHeld("GPU-1", byOld)
-		})
+	g := newGarage(t, u.world)
+	byOld := g.granted("GPU-1")
+	var byNew *parker
+	newStream(t, u.world, "3s").during(func() {
+		require.NoError(t, u.prebind.Upgrade(t.Context(), u.new))
+		u.replaceFirst()
+		u.replaceFirst()
+		byNew = g.granted("GPU-2")
+		g.assertHeld("GPU-1", byOld)
+		require.NoError(t, u.prebind.Upgrade(t.Context(), u.old))
+		u.replaceFirst()
 	})
-}
-
-// replaceAll applies the manifests of the version, and replaces all replicas one after another.
-func (u *upgrade) replaceAll(t *testing.T, to install.Version) {
-	t.Helper()
-	require.NoError(t, u.prebind.Upgrade(t.Context(), to))
-	for range u.prebind.Replicas() {
-		u.replaceFirst(t)
-	}
+	this, last := u.prebind.Replicas()[0], u.prebind.Replicas()[1]
+	t.Run("this version continues a bind of a killed replica of the last release", func(t *testing.T) { u.testKill(t, last, this) })
+	require.NoError(t, last.Restart(t.Context()))
+	t.Run("the last release continues a bind of a killed replica of this version", func(t *testing.T) { u.testKill(t, this, last) })
+	g.assertHeld("GPU-2", byNew)
+	g.assertHeld("GPU-1", byOld)
 }
 
 // replaceFirst replaces the oldest replica by one of the version in use.
-func (u *upgrade) replaceFirst(t *testing.T) {
-	t.Helper()
+func (u *upgrade) replaceFirst() {
+	u.t.Helper()
 	began := time.Now()
-	r, err := u.prebind.Replace(t.Context(), u.prebind.Replicas()[0], u.args...)
-	require.NoError(t, err)
-	t.Logf("%s replaced after %s", r.Name(), time.Since(began).Round(time.Millisecond))
+	r, err := u.prebind.Replace(u.t.Context(), u.prebind.Replicas()[0], u.args...)
+	require.NoError(u.t, err)
+	u.t.Logf("%s replaced after %s", r.Name(), time.Since(began).Round(time.Millisecond))
 }
 
 // testConfiguration checks the default file of one version with the other. A file of the last release works. The last release
@@ -158,4 +156,27 @@ func (g *garage) assertHeld(device string, holder *parker) {
 	require.NoError(g.t, next.park(), "the device should be free")
 	next.untilSettled(map[string]string{device: "1"})
 	*holder = *next
+}
+
+// testKill kills a replica that has granted a device to a bind that waits for its volume. The other replica continues the bind.
+func (u *upgrade) testKill(t *testing.T, killed, other *install.Replica) {
+	u.prebind.RouteTo(killed)
+	// The API server keeps its connection to the other replica.
+	u.cluster.Services().Cut(other.WebhookAddress())
+	u.cluster.Services().Heal(other.WebhookAddress())
+	p := newGarage(t, u.world).parker(gpu("GPU-1"), gen.UsesClaim("data"))
+	p.claim("data", p.dynamic("5s"))
+	bound := make(chan []error, 1)
+	go func() { bound <- p.insist(t.Context(), p.binding(p.garage.node)) }()
+	p.untilSelected("data")
+	entry := grantedTo(p.record(p.garage.node), p.uid)
+	require.NotNil(t, entry)
+	require.Equal(t, killed, p.replicaOfAttempt(entry.Grants[0].Attempt))
+	require.NoError(t, killed.Kill())
+	u.prebind.RouteTo(other)
+	errs := <-bound
+	assert.NoError(t, errs[len(errs)-1])
+	p.untilSettled(map[string]string{"GPU-1": "1"})
+	p.assertClaimBound("data", p.garage.node)
+	assert.Equal(t, other, p.replicaOfAttempt(p.untilBound().Annotations[attemptKey]))
 }
