@@ -45,7 +45,7 @@ test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests with the race detector
-	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults)(/|$$)|bench$$)')
+	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults|release)(/|$$)|bench$$)')
 	cd client && go test -timeout 10m ./...
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 	cd test/kwok && CGO_ENABLED=0 go test -trimpath -timeout 10m ./...
@@ -53,6 +53,7 @@ test-unit: kustomize helm ## Run the unit tests with the race detector
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
 	cd test/image && go test -count=1 -timeout 10m ./...
+	cd release && go test -timeout 10m ./...
 
 # make test uses fixed seeds, so that its result does not depend on chance.
 .PHONY: properties
@@ -67,6 +68,7 @@ test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 30m -v ./test/e2e
 	go test -race -count=1 -timeout 20m -v ./test/faults
 	go test -count=1 -parallel 4 -timeout 10m -v ./test/bench
+	go test -count=1 -timeout 20m -v ./test/release
 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
@@ -177,6 +179,7 @@ lint: ## Run the linters and the prose check
 	cd test/certmanager && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
 	cd test/image && $(TOOL) golangci-lint run ./...
+	cd release && $(TOOL) golangci-lint run ./...
 
 .PHONY: licenses
 licenses: ## Write bin/THIRD_PARTY_LICENSES: the licenses of all modules in the binary; fails if one is not accepted
@@ -246,6 +249,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	cd test/certmanager && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
 	cd test/image && go mod tidy -diff
+	cd release && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
 		$(TOOL) kustomize build config/$$install >bin/_verify/install.yaml || exit 1; \
 	done
@@ -257,9 +261,10 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
 	fi
 
-# A static binary, built in the same way by the Dockerfile. The tag excludes golang.org/x/net/trace, with which the linker keeps
-# every method of every type, so that the program grows by half.
-STATIC = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace \
+# A static binary, built in the same way by the Dockerfile. The tag grpcnotrace excludes golang.org/x/net/trace, with which the
+# linker keeps every method of every type, so that the program grows by half. timetzdata adds the time zones for CEL, because the
+# image of a release contains no other file.
+STATIC = CGO_ENABLED=0 go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata \
 	-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
 
 # Prints a reproducible SBOM of a binary. Fails if the binary is not static.
@@ -275,23 +280,45 @@ image: ## Build the container image (DOCKER=podman, IMAGE=..., PLATFORM=linux/am
 	$(DOCKER) build --build-arg VERSION=$(VERSION) $(if $(PLATFORM),--platform=$(PLATFORM)) $(BUILD_ARGS) --tag $(IMAGE) .
 
 RELEASE = bin/release
-# A chart version has no v. Builds that are not releases sort before all releases.
-CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-g$(VERSION))
+# Results of the compiler, kustomize and Helm, from which bin/release-tool builds the files of a release.
+STAGE = bin/stage
+PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+# Prefix of the repositories of image and chart.
+REGISTRY ?= ghcr.io/prebind
+# The binaries do not depend on settings of the user.
+RELEASE_ENV = GOFLAGS= GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0
+
+.PHONY: release-tool
+release-tool:
+	@cd release && GOFLAGS= CGO_ENABLED=0 go build -buildvcs=false -o $(CURDIR)/bin/release-tool .
 
 .PHONY: release
-release: ## Build bin/release: static binaries, SBOMs, manifests, chart and checksums (VERSION=v1.2.3; see docs/release.md)
-	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
-	for arch in amd64 arm64; do \
-		GOOS=linux GOARCH=$$arch $(STATIC) -o $(RELEASE)/prebind-linux-$$arch ./cmd/prebind && \
-		$(call sbom,$(RELEASE)/prebind-linux-$$arch) >$(RELEASE)/prebind-linux-$$arch.cdx.json || exit 1; \
+release: release-tool ## Build bin/release: archives, image, manifests, chart, SBOMs and checksums (VERSION=v1.2.3; see docs/release.md)
+	@bin/release-tool check --version='$(VERSION)'
+	@rm -rf $(RELEASE) $(STAGE) && mkdir -p $(STAGE)/manifests
+	@for platform in $(PLATFORMS); do \
+		to=$(STAGE)/$$(echo $$platform | tr / -)/prebind && echo "building $$platform" && \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(RELEASE_ENV) $(STATIC) -o $$to ./cmd/prebind && \
+		$(call sbom,$$to) >$$to.cdx.json || exit 1; \
 	done
-	for install in prebind=webhook prebind-self-managed=webhook/overlays/self-managed \
-		prebind-first-install=first-install prebind-first-install-self-managed=first-install/self-managed; do \
-		$(TOOL) kustomize build config/$${install#*=} | \
-			sed 's|ghcr.io/prebind/prebind:latest|ghcr.io/prebind/prebind:$(VERSION)|' >$(RELEASE)/$${install%%=*}.yaml || exit 1; \
+	@for install in install=webhook install-self-managed=webhook/overlays/self-managed \
+		first-install=first-install first-install-self-managed=first-install/self-managed; do \
+		$(TOOL) kustomize build config/$${install#*=} >$(STAGE)/manifests/$${install%%=*}.yaml || exit 1; \
 	done
-	$(TOOL) helm package $(CHART) --version=$(CHART_VERSION) --app-version=$(VERSION) --destination=$(RELEASE)
-	cd $(RELEASE) && sha256sum * >SHA256SUMS
+	@$(TOOL) helm package $(CHART) --version=$(VERSION:v%=%) --app-version=$(VERSION) --destination=$(STAGE)
+	@bin/release-tool assemble --version=$(VERSION) --stage=$(STAGE) --out=$(RELEASE)
+	@cat $(RELEASE)/SHA256SUMS
+
+.PHONY: verify-release
+verify-release: ## Build the release again from a clone, with an empty build cache, and compare it with bin/release (VERSION=v1.2.3)
+	@test -f $(RELEASE)/SHA256SUMS || { echo "$(RELEASE) contains no release: run make release VERSION=$(VERSION)"; exit 1; }
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && git clone --quiet . "$$dir/clone" && umask 077 && \
+		GOCACHE=$(or $(VERIFY_CACHE),"$$dir/cache") TZ=Pacific/Auckland $(MAKE) -C "$$dir/clone" release VERSION=$(VERSION) && \
+		diff -r $(RELEASE) "$$dir/clone/$(RELEASE)" && echo "both releases have the same bytes"
+
+.PHONY: publish
+publish: release-tool ## Push image and chart, and create the release on GitHub from bin/release (VERSION=v1.2.3, REGISTRY=...; see docs/release.md)
+	@bin/release-tool publish --version='$(VERSION)' --out=$(RELEASE) --registry=$(REGISTRY)
 
 .PHONY: clean
 clean: ## Remove bin

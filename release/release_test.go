@@ -1,0 +1,436 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	tested    = version("v1.2.3")
+	changelog = "# Changelog\n\n## Unreleased\n\n- Later.\n\n## 1.2.3 - 2026-01-02\n\n### Added\n\n- First\n  change.\n- Second.\n\n### Removed\n\n- Third.\n\n## 1.2.2 - 2026-01-01\n\n### Added\n\n- Earlier.\n"
+	bom       = `{"bomFormat":"CycloneDX","specVersion":"1.6","version":1,"metadata":{"component":{"bom-ref":"main","type":"application","name":"prebind"}},"components":[{"bom-ref":"dep","type":"library","name":"dep"}],"dependencies":[{"ref":"main","dependsOn":["dep"]}]}`
+)
+
+// checkout returns a clean checkout with a changelog.
+func checkout(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, write(dir,
+		file{"CHANGELOG.md", 0o644, []byte(changelog)},
+		file{"LICENSE", 0o644, []byte("Apache")},
+		file{"charts/artifacthub-repo.yml", 0o644, []byte("owners: []\n")}))
+	t.Setenv("GIT_COMMITTER_DATE", "2026-01-01T00:00:00Z")
+	gitIn(t, dir, "init", "--quiet")
+	commitIn(t, dir)
+	return dir
+}
+
+func commitIn(t *testing.T, dir string) {
+	t.Helper()
+	gitIn(t, dir, "add", ".")
+	gitIn(t, dir, "-c", "user.name=n", "-c", "user.email=e@example.com", "commit", "--quiet", "--message=m", "--date=2026-01-01T00:00:00Z")
+}
+
+func gitIn(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	_, err := git(t.Context(), dir, args...)
+	require.NoError(t, err)
+}
+
+func TestParseVersion(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		valid  bool
+	}{
+		"v1.2.3":       {reason: "a release", valid: true},
+		"v1.2.3-rc.1":  {reason: "a prerelease", valid: true},
+		"1.2.3":        {reason: "tags of Go modules have a v"},
+		"v1.2":         {reason: "the chart needs three numbers"},
+		"v1.2.3+build": {reason: "+ is not allowed in the tag of an image"},
+		"79e1443":      {reason: "git describe without a tag is the default of make"},
+		"":             {reason: "the version is required"},
+	}
+	for text, tc := range cases {
+		t.Run(text, func(t *testing.T) {
+			_, err := parseVersion(text)
+			assert.Equal(t, tc.valid, err == nil, "%s: %v", tc.reason, err)
+		})
+	}
+}
+
+func TestCheck(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		version version
+		change  func(t *testing.T, dir string)
+		fails   string
+	}{
+		"Clean":   {reason: "a release of HEAD", version: tested},
+		"AtTag":   {reason: "the tag can exist", version: tested, change: func(t *testing.T, dir string) { gitIn(t, dir, "tag", string(tested)) }},
+		"Unknown": {reason: "the changelog describes every release", version: "v9.0.0", fails: `no section "## 9.0.0 - YYYY-MM-DD"`},
+		"Prefix":  {reason: "1.2.3-rc.1 is not 1.2.3", version: "v1.2.3-rc.1", fails: "no section"},
+		"Untracked": {reason: "a file that is not committed can change the result", version: tested, fails: "commit or stash",
+			change: func(t *testing.T, dir string) { require.NoError(t, write(dir, file{"new", 0o644, nil})) }},
+		"OtherTag": {reason: "the tag is the source of the release", version: tested, fails: "check out the tag",
+			change: func(t *testing.T, dir string) {
+				gitIn(t, dir, "tag", string(tested))
+				require.NoError(t, write(dir, file{"new", 0o644, nil}))
+				commitIn(t, dir)
+			}},
+		"NoEntries": {reason: "release notes are not empty", version: tested, fails: "no entries",
+			change: func(t *testing.T, dir string) {
+				require.NoError(t, write(dir, file{"CHANGELOG.md", 0o644, []byte("## 1.2.3 - 2026-01-02\n")}))
+			}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			dir := checkout(t)
+			if tc.change != nil {
+				tc.change(t, dir)
+			}
+			_, err := check(t.Context(), dir, tc.version)
+			if tc.fails == "" {
+				assert.NoError(t, err, tc.reason)
+			} else {
+				assert.ErrorContains(t, err, tc.fails, tc.reason)
+			}
+		})
+	}
+}
+
+func TestChangesOf(t *testing.T) {
+	s, err := changesOf(checkout(t), tested)
+	require.NoError(t, err)
+	assert.Equal(t, []change{{"added", "First change."}, {"added", "Second."}, {"removed", "Third."}}, s.changes)
+	assert.Equal(t, "### Added\n\n- First\n  change.\n- Second.\n\n### Removed\n\n- Third.\n", s.text)
+}
+
+// stageOf writes the inputs of assemble, with the chart of this repository.
+func stageOf(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, p := range []string{"linux-amd64", "linux-arm64", "darwin-arm64"} {
+		require.NoError(t, write(dir,
+			file{p + "/prebind", 0o755, []byte("program of " + p)},
+			file{p + "/prebind.cdx.json", 0o644, []byte(bom)}))
+	}
+	require.NoError(t, write(dir, file{"manifests/install.yaml", 0o644, []byte("image: " + unpinned + "\n")}))
+	helm(t, "package", "../charts/prebind", "--version="+tested.number(), "--app-version="+string(tested), "--destination="+dir)
+	return dir
+}
+
+func helm(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"tool", "-modfile=../tools.mod", "helm"}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "helm %v: %s", args, &stderr)
+	return string(out)
+}
+
+// assembled returns a checkout at the tag, and the directory of its release.
+func assembled(t *testing.T) (root, out string) {
+	t.Helper()
+	root, out = checkout(t), t.TempDir()
+	gitIn(t, root, "tag", string(tested))
+	s, err := check(t.Context(), root, tested)
+	require.NoError(t, err)
+	require.NoError(t, assemble(s, stageOf(t), out))
+	return root, out
+}
+
+// publishTo publishes to a registry with a gh that writes its arguments to a file, and returns them.
+func publishTo(t *testing.T, server *httptest.Server, root, out string) (registryName, gh string, err error) {
+	t.Helper()
+	bin := t.TempDir()
+	require.NoError(t, write(bin, file{"gh", 0o755, []byte("#!/bin/sh\necho \"$@\" >" + bin + "/args\n")}))
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	registryName = strings.TrimPrefix(server.URL, "http://") + "/prebind"
+	err = publish(t.Context(), tested, publication{root: root, dir: out, registry: registryName, out: t.Output()})
+	args, readErr := os.ReadFile(filepath.Join(bin, "args"))
+	if readErr != nil {
+		return registryName, "", err
+	}
+	return registryName, string(args), err
+}
+
+func newRegistry(t *testing.T) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(t.Output(), "", 0))))
+	t.Cleanup(server.Close)
+	return server
+}
+
+// What a registry has after the publication is what the manifests, Helm and the kubelet need.
+func TestPublish(t *testing.T) {
+	root, out := assembled(t)
+	server := newRegistry(t)
+	registryName, gh, err := publishTo(t, server, root, out)
+	require.NoError(t, err)
+
+	manifest, err := os.ReadFile(filepath.Join(out, "install.yaml"))
+	require.NoError(t, err)
+	pinned := strings.TrimPrefix(strings.TrimSpace(string(manifest)), "image: ghcr.io/prebind/prebind:v1.2.3@")
+	ref, err := name.ParseReference(registryName + "/prebind@" + pinned)
+	require.NoError(t, err)
+	index, err := remote.Index(ref)
+	require.NoError(t, err, "install.yaml refers to the pushed image")
+	require.NoError(t, validate.Index(index))
+	images, err := index.IndexManifest()
+	require.NoError(t, err)
+	require.Len(t, images.Manifests, 2, "Linux only")
+	for _, d := range images.Manifests {
+		image, err := index.Image(d.Digest)
+		require.NoError(t, err)
+		assertImage(t, image, *d.Platform)
+	}
+
+	tag, err := name.NewTag(registryName + "/prebind:v1.2.3")
+	require.NoError(t, err)
+	head, err := remote.Head(tag)
+	require.NoError(t, err)
+	assert.Equal(t, pinned, head.Digest.String(), "the tag is the digest of install.yaml")
+
+	pulled := t.TempDir()
+	helm(t, "pull", "oci://"+registryName+"/charts/prebind", "--version=1.2.3", "--plain-http", "--destination="+pulled)
+	want, err := os.ReadFile(filepath.Join(out, "prebind-1.2.3.tgz"))
+	require.NoError(t, err)
+	got, err := os.ReadFile(filepath.Join(pulled, "prebind-1.2.3.tgz"))
+	require.NoError(t, err)
+	assert.True(t, bytes.Equal(want, got), "helm pull gives the chart of the release")
+	assertChart(t, filepath.Join(pulled, "prebind-1.2.3.tgz"), "ghcr.io/prebind/prebind:v1.2.3@"+pinned)
+	hub, err := name.ParseReference(registryName + "/charts/prebind:artifacthub.io")
+	require.NoError(t, err)
+	metadata, err := remote.Image(hub)
+	require.NoError(t, err)
+	assert.NoError(t, validate.Image(metadata))
+
+	assert.Contains(t, gh, "release create v1.2.3 --verify-tag --title=v1.2.3 --notes-file="+out+"/release-notes.md")
+	assert.Contains(t, gh, out+"/SHA256SUMS")
+	assert.NotContains(t, gh, "--prerelease")
+
+	_, _, err = publishTo(t, server, root, out)
+	assert.NoError(t, err, "a repetition after a failure of gh pushes nothing else")
+}
+
+func assertImage(t *testing.T, image v1.Image, p v1.Platform) {
+	t.Helper()
+	config, err := image.ConfigFile()
+	require.NoError(t, err)
+	assert.Equal(t, p.Architecture, config.Architecture)
+	assert.Equal(t, "65532:65532", config.Config.User, "the kubelet checks runAsNonRoot by the number")
+	assert.Equal(t, []string{"/prebind"}, config.Config.Entrypoint)
+	assert.Equal(t, "v1.2.3", config.Config.Labels["org.opencontainers.image.version"])
+	layers, err := image.Layers()
+	require.NoError(t, err)
+	require.Len(t, layers, 1)
+	content, err := layers[0].Uncompressed()
+	require.NoError(t, err)
+	files, err := untar(content)
+	require.NoError(t, err)
+	assert.Equal(t, []file{{"prebind", 0o755, []byte("program of linux-" + p.Architecture)}}, files, "the binary of the release and nothing else")
+}
+
+func assertChart(t *testing.T, path, image string) {
+	t.Helper()
+	var chart struct {
+		Version, AppVersion string
+		Annotations         map[string]string
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(helm(t, "show", "chart", path)), &chart))
+	assert.Equal(t, "1.2.3", chart.Version)
+	assert.Equal(t, "v1.2.3", chart.AppVersion, "it is the tag of the image")
+	assert.YAMLEq(t, "[{name: prebind, image: \""+image+"\"}]", chart.Annotations["artifacthub.io/images"])
+	assert.YAMLEq(t, "[{kind: added, description: First change.}, {kind: added, description: Second.}, {kind: removed, description: Third.}]",
+		chart.Annotations["artifacthub.io/changes"])
+	assert.Contains(t, helm(t, "template", "prebind", path, "--kube-version=1.36.0"), "image: ghcr.io/prebind/prebind:v1.2.3")
+}
+
+// Every refusal happens before the first write.
+func TestPublish_Refuses(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		change func(t *testing.T, root, out string)
+		fails  string
+	}{
+		"Changed": {reason: "users compare the checksums", fails: "install.yaml does not match SHA256SUMS",
+			change: func(t *testing.T, _, out string) { require.NoError(t, write(out, file{"install.yaml", 0o644, []byte("x")})) }},
+		"Added": {reason: "a file without a checksum is not from make release", fails: "extra does not match",
+			change: func(t *testing.T, _, out string) { require.NoError(t, write(out, file{"extra", 0o644, nil})) }},
+		"Missing": {reason: "users need all files", fails: "krew.yaml is missing",
+			change: func(t *testing.T, _, out string) { require.NoError(t, os.Remove(filepath.Join(out, "krew.yaml"))) }},
+		"NoRelease": {reason: "there is nothing to publish", fails: "run make release",
+			change: func(t *testing.T, _, out string) { require.NoError(t, os.RemoveAll(out)) }},
+		"NoTag": {reason: "the release on GitHub belongs to a tag", fails: "git tag -s v1.2.3",
+			change: func(t *testing.T, root, _ string) { gitIn(t, root, "tag", "--delete", "v1.2.3") }},
+		"OtherCommit": {reason: "the files are from another commit than the tag", fails: "check out the tag and run make release",
+			change: func(t *testing.T, root, _ string) {
+				require.NoError(t, write(root, file{"new", 0o644, nil}))
+				commitIn(t, root)
+				gitIn(t, root, "tag", "--force", "v1.2.3")
+			}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			root, out := assembled(t)
+			tc.change(t, root, out)
+			server := newRegistry(t)
+			registryName, gh, err := publishTo(t, server, root, out)
+			require.ErrorContains(t, err, tc.fails, tc.reason)
+			assert.Empty(t, gh)
+			assertEmpty(t, registryName)
+		})
+	}
+}
+
+// A version that is in the registry with other content is never replaced.
+func TestPublish_KeepsPublishedVersion(t *testing.T) {
+	root, out := assembled(t)
+	server := newRegistry(t)
+	_, _, err := publishTo(t, server, root, out)
+	require.NoError(t, err)
+	t.Setenv("SOURCE_DATE_EPOCH", "1")
+	s, err := check(t.Context(), root, tested)
+	require.NoError(t, err)
+	other := t.TempDir()
+	require.NoError(t, assemble(s, stageOf(t), other))
+	_, gh, err := publishTo(t, server, root, other)
+	require.ErrorContains(t, err, "a published version never changes")
+	assert.Empty(t, gh)
+}
+
+func assertEmpty(t *testing.T, registryName string) {
+	t.Helper()
+	r, err := name.NewRegistry(strings.TrimSuffix(registryName, "/prebind"))
+	require.NoError(t, err)
+	repositories, err := remote.Catalog(context.WithoutCancel(t.Context()), r)
+	require.NoError(t, err)
+	assert.Empty(t, repositories, "nothing should be pushed")
+}
+
+func TestAssemble(t *testing.T) {
+	_, out := assembled(t)
+	_, again := assembled(t)
+	first, err := filesOf(out)
+	require.NoError(t, err)
+	second, err := filesOf(again)
+	require.NoError(t, err)
+	var names []string
+	for i, f := range first {
+		names = append(names, f.name)
+		assert.Equal(t, sum(f.content), sum(second[i].content), "%s does not depend on the time and the directory", f.name)
+	}
+	assert.Equal(t, []string{
+		"SHA256SUMS", "install.yaml", "krew.yaml", "prebind-1.2.3.tgz", "prebind-v1.2.3-chart.tar",
+		"prebind-v1.2.3-darwin-arm64.cdx.json", "prebind-v1.2.3-darwin-arm64.tar.gz", "prebind-v1.2.3-image-linux-amd64.cdx.json",
+		"prebind-v1.2.3-image-linux-arm64.cdx.json", "prebind-v1.2.3-image.tar",
+		"prebind-v1.2.3-linux-amd64.cdx.json", "prebind-v1.2.3-linux-amd64.tar.gz",
+		"prebind-v1.2.3-linux-arm64.cdx.json", "prebind-v1.2.3-linux-arm64.tar.gz", "release-notes.md",
+	}, names)
+	assertKrew(t, out)
+	assertImageSBOM(t, filepath.Join(out, "prebind-v1.2.3-image-linux-amd64.cdx.json"))
+	check := exec.CommandContext(t.Context(), "sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
+	check.Dir = out
+	report, err := check.CombinedOutput()
+	assert.NoError(t, err, "%s", report)
+}
+
+// assertKrew does what krew does with the manifest: it checks and unpacks each archive, and finds the program in it.
+func assertKrew(t *testing.T, out string) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(out, "krew.yaml"))
+	require.NoError(t, err)
+	var manifest struct {
+		Spec struct {
+			Version   string
+			Platforms []struct {
+				URI, SHA256, Bin string
+				Selector         struct{ MatchLabels map[string]string }
+			}
+		}
+	}
+	require.NoError(t, yaml.Unmarshal(content, &manifest))
+	assert.Equal(t, "v1.2.3", manifest.Spec.Version)
+	require.Len(t, manifest.Spec.Platforms, 3)
+	for _, p := range manifest.Spec.Platforms {
+		base := strings.TrimPrefix(p.URI, "https://github.com/prebind/prebind/releases/download/v1.2.3/")
+		archive, err := os.ReadFile(filepath.Join(out, base))
+		require.NoError(t, err)
+		assert.Equal(t, sum(archive), p.SHA256)
+		unzipped, err := gzip.NewReader(bytes.NewReader(archive))
+		require.NoError(t, err)
+		files, err := untar(unzipped)
+		require.NoError(t, err)
+		require.Len(t, files, 2)
+		assert.Equal(t, "LICENSE", files[0].name)
+		target := p.Selector.MatchLabels["os"] + "-" + p.Selector.MatchLabels["arch"]
+		assert.Equal(t, file{p.Bin, 0o755, []byte("program of " + target)}, files[1])
+	}
+}
+
+func assertImageSBOM(t *testing.T, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var doc cdx.BOM
+	require.NoError(t, cdx.NewBOMDecoder(bytes.NewReader(content), cdx.BOMFileFormatJSON).Decode(&doc))
+	assert.Equal(t, cdx.ComponentTypeContainer, doc.Metadata.Component.Type)
+	assert.Contains(t, doc.Metadata.Component.PackageURL, "pkg:oci/prebind@sha256%3A")
+	require.Len(t, *doc.Components, 2, "the program and its module")
+	assert.Equal(t, "main", (*doc.Components)[0].BOMRef)
+}
+
+func TestAssemble_RefusesUnpinnedManifest(t *testing.T) {
+	root, stage := checkout(t), stageOf(t)
+	require.NoError(t, write(stage, file{"manifests/install.yaml", 0o644, []byte("image: example.com/prebind\n")}))
+	s, err := check(t.Context(), root, tested)
+	require.NoError(t, err)
+	assert.ErrorContains(t, assemble(s, stage, t.TempDir()), "no image")
+}
+
+// The archive of the image is an OCI layout whose entry has the names that podman and containerd read.
+func TestImageArchive(t *testing.T) {
+	_, out := assembled(t)
+	archive, err := os.Open(filepath.Join(out, imageArchive(tested)))
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, archive.Close()) })
+	files, err := untar(io.Reader(archive))
+	require.NoError(t, err)
+	content := map[string][]byte{}
+	for _, f := range files {
+		content[f.name] = f.content
+	}
+	assert.Contains(t, content, "oci-layout")
+	var index v1.IndexManifest
+	require.NoError(t, json.Unmarshal(content["index.json"], &index))
+	require.Len(t, index.Manifests, 1)
+	assert.Equal(t, map[string]string{
+		"org.opencontainers.image.ref.name": "v1.2.3",
+		"io.containerd.image.name":          "ghcr.io/prebind/prebind:v1.2.3",
+	}, index.Manifests[0].Annotations)
+}
