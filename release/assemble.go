@@ -75,7 +75,9 @@ func assemble(s source, stage, out string) error {
 		return err
 	}
 	var files []file
-	add := func(name string, content []byte) { files = append(files, file{name: name, mode: 0o644, content: content}) }
+	add := func(name string, content []byte) {
+		files = append(files, file{name: name, mode: 0o644, content: content})
+	}
 
 	var plugins []plugin
 	var images []platformImage

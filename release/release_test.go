@@ -279,7 +279,9 @@ func TestPublish_Refuses(t *testing.T) {
 		fails  string
 	}{
 		"Changed": {reason: "users compare the checksums", fails: "install.yaml does not match SHA256SUMS",
-			change: func(t *testing.T, _, out string) { require.NoError(t, write(out, file{"install.yaml", 0o644, []byte("x")})) }},
+			change: func(t *testing.T, _, out string) {
+				require.NoError(t, write(out, file{"install.yaml", 0o644, []byte("x")}))
+			}},
 		"Added": {reason: "a file without a checksum is not from make release", fails: "extra does not match",
 			change: func(t *testing.T, _, out string) { require.NoError(t, write(out, file{"extra", 0o644, nil})) }},
 		"Missing": {reason: "users need all files", fails: "krew.yaml is missing",

@@ -34,7 +34,12 @@ const (
 
 // RenderChart returns the output of `helm template` for the chart in the checkout at root, including hooks.
 func RenderChart(ctx context.Context, root string, args ...string) ([]byte, error) {
-	cmd, err := Tool(ctx, root, "helm", append([]string{"template", "prebind", filepath.FromSlash(chart), "--kube-version=" + kubeVersion}, args...)...)
+	return render(ctx, root, filepath.FromSlash(chart), args...)
+}
+
+// render returns the output of `helm template` for a chart. Its path can be relative to root.
+func render(ctx context.Context, root, chart string, args ...string) ([]byte, error) {
+	cmd, err := Tool(ctx, root, "helm", append([]string{"template", "prebind", chart, "--kube-version=" + kubeVersion}, args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +58,11 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 	for _, v := range p.o.Values {
 		args = append(args, "--set="+v)
 	}
-	rendered, err := RenderChart(ctx, p.root, args...)
+	path := p.o.Chart
+	if path == "" {
+		path = filepath.FromSlash(chart)
+	}
+	rendered, err := render(ctx, p.root, path, args...)
 	if err != nil {
 		return err
 	}

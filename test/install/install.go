@@ -53,8 +53,12 @@ type Options struct {
 	Clock bool
 	// Kustomization is the directory to install from, relative to the root of the checkout. Empty means config/webhook.
 	Kustomization string
-	// Helm installs the chart in charts/prebind instead of a kustomization.
+	// Manifest is the path of a file with manifests to install instead of a kustomization. It is applied on the server.
+	Manifest string
+	// Helm installs a chart instead of a kustomization.
 	Helm bool
+	// Chart is the path of the chart. Empty means charts/prebind in the checkout.
+	Chart string
 	// Values are the values of the chart, each as key=value.
 	Values []string
 	// WithoutCertManager omits the CRDs of cert-manager. The installation must not need them.
@@ -156,6 +160,9 @@ func (p *Prebind) chooseSource(ctx context.Context) error {
 		return p.renderChart(ctx)
 	}
 	p.source = p.kustomization(p.o.Kustomization)
+	if p.o.Manifest != "" {
+		p.source = []string{"-f", p.o.Manifest}
+	}
 	return nil
 }
 
@@ -172,8 +179,21 @@ func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
 	return p.applyManifests(ctx)
 }
 
+// Upgrade applies another file with manifests on the server. Replicas that start later run the binary with the new arguments.
+func (p *Prebind) Upgrade(ctx context.Context, manifest, binary string) error {
+	p.o.Manifest, p.o.Binary, p.source = manifest, binary, []string{"-f", manifest}
+	if err := p.applyManifests(ctx); err != nil {
+		return err
+	}
+	return p.readDeployment(ctx)
+}
+
 func (p *Prebind) applyManifests(ctx context.Context) error {
-	return p.kubectl(ctx, slices.Concat([]string{"apply"}, p.source, p.kept)...)
+	apply := []string{"apply"}
+	if p.o.Manifest != "" {
+		apply = append(apply, "--server-side")
+	}
+	return p.kubectl(ctx, slices.Concat(apply, p.source, p.kept)...)
 }
 
 // AddComponents applies the manifests again, with additional components of config/webhook such as mutators/device-info. Like an

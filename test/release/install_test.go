@@ -1,0 +1,243 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package release_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
+)
+
+const (
+	patience = 3 * time.Minute
+	// users is the namespace of the pods that the tests bind.
+	users = "users"
+)
+
+// world is a control plane with nodes and without Prebind.
+type world struct {
+	t       *testing.T
+	cluster *cluster.Cluster
+	client  kubernetes.Interface
+	prebind *install.Prebind
+	// before contains the objects of the cluster before the installation.
+	before map[string]bool
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, cluster: clustertest.Start(t, cluster.Options{})}
+	var err error
+	w.client, err = kubernetes.NewForConfig(w.cluster.Config())
+	require.NoError(t, err)
+	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", 2)...))
+	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: users}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		_, err := w.client.CoreV1().ServiceAccounts(users).Get(t.Context(), "default", metav1.GetOptions{})
+		assert.NoError(c, err)
+	}, patience, 50*time.Millisecond)
+	w.before = w.objects()
+	t.Cleanup(func() {
+		if w.prebind == nil {
+			return
+		}
+		for _, r := range w.prebind.Replicas() {
+			assert.NoError(t, r.Kill())
+			if t.Failed() {
+				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(100))
+			}
+		}
+	})
+	return w
+}
+
+func (w *world) install(o install.Options) {
+	w.t.Helper()
+	o.Cluster = w.cluster
+	var err error
+	w.prebind, err = install.New(w.t.Context(), o)
+	require.NoError(w.t, err)
+}
+
+// start starts a replica for each of the Deployment, with the arguments of the manifests only.
+func (w *world) start() {
+	w.t.Helper()
+	d, err := w.client.AppsV1().Deployments(install.Namespace).Get(w.t.Context(), "prebind", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	for range *d.Spec.Replicas {
+		_, err := w.prebind.Start(w.t.Context())
+		require.NoError(w.t, err)
+	}
+}
+
+// bind creates a pod and waits until kube-scheduler has bound it.
+func (w *world) bind(name string) *corev1.Pod {
+	w.t.Helper()
+	_, err := w.client.CoreV1().Pods(users).Create(w.t.Context(), gen.Pod(name, gen.InNamespace(users), gen.EndsAtOnce()), metav1.CreateOptions{})
+	require.NoError(w.t, err)
+	var pod *corev1.Pod
+	require.NoError(w.t, wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		pod, err = w.client.CoreV1().Pods(users).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && pod.Spec.NodeName != "", err
+	}))
+	return pod
+}
+
+// assertBinds checks that a bind adds the topology of the node to the pod.
+func (w *world) assertBinds(name string) {
+	w.t.Helper()
+	pod := w.bind(name)
+	node, err := w.client.CoreV1().Nodes().Get(w.t.Context(), pod.Spec.NodeName, metav1.GetOptions{})
+	require.NoError(w.t, err)
+	assert.Equal(w.t, pod.Spec.NodeName, pod.Annotations["topology.prebind.dev/hostname"])
+	assert.NotEmpty(w.t, node.Labels[corev1.LabelTopologyZone])
+	assert.Equal(w.t, node.Labels[corev1.LabelTopologyZone], pod.Annotations["topology.prebind.dev/zone"])
+}
+
+// assertUninstalls removes Prebind as documented, and checks that nothing of it remains.
+func (w *world) assertUninstalls() {
+	w.t.Helper()
+	require.NoError(w.t, w.prebind.Uninstall(w.t.Context()))
+	require.EventuallyWithT(w.t, func(c *assert.CollectT) {
+		var left []string
+		for o := range w.objects() {
+			if !w.before[o] {
+				left = append(left, o)
+			}
+		}
+		assert.Empty(c, left)
+	}, patience, time.Second, "the uninstallation should leave nothing behind")
+	assert.NotContains(w.t, w.bind("after").Annotations, "topology.prebind.dev/hostname")
+}
+
+// objects returns all objects of the cluster. It ignores those of tests, those of cert-manager, and events.
+func (w *world) objects() map[string]bool {
+	w.t.Helper()
+	ctx := context.WithoutCancel(w.t.Context())
+	c, err := discovery.NewDiscoveryClientForConfig(w.cluster.Config())
+	require.NoError(w.t, err)
+	lists, err := c.ServerPreferredResources()
+	require.NoError(w.t, err)
+	objects, err := dynamic.NewForConfig(w.cluster.Config())
+	require.NoError(w.t, err)
+	all := map[string]bool{}
+	for _, kind := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, lists) {
+		version, err := schema.ParseGroupVersion(kind.GroupVersion)
+		require.NoError(w.t, err)
+		for _, r := range kind.APIResources {
+			if r.Name == "events" || strings.HasSuffix(version.Group, "cert-manager.io") {
+				continue
+			}
+			found, err := objects.Resource(version.WithResource(r.Name)).List(ctx, metav1.ListOptions{})
+			require.NoError(w.t, err, "%s %s", kind.GroupVersion, r.Name)
+			for _, o := range found.Items {
+				if o.GetNamespace() != users && !strings.HasSuffix(o.GetName(), "cert-manager.io") {
+					all[kind.GroupVersion+" "+r.Name+" "+o.GetNamespace()+"/"+o.GetName()] = true
+				}
+			}
+		}
+	}
+	return all
+}
+
+// A user installs, upgrades and removes Prebind with the files of releases, without a checkout.
+func TestInstall(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		suffix string
+		o      install.Options
+	}{
+		"CertManager": {reason: "install.yaml works with cert-manager"},
+		"SelfManaged": {reason: "install-self-managed.yaml needs nothing else in the cluster", suffix: "-self-managed", o: install.Options{WithoutCertManager: true}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			from := func(version, file string) string { return filepath.Join(releaseOf(t, version), file+tc.suffix+".yaml") }
+			w := newWorld(t)
+			tc.o.Manifest, tc.o.Binary = from(current, "first-install"), programOf(t, current)
+			w.install(tc.o)
+			w.assertRuns(current)
+			w.bind("early") // The first installation has failurePolicy Ignore.
+			w.start()
+			w.assertBinds("first")
+			require.NoError(t, w.prebind.Upgrade(t.Context(), from(current, "install"), tc.o.Binary), tc.reason)
+			w.assertBinds("fail")
+
+			old := w.prebind.Replicas()
+			require.NoError(t, w.prebind.Upgrade(t.Context(), from(next, "install"), programOf(t, next)), tc.reason)
+			w.assertRuns(next)
+			w.start()
+			for _, r := range old {
+				require.NoError(t, r.Stop())
+			}
+			w.assertBinds("upgraded")
+			w.assertUninstalls()
+		})
+	}
+}
+
+// pinned is the image in the manifests of a release.
+var pinned = regexp.MustCompile(`^ghcr\.io/prebind/prebind:(\S+)@sha256:[0-9a-f]{64}$`)
+
+// assertRuns checks that the Deployment and the program are of the version.
+func (w *world) assertRuns(version string) {
+	w.t.Helper()
+	d, err := w.client.AppsV1().Deployments(install.Namespace).Get(w.t.Context(), "prebind", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	image := d.Spec.Template.Spec.Containers[0].Image
+	require.Regexp(w.t, pinned, image)
+	assert.Equal(w.t, version, pinned.FindStringSubmatch(image)[1])
+	out, err := exec.CommandContext(w.t.Context(), w.prebind.Binary(), "version").Output()
+	require.NoError(w.t, err)
+	assert.Contains(w.t, string(out), version)
+}
+
+// The packaged chart installs and removes Prebind.
+func TestInstall_Chart(t *testing.T) {
+	w := newWorld(t)
+	w.install(install.Options{
+		Helm: true, Chart: filepath.Join(releaseOf(t, current), "prebind-"+current[1:]+".tgz"), Binary: programOf(t, current),
+		Values: []string{"certificates.mode=selfManaged"}, WithoutCertManager: true,
+	})
+	w.start()
+	w.assertBinds("first")
+	w.assertUninstalls()
+}
+
+// docs/install.md shows the commands that the tests in this package run.
+func TestDocumentation_ShowsTheFiles(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
+	require.NoError(t, err)
+	for _, file := range []string{"first-install.yaml", "install.yaml"} {
+		assert.Contains(t, string(content), "kubectl apply --server-side -f $RELEASE/"+file)
+	}
+	assert.Contains(t, string(content), "kubectl delete -f $RELEASE/install.yaml")
+	for _, match := range regexp.MustCompile(`\$RELEASE/(\S+)`).FindAllStringSubmatch(string(content), -1) {
+		name := strings.ReplaceAll(strings.ReplaceAll(match[1], "v0.1.0", current), "linux-amd64", "linux-*")
+		found, err := filepath.Glob(filepath.Join(releaseOf(t, current), name))
+		require.NoError(t, err)
+		assert.NotEmpty(t, found, "make release should write %s", match[1])
+	}
+}

@@ -1,0 +1,166 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package release_test builds a release as a maintainer does, and installs, upgrades and removes Prebind with its files.
+package release_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	root = "../.."
+	// current and next are the versions of the tested releases.
+	current = "v99.0.0"
+	next    = "v99.1.0"
+)
+
+// scratch is the directory for checkouts and releases of this package.
+var scratch string
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	var err error
+	if scratch, err = os.MkdirTemp("", "prebind-test-release-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(scratch) //nolint:errcheck // Only a directory of this process.
+	return m.Run()
+}
+
+// releases builds the releases current and next once for all tests.
+var releases = sync.OnceValues(func() (map[string]string, error) {
+	ctx := context.Background() //nolint:forbidigo // Shared by all tests.
+	dir := filepath.Join(scratch, "checkout")
+	if err := copyCheckout(ctx, dir); err != nil {
+		return nil, err
+	}
+	built := map[string]string{}
+	for _, version := range []string{current, next} {
+		built[version] = filepath.Join(scratch, version)
+		if err := makeRelease(ctx, dir, version, built[version]); err != nil {
+			return nil, err
+		}
+	}
+	return built, nil
+})
+
+// releaseOf returns the directory of a release.
+func releaseOf(t *testing.T, version string) string {
+	t.Helper()
+	built, err := releases()
+	require.NoError(t, err)
+	return built[version]
+}
+
+// copyCheckout writes the files of this checkout, including changes that are not committed, to a repository with one commit. The
+// changelog has a section for each version.
+func copyCheckout(ctx context.Context, dir string) error {
+	list := exec.CommandContext(ctx, "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+	list.Dir = root
+	names, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("listing the files of the checkout: %w", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		if err := copyFile(filepath.Join(root, name), filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	path := filepath.Join(dir, "CHANGELOG.md")
+	changelog, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	section := "## %s - 2026-01-01\n\n### Added\n\n- A change.\n\n"
+	added := fmt.Sprintf(section+section, next[1:], current[1:])
+	if err := os.WriteFile(path, bytes.Replace(changelog, []byte("## Unreleased"), []byte(added+"## Unreleased"), 1), 0o600); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"init", "--quiet"}, {"add", "."}, {"commit", "--quiet", "--message=Release"}} {
+		cmd := exec.CommandContext(ctx, "git", args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=test", "GIT_AUTHOR_EMAIL=test@example.com", "GIT_AUTHOR_DATE=2026-01-01T00:00:00Z",
+			"GIT_COMMITTER_NAME=test", "GIT_COMMITTER_EMAIL=test@example.com", "GIT_COMMITTER_DATE=2026-01-01T00:00:00Z")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("git %v: %w\n%s", args, err, out)
+		}
+	}
+	return nil
+}
+
+func copyFile(from, to string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, content, info.Mode().Perm())
+}
+
+// makeRelease runs make release for the platform of this machine. The variables are added to the environment.
+func makeRelease(ctx context.Context, checkout, version, out string, env ...string) error {
+	// The shell sets the mask for new files.
+	cmd := exec.CommandContext(ctx, "sh", "-c", "umask ${MASK:-022} && exec make --no-print-directory release \"$@\"", "make",
+		"VERSION="+version, "PLATFORMS=linux/"+runtime.GOARCH, "RELEASE="+out, "STAGE="+out+".stage")
+	cmd.Dir = checkout
+	for _, e := range os.Environ() {
+		// An outer make must not change the result.
+		if !strings.HasPrefix(e, "MAKE") && !strings.HasPrefix(e, "MFLAGS=") {
+			cmd.Env = append(cmd.Env, e)
+		}
+	}
+	cmd.Env = append(cmd.Env, env...)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make release VERSION=%s: %w\n%s", version, err, output)
+	}
+	return nil
+}
+
+// programOf unpacks the program of a release for this machine.
+func programOf(t *testing.T, version string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(releaseOf(t, version), fmt.Sprintf("prebind-%s-linux-%s.tar.gz", version, runtime.GOARCH)))
+	require.NoError(t, err)
+	unzipped, err := gzip.NewReader(bytes.NewReader(content))
+	require.NoError(t, err)
+	archive := tar.NewReader(unzipped)
+	for {
+		header, err := archive.Next()
+		require.NoError(t, err, "the archive should contain the program")
+		if header.Name != "prebind" {
+			continue
+		}
+		program, err := io.ReadAll(archive)
+		require.NoError(t, err)
+		path := filepath.Join(t.TempDir(), "prebind")
+		require.NoError(t, os.WriteFile(path, program, header.FileInfo().Mode()))
+		return path
+	}
+}
