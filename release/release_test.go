@@ -186,7 +186,7 @@ func newRegistry(t *testing.T) *httptest.Server {
 	return server
 }
 
-// What a registry has after the publication is what the manifests, Helm and the kubelet need.
+// After the publication, the registry contains the image of the manifests and a chart that Helm can pull.
 func TestPublish(t *testing.T) {
 	root, out := assembled(t)
 	server := newRegistry(t)

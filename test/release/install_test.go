@@ -185,6 +185,7 @@ func TestInstall(t *testing.T) {
 			require.NoError(t, w.prebind.Upgrade(t.Context(), from(current, "install"), tc.o.Binary), tc.reason)
 			w.assertBinds("fail")
 
+			w.assertConflict(from(next, "install"))
 			old := w.prebind.Replicas()
 			require.NoError(t, w.prebind.Upgrade(t.Context(), from(next, "install"), programOf(t, next)), tc.reason)
 			w.assertRuns(next)
@@ -196,6 +197,22 @@ func TestInstall(t *testing.T) {
 			w.assertUninstalls()
 		})
 	}
+}
+
+// assertConflict checks that an upgrade does not overwrite a configuration that a user edited in the cluster.
+func (w *world) assertConflict(manifest string) {
+	w.t.Helper()
+	maps := w.client.CoreV1().ConfigMaps(install.Namespace)
+	config, err := maps.Get(w.t.Context(), "prebind-config", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	shipped := config.Data["config.yaml"]
+	config.Data["config.yaml"] = shipped + "mode: Audit\n"
+	config, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
+	require.NoError(w.t, err)
+	require.ErrorContains(w.t, w.prebind.Upgrade(w.t.Context(), manifest, w.prebind.Binary()), "conflict")
+	config.Data["config.yaml"] = shipped
+	_, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
+	require.NoError(w.t, err)
 }
 
 // pinned is the image in the manifests of a release.
