@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
@@ -140,7 +141,9 @@ func (w *world) objects() map[string]bool {
 	require.NoError(w.t, err)
 	lists, err := c.ServerPreferredResources()
 	require.NoError(w.t, err)
-	objects, err := dynamic.NewForConfig(w.cluster.Config())
+	config := w.cluster.Config()
+	config.WarningHandler = rest.NoWarnings{} // Deprecated kinds are listed as well.
+	objects, err := dynamic.NewForConfig(config)
 	require.NoError(w.t, err)
 	all := map[string]bool{}
 	for _, kind := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, lists) {

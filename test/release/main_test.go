@@ -48,29 +48,32 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// releases builds the releases current and next once for all tests.
-var releases = sync.OnceValues(func() (map[string]string, error) {
-	ctx := context.Background() //nolint:forbidigo // Shared by all tests.
+// checkout is a copy of this checkout for all tests.
+var checkout = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(scratch, "checkout")
-	if err := copyCheckout(ctx, dir); err != nil {
-		return nil, err
-	}
-	built := map[string]string{}
-	for _, version := range []string{current, next} {
-		built[version] = filepath.Join(scratch, version)
-		if err := makeRelease(ctx, dir, version, built[version]); err != nil {
-			return nil, err
-		}
-	}
-	return built, nil
+	return dir, copyCheckout(context.Background(), dir) //nolint:forbidigo // Shared by all tests.
 })
+
+// releases builds each release once for all tests.
+var releases = map[string]func() (string, error){current: builder(current), next: builder(next)}
+
+func builder(version string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		from, err := checkout()
+		if err != nil {
+			return "", err
+		}
+		dir := filepath.Join(scratch, version)
+		return dir, makeRelease(context.Background(), from, version, dir) //nolint:forbidigo // Shared by all tests.
+	})
+}
 
 // releaseOf returns the directory of a release.
 func releaseOf(t *testing.T, version string) string {
 	t.Helper()
-	built, err := releases()
+	dir, err := releases[version]()
 	require.NoError(t, err)
-	return built[version]
+	return dir
 }
 
 // copyCheckout writes the files of this checkout, including changes that are not committed, to a repository with one commit. The

@@ -18,9 +18,9 @@ import (
 // and all platforms.
 func TestRelease_IsReproducible(t *testing.T) {
 	first := sumsOf(t, releaseOf(t, current))
-	checkout, out := filepath.Join(scratch, "elsewhere", "copy"), filepath.Join(scratch, "again")
-	require.NoError(t, copyCheckout(t.Context(), checkout))
-	require.NoError(t, makeRelease(t.Context(), checkout, current, out, "TZ=Pacific/Auckland", "LC_ALL=C", "MASK=077", "GOAMD64=v3"))
+	elsewhere, out := filepath.Join(scratch, "elsewhere", "copy"), filepath.Join(scratch, "again")
+	require.NoError(t, copyCheckout(t.Context(), elsewhere))
+	require.NoError(t, makeRelease(t.Context(), elsewhere, current, out, "TZ=Pacific/Auckland", "LC_ALL=C", "MASK=077", "GOAMD64=v3"))
 	assert.NotEmpty(t, first)
 	assert.Equal(t, first, sumsOf(t, out))
 }
