@@ -56,6 +56,9 @@ func builds(stage string) ([]build, error) {
 		if b.sbom, err = os.ReadFile(path + ".cdx.json"); err != nil {
 			return nil, err
 		}
+		if b.sbom, err = portable(b.sbom); err != nil {
+			return nil, fmt.Errorf("SBOM of %s: %w", path, err)
+		}
 		all = append(all, b)
 	}
 	if len(all) == 0 {

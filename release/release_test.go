@@ -31,7 +31,7 @@ import (
 const (
 	tested    = version("v1.2.3")
 	changelog = "# Changelog\n\n## Unreleased\n\n- Later.\n\n## 1.2.3 - 2026-01-02\n\n### Added\n\n- First\n  change.\n- Second.\n\n### Removed\n\n- Third.\n\n## 1.2.2 - 2026-01-01\n\n### Added\n\n- Earlier.\n"
-	bom       = `{"bomFormat":"CycloneDX","specVersion":"1.6","version":1,"metadata":{"component":{"bom-ref":"main","type":"application","name":"prebind"}},"components":[{"bom-ref":"dep","type":"library","name":"dep"}],"dependencies":[{"ref":"main","dependsOn":["dep"]}]}`
+	bom       = `{"bomFormat":"CycloneDX","specVersion":"1.6","version":1,"metadata":{"tools":[{"name":"tool","hashes":[{"alg":"MD5","content":"d41d8cd98f00b204e9800998ecf8427e"}]}],"component":{"bom-ref":"main","type":"application","name":"prebind"}},"components":[{"bom-ref":"dep","type":"library","name":"dep"}],"dependencies":[{"ref":"main","dependsOn":["dep"]}]}`
 )
 
 // checkout returns a clean checkout with a changelog.
@@ -138,8 +138,23 @@ func stageOf(t *testing.T) string {
 			file{p + "/prebind.cdx.json", 0o644, []byte(bom)}))
 	}
 	require.NoError(t, write(dir, file{"manifests/install.yaml", 0o644, []byte("image: " + unpinned + "\n")}))
-	helm(t, "package", "../charts/prebind", "--version="+tested.number(), "--app-version="+string(tested), "--destination="+dir)
+	require.NoError(t, write(dir, file{"prebind-" + tested.number() + ".tgz", 0o644, packagedChart(t)}))
 	return dir
+}
+
+// packaged is the chart of this repository, as Helm packages it. The tests in this package do not run in parallel.
+var packaged []byte
+
+func packagedChart(t *testing.T) []byte {
+	t.Helper()
+	if packaged == nil {
+		dir := t.TempDir()
+		helm(t, "package", "../charts/prebind", "--version="+tested.number(), "--app-version="+string(tested), "--destination="+dir)
+		var err error
+		packaged, err = os.ReadFile(filepath.Join(dir, "prebind-"+tested.number()+".tgz"))
+		require.NoError(t, err)
+	}
+	return packaged
 }
 
 func helm(t *testing.T, args ...string) string {
@@ -337,6 +352,7 @@ func assertEmpty(t *testing.T, registryName string) {
 
 func TestAssemble(t *testing.T) {
 	_, out := assembled(t)
+	packaged = nil // Helm packages the chart at another time.
 	_, again := assembled(t)
 	first, err := filesOf(out)
 	require.NoError(t, err)
@@ -404,6 +420,7 @@ func assertImageSBOM(t *testing.T, path string) {
 	assert.Equal(t, cdx.ComponentTypeContainer, doc.Metadata.Component.Type)
 	assert.Contains(t, doc.Metadata.Component.PackageURL, "pkg:oci/prebind@sha256%3A")
 	require.Len(t, *doc.Components, 2, "the program and its module")
+	assert.Nil(t, (*doc.Metadata.Tools.Tools)[0].Hashes, "the checksum of the tool depends on the machine")
 	assert.Equal(t, "main", (*doc.Components)[0].BOMRef)
 }
 

@@ -20,8 +20,8 @@ func imageSBOM(s source, b build, image v1.Image) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var bom cdx.BOM
-	if err := cdx.NewBOMDecoder(bytes.NewReader(b.sbom), cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
+	bom, err := decodeSBOM(b.sbom)
+	if err != nil {
 		return nil, err
 	}
 	if bom.Metadata == nil || bom.Metadata.Component == nil || bom.Components == nil {
@@ -42,8 +42,33 @@ func imageSBOM(s source, b build, image v1.Image) ([]byte, error) {
 		dependencies = append(dependencies, *bom.Dependencies...)
 	}
 	bom.Dependencies = &dependencies
+	return encodeSBOM(bom)
+}
+
+// portable returns the SBOM without the checksums of the tool that wrote it. They differ between machines, because `go tool` builds
+// the tool with the paths of the machine.
+func portable(sbom []byte) ([]byte, error) {
+	bom, err := decodeSBOM(sbom)
+	if err != nil {
+		return nil, err
+	}
+	if bom.Metadata == nil || bom.Metadata.Tools == nil || bom.Metadata.Tools.Tools == nil {
+		return nil, errors.New("the SBOM does not name its tool")
+	}
+	for i := range *bom.Metadata.Tools.Tools {
+		(*bom.Metadata.Tools.Tools)[i].Hashes = nil
+	}
+	return encodeSBOM(bom)
+}
+
+func decodeSBOM(content []byte) (*cdx.BOM, error) {
+	bom := &cdx.BOM{}
+	return bom, cdx.NewBOMDecoder(bytes.NewReader(content), cdx.BOMFileFormatJSON).Decode(bom)
+}
+
+func encodeSBOM(bom *cdx.BOM) ([]byte, error) {
 	var out bytes.Buffer
-	if err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(&bom); err != nil {
+	if err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom); err != nil {
 		return nil, err
 	}
 	return out.Bytes(), nil
