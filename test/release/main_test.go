@@ -51,7 +51,7 @@ func run(m *testing.M) int {
 // checkout is a copy of this checkout for all tests.
 var checkout = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(scratch, "checkout")
-	return dir, copyCheckout(context.Background(), dir) //nolint:forbidigo // Shared by all tests.
+	return dir, copyCheckout(context.Background(), dir)
 })
 
 // releases builds each release once for all tests.
@@ -64,7 +64,7 @@ func builder(version string) func() (string, error) {
 			return "", err
 		}
 		dir := filepath.Join(scratch, version)
-		return dir, makeRelease(context.Background(), from, version, dir) //nolint:forbidigo // Shared by all tests.
+		return dir, makeRelease(context.Background(), from, version, dir)
 	})
 }
 
