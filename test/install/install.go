@@ -179,8 +179,8 @@ func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
 	return p.applyManifests(ctx)
 }
 
-// Upgrade applies another file with manifests on the server. Replicas that start later run the binary with the new arguments.
-func (p *Prebind) Upgrade(ctx context.Context, manifest, binary string) error {
+// UpgradeFrom applies another file with manifests on the server. Replicas that start later run the binary with the new arguments.
+func (p *Prebind) UpgradeFrom(ctx context.Context, manifest, binary string) error {
 	p.o.Manifest, p.o.Binary, p.source = manifest, binary, []string{"-f", manifest}
 	if err := p.applyManifests(ctx); err != nil {
 		return err

@@ -185,12 +185,12 @@ func TestInstall(t *testing.T) {
 			w.bind("early") // The first installation has failurePolicy Ignore.
 			w.start()
 			w.assertBinds("first")
-			require.NoError(t, w.prebind.Upgrade(t.Context(), from(current, "install"), tc.o.Binary), tc.reason)
+			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), from(current, "install"), tc.o.Binary), tc.reason)
 			w.assertBinds("fail")
 
 			w.assertConflict(from(next, "install"))
 			old := w.prebind.Replicas()
-			require.NoError(t, w.prebind.Upgrade(t.Context(), from(next, "install"), programOf(t, next)), tc.reason)
+			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), from(next, "install"), programOf(t, next)), tc.reason)
 			w.assertRuns(next)
 			w.start()
 			for _, r := range old {
@@ -212,7 +212,7 @@ func (w *world) assertConflict(manifest string) {
 	config.Data["config.yaml"] = shipped + "mode: Audit\n"
 	config, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
-	require.ErrorContains(w.t, w.prebind.Upgrade(w.t.Context(), manifest, w.prebind.Binary()), "conflict")
+	require.ErrorContains(w.t, w.prebind.UpgradeFrom(w.t.Context(), manifest, w.prebind.Binary()), "conflict")
 	config.Data["config.yaml"] = shipped
 	_, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
