@@ -28,6 +28,12 @@ const (
 // multiplexer is our own binary, which is any component but kwok by the name it has.
 const multiplexer = "controlplane"
 
+// contents are the components that one binary contains.
+var contents = map[string][]string{
+	multiplexer: {Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kubectl},
+	versioned:   {APIServer, ControllerManager, Scheduler},
+}
+
 // AssetsEnv names a folder with the control plane's binaries, to be used in place
 // of building them; controller-runtime's envtest reads the same variable.
 const AssetsEnv = "KUBEBUILDER_ASSETS"
@@ -88,14 +94,18 @@ func (a Assets) check(components ...string) error {
 // platform change. Building takes minutes, needs go on the PATH and, the first
 // time, the Go module proxy.
 //
+// The version is a minor version of Kubernetes, such as 1.34; empty is that in PREBIND_TEST_KUBERNETES, or else that of
+// test/controlplane. For another version, kube-apiserver, kube-controller-manager and kube-scheduler are built from
+// test/kubernetes; the other binaries are the same for all versions.
+//
 // Progress goes to progress, which may be nil: lines for a human to read. Calls
 // may run at once, in one process or in several: one builds, the others wait.
 // The binaries stay in place at least until this process ends.
-func Binaries(ctx context.Context, progress io.Writer) (Assets, error) {
+func Binaries(ctx context.Context, progress io.Writer, version string) (Assets, error) {
 	if progress == nil {
 		progress = io.Discard
 	}
-	assets, err := binaries(ctx, progress, true, true)
+	assets, err := binaries(ctx, progress, version, true, true)
 	if err != nil {
 		return Assets{}, err
 	}
@@ -110,8 +120,15 @@ func Binaries(ctx context.Context, progress io.Writer) (Assets, error) {
 }
 
 // binaries is Binaries without the check that all are there, and without those of our own that are not needed.
-func binaries(ctx context.Context, progress io.Writer, provisioner, kwok bool) (Assets, error) {
+func binaries(ctx context.Context, progress io.Writer, version string, provisioner, kwok bool) (Assets, error) {
+	other, needed, err := selectVersion(version)
+	if err != nil {
+		return Assets{}, err
+	}
 	assets, err := controlPlane(ctx, progress, provisioner)
+	if err == nil && needed {
+		err = assets.replace(ctx, progress, other)
+	}
 	if err != nil || !kwok {
 		return assets, err
 	}

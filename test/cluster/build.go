@@ -32,7 +32,7 @@ func (m module) build(ctx context.Context, progress io.Writer, pkg, title, outpu
 			title, compiled, len(packages), time.Since(start).Round(time.Second))
 	})
 	defer stop()
-	cmd := m.goCommand(ctx, "build", "-v", "-trimpath", "-ldflags", m.ldflags(), "-o", output, pkg)
+	cmd := m.goCommand(ctx, "build", "-modfile="+m.modFile(), "-v", "-trimpath", "-ldflags", m.ldflags(), "-o", output, pkg)
 	cmd.Stdout, cmd.Stderr = counter, counter
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build %s in %s: %w\n%s", title, m.dir, ended(ctx, err), counter.rest())
@@ -51,7 +51,7 @@ func (m module) packages(ctx context.Context, progress io.Writer, pkg string) ([
 	})
 	defer stop()
 	var list bytes.Buffer
-	cmd := m.goCommand(ctx, "list", "-deps", pkg)
+	cmd := m.goCommand(ctx, "list", "-modfile="+m.modFile(), "-deps", pkg)
 	cmd.Stdout, cmd.Stderr = &list, counter
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("list what to build in %s (go needs its module proxy for this, once): %w\n%s",

@@ -26,7 +26,7 @@ func cachedBuild(ctx context.Context, progress io.Writer, s source, pkg, name st
 	if err != nil {
 		return "", err
 	}
-	c := buildCache{dir: filepath.Join(root, s.folder)}
+	c := buildCache{dir: filepath.Join(root, s.cacheFolder())}
 	entry := m.hash
 	if pkg != "." {
 		entry += "-" + name
@@ -77,11 +77,9 @@ func (c buildCache) fill(ctx context.Context, progress io.Writer, m module, entr
 	if err := m.build(ctx, progress, pkg, title(name), executable(unfinished, name)); err != nil {
 		return errors.Join(err, os.RemoveAll(unfinished))
 	}
-	if name == multiplexer {
-		for _, component := range []string{Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kubectl} {
-			if err := link(executable(unfinished, name), executable(unfinished, component)); err != nil {
-				return err
-			}
+	for _, component := range contents[name] {
+		if err := link(executable(unfinished, name), executable(unfinished, component)); err != nil {
+			return err
 		}
 	}
 	if err := os.Rename(unfinished, c.path(entry)); err != nil {
@@ -95,6 +93,8 @@ func title(name string) string {
 	switch name {
 	case multiplexer:
 		return "the control plane"
+	case versioned:
+		return "Kubernetes"
 	case Kwok, CertManager:
 		return name
 	case csiDriver:

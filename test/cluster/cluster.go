@@ -77,7 +77,7 @@ func (o Options) assets(ctx context.Context) (Assets, error) {
 	if o.Assets != nil {
 		return *o.Assets, o.Assets.check(o.components()...)
 	}
-	assets, err := binaries(ctx, o.Out, !o.WithoutProvisioner, o.Kwok)
+	assets, err := binaries(ctx, o.Out, o.Kubernetes, !o.WithoutProvisioner, o.Kwok)
 	if err != nil {
 		return Assets{}, err
 	}

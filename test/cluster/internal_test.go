@@ -137,7 +137,7 @@ func TestTail(t *testing.T) {
 // TestRepositoryKnowsItsModules is about finding the sources from where tests and
 // programs of this repository run.
 func TestRepositoryKnowsItsModules(t *testing.T) {
-	for _, s := range []source{controlPlaneSource, kwokSource} {
+	for _, s := range []source{controlPlaneSource, kwokSource, versionSource("1.34")} {
 		dir, err := s.find()
 		require.NoError(t, err)
 		_, file, _, _ := runtime.Caller(0)

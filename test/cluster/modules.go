@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -21,6 +22,7 @@ import (
 // source is a nested Go module of this repository that binaries are built from.
 type source struct {
 	folder   string   // in test
+	mod      string   // file with the requirements if not go.mod: VERSION.mod, one build for each
 	requires string   // the module whose version its binaries have
 	stamped  []string // packages that report the version
 }
@@ -47,17 +49,25 @@ func findModule(ctx context.Context, s source) (module, error) {
 	if err != nil {
 		return module{}, err
 	}
-	goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	if err != nil {
-		return module{}, fmt.Errorf("read the module of %s: %w", s.folder, err)
-	}
-	version, err := s.requiredVersion(goMod)
+	version, err := s.versionIn(dir)
 	if err != nil {
 		return module{}, err
 	}
 	m := module{source: s, dir: dir, version: version}
 	m.hash, err = m.fingerprint(ctx)
 	return m, err
+}
+
+// modFile is the name of the file with the requirements.
+func (s source) modFile() string { return cmp.Or(s.mod, "go.mod") }
+
+// cacheFolder is the folder of the builds in the cache. Each version has its own, so that a build removes only former builds
+// of the same version.
+func (s source) cacheFolder() string {
+	if s.mod == "" {
+		return s.folder
+	}
+	return s.folder + "-" + strings.TrimSuffix(s.mod, ".mod")
 }
 
 // find returns the folder of the source, beside this source file or, when the binary
@@ -87,12 +97,21 @@ func (s source) find() (string, error) {
 		"run from inside a checkout of the repository, or set KUBEBUILDER_ASSETS to a folder with the binaries", s.folder, s.folder)
 }
 
+// versionIn returns the version to build from the source in dir.
+func (s source) versionIn(dir string) (string, error) {
+	goMod, err := os.ReadFile(filepath.Join(dir, s.modFile()))
+	if err != nil {
+		return "", fmt.Errorf("read the module of %s: %w", s.folder, err)
+	}
+	return s.requiredVersion(goMod)
+}
+
 // requiredVersion returns the version that go.mod requires.
 func (s source) requiredVersion(goMod []byte) (string, error) {
 	require := regexp.MustCompile(`(?m)^\s*(?:require\s+)?` + regexp.QuoteMeta(s.requires) + `\s+(v\d+\.\d+\.\S+)`)
 	match := require.FindSubmatch(goMod)
 	if match == nil {
-		return "", fmt.Errorf("find the version to build: test/%s/go.mod does not require %s", s.folder, s.requires)
+		return "", fmt.Errorf("find the version to build: test/%s/%s does not require %s", s.folder, s.modFile(), s.requires)
 	}
 	return string(match[1]), nil
 }
@@ -146,7 +165,7 @@ func (m module) fingerprint(ctx context.Context) (string, error) {
 	say(sum, "%s\n%s", toolchain, m.ldflags())
 	// WalkDir goes in lexical order, so that equal trees give equal hashes.
 	err = filepath.WalkDir(m.dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !isBuildInput(entry.Name()) {
+		if err != nil || entry.IsDir() || !m.isBuildInput(entry.Name()) {
 			return err
 		}
 		content, err := os.ReadFile(path)
@@ -163,7 +182,8 @@ func (m module) fingerprint(ctx context.Context) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil))[:16], nil
 }
 
-func isBuildInput(name string) bool {
-	return name == "go.mod" || name == "go.sum" ||
+func (s source) isBuildInput(name string) bool {
+	mod := s.modFile()
+	return name == mod || name == strings.TrimSuffix(mod, ".mod")+".sum" ||
 		strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go")
 }

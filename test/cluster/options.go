@@ -51,7 +51,9 @@ type Options struct {
 	KeepDir bool
 	// Out gets lines about the progress, for a human; nil is nowhere.
 	Out io.Writer
-	// Assets are the binaries to run; nil is those of [Binaries].
+	// Kubernetes is the minor version of the control plane, such as 1.34, see [Binaries].
+	Kubernetes string
+	// Assets are the binaries to run; nil is those of [Binaries] for the version.
 	Assets *Assets
 	// SchedulerConfig is a KubeSchedulerConfiguration in YAML; nil is
 	// [DefaultSchedulerConfig]. How to reach the API server and leader election

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command build builds the control plane unless it is cached, and shows the progress, which go test would hide.
+// Command build builds the control plane unless it is cached, of the version in PREBIND_TEST_KUBERNETES, and shows the progress, which go test would hide.
 package main
 
 import (
@@ -24,6 +24,6 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	_, err := cluster.Binaries(ctx, os.Stdout)
+	_, err := cluster.Binaries(ctx, os.Stdout, "")
 	return err
 }
