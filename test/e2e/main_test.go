@@ -37,7 +37,7 @@ type world struct {
 
 func TestMain(m *testing.M) {
 	waitTogether()
-	os.Exit(clustertest.RunMain(m, cluster.Options{Out: os.Stderr, Audit: true}, func(c *cluster.Cluster) error {
+	code := clustertest.RunMain(m, cluster.Options{Out: os.Stderr, Audit: true}, func(c *cluster.Cluster) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		fmt.Fprintln(os.Stderr, "building prebind with the race detector")
@@ -47,7 +47,9 @@ func TestMain(m *testing.M) {
 		}
 		shared, err = newWorld(ctx, c, binary, 2)
 		return err
-	}))
+	})
+	listSkipped(os.Stderr)
+	os.Exit(code)
 }
 
 // waitTogether runs more tests in parallel than there are processors, because most tests mostly wait. -parallel overrides the

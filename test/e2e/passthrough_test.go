@@ -78,6 +78,9 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 		}
 		t.Run(name+", without Prebind", func(t *testing.T) {
 			t.Parallel()
+			if tc.label {
+				shared.needs(t, copiesLabels)
+			}
 			b := newBench(t, shared, exempt)
 			b.podWith(byHand, tc.pod...)
 			require.NoError(t, b.bindByHand(b.binding("node-1", tc.binding)), "the API server does not check the metadata")

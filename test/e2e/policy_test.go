@@ -110,7 +110,7 @@ mutations:
 	prefix := p.ns + ".policy.prebind.dev/"
 	assert.Equal(p.t, pod.Annotations["topology.prebind.dev/zone"], pod.Annotations[prefix+"zone"])
 	assert.NotContains(p.t, pod.Annotations, prefix+"nothing")
-	assert.Equal(p.t, "bound-by-"+byHand, pod.Labels[prefix+"user"])
+	p.assertCopied(p.t, pod, prefix+"user", "bound-by-"+byHand)
 }
 
 func testPolicyRejects(p *policies) {

@@ -40,8 +40,8 @@ mutations:
 	assert.Equal(p.t, zone, pod.Annotations[key(policy, "zone")])
 	assert.Equal(p.t, "zone-"+zone, pod.Annotations["ray.io/zone"], "the value of the policy should replace that of the pod")
 	assert.NotContains(p.t, pod.Annotations, key(policy, "none"))
-	assert.Equal(p.t, "in-"+p.ns, pod.Labels[key(policy, "rack")])
-	assert.Equal(p.t, node, pod.Labels["ray.io/node"])
+	p.assertCopied(p.t, pod, key(policy, "rack"), "in-"+p.ns)
+	p.assertCopied(p.t, pod, "ray.io/node", node)
 }
 
 // A policy with a key that the operator does not allow is not in force, and its status shows how to allow the key.

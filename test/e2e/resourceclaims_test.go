@@ -76,6 +76,7 @@ func TestResourceClaimsOfManyTemplates(t *testing.T) {
 // If a device needs time until the node can use it, Prebind binds the pod when the driver reports the device as ready.
 func TestBindingConditionsBecomeTrue(t *testing.T) {
 	t.Parallel()
+	shared.needs(t, bindingConditions)
 	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
 
 	// This scheduler does not support ResourceClaims. The test allocates the claim.
@@ -151,6 +152,7 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 // The driver reports that the device cannot become ready.
 func TestBindingConditionsFail(t *testing.T) {
 	t.Parallel()
+	shared.needs(t, bindingConditions)
 	doomed := gen.BoundBy(gen.Device("nic-0"), attached, broken)
 
 	t.Run("by hand", func(t *testing.T) {
@@ -208,6 +210,7 @@ func TestBindingConditionsFail(t *testing.T) {
 // The wait for a claim ends when the claim is deleted.
 func TestResourceClaimDeletedWhileWaiting(t *testing.T) {
 	t.Parallel()
+	shared.needs(t, bindingConditions)
 	b := newBench(t, shared, nil)
 	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
 	b.resourceClaim(slowClaim, gen.RequestsDevices("none.example.com", 1), gen.AllocatedFor("node-3", "none.example.com", slow))

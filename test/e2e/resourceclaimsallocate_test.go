@@ -144,7 +144,9 @@ func (b *bench) given(t require.TestingT) []*resourcev1.ResourceClaim {
 		}
 		given = append(given, claim)
 		assert.Contains(t, claim.Finalizers, resourcev1.Finalizer, "the claim %s", claim.Name)
-		assert.NotNil(t, claim.Status.Allocation.AllocationTimestamp, "the claim %s", claim.Name)
+		if b.enabled(b.t, bindingConditions) { // Otherwise the API server drops the field.
+			assert.NotNil(t, claim.Status.Allocation.AllocationTimestamp, "the claim %s", claim.Name)
+		}
 		uids := reservationsOf(claim)
 		if !assert.Len(t, uids, 1, "the claim %s", claim.Name) {
 			continue
@@ -283,6 +285,7 @@ func testAllocatesWhenMade(t *testing.T, w *world) {
 // A bind waits for the devices of an allocation by Prebind, as for those of an allocation by a scheduler.
 func testAllocatedConditions(t *testing.T, w *world) {
 	t.Parallel()
+	w.needs(t, bindingConditions)
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver("owned-slow.example.com")
 	d.publish("node-2", gen.BoundBy(gen.Device("nic-0"), attached, broken))

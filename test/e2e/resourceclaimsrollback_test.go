@@ -225,6 +225,7 @@ func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 
 // The replica is killed while the bind waits for its device: the other replica continues the bind, and the sweep of the killed replica's marks does not disturb it.
 func testKilledWhileWaiting(t *testing.T, w *world) {
+	w.needs(t, bindingConditions)
 	b := newBench(t, w, nil)
 	d := b.newDeviceDriver(b.ns + ".example.com")
 	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
@@ -279,7 +280,8 @@ func testResourceClaimsOff(t *testing.T, w *world) {
 // plugins.
 func TestResourceClaimsAbsent(t *testing.T) {
 	t.Parallel()
-	// A control plane of 1.36 does not become ready if only the API is disabled.
+	needsEmulation(t, "1.33")
+	// A control plane does not become ready if only the API is disabled.
 	emulated := []string{"--emulated-version=1.33"}
 	c := ownCluster(t, cluster.Options{Audit: true, ExtraArgs: map[string][]string{
 		cluster.APIServer: emulated, cluster.ControllerManager: emulated, cluster.Scheduler: emulated,
