@@ -22,7 +22,7 @@ func TestDeny_Repeats(t *testing.T) {
 	cases := map[framework.Kind]struct {
 		reason string
 		// client is set if client-go repeats, and scheduler if kube-scheduler v1.37 or newer repeats
-		// (kubernetes/kubernetes#138855).
+		// (kubernetes/kubernetes#138855), or a client that also repeats conflicts.
 		client, scheduler bool
 	}{
 		framework.KindWait:     {reason: "the same Binding can succeed later", client: true},
