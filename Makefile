@@ -34,7 +34,7 @@ CHART_FILES = $(foreach c,$(COPIES),$(CHART)/files/$(lastword $(subst =, ,$(c)))
 
 .PHONY: help
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
 demo: control-plane ## Show binds with and without Prebind on a real control plane (KEEP=1 keeps it running)
@@ -69,6 +69,13 @@ test-e2e: control-plane ## Run the end-to-end tests on a real control plane
 	go test -race -count=1 -timeout 20m -v ./test/faults
 	go test -count=1 -parallel 4 -timeout 10m -v ./test/bench
 	go test -count=1 -timeout 20m -v ./test/release
+
+# Versions of Kubernetes in addition to that of make test.
+KUBERNETES ?= $(patsubst test/kubernetes/%.mod,%,$(wildcard test/kubernetes/[0-9]*.mod))
+
+.PHONY: test-versions
+test-versions: ## Run the end-to-end tests on the other supported versions of Kubernetes (KUBERNETES=1.34: one version)
+	@for version in $(KUBERNETES); do 		echo "Kubernetes $$version" && export PREBIND_TEST_KUBERNETES=$$version && 		go run ./test/cluster/build && 		go test -race -count=1 -timeout 20m -v ./test/cluster && 		go test -race -count=1 -timeout 30m -v ./test/e2e || exit 1; 	done
 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
