@@ -75,7 +75,12 @@ KUBERNETES ?= $(patsubst test/kubernetes/%.mod,%,$(wildcard test/kubernetes/[0-9
 
 .PHONY: test-versions
 test-versions: ## Run the end-to-end tests on the other supported versions of Kubernetes (KUBERNETES=1.34: one version)
-	@for version in $(KUBERNETES); do 		echo "Kubernetes $$version" && export PREBIND_TEST_KUBERNETES=$$version && 		go run ./test/cluster/build && 		go test -race -count=1 -timeout 20m -v ./test/cluster && 		go test -race -count=1 -timeout 30m -v ./test/e2e || exit 1; 	done
+	@for version in $(KUBERNETES); do \
+		echo "Kubernetes $$version" && export PREBIND_TEST_KUBERNETES=$$version && \
+		go run ./test/cluster/build && \
+		go test -race -count=1 -timeout 20m -v ./test/cluster && \
+		go test -race -count=1 -timeout 30m -v ./test/e2e || exit 1; \
+	done
 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
