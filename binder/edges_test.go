@@ -123,6 +123,56 @@ func TestBind_ResourceVersion(t *testing.T) {
 	}
 }
 
+// TestBind_CorrectedPod: a rejection because of the pod's own annotations counts only for the live
+// pod. Otherwise a client that posts the Binding right after the correction, and is told that it never
+// succeeds, would not post it again.
+func TestBind_CorrectedPod(t *testing.T) {
+	version := func(v string, options ...gen.PodOption) *corev1.Pod {
+		pod := gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1")}, options...)...)
+		pod.ResourceVersion = v
+		return pod
+	}
+	soon, sooner := gen.Annotation("binder.prebind.dev/timeout", "soon"), gen.Annotation("binder.prebind.dev/timeout", "sooner")
+	cases := map[string]struct {
+		reason       string
+		cached, live *corev1.Pod
+		broken       bool
+		want         framework.Kind
+		reads        int32
+	}{
+		"Corrected": {reason: "the cache is behind the correction", cached: version("1", soon), live: version("2"), reads: 1},
+		"Required": {
+			reason: "the same holds for required plugins", cached: version("1", gen.Annotation("binder.prebind.dev/require", "q")),
+			live: version("2", gen.Annotation("binder.prebind.dev/require", "p")), reads: 1,
+		},
+		"Invalid":      {reason: "the API server agrees", cached: version("1", soon), live: version("1", soon), want: framework.KindInvalid, reads: 1},
+		"StillInvalid": {reason: "the correction is invalid, too", cached: version("1", soon), live: version("2", sooner), want: framework.KindInvalid, reads: 1},
+		"Recreated": {
+			reason: "the bind is not for the new pod", cached: version("1", soon), live: gen.Pod("web", gen.UID("pod-2")),
+			want: framework.KindInvalid, reads: 1,
+		},
+		"Unreadable": {
+			reason: "without the API server, the cache does not reject the bind", cached: version("1", soon), live: version("1", soon), broken: true,
+			want: framework.KindInternal, reads: 1,
+		},
+		"Valid": {reason: "an accepted pod costs no request", cached: version("1"), live: version("2", soon)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			live := holding(tc.live)
+			if tc.broken {
+				live = brokenStore(errors.New("boom"))
+			}
+			e := newTestEngine(t, func(o *Options) {
+				o.Cached, o.Live, o.Settings.Plugins = holding(tc.cached, theNode), live, []framework.PreBinder{&plugin{name: "p"}}
+			})
+			d := e.Bind(t.Context(), theRequest())
+			require.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
+			assert.Equal(t, tc.reads, live.reads.Load(), "live reads")
+		})
+	}
+}
+
 // TestBind_Names: invalid names are rejected before any read.
 func TestBind_Names(t *testing.T) {
 	long := strings.Repeat("n", 5<<20)

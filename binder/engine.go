@@ -244,32 +244,65 @@ func (c *call) decide(ctx context.Context) (Decision, *corev1.Pod) {
 	return d, pod
 }
 
-// bind decides on a Binding for a pod that can be bound.
+// bind decides on a Binding for a pod that can be bound. The cache can be behind a correction of
+// the pod, so a rejection of the pod before PreFlight counts only for the live one. PreFlight does the
+// same for rejections of plugins.
 func (c *call) bind(ctx context.Context) Decision {
-	required, err := requiredPlugins(c.settings.Plugins, c.Binding, c.pod)
-	if err != nil {
-		return denied(err)
-	}
-	if c.settings.idle() {
-		if err := guardMerged(c.pod, c.Binding, nil, nil, nil); err != nil {
-			return denied(err)
+	d, decided := c.begin(ctx)
+	if decided && d.Err != nil && d.Err.Object.Kind == "Pod" {
+		outdated, err := c.outdated(ctx)
+		switch {
+		case err != nil:
+			return c.later(err)
+		case outdated:
+			d, decided = c.begin(ctx)
 		}
-		return Decision{PassThrough: true}
 	}
-	if c.budget, err = budgetOf(c.policy, c.Binding, c.pod); err != nil {
-		return denied(err)
-	}
-	if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
-		return c.later(err)
-	}
-	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
-	if err := c.mutate(ctx); err != nil {
-		return c.preview.deny(err)
+	if decided {
+		return d
 	}
 	if c.DryRun {
 		return c.rehearse(ctx)
 	}
 	return c.prepare(ctx)
+}
+
+// begin reads the parameters and the node, runs the mutators, and checks the merged metadata. It
+// returns false if the bind is to be prepared.
+func (c *call) begin(ctx context.Context) (Decision, bool) {
+	required, err := requiredPlugins(c.settings.Plugins, c.Binding, c.pod)
+	if err != nil {
+		return denied(err), true
+	}
+	if c.settings.idle() {
+		if err := guardMerged(c.pod, c.Binding, nil, nil, nil); err != nil {
+			return denied(err), true
+		}
+		return Decision{PassThrough: true}, true
+	}
+	if c.budget, err = budgetOf(c.policy, c.Binding, c.pod); err != nil {
+		return denied(err), true
+	}
+	if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
+		return c.later(err), true
+	}
+	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
+	if err := c.mutate(ctx); err != nil {
+		return c.preview.deny(err), true
+	}
+	return Decision{}, false
+}
+
+// outdated reads the pod live, and returns whether the call has decided on an earlier version of it.
+// Then the call continues with the live pod.
+func (c *call) outdated(ctx context.Context) (bool, *framework.Error) {
+	pod, err := c.livePod(ctx, c.Pod, runner.ReadDoubted)
+	if err != nil || framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node) != framework.Pending || guardPod(pod, c.Binding) != nil ||
+		pod.ResourceVersion == c.pod.ResourceVersion {
+		return false, err
+	}
+	c.pod = pod
+	return true, nil
 }
 
 // cutShort returns whether the decision failed because the call ended: the client canceled
