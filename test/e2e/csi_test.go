@@ -80,9 +80,9 @@ func (b *csiBench) lateClass(zoneA, zoneB string, options ...gen.ClassOption) st
 	return class
 }
 
-// zonesHave sets the capacities of the two zones.
-func zonesHave(zoneA, zoneB string) gen.ClassOption {
-	return gen.Parameter("capacity", csiZoneA+"="+zoneA+","+csiZoneB+"="+zoneB)
+// zonesHave sets the capacities of the two zones. That of zone B is 8Gi.
+func zonesHave(zoneA string) gen.ClassOption {
+	return gen.Parameter("capacity", csiZoneA+"="+zoneA+","+csiZoneB+"=8Gi")
 }
 
 // untilPublished waits until the CSIStorageCapacity objects of the class have these capacities.

@@ -17,7 +17,7 @@ import (
 func TestCSICapacity(t *testing.T) {
 	t.Parallel()
 	b := newCSIBench(t)
-	class := b.lateClass("1Gi", "8Gi", zonesHave("1Gi", "8Gi"))
+	class := b.lateClass("1Gi", "8Gi", zonesHave("1Gi"))
 	b.sized("first", class, "5Gi")
 	b.sized("second", class, "4Gi")
 	for _, name := range []string{"first", "second"} {
@@ -46,7 +46,7 @@ func TestCSICapacity(t *testing.T) {
 func TestCSIMaximumVolumeSize(t *testing.T) {
 	t.Parallel()
 	b := newCSIBench(t)
-	class := b.lateClass("8Gi", "8Gi", zonesHave("8Gi", "8Gi"), gen.Parameter("maximumVolumeSize", "2Gi"))
+	class := b.lateClass("8Gi", "8Gi", zonesHave("8Gi"), gen.Parameter("maximumVolumeSize", "2Gi"))
 	b.sized("large", class, "3Gi")
 	b.sized("small", class, "2Gi")
 	for _, name := range []string{"large", "small"} {
@@ -67,7 +67,7 @@ func TestCSICapacityOfSchedulers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newCSIBench(t)
-			class := b.lateClass("1Gi", "8Gi", zonesHave("1Gi", "8Gi"))
+			class := b.lateClass("1Gi", "8Gi", zonesHave("1Gi"))
 			b.sized("data", class, "5Gi")
 			b.newPod("pod", by.scheduler, "data")
 			pod := b.untilBound()
@@ -87,7 +87,7 @@ func TestCSICapacityOfSchedulers(t *testing.T) {
 func TestCSICapacityRace(t *testing.T) {
 	t.Parallel()
 	b := newCSIBench(t)
-	class := b.lateClass("5Gi", "8Gi", zonesHave("5Gi", "8Gi"), gen.Parameter("delay", provisioningDuration))
+	class := b.lateClass("5Gi", "8Gi", zonesHave("5Gi"), gen.Parameter("delay", provisioningDuration))
 	results := make(chan [2]error)
 	for _, name := range []string{"one", "two"} {
 		b.sized(name, class, "5Gi")

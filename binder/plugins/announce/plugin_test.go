@@ -66,6 +66,13 @@ func newScene(t *testing.T) *scene {
 			}
 			return c.SubResource(sub).Apply(ctx, o, options...)
 		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, patch client.Patch, options ...client.SubResourcePatchOption) error {
+			s.applies++
+			if err := s.before(); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Patch(ctx, o, patch, options...)
+		},
 	})
 	s.new = Registration().New
 	s.restart()
