@@ -319,6 +319,7 @@ release: release-tool ## Build bin/release: archives, image, manifests, chart, S
 		first-install=first-install first-install-self-managed=first-install/self-managed; do \
 		$(TOOL) kustomize build config/$${install#*=} >$(STAGE)/manifests/$${install%%=*}.yaml || exit 1; \
 	done
+	@go run ./test/licenses >$(STAGE)/THIRD_PARTY_LICENSES
 	@$(TOOL) helm package $(CHART) --version=$(VERSION:v%=%) --app-version=$(VERSION) --destination=$(STAGE)
 	@bin/release-tool assemble --version=$(VERSION) --stage=$(STAGE) --out=$(RELEASE)
 	@cat $(RELEASE)/SHA256SUMS

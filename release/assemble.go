@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -67,13 +68,26 @@ func builds(stage string) ([]build, error) {
 	return all, nil
 }
 
+// licensesOf returns the license of Prebind and those of the modules in its binary, which every copy of the binary must contain.
+func licensesOf(root, stage string) ([]file, error) {
+	var files []file
+	for _, path := range []string{filepath.Join(root, "LICENSE"), filepath.Join(stage, "THIRD_PARTY_LICENSES")} {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{filepath.Base(path), 0o644, content})
+	}
+	return slices.Clip(files), nil
+}
+
 // assemble writes all files of a release to an empty directory.
 func assemble(s source, stage, out string) error {
 	all, err := builds(stage)
 	if err != nil {
 		return err
 	}
-	license, err := os.ReadFile(filepath.Join(s.root, "LICENSE"))
+	licenses, err := licensesOf(s.root, stage)
 	if err != nil {
 		return err
 	}
@@ -86,7 +100,7 @@ func assemble(s source, stage, out string) error {
 	var images []platformImage
 	for _, b := range all {
 		name := fmt.Sprintf("prebind-%s-%s", s.version, b.platform)
-		archive, err := tarOf(s.time, file{"LICENSE", 0o644, license}, file{"prebind", 0o755, b.binary})
+		archive, err := tarOf(s.time, append(licenses, file{"prebind", 0o755, b.binary})...)
 		if err != nil {
 			return err
 		}
@@ -99,7 +113,7 @@ func assemble(s source, stage, out string) error {
 		if b.platform.os != "linux" {
 			continue
 		}
-		image, err := newImage(s, b.platform, b.binary)
+		image, err := newImage(s, b.platform, b.binary, licenses)
 		if err != nil {
 			return err
 		}

@@ -54,9 +54,15 @@ type platformImage struct {
 	image    v1.Image
 }
 
-// newImage returns an image whose only file is the binary. It has the user, the command and the labels of the Dockerfile.
-func newImage(s source, p platform, binary []byte) (v1.Image, error) {
-	content, err := tarOf(s.time, file{name: "prebind", mode: 0o755, content: binary})
+// newImage returns an image with the binary, and the licenses in /licenses. It has the user, the command and the labels of the
+// Dockerfile.
+func newImage(s source, p platform, binary []byte, licenses []file) (v1.Image, error) {
+	files := []file{{name: "prebind", mode: 0o755, content: binary}}
+	for _, l := range licenses {
+		l.name = "licenses/" + l.name
+		files = append(files, l)
+	}
+	content, err := tarOf(s.time, files...)
 	if err != nil {
 		return nil, err
 	}

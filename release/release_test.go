@@ -137,7 +137,9 @@ func stageOf(t *testing.T) string {
 			file{p + "/prebind", 0o755, []byte("program of " + p)},
 			file{p + "/prebind.cdx.json", 0o644, []byte(bom)}))
 	}
-	require.NoError(t, write(dir, file{"manifests/install.yaml", 0o644, []byte("image: " + unpinned + "\n")}))
+	require.NoError(t, write(dir,
+		file{"manifests/install.yaml", 0o644, []byte("image: " + unpinned + "\n")},
+		file{"THIRD_PARTY_LICENSES", 0o644, []byte("BSD")}))
 	require.NoError(t, write(dir, file{"prebind-" + tested.number() + ".tgz", 0o644, packagedChart(t)}))
 	return dir
 }
@@ -268,7 +270,11 @@ func assertImage(t *testing.T, image v1.Image, p v1.Platform) {
 	require.NoError(t, err)
 	files, err := untar(content)
 	require.NoError(t, err)
-	assert.Equal(t, []file{{"prebind", 0o755, []byte("program of linux-" + p.Architecture)}}, files, "the binary of the release and nothing else")
+	assert.Equal(t, []file{
+		{"prebind", 0o755, []byte("program of linux-" + p.Architecture)},
+		{"licenses/LICENSE", 0o644, []byte("Apache")},
+		{"licenses/THIRD_PARTY_LICENSES", 0o644, []byte("BSD")},
+	}, files, "the binary of the release, the licenses, and nothing else")
 }
 
 func assertChart(t *testing.T, path, image string) {
@@ -404,10 +410,12 @@ func assertKrew(t *testing.T, out string) {
 		require.NoError(t, err)
 		files, err := untar(unzipped)
 		require.NoError(t, err)
-		require.Len(t, files, 2)
-		assert.Equal(t, "LICENSE", files[0].name)
 		target := p.Selector.MatchLabels["os"] + "-" + p.Selector.MatchLabels["arch"]
-		assert.Equal(t, file{p.Bin, 0o755, []byte("program of " + target)}, files[1])
+		assert.Equal(t, []file{
+			{"LICENSE", 0o644, []byte("Apache")},
+			{"THIRD_PARTY_LICENSES", 0o644, []byte("BSD")},
+			{p.Bin, 0o755, []byte("program of " + target)},
+		}, files)
 	}
 }
 
