@@ -276,8 +276,8 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	fi
 
 # A static binary, built in the same way by the Dockerfile. The tag grpcnotrace excludes golang.org/x/net/trace, with which the
-# linker keeps every method of every type, so that the program grows by half. timetzdata adds the time zones for CEL, because the
-# image of a release contains no other file.
+# linker keeps every method of every type, so that the program grows by half. timetzdata adds the time zones for CEL, which
+# the image of a release does not contain.
 STATIC = CGO_ENABLED=0 go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata \
 	-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
 

@@ -15,14 +15,14 @@ import (
 )
 
 // TestBuildIsSmall: the shipped binary is built with the tag without which the linker keeps all methods of Kubernetes' types,
-// which is 20 MB, and with the time zones for CEL, which an image without other files does not have.
+// which is 20 MB, and with the time zones for CEL, which the image of a release does not have.
 func TestBuildIsSmall(t *testing.T) {
 	const tag = "-tags grpcnotrace,timetzdata"
 	for _, file := range []string{"Makefile", "Dockerfile"} {
 		content, err := os.ReadFile(filepath.Join(root, file))
 		require.NoError(t, err)
 		for line := range strings.Lines(string(content)) {
-			if strings.Contains(line, "CGO_ENABLED=0") && strings.Contains(line, "go build") {
+			if strings.Contains(line, "go build") && strings.Contains(line, "-trimpath") {
 				assert.Contains(t, line, tag, file)
 			}
 		}
