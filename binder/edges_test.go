@@ -124,8 +124,8 @@ func TestBind_ResourceVersion(t *testing.T) {
 }
 
 // TestBind_CorrectedPod: a rejection because of the pod's own annotations counts only for the live
-// pod. Otherwise a client that posts the Binding right after the correction, and is told that it never
-// succeeds, would not post it again.
+// pod. Otherwise a client that posts the Binding right after the correction gets the final code 422,
+// and does not post it again.
 func TestBind_CorrectedPod(t *testing.T) {
 	version := func(v string, options ...gen.PodOption) *corev1.Pod {
 		pod := gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1")}, options...)...)

@@ -268,7 +268,7 @@ func (c *call) bind(ctx context.Context) Decision {
 }
 
 // begin reads the parameters and the node, runs the mutators, and checks the merged metadata. It
-// returns false if the bind is to be prepared.
+// returns false if there is no decision yet.
 func (c *call) begin(ctx context.Context) (Decision, bool) {
 	required, err := requiredPlugins(c.settings.Plugins, c.Binding, c.pod)
 	if err != nil {
