@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -34,7 +35,9 @@ type apiServer struct {
 	retryAfter string
 	media      string
 	body       []byte
-	requests   int
+	// err is returned instead of a response.
+	err      error
+	requests int
 	// url is that of the last request.
 	url string
 }
@@ -46,6 +49,9 @@ func (s *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err := r.Body.Close(); err != nil {
 			return nil, err
 		}
+	}
+	if s.err != nil {
+		return nil, s.err
 	}
 	header := http.Header{"Content-Type": {s.media}}
 	if s.retryAfter != "" {
@@ -102,7 +108,7 @@ func TestBind_ClientGo(t *testing.T) {
 	}{
 		"Allowed":  {reason: "the pod is bound", server: &apiServer{code: http.StatusCreated, media: "application/json", body: []byte(`{"kind":"Status","apiVersion":"v1","status":"Success"}`)}, want: Bound, requests: 1},
 		"Waiting":  {reason: "client-go repeats the Binding ten times", server: denied("device-locked"), want: Repeat, delay: time.Second, requests: 11},
-		"Refused":  {reason: "the node has no free device", server: denied("device-taken"), want: Reschedule, requests: 1},
+		"Refused":  {reason: "the node has no free device", server: denied("device-taken"), want: Avoid, requests: 1},
 		"Stale":    {reason: "the decision was about an earlier pod", server: denied("stale-uid"), want: Forget, requests: 1},
 		"Invalid":  {reason: "the same Binding never succeeds", server: denied("device-invalid"), want: Report, requests: 1},
 		"Internal": {reason: "another call can succeed", server: denied("device-record-unreadable"), want: Reschedule, requests: 1},
@@ -116,7 +122,12 @@ func TestBind_ClientGo(t *testing.T) {
 		"AlreadyBound": {reason: "an earlier call has bound the pod", server: failed(http.StatusConflict, metav1.StatusReasonConflict), want: Forget, requests: 1},
 		"Gone":         {reason: "the pod is deleted", server: failed(http.StatusNotFound, metav1.StatusReasonNotFound), want: Forget, requests: 1},
 		"NotCalled":    {reason: "no replica of Prebind answers", server: failed(http.StatusInternalServerError, metav1.StatusReasonInternalError), want: Reschedule, requests: 1},
-		"TimedOut":     {reason: "the outcome is unknown", server: failed(http.StatusGatewayTimeout, metav1.StatusReasonTimeout), want: Reschedule, requests: 1},
+		"TimedOut":     {reason: "the outcome is unknown", server: failed(http.StatusGatewayTimeout, metav1.StatusReasonTimeout), want: Repeat, delay: time.Second, requests: 1},
+		"Unavailable":  {reason: "the API server shuts down", server: failed(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable), want: Repeat, delay: time.Second, requests: 1},
+		"Disconnected": {reason: "the request can have reached the API server", server: &apiServer{err: errors.New("connection lost")}, want: Repeat, delay: time.Second, requests: 1},
+		"ContextEnded": {reason: "the work of Prebind continues", server: &apiServer{err: context.DeadlineExceeded}, want: Repeat, delay: time.Second, requests: 1},
+		"OtherDenial":  {reason: "another webhook denied the Binding without a reason", server: failed(http.StatusBadRequest, ""), want: Reschedule, requests: 1},
+		"NotAllowed":   {reason: "RBAC forbids the Binding on every node", server: failed(http.StatusForbidden, metav1.StatusReasonForbidden), want: Reschedule, requests: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

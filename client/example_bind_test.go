@@ -5,6 +5,8 @@ package client_test
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,9 +23,10 @@ type Next string
 const (
 	Bound      Next = "bound"      // Nothing: the kubelet starts the pod.
 	Repeat     Next = "repeat"     // Keep the node for the pod, and call Bind again with the same arguments after the delay.
-	Reschedule Next = "reschedule" // Release the node, and choose one again, with backoff.
-	Forget     Next = "forget"     // Release the node. The watch reports the changed pod.
-	Report     Next = "report"     // Release the node. Schedule the pod again when the pod or the request has changed.
+	Avoid      Next = "avoid"      // As Reschedule, but prefer other nodes, unless a volume of the pod is tied to this one.
+	Reschedule Next = "reschedule" // Release the node, and choose one again, with backoff. Do not exclude the node.
+	Forget     Next = "forget"     // Release the node. Queue the pod when the watch reports a change, or at once if it did so during Bind.
+	Report     Next = "report"     // Release the node. Queue the pod when its spec, annotations or labels, or the request, have changed.
 )
 
 // Bind posts one Binding. client-go repeats it up to ten times while Prebind answers 429.
@@ -38,7 +41,9 @@ func Bind(ctx context.Context, pods typedcorev1.PodsGetter, pod *corev1.Pod, nod
 	switch answer := prebind.Classify(err); answer.Kind {
 	case prebind.Waiting:
 		return Repeat, answer.Delay, err
-	case prebind.Refused, prebind.Internal:
+	case prebind.Refused:
+		return Avoid, 0, err
+	case prebind.Internal:
 		return Reschedule, 0, err
 	case prebind.Stale:
 		return Forget, 0, err
@@ -51,11 +56,17 @@ func Bind(ctx context.Context, pods typedcorev1.PodsGetter, pod *corev1.Pod, nod
 
 func other(err error) (Next, time.Duration, error) {
 	switch delay, _ := apierrors.SuggestsClientDelay(err); {
-	case apierrors.IsTooManyRequests(err): // API priority and fairness.
-		return Repeat, time.Duration(max(delay, 1)) * time.Second, err
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err): // The pod is bound, has changed, or is gone.
 		return Forget, 0, err
-	default:
-		return Reschedule, 0, err // After a timeout the pod can be bound. Then the watch reports it.
+	case apierrors.IsTooManyRequests(err), unknownOutcome(err): // A 429 of API priority and fairness.
+		return Repeat, time.Duration(max(delay, 1)) * time.Second, err
+	default: // For example, the API server could not call Prebind.
+		return Reschedule, 0, err
 	}
+}
+
+// unknownOutcome returns whether the pod can have been bound: 502 to 504, an error of the network, or the end of the context.
+func unknownOutcome(err error) bool {
+	var api apierrors.APIStatus
+	return !errors.As(err, &api) || api.Status().Code > http.StatusInternalServerError
 }
