@@ -45,12 +45,16 @@ const (
 	None Kind = ""
 	// Waiting means not yet. Post the same Binding again after Answer.Delay, and keep the node for the pod.
 	Waiting Kind = "waiting"
-	// Refused means not on this node now. Release the node and schedule the pod again, with backoff.
+	// Refused means not on this node now. Release the node and schedule the pod again, with backoff. Prefer other nodes, unless
+	// an unbound claim of the pod has the annotation volume.kubernetes.io/selected-node: then no other node is accepted.
 	Refused Kind = "refused"
-	// Stale means that the pod has changed. Drop the decision and schedule the pod from its new state.
+	// Stale means that the pod has changed. Drop the decision and schedule the pod from its new state. The watch can have
+	// reported the change before this answer.
 	Stale Kind = "stale"
-	// Invalid means that the Binding or the pod has an invalid annotation or label. The same Binding never succeeds.
+	// Invalid means that the Binding or the pod has an invalid annotation or label. The same Binding never succeeds. Schedule
+	// the pod again when its spec, annotations or labels have changed.
 	Invalid Kind = "invalid"
-	// Internal means that Prebind or a plugin failed. Release the node and schedule the pod again, with backoff.
+	// Internal means that Prebind or a plugin failed. Release the node and schedule the pod again, with backoff. The node is
+	// rarely the cause.
 	Internal Kind = "internal"
 )
