@@ -36,9 +36,10 @@ type Backend struct {
 }
 
 // HTTPReady returns a [Backend]'s Ready that asks a health URL, such as
-// http://127.0.0.1:8081/readyz, and takes any answer but 200 for no.
+// http://127.0.0.1:8081/readyz, and takes any answer but 200 for no. Like the
+// shipped readiness probe, it waits 2 s for the answer.
 func HTTPReady(url string) func(ctx context.Context) bool {
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return func(ctx context.Context) bool {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
@@ -233,9 +234,12 @@ func (s *Services) pick(ctx context.Context, target string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, backend := range s.inTurn(key) {
-		if backend.Ready == nil || backend.Ready(ctx) {
-			return backend.Address, nil
+	// A kubelet, too, asks a second time: one slow answer does not remove the last endpoint.
+	for range 2 {
+		for _, backend := range s.inTurn(key) {
+			if backend.Ready == nil || backend.Ready(ctx) {
+				return backend.Address, nil
+			}
 		}
 	}
 	return "", fmt.Errorf("service %s has no ready backend for port %d", key.service, port)
