@@ -219,7 +219,7 @@ func TestConformance_CannotRun(t *testing.T) {
 	}{
 		"no scheduler":    {says: []string{"--scheduler-name: required"}},
 		"no permission":   {args: []string{"--scheduler-name=x", "--as=conformance-viewer"}, says: []string{"lacks permissions", "create namespaces", "create pods/binding", "docs/conformance.md"}},
-		"no such node":    {args: []string{"--scheduler-name=x", "--nodes=none"}, says: []string{"no node none"}},
+		"no such node":    {args: []string{"--scheduler-name=x", "--nodes=none,neither"}, says: []string{"no node none"}},
 		"wrong selection": {args: []string{"--scheduler-name=x", "--run=("}, says: []string{"--run"}},
 	}
 	for name, tc := range tests {

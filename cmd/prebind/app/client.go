@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -24,13 +25,18 @@ type userClient struct {
 }
 
 // addFlags adds the flags of kubectl, such as --kubeconfig, --context, --namespace and
-// --as.
-func (u *userClient) addFlags(fs *pflag.FlagSet) {
+// --as, except those to omit. Only --namespace, --username and --password can be omitted.
+func (u *userClient) addFlags(fs *pflag.FlagSet, omit ...string) {
 	u.rules = clientcmd.NewDefaultClientConfigLoadingRules()
 	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
 	flags := clientcmd.RecommendedConfigOverrideFlags("")
 	if fs.Lookup("namespace") != nil {
-		flags.ContextOverrideFlags.Namespace.LongName = "" // Commands define their own flag.
+		omit = append(omit, "namespace") // Commands define their own flag.
+	}
+	for _, f := range []*clientcmd.FlagInfo{&flags.ContextOverrideFlags.Namespace, &flags.AuthOverrideFlags.Username, &flags.AuthOverrideFlags.Password} {
+		if slices.Contains(omit, f.LongName) {
+			f.LongName = ""
+		}
 	}
 	clientcmd.BindOverrideFlags(&u.overrides, fs, flags)
 }

@@ -44,12 +44,14 @@ You need permission to create and delete these objects; the documentation contai
 a ClusterRole. The mode of Prebind must be Enforce for new namespaces.
 https://github.com/prebind/prebind/blob/main/docs/conformance.md describes the checks.
 
+Checks:
+` + conformance.Describe() + `
 Exit codes: 0 if no check fails, 1 if a check fails, 2 if a check or the run could
-not be completed, for example because a permission is missing.`,
+not be completed, for example because a flag is invalid or a permission is missing.`,
 		Example: `  prebind conformance --scheduler-name=my-scheduler
   prebind conformance --scheduler-name=my-scheduler --run='wait|refused' --junit=report.xml
   prebind conformance --cleanup`,
-		Args: cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error { return unusable(cobra.NoArgs(cmd, args)) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Progress = cmd.ErrOrStderr()
 			return unusable(o.execute(cmd.Context(), cmd.OutOrStdout()))
@@ -66,13 +68,11 @@ not be completed, for example because a permission is missing.`,
 	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check binding-annotations.")
 	fs.BoolVar(&o.NoFailureEvents, "no-failure-events", false, "Fail the check wait if the scheduler reports a warning about a pod that waits.")
 	fs.StringVar(&o.NamespacePrefix, "namespace-prefix", o.NamespacePrefix, "Prefix of the names of the namespaces that the command creates.")
-	fs.StringVar(&o.PrebindNamespace, "prebind-namespace", o.PrebindNamespace, "Namespace where Prebind runs.")
 	fs.StringVar(&o.Image, "image", o.Image, "Image of the pods. They need not start.")
 	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
 	fs.BoolVar(&o.Keep, "keep", false, "Do not remove the objects, and print the commands that remove them.")
 	fs.BoolVar(&o.cleanup, "cleanup", false, "Remove the objects of all runs with the namespace prefix, also of runs in progress, and exit.")
-	o.user.addFlags(fs)
-	_ = fs.MarkHidden("namespace") // The command creates its namespaces.
+	o.user.addFlags(fs, "namespace", "username", "password") // The command creates its namespaces.
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
 	return cmd
 }
@@ -85,6 +85,11 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 			return fmt.Errorf("--run: %w", err)
 		}
 		o.Run = selected
+	}
+	if !o.cleanup {
+		if err := o.Validate(); err != nil {
+			return err
+		}
 	}
 	config, _, err := o.user.config()
 	if err != nil {

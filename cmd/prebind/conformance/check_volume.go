@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
@@ -205,7 +204,7 @@ func (s *session) checkRollback(ctx context.Context) (string, error) {
 		return "", err
 	}
 	deleted := time.Now()
-	records, err := s.allowed(ctx, s.PrebindNamespace, "list", permission{resource: "configmaps"})
+	records, err := s.allowed(ctx, "list", permission{resource: "configmaps"})
 	if err != nil {
 		return "", fmt.Errorf("checking permissions: %w", err)
 	}
@@ -228,7 +227,7 @@ func (s *session) checkRollback(ctx context.Context) (string, error) {
 	}
 	detail := fmt.Sprintf("the device was free %s after the deletion of the waiting pod (%s)", seconds(time.Since(deleted)), by)
 	if !records {
-		detail += "; without permission to list ConfigMaps in " + s.PrebindNamespace + ", records were not read"
+		detail += "; without permission to list ConfigMaps, the records of Prebind were not read"
 	}
 	return detail, nil
 }
@@ -247,12 +246,10 @@ func (s *session) deviceHeld(ctx context.Context, node, id string) (bool, error)
 	}), nil
 }
 
-// recorded returns whether a record of Prebind contains the pod.
+// recorded returns whether a record of Prebind contains the pod. Only Prebind's own namespace has records. It reads all
+// namespaces, so that the user does not have to name this one.
 func (s *session) recorded(ctx context.Context, uid string) (bool, error) {
-	list, err := s.client.CoreV1().ConfigMaps(s.PrebindNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=prebind"})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
+	list, err := s.client.CoreV1().ConfigMaps(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=prebind"})
 	if err != nil {
 		return false, fmt.Errorf("listing the records of Prebind: %w", err)
 	}

@@ -5,6 +5,7 @@ package conformance
 
 import (
 	"bytes"
+	"regexp"
 	"testing"
 	"time"
 
@@ -110,6 +111,12 @@ func TestOptions_Validate(t *testing.T) {
 		"NoTimeout":   {change: func(o *Options) { o.Timeout = -time.Second }, err: "--timeout: must be positive, got -1s"},
 		"Burst":       {change: func(o *Options) { o.Burst = 0 }, err: "--burst: must be from 1 to 1000, got 0"},
 		"Prefix":      {change: func(o *Options) { o.NamespacePrefix = "A_" }, err: "--namespace-prefix: "},
+		"AllNodes":    {change: func(o *Options) { o.Nodes = []string{"a", "b"} }},
+		"OneNode":     {change: func(o *Options) { o.Nodes = []string{"a"} }, err: "--nodes: must name at least two nodes, got a"},
+		"SameNode":    {change: func(o *Options) { o.Nodes = []string{"a", "a"} }, err: "--nodes: must name at least two nodes, got a,a"},
+		"Some":        {change: func(o *Options) { o.Run = regexp.MustCompile("^(wait|nothing)$") }},
+		"Only":        {change: func(o *Options) { o.Run = regexp.MustCompile("^bind$") }},
+		"NoCheck":     {change: func(o *Options) { o.Run = regexp.MustCompile("burts") }, err: `--run: no check matches "burts"; the checks are bind, annotations, `},
 		"Annotation":  {change: func(o *Options) { o.BindingAnnotation = "a b" }, err: "--binding-annotation: "},
 	}
 	for name, tc := range tests {
@@ -135,6 +142,9 @@ func TestChecks(t *testing.T) {
 		assert.False(t, names[c.name], c.name)
 		names[c.name] = true
 		assert.Contains(t, contract, c.section, c.name)
+		assert.Contains(t, Describe(), "  "+c.name+" ", "the help shows each check")
+		assert.Contains(t, Describe(), c.rule+"\n")
+		assert.NotEmpty(t, c.rule)
 		assert.Equal(t, i == 0, c.name == checkBind, "bind is first, because it decides whether the others are made")
 	}
 }
@@ -143,7 +153,7 @@ func TestChecks(t *testing.T) {
 func TestRecorded(t *testing.T) {
 	record := func(name string, data map[string]string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "prebind"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "where-prebind-runs", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "prebind"}},
 			Data:       data,
 		}
 	}

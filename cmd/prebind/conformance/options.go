@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 )
@@ -20,9 +22,7 @@ type Options struct {
 	Scheduler string
 	// NamespacePrefix begins the names of the namespaces.
 	NamespacePrefix string
-	// PrebindNamespace is the namespace of Prebind's records and leases.
-	PrebindNamespace string
-	// Run selects checks by name. Nil selects all.
+	// Run selects checks by name. Nil selects all. It must match the name of a check.
 	Run *regexp.Regexp
 	// Wait is the time for which Prebind makes the pod of the check wait wait.
 	Wait time.Duration
@@ -32,7 +32,7 @@ type Options struct {
 	CleanupTimeout time.Duration
 	// Burst is the number of pods of the check burst.
 	Burst int
-	// Nodes are the nodes to which the checks pin pods. If empty, two usable nodes are chosen.
+	// Nodes are the nodes to which the checks pin pods, at least two. If empty, two usable nodes are chosen.
 	Nodes []string
 	// BindingAnnotation is the key of an annotation that the scheduler sets on every Binding. Optional.
 	BindingAnnotation string
@@ -49,8 +49,8 @@ type Options struct {
 // Default returns the options of a run with the default settings.
 func Default() Options {
 	return Options{
-		NamespacePrefix: "prebind-conformance-", PrebindNamespace: "prebind-system",
-		Wait: 35 * time.Second, Timeout: 2 * time.Minute, CleanupTimeout: 2 * time.Minute, Burst: 50,
+		NamespacePrefix: "prebind-conformance-",
+		Wait:            35 * time.Second, Timeout: 2 * time.Minute, CleanupTimeout: 2 * time.Minute, Burst: 50,
 		Image: "registry.k8s.io/pause:3.10", Progress: io.Discard,
 	}
 }
@@ -70,6 +70,12 @@ func (o Options) Validate() error {
 	}
 	if o.Burst < 1 || o.Burst > maxBurst {
 		return fmt.Errorf("--burst: must be from 1 to %d, got %d", maxBurst, o.Burst)
+	}
+	if _, err := choose(o.Run); err != nil {
+		return err
+	}
+	if distinct := sets.New(o.Nodes...); len(o.Nodes) > 0 && len(distinct) < 2 {
+		return fmt.Errorf("--nodes: must name at least two nodes, got %s", strings.Join(o.Nodes, ","))
 	}
 	// The API server adds five characters.
 	if problems := validation.IsDNS1123Label(o.NamespacePrefix + "abcde"); len(problems) > 0 {

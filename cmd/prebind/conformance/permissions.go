@@ -56,7 +56,7 @@ func (s *session) permitted(ctx context.Context, selected []check) error {
 	var missing []string
 	for _, p := range all {
 		for _, verb := range p.verbs {
-			allowed, err := s.allowed(ctx, "", verb, p)
+			allowed, err := s.allowed(ctx, verb, p)
 			if err != nil {
 				return fmt.Errorf("checking permissions: %w", err)
 			}
@@ -71,12 +71,12 @@ func (s *session) permitted(ctx context.Context, selected []check) error {
 	return nil
 }
 
-// allowed returns whether the user has the permission, in all namespaces if the namespace is empty.
-func (s *session) allowed(ctx context.Context, namespace, verb string, p permission) (bool, error) {
+// allowed returns whether the user has the permission in all namespaces.
+func (s *session) allowed(ctx context.Context, verb string, p permission) (bool, error) {
 	resource, sub, _ := strings.Cut(p.resource, "/")
 	review, err := s.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Namespace: namespace, Verb: verb, Group: p.group, Resource: resource, Subresource: sub,
+			Verb: verb, Group: p.group, Resource: resource, Subresource: sub,
 		}},
 	}, metav1.CreateOptions{})
 	if err != nil {

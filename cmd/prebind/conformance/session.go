@@ -45,47 +45,6 @@ type session struct {
 	mu sync.Mutex // Serializes lines of progress.
 }
 
-// check tests one rule of the contract.
-type check struct {
-	name string
-	// section is the anchor of the rule in docs/for-schedulers.md.
-	section string
-	// plugins are the PreBind plugins that the check needs, and nodes the number of nodes.
-	plugins []string
-	nodes   int
-	// needs are permissions in addition to those of every run.
-	needs []permission
-	// alone runs the check after the others.
-	alone bool
-	run   func(s *session, ctx context.Context) (string, error)
-}
-
-// checks returns all checks in the order of the report.
-func checks() []check {
-	return []check{
-		{name: checkBind, section: "answers", run: (*session).checkBind},
-		{name: "annotations", section: "request-devices-plugins-and-a-budget", run: (*session).checkAnnotations},
-		{name: "binding-annotations", section: "repeat-a-binding", run: (*session).checkBindingAnnotations},
-		{name: "uid", section: "set-the-uid", needs: policyPermissions(), run: (*session).checkUID},
-		{name: "wait", section: "answers", plugins: []string{nodeState}, run: (*session).checkWait},
-		{name: "refused", section: "answers", plugins: []string{device}, nodes: 2, run: (*session).checkRefused},
-		{name: "invalid", section: "answers", run: (*session).checkInvalid},
-		{name: "stale", section: "set-the-uid", plugins: []string{nodeState}, run: (*session).checkStale},
-		{name: "volume", section: "repeat-a-binding", plugins: []string{volumeBinding}, needs: volumePermissions(), run: (*session).checkVolume},
-		{name: "rollback", section: "repeat-a-binding", plugins: []string{device, volumeBinding}, needs: volumePermissions(), run: (*session).checkRollback},
-		{name: "workers", section: "few-bind-workers", plugins: []string{nodeState}, alone: true, run: (*session).checkWorkers},
-		{name: "burst", section: "time-limits", alone: true, run: (*session).checkBurst},
-	}
-}
-
-// Names of PreBind plugins that checks use.
-const (
-	checkBind     = "bind"
-	nodeState     = "node-state"
-	device        = "device"
-	volumeBinding = "volumebinding"
-)
-
 // Run makes the checks and removes what it has created. An error means that the run could not start or clean up; the
 // report is not nil if at least one check was made. When the context ends, Run breaks off and cleans up.
 func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
@@ -98,11 +57,9 @@ func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 		return nil, fmt.Errorf("setting up a client: %w", err)
 	}
 	s := &session{Options: o, client: client, config: config}
-	var selected []check
-	for _, c := range checks() {
-		if o.Run == nil || o.Run.MatchString(c.name) || c.name == checkBind {
-			selected = append(selected, c)
-		}
+	selected, err := choose(o.Run)
+	if err != nil {
+		return nil, err
 	}
 	if err := s.permitted(ctx, selected); err != nil {
 		return nil, err
