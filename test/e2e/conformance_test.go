@@ -177,7 +177,7 @@ func TestConformance_Violations(t *testing.T) {
 		advice string
 	}{
 		"drops":     {reason: "a 429 is not final", faults: faults{givesUpWaiting: true}, check: "wait", args: []string{"--timeout=20s"}, says: "was not bound within 20s", advice: "post the same Binding again after Retry-After"},
-		"moves":     {reason: "a 429 does not reject the node", faults: faults{moves: true}, check: "wait", args: []string{"--wait=18s"}, says: "other nodes in the meantime", advice: "A 429 is not a failure"},
+		"moves":     {reason: "a 429 does not reject the node", faults: faults{moves: true}, check: "wait", args: []string{"--wait=18s"}, says: "posted Bindings to other nodes in the meantime", advice: "rest.Config.Timeout"},
 		"forfeits":  {reason: "a refusal is not final", faults: faults{givesUpRefused: true}, check: "refused", args: []string{"--timeout=10s"}, says: "gave up after one refusal", advice: "schedule the pod again, with backoff"},
 		"loops":     {reason: "repeated calls cost the API server", faults: faults{loops: true}, check: "refused", says: "posted a Binding again", advice: "with backoff"},
 		"uid":       {reason: "the Binding can apply to another pod", faults: faults{withoutUID: true}, check: "uid", args: []string{"--timeout=20s"}, says: "Bindings without a UID", advice: "Set metadata.uid"},

@@ -23,8 +23,10 @@ const (
 
 // Texts of advice.
 const (
-	adviceRepeat = "After a 429, keep the node for the pod and post the same Binding again after Retry-After. client-go does it ten times, unless the client sets MaxRetries(0). Leave rest.Config.Timeout at 0."
-	adviceStay   = "A 429 is not a failure. Keep the node for the pod, and post the same Binding again after Retry-After."
+	adviceRepeat = "After a 429, keep the node for the pod and post the same Binding again after Retry-After. client-go does it ten times, unless the client sets MaxRetries(0). " + adviceTimeout
+	adviceStay   = "A 429 is not a failure: keep the node for the pod, and post the same Binding again after Retry-After. Or the client that binds has a timeout (rest.Config.Timeout), and the scheduler never gets the 429. " + adviceTimeout
+	// adviceTimeout is for a scheduler that gets an error of its client instead of the answer.
+	adviceTimeout = "Leave rest.Config.Timeout at 0 (" + guide + "#time-limits)."
 )
 
 // longestCall is the maximum of timeoutSeconds in a webhook configuration.
@@ -98,8 +100,8 @@ func (s *session) checkWait(ctx context.Context) (string, error) {
 		return "", err
 	}
 	nodes := nodesOf(seen)
-	if len(nodes) > 1 {
-		return "", &violation{what: fmt.Sprintf("the pod waited on %s, and the scheduler bound it to other nodes in the meantime: %s", nodes[0], strings.Join(nodes, ", ")), advice: adviceStay}
+	if err = stayed(nodes); err != nil {
+		return "", err
 	}
 	if len(complaints) > 0 && s.NoFailureEvents {
 		return "", &violation{what: "the scheduler reported the waiting pod as a failure: " + strings.Join(complaints, ", "), advice: adviceStay}
@@ -125,6 +127,17 @@ func (s *session) checkWait(ctx context.Context) (string, error) {
 	return detail, nil
 }
 
+// stayed returns a violation if the pod waited on more than one node. The nodes are in the order of the waits.
+func stayed(nodes []string) error {
+	if len(nodes) < 2 {
+		return nil
+	}
+	return &violation{
+		what:   fmt.Sprintf("the pod waited on %s, and the scheduler posted Bindings to other nodes in the meantime: %s", nodes[0], strings.Join(nodes[1:], ", ")),
+		advice: adviceStay,
+	}
+}
+
 // checkStale checks that a bind does not apply to a later pod of the same name.
 func (s *session) checkStale(ctx context.Context) (string, error) {
 	first, other := &s.nodes[0], &s.nodes[len(s.nodes)-1]
@@ -143,7 +156,7 @@ func (s *session) checkStale(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	now, err := s.bound(ctx, pod, s.Timeout, "When a pod is deleted, drop its bind. Schedule a new pod of the same name like any other pod. A stale Binding is answered with 412: do not repeat it.")
+	now, err := s.bound(ctx, pod, s.Timeout, "When a pod is deleted, drop its bind. Key pods by UID, not by name: schedule a new pod of the same name like any other pod. A stale Binding is answered with 412: do not repeat it.")
 	if err != nil {
 		return "", err
 	}

@@ -104,11 +104,11 @@ func timeOf(e eventsv1.Event) time.Time {
 	return cmp.Or(e.DeprecatedFirstTimestamp, e.ObjectMeta.CreationTimestamp).Time
 }
 
-// eventsOf returns the last events of the pod as the end of a sentence.
+// eventsOf returns the last events of the pod as the end of a sentence. It is empty if the pod has no events.
 func (s *session) eventsOf(ctx context.Context, pod *corev1.Pod) string {
 	all, err := s.events(ctx, pod.UID)
 	if err != nil || len(all) == 0 {
-		return "; it has no events"
+		return ""
 	}
 	var texts []string
 	for _, e := range all[max(len(all)-2, 0):] {

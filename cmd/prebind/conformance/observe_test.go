@@ -6,6 +6,7 @@ package conformance
 import (
 	"bytes"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,6 +148,25 @@ func TestChecks(t *testing.T) {
 		assert.NotEmpty(t, c.rule)
 		assert.Equal(t, i == 0, c.name == checkBind, "bind is first, because it decides whether the others are made")
 	}
+}
+
+// TestAdvice checks that the advice for timeouts refers to a section of the contract.
+func TestAdvice(t *testing.T) {
+	contract := readGuide(t)
+	for _, advice := range []string{adviceRepeat, adviceStay} {
+		_, anchor, ok := strings.Cut(advice, guide+"#")
+		require.True(t, ok, advice)
+		assert.Contains(t, contract, strings.TrimRight(anchor, ")."))
+		assert.Contains(t, advice, "rest.Config.Timeout")
+	}
+}
+
+func TestStayed(t *testing.T) {
+	require.NoError(t, stayed(nil))
+	require.NoError(t, stayed([]string{"node-1"}))
+	var v *violation
+	require.ErrorAs(t, stayed([]string{"node-11", "node-2", "node-3"}), &v)
+	assert.Equal(t, "the pod waited on node-11, and the scheduler posted Bindings to other nodes in the meantime: node-2, node-3", v.what)
 }
 
 // TestRecorded checks that a record of Prebind with the pod is found, in any ConfigMap.
