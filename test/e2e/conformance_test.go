@@ -263,7 +263,7 @@ func TestConformance_Interrupted(t *testing.T) {
 			t.Parallel()
 			var progress output
 			cmd := exec.CommandContext(t.Context(), shared.prebind.Binary(), "conformance", "--namespace-prefix="+conformancePrefix(t),
-				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume)$", "--kubeconfig="+shared.cluster.Kubeconfig())
+				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
 			cmd.Stderr = &progress
 			require.NoError(t, cmd.Start())
 			require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -282,6 +282,8 @@ func TestConformance_Interrupted(t *testing.T) {
 			require.Error(t, err)
 			assert.Equal(t, 2, cmd.ProcessState.ExitCode())
 			t.Log(progress.String())
+			assert.NotContains(t, progress.String(), "burst: started", "an interrupted run should not start other checks")
+			assert.NotContains(t, progress.String(), "ERROR", "the interruption should be the only message")
 			if signals == 2 {
 				assert.Contains(t, progress.String(), "kubectl delete namespace "+conformancePrefix(t))
 				r := conformance(t, shared, "--cleanup")

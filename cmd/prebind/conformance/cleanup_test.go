@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -73,7 +74,7 @@ func left(t *testing.T, client *fakeapi.Clientset) []string {
 func sessionOn(client *fakeapi.Clientset, progress *bytes.Buffer) *session {
 	o := Default()
 	o.Progress, o.CleanupTimeout = progress, 2*time.Second
-	return &session{Options: o, client: client, ns: "prebind-conformance-a"}
+	return &session{Options: o, client: client, ns: "prebind-conformance-a", progress: &sync.Mutex{}}
 }
 
 // TestFinish checks that a run removes its objects, and only these, whatever happens.

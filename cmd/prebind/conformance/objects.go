@@ -6,8 +6,10 @@ package conformance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -109,7 +111,29 @@ func (s *session) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, err
 	if err != nil {
 		return nil, fmt.Errorf("creating pod %s: %w", pod.Name, last)
 	}
+	s.created = append(s.created, created)
 	return created, nil
+}
+
+// discard deletes the pods of the check, also pods that replaced them, and waits until they are gone.
+func (s *session) discard(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.CleanupTimeout)
+	defer cancel()
+	errs := make([]error, len(s.created))
+	var all sync.WaitGroup
+	for i, pod := range s.created {
+		pods := s.client.CoreV1().Pods(pod.Namespace)
+		all.Go(func() {
+			err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+				return apierrors.IsNotFound(pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})), nil
+			})
+			if err != nil {
+				errs[i] = fmt.Errorf("deleting pod %s: %w", pod.Name, err)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // delete deletes the pod now and waits until it is gone.

@@ -28,8 +28,12 @@ const minBackoff = 250 * time.Millisecond
 // requestTimeout limits the requests of one look.
 const requestTimeout = 30 * time.Second
 
-// errTime is the error of until at the end of its time.
-var errTime = errors.New("the time is over")
+var (
+	// errTime is the error of until at the end of its time.
+	errTime = errors.New("the time is over")
+	// errInterrupted is the error of a run whose context has ended.
+	errInterrupted = errors.New("interrupted")
+)
 
 // until polls until the condition holds. Errors of the API server are retried until the end of the time; a violation ends
 // the wait. It returns errTime if the condition never held.
@@ -50,7 +54,7 @@ func (s *session) until(ctx context.Context, limit time.Duration, condition func
 	case err == nil || !wait.Interrupted(err):
 		return err
 	case ctx.Err() != nil:
-		return errors.New("interrupted")
+		return errInterrupted
 	case last != nil:
 		return last
 	default:

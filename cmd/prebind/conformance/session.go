@@ -41,8 +41,10 @@ type session struct {
 	nodes []corev1.Node
 	// plugins are the enabled PreBind plugins.
 	plugins []string
-
-	mu sync.Mutex // Serializes lines of progress.
+	// progress serializes lines of progress.
+	progress *sync.Mutex
+	// created are the pods of the check, in the order of their creation.
+	created []*corev1.Pod
 }
 
 // Run makes the checks and removes what it has created. An error means that the run could not start or clean up; the
@@ -56,7 +58,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("setting up a client: %w", err)
 	}
-	s := &session{Options: o, client: client, config: config}
+	s := &session{Options: o, client: client, config: config, progress: &sync.Mutex{}}
 	selected, err := choose(o.Run)
 	if err != nil {
 		return nil, err
@@ -73,7 +75,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 	}
 	report, err := s.checkAll(ctx, selected)
 	if ctx.Err() != nil {
-		err = errors.New("interrupted")
+		err = errInterrupted
 	}
 	return report, errors.Join(err, s.finish(ctx))
 }
@@ -114,16 +116,30 @@ func (s *session) checkAll(ctx context.Context, selected []check) (*Report, erro
 	return report, nil
 }
 
-// make makes one check.
+// make makes one check. If the check does not pass, make deletes its pods: they would delay the pods of later checks. An
+// interrupted run starts no other check.
 func (s *session) make(ctx context.Context, c check) Result {
+	if ctx.Err() != nil {
+		return resultOf(c, 0, "", errInterrupted)
+	}
 	began := time.Now()
+	own := *s
+	own.created = nil
 	detail, err := "", s.possible(c)
 	if err == nil {
 		s.say("%s: started", c.name)
-		detail, err = c.run(s, ctx)
+		detail, err = c.run(&own, ctx)
 	}
 	r := resultOf(c, time.Since(began), detail, err)
+	if ctx.Err() != nil {
+		return r
+	}
 	s.say("%s: %s (%s)", c.name, r.Status, rounded(r.Duration))
+	if (r.Status == Fail || r.Status == Errored) && !s.Keep {
+		if err := own.discard(ctx); err != nil && ctx.Err() == nil {
+			s.say("%s: the next checks can be affected: %s", c.name, oneLine(err.Error()))
+		}
+	}
 	return r
 }
 
@@ -142,8 +158,8 @@ func (s *session) possible(c check) error {
 
 // say writes a line of progress.
 func (s *session) say(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.progress.Lock()
+	defer s.progress.Unlock()
 	fmt.Fprintf(s.Progress, format+"\n", args...)
 }
 
