@@ -61,7 +61,7 @@ func (s *session) checkRefused(ctx context.Context) (string, error) {
 	if seen, err = s.refusals(ctx, pod); err != nil {
 		return "", err
 	}
-	if err = paced(seen); err != nil {
+	if err = paced(seen, s.call); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("refused on %s (403), then bound to %s %s after its device was free", strings.Join(nodesOf(seen), " and "), now.Spec.NodeName, seconds(took)), nil
@@ -73,9 +73,11 @@ func (s *session) hold(ctx context.Context, name, node, id string) (*corev1.Pod,
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	if err = s.client.CoreV1().Pods(s.ns).Bind(ctx, bindingOf(pod, node, nil), metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("binding pod %s to node %s: %w", name, node, err)
 	}
+	s.call = max(s.call, time.Since(began))
 	return pod, nil
 }
 
@@ -139,7 +141,7 @@ func (s *session) checkInvalid(ctx context.Context) (string, error) {
 	if seen, err = s.refusals(ctx, pod); err != nil {
 		return "", err
 	}
-	if err = paced(seen); err != nil {
+	if err = paced(seen, s.call); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("refused as invalid (422), then bound %s after the correction", seconds(took)), nil

@@ -171,10 +171,11 @@ func nodesOf(seen []sighting) []string {
 	return nodes
 }
 
-// paced returns a violation if two Bindings of a refused pod followed each other without backoff.
-func paced(seen []sighting) error {
+// paced returns a violation if two Bindings of a refused pod followed each other without backoff. On a slow cluster, a loop also
+// waits for its calls: call is the duration of one.
+func paced(seen []sighting, call time.Duration) error {
 	for i := 1; i < len(seen); i++ {
-		if gap := seen[i].at.Sub(seen[i-1].at); gap < minBackoff {
+		if gap := seen[i].at.Sub(seen[i-1].at); gap < max(minBackoff, 2*call) {
 			return &violation{
 				what:   fmt.Sprintf("the scheduler posted a Binding again %s after a refusal", gap.Round(time.Millisecond)),
 				advice: "After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",

@@ -34,8 +34,17 @@ func TestPaced(t *testing.T) {
 	tests := map[string]struct {
 		reason string
 		events []eventsv1.Event
+		call   time.Duration
 		loops  bool
 	}{
+		"SlowCluster": {
+			reason: "a loop cannot be faster than its calls", call: 300 * time.Millisecond, loops: true,
+			events: []eventsv1.Event{event("BindRefused", "a", now, 350*time.Millisecond)},
+		},
+		"SlowBackoff": {
+			reason: "backoff comes in addition to the call", call: 300 * time.Millisecond,
+			events: []eventsv1.Event{event("BindRefused", "a", now, 1300*time.Millisecond)},
+		},
 		"Once":       {reason: "one refusal has no pace", events: []eventsv1.Event{event("BindRefused", "a", now, 0)}},
 		"Backoff":    {reason: "the scheduler waits a second", events: []eventsv1.Event{event("BindRefused", "a", now, time.Second), event("BindRefused", "b", now.Add(3*time.Second), 0)}},
 		"SameNode":   {reason: "the second refusal follows immediately", events: []eventsv1.Event{event("BindRefused", "a", now, 20*time.Millisecond)}, loops: true},
@@ -44,7 +53,7 @@ func TestPaced(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			err := paced(sightings(tc.events, "BindRefused"))
+			err := paced(sightings(tc.events, "BindRefused"), tc.call)
 			var v *violation
 			if !tc.loops {
 				require.NoError(t, err, tc.reason)
