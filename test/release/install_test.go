@@ -167,6 +167,7 @@ func (w *world) objects() map[string]bool {
 
 // A user installs, upgrades and removes Prebind with the files of releases, without a checkout.
 func TestInstall(t *testing.T) {
+	t.Parallel()
 	cases := map[string]struct {
 		reason string
 		suffix string
@@ -177,6 +178,7 @@ func TestInstall(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			from := func(version, file string) string { return filepath.Join(releaseOf(t, version), file+tc.suffix+".yaml") }
 			w := newWorld(t)
 			tc.o.Manifest, tc.o.Binary = from(current, "first-install"), programOf(t, current)
@@ -236,6 +238,7 @@ func (w *world) assertRuns(version string) {
 
 // The packaged chart installs and removes Prebind.
 func TestInstall_Chart(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.install(install.Options{
 		Helm: true, Chart: filepath.Join(releaseOf(t, current), "prebind-"+current[1:]+".tgz"), Binary: programOf(t, current),

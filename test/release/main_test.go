@@ -54,6 +54,9 @@ var checkout = sync.OnceValues(func() (string, error) {
 	return dir, copyCheckout(context.Background(), dir)
 })
 
+// building is held by a build in the checkout: make release writes its tool to the same file for every version.
+var building sync.Mutex
+
 // releases builds each release once for all tests.
 var releases = map[string]func() (string, error){current: builder(current), next: builder(next)}
 
@@ -64,6 +67,8 @@ func builder(version string) func() (string, error) {
 			return "", err
 		}
 		dir := filepath.Join(scratch, version)
+		building.Lock()
+		defer building.Unlock()
 		return dir, makeRelease(context.Background(), from, version, dir)
 	})
 }

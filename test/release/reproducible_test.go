@@ -17,6 +17,7 @@ import (
 // Another directory, time, time zone, language and file mask give the same bytes. make verify-release also uses an empty build cache,
 // and all platforms.
 func TestRelease_IsReproducible(t *testing.T) {
+	t.Parallel()
 	first := sumsOf(t, releaseOf(t, current))
 	elsewhere, out := filepath.Join(scratch, "elsewhere", "copy"), filepath.Join(scratch, "again")
 	require.NoError(t, copyCheckout(t.Context(), elsewhere))
