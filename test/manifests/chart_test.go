@@ -358,6 +358,16 @@ func TestChartValues(t *testing.T) {
 			},
 			want: "['system:kube-scheduler','system:serviceaccount:volcano:scheduler']",
 		},
+		"schedulers without seats": {
+			values: "flowSchema.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}",
+			got: func(objects []object) any {
+				return get[*flowcontrolv1.FlowSchema](t, objects, "prebind").Spec.Rules[0].Subjects
+			},
+			want: []flowcontrolv1.Subject{
+				{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "system:kube-scheduler"}},
+				{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "system:serviceaccount:volcano:scheduler"}},
+			},
+		},
 		"API server's networks": {
 			values: "networkPolicy.apiServerCIDRs={192.0.2.0/24}",
 			got: func(objects []object) any {
@@ -425,6 +435,7 @@ func TestChartRefuses(t *testing.T) {
 		"TimeoutOverLimit": {reason: "the API server takes no more than 30 s", values: "timeoutSeconds=60", says: []string{"/timeoutSeconds", "30"}},
 		"TimeoutUnderHold": {reason: "every wait would end in an error", values: "timeoutSeconds=5", says: []string{"/timeoutSeconds", "6"}},
 		"NoSchedulers":     {reason: "no scheduler could bind a pod", set: "--set-json", values: "annotationPolicy.schedulers=[]", says: []string{"/annotationPolicy/schedulers", "1"}},
+		"NoExemption":      {reason: "the API server would reject the FlowSchema", set: "--set-json", values: "flowSchema.schedulers=[]", says: []string{"/flowSchema/schedulers", "1"}},
 		"Digest":           {reason: "the value is not a digest", values: "image.digest=latest", says: []string{"/image/digest"}},
 		"FilesWithoutCA":   {reason: "the API server would trust no replica", values: "certificates.mode=files", says: []string{"certificates.files.caBundle"}},
 		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
