@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -19,6 +20,8 @@ const (
 	deviceAnnotation = "device.prebind.dev/conformance"
 	// timeoutAnnotation is the budget of a bind.
 	timeoutAnnotation = "binder.prebind.dev/timeout"
+	// notADuration is an invalid budget.
+	notADuration = "soon"
 	// roleLabel marks the pods that hold a device.
 	roleLabel = "conformance.prebind.dev/role"
 )
@@ -44,6 +47,10 @@ func (s *session) checkRefused(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	call, err := s.measure(ctx, "refused-measured")
+	if err != nil {
+		return "", err
+	}
 	last := seen[len(seen)-1].node
 	free := nodes[0].Name
 	if free == last {
@@ -61,7 +68,7 @@ func (s *session) checkRefused(ctx context.Context) (string, error) {
 	if seen, err = s.refusals(ctx, pod); err != nil {
 		return "", err
 	}
-	if err = paced(seen, s.call); err != nil {
+	if err = paced(seen, call); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("refused on %s (403), then bound to %s %s after its device was free", strings.Join(nodesOf(seen), " and "), now.Spec.NodeName, seconds(took)), nil
@@ -73,12 +80,31 @@ func (s *session) hold(ctx context.Context, name, node, id string) (*corev1.Pod,
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now()
 	if err = s.client.CoreV1().Pods(s.ns).Bind(ctx, bindingOf(pod, node, nil), metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("binding pod %s to node %s: %w", name, node, err)
 	}
-	s.call = max(s.call, time.Since(began))
 	return pod, nil
+}
+
+// measure returns the duration of the slowest of a few Bindings of a new pod. Prebind rejects them as invalid. They are dry runs, so
+// that no event shows them.
+func (s *session) measure(ctx context.Context, name string) (slowest time.Duration, err error) {
+	pod, err := s.create(ctx, s.pod(name, unscheduled, annotation(timeoutAnnotation, notADuration)))
+	if err != nil {
+		return 0, err
+	}
+	for range 5 {
+		began := time.Now()
+		err = s.client.CoreV1().Pods(s.ns).Bind(ctx, bindingOf(pod, s.nodes[0].Name, nil), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return 0, fmt.Errorf("the dry run of a bind of pod %s, whose annotation %s is invalid, was not rejected", pod.Name, timeoutAnnotation)
+		}
+		if !apierrors.IsInvalid(err) {
+			return 0, fmt.Errorf("dry run of a bind of pod %s: %w", pod.Name, err)
+		}
+		slowest = max(slowest, time.Since(began))
+	}
+	return slowest, nil
 }
 
 // refusedTwice waits until Prebind has refused the pod twice, and returns the refusals.
@@ -111,7 +137,7 @@ func (s *session) refusedTwice(ctx context.Context, pod *corev1.Pod) ([]sighting
 // checkInvalid checks that the scheduler does not repeat a Binding with an invalid annotation in a loop, and schedules the pod
 // again when it was corrected.
 func (s *session) checkInvalid(ctx context.Context) (string, error) {
-	pod, err := s.create(ctx, s.pod("invalid", annotation(timeoutAnnotation, "soon")))
+	pod, err := s.create(ctx, s.pod("invalid", annotation(timeoutAnnotation, notADuration)))
 	if err != nil {
 		return "", err
 	}
@@ -130,6 +156,10 @@ func (s *session) checkInvalid(ctx context.Context) (string, error) {
 		return "", err
 	}
 	pause(ctx, settles)
+	call, err := s.measure(ctx, "invalid-measured")
+	if err != nil {
+		return "", err
+	}
 	if err = s.annotate(ctx, pod, map[string]*string{timeoutAnnotation: nil}); err != nil {
 		return "", err
 	}
@@ -141,7 +171,7 @@ func (s *session) checkInvalid(ctx context.Context) (string, error) {
 	if seen, err = s.refusals(ctx, pod); err != nil {
 		return "", err
 	}
-	if err = paced(seen, s.call); err != nil {
+	if err = paced(seen, call); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("refused as invalid (422), then bound %s after the correction", seconds(took)), nil

@@ -22,7 +22,8 @@ import (
 	"github.com/prebind/prebind/binder/runner"
 )
 
-// minBackoff is the shortest time between two Bindings of a refused pod that counts as backoff.
+// minBackoff is the shortest time between two Bindings of a refused pod that counts as backoff, in addition to the duration of a
+// Binding.
 const minBackoff = 250 * time.Millisecond
 
 // requestTimeout limits the requests of one look.
@@ -175,7 +176,7 @@ func nodesOf(seen []sighting) []string {
 // waits for its calls: call is the duration of one.
 func paced(seen []sighting, call time.Duration) error {
 	for i := 1; i < len(seen); i++ {
-		if gap := seen[i].at.Sub(seen[i-1].at); gap < max(minBackoff, 2*call) {
+		if gap := seen[i].at.Sub(seen[i-1].at); gap < minBackoff+call {
 			return &violation{
 				what:   fmt.Sprintf("the scheduler posted a Binding again %s after a refusal", gap.Round(time.Millisecond)),
 				advice: "After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",

@@ -45,8 +45,6 @@ type session struct {
 	progress *sync.Mutex
 	// created are the pods of the check, in the order of their creation.
 	created []*corev1.Pod
-	// call is the longest duration of a Binding that the check has posted itself.
-	call time.Duration
 }
 
 // Run makes the checks and removes what it has created. An error means that the run could not start or clean up; the
