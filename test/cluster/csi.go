@@ -158,6 +158,8 @@ func csiProvisionerArgs(socket, httpAddress string) []string {
 		"--timeout=5s",
 		"--retry-interval-max=5s",
 		"--enable-capacity",
+		// Unlike new volumes, deleted ones are considered at the next poll. The default is a minute.
+		"--capacity-poll-interval=5s",
 		// No pod can own the objects. They are removed with the cluster.
 		"--capacity-ownerref-level=-1",
 		"--capacity-threads=4",

@@ -105,7 +105,7 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 
 var (
 	// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory.
-	ownClusters = make(chan struct{}, 6)
+	ownClusters = make(chan struct{}, 4)
 	// ownStarts limits the number of these control planes that start at the same time. Each start needs a processor.
 	ownStarts = make(chan struct{}, 2)
 )
