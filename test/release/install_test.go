@@ -187,8 +187,10 @@ func TestInstall(t *testing.T) {
 			w.bind("early") // The first installation has failurePolicy Ignore.
 			w.start()
 			w.assertBinds("first")
+			assert.Contains(t, w.statusWarning(), "failurePolicy of MutatingWebhookConfiguration prebind is Ignore", "the second step is missing")
 			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), from(current, "install"), tc.o.Binary), tc.reason)
 			w.assertBinds("fail")
+			assert.Empty(t, w.statusWarning())
 
 			w.assertConflict(from(next, "install"))
 			old := w.prebind.Replicas()
@@ -202,6 +204,18 @@ func TestInstall(t *testing.T) {
 			w.assertUninstalls()
 		})
 	}
+}
+
+// statusWarning returns the warnings of prebind status.
+func (w *world) statusWarning() string {
+	w.t.Helper()
+	status := exec.CommandContext(w.t.Context(), w.prebind.Binary(), "status", "--kubeconfig="+w.cluster.Kubeconfig())
+	var warnings strings.Builder
+	status.Stderr = &warnings
+	out, err := status.Output()
+	require.NoError(w.t, err, warnings.String())
+	assert.Contains(w.t, string(out), "READY")
+	return warnings.String()
 }
 
 // assertConflict checks that an upgrade does not overwrite a configuration that a user edited in the cluster.

@@ -13,12 +13,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/webhook"
 )
 
 const (
@@ -49,11 +53,15 @@ func newStatusCommand() *cobra.Command {
 how long.
 
 Each replica reports its state on a Lease every ten seconds. You need permission
-to list leases in Prebind's namespace.`,
+to list leases in Prebind's namespace. With permission to list
+mutatingwebhookconfigurations, the command also warns if the API server does not
+call Prebind, or binds pods without it when a call fails.`,
 		Example: `  prebind status
   prebind status -n shop --pod web-0 --watch`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
 	}
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "Show only binds of pods in this namespace.")
@@ -65,7 +73,7 @@ to list leases in Prebind's namespace.`,
 	return cmd
 }
 
-func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
+func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error {
 	if err := o.output.validate(); err != nil {
 		return err
 	}
@@ -76,6 +84,9 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("setting up a client: %w", err)
+	}
+	if warning := registrationWarning(ctx, client); warning != "" {
+		fmt.Fprintln(warnings, "Warning:", warning)
 	}
 	shown := ""
 	for {
@@ -104,6 +115,27 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 		case <-timer.C():
 		}
 	}
+}
+
+// registrationWarning returns why pods can be bound without Prebind, or "" if all binds pass it or the user may not know. Exempt
+// namespaces are not a reason.
+func registrationWarning(ctx context.Context, client kubernetes.Interface) string {
+	list, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return ""
+	}
+	for _, c := range list.Items {
+		for _, w := range c.Webhooks {
+			switch {
+			case w.Name != webhook.Name:
+			case ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Ignore:
+				return "failurePolicy of MutatingWebhookConfiguration " + c.Name + " is Ignore: when the API server cannot call Prebind, it binds pods without it"
+			default:
+				return ""
+			}
+		}
+	}
+	return "no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind"
 }
 
 // filter removes binds that the flags do not select.

@@ -10,7 +10,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder/attempt"
@@ -65,6 +68,33 @@ shop        web   a      aaa       preparing   60s   10m       q        rain
 		out.Reset()
 		require.NoError(t, o.text(&out, shown))
 		assert.Equal(t, replicas+tc.binds+leftOut, out.String(), tc.reason)
+	}
+}
+
+func TestRegistrationWarning(t *testing.T) {
+	registered := func(policy admissionregistrationv1.FailurePolicyType) *admissionregistrationv1.MutatingWebhookConfiguration {
+		return &admissionregistrationv1.MutatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: "mine"},
+			Webhooks:   []admissionregistrationv1.MutatingWebhook{{Name: "other"}, {Name: "pods-binding.prebind.dev", FailurePolicy: &policy}},
+		}
+	}
+	for name, tc := range map[string]struct {
+		reason  string
+		objects []runtime.Object
+		warns   string
+	}{
+		"Fail":   {reason: "every bind passes Prebind", objects: []runtime.Object{registered(admissionregistrationv1.Fail)}},
+		"Ignore": {reason: "the second step of the installation is missing", objects: []runtime.Object{registered(admissionregistrationv1.Ignore)}, warns: "mine is Ignore"},
+		"None":   {reason: "the API server does not call Prebind", warns: "no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			warning := registrationWarning(t.Context(), fake.NewClientset(tc.objects...))
+			if tc.warns == "" {
+				assert.Empty(t, warning, tc.reason)
+				return
+			}
+			assert.Contains(t, warning, tc.warns, tc.reason)
+		})
 	}
 }
 
