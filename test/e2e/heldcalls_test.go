@@ -119,7 +119,9 @@ func (b *held) untilAllBound() {
 func (b *bench) failures() []string {
 	var out []string
 	for _, e := range b.allEvents() {
-		if strings.HasPrefix(e, "FailedScheduling") && !strings.Contains(e, "nodes are available") {
+		// kube-scheduler can see a new pod before its claim.
+		early := strings.Contains(e, "could not find v1.PersistentVolumeClaim")
+		if strings.HasPrefix(e, "FailedScheduling") && !strings.Contains(e, "nodes are available") && !early {
 			out = append(out, e)
 		}
 	}

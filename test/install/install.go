@@ -17,6 +17,8 @@ import (
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -55,6 +57,8 @@ type Options struct {
 	Kustomization string
 	// Manifest is the path of a file with manifests to install instead of a kustomization. It is applied on the server.
 	Manifest string
+	// Apply applies manifests instead of this package, and Delete unregisters and deletes them. They must be set together.
+	Apply, Delete func(ctx context.Context) error
 	// Helm installs a chart instead of a kustomization.
 	Helm bool
 	// Chart is the path of the chart. Empty means charts/prebind in the checkout.
@@ -189,6 +193,9 @@ func (p *Prebind) UpgradeFrom(ctx context.Context, manifest, binary string) erro
 }
 
 func (p *Prebind) applyManifests(ctx context.Context) error {
+	if p.o.Apply != nil {
+		return p.o.Apply(ctx)
+	}
 	apply := []string{"apply"}
 	if p.o.Manifest != "" {
 		apply = append(apply, "--server-side")
@@ -241,15 +248,18 @@ func overlayOf(base string, components []string, dir string) ([]byte, error) {
 // Uninstall removes Prebind as documented: first the webhook configuration, then all other objects. It stops replicas like
 // deleted pods.
 func (p *Prebind) Uninstall(ctx context.Context) error {
-	unregister := p.Unregister
-	if p.o.Helm {
-		unregister = p.runPreDelete
-	}
-	if err := unregister(ctx); err != nil {
-		return err
-	}
-	if err := p.kubectl(ctx, append([]string{"delete", "--wait=false", "--ignore-not-found"}, p.source...)...); err != nil {
-		return err
+	deleted := make(chan error, 1)
+	if p.o.Delete != nil {
+		// It can wait for the pods, which end below.
+		go func() { deleted <- p.o.Delete(ctx) }()
+		if err := p.untilTerminating(ctx, deleted); err != nil {
+			return err
+		}
+	} else {
+		deleted <- nil
+		if err := p.delete(ctx); err != nil {
+			return err
+		}
 	}
 	// The kubelet runs preStop before it sends SIGTERM.
 	preStop := time.NewTimer(p.pod.preStop)
@@ -262,7 +272,37 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 		return err
 	}
 	// Delete the pods here, because no kubelet reports their end and the namespace waits for it.
-	return p.kubectl(ctx, "delete", "pods", "--all", "--namespace="+Namespace, "--grace-period=0", "--force", "--wait=false")
+	if err := p.kubectl(ctx, "delete", "pods", "--all", "--namespace="+Namespace, "--grace-period=0", "--force", "--wait=false"); err != nil {
+		return err
+	}
+	return <-deleted
+}
+
+// delete unregisters Prebind, and begins to delete all objects.
+func (p *Prebind) delete(ctx context.Context) error {
+	unregister := p.Unregister
+	if p.o.Helm {
+		unregister = p.runPreDelete
+	}
+	if err := unregister(ctx); err != nil {
+		return err
+	}
+	return p.kubectl(ctx, append([]string{"delete", "--wait=false", "--ignore-not-found"}, p.source...)...)
+}
+
+// untilTerminating waits until the namespace is being deleted, or until the deletion has ended with an error.
+func (p *Prebind) untilTerminating(ctx context.Context, deleted chan error) error {
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		select {
+		case err := <-deleted:
+			deleted <- err
+			return true, err
+		default:
+		}
+		var ns corev1.Namespace
+		err := p.client.Get(ctx, client.ObjectKey{Name: Namespace}, &ns)
+		return apierrors.IsNotFound(err) || ns.DeletionTimestamp != nil, client.IgnoreNotFound(err)
+	})
 }
 
 // Unregister removes only the webhook configuration, with a command of prebind. The API server then binds pods without Prebind.

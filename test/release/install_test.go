@@ -5,7 +5,6 @@ package release_test
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -165,7 +164,7 @@ func (w *world) objects() map[string]bool {
 	return all
 }
 
-// A user installs, upgrades and removes Prebind with the files of releases, without a checkout.
+// A user installs, upgrades and removes Prebind with the files of releases and the commands of docs/install.md, without a checkout.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -179,31 +178,48 @@ func TestInstall(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			from := func(version, file string) string { return filepath.Join(releaseOf(t, version), file+tc.suffix+".yaml") }
 			w := newWorld(t)
-			tc.o.Manifest, tc.o.Binary = from(current, "first-install"), programOf(t, current)
+			u := newUser(w, current, tc.suffix)
+			tc.o.Manifest, tc.o.Binary, tc.o.Apply, tc.o.Delete = "first-install.yaml", u.program, u.apply, u.uninstall
+			u.next("VERSION=v0.1.0")
+			u.skipDownload()
+			u.run(u.next("sha256sum"))
+			u.command = u.next("kubectl apply")
 			w.install(tc.o)
 			w.assertRuns(current)
 			w.bind("early") // The first installation has failurePolicy Ignore.
-			w.start()
+			u.next("kubectl -n prebind-system rollout status")
+			w.start() // The test runs the pods as processes, so a rollout would never end.
 			w.assertBinds("first")
+			u.checkInstallation()
 			assert.Contains(t, w.statusWarning(), "failurePolicy of MutatingWebhookConfiguration prebind is Ignore", "the second step is missing")
-			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), from(current, "install"), tc.o.Binary), tc.reason)
+			u.command = u.next("kubectl apply")
+			assert.Empty(t, u.todo, "the section should contain no other commands")
+			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), "install.yaml", tc.o.Binary), tc.reason)
 			w.assertBinds("fail")
 			assert.Empty(t, w.statusWarning())
 
-			w.assertConflict(from(next, "install"))
-			old := w.prebind.Replicas()
-			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), from(next, "install"), programOf(t, next)), tc.reason)
-			w.assertRuns(next)
-			w.start()
-			for _, r := range old {
-				require.NoError(t, r.Stop())
-			}
-			w.assertBinds("upgraded")
+			u.copyRelease(next)
+			w.assertConflict()
+			w.replace(next, "upgraded")
+			u.copyRelease(current)
+			w.replace(current, "downgraded")
 			w.assertUninstalls()
 		})
 	}
+}
+
+// replace applies install.yaml of the version, and replaces the replicas.
+func (w *world) replace(version, pod string) {
+	w.t.Helper()
+	old := w.prebind.Replicas()
+	require.NoError(w.t, w.prebind.UpgradeFrom(w.t.Context(), "install.yaml", programOf(w.t, version)))
+	w.assertRuns(version)
+	w.start()
+	for _, r := range old {
+		require.NoError(w.t, r.Stop())
+	}
+	w.assertBinds(pod)
 }
 
 // statusWarning returns the warnings of prebind status.
@@ -219,7 +235,7 @@ func (w *world) statusWarning() string {
 }
 
 // assertConflict checks that an upgrade does not overwrite a configuration that a user edited in the cluster.
-func (w *world) assertConflict(manifest string) {
+func (w *world) assertConflict() {
 	w.t.Helper()
 	maps := w.client.CoreV1().ConfigMaps(install.Namespace)
 	config, err := maps.Get(w.t.Context(), "prebind-config", metav1.GetOptions{})
@@ -228,7 +244,7 @@ func (w *world) assertConflict(manifest string) {
 	config.Data["config.yaml"] = shipped + "mode: Audit\n"
 	config, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
-	require.ErrorContains(w.t, w.prebind.UpgradeFrom(w.t.Context(), manifest, w.prebind.Binary()), "conflict")
+	require.ErrorContains(w.t, w.prebind.UpgradeFrom(w.t.Context(), "install.yaml", w.prebind.Binary()), "conflict")
 	config.Data["config.yaml"] = shipped
 	_, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
@@ -261,20 +277,4 @@ func TestInstall_Chart(t *testing.T) {
 	w.start()
 	w.assertBinds("first")
 	w.assertUninstalls()
-}
-
-// docs/install.md shows the commands that the tests in this package run.
-func TestDocumentation_ShowsTheFiles(t *testing.T) {
-	content, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
-	require.NoError(t, err)
-	for _, file := range []string{"first-install.yaml", "install.yaml"} {
-		assert.Contains(t, string(content), "kubectl apply --server-side -f $RELEASE/"+file)
-	}
-	assert.Contains(t, string(content), "kubectl delete -f $RELEASE/install.yaml")
-	for _, match := range regexp.MustCompile(`\$RELEASE/(\S+)`).FindAllStringSubmatch(string(content), -1) {
-		name := strings.ReplaceAll(strings.ReplaceAll(match[1], "v0.1.0", current), "linux-amd64", "linux-*")
-		found, err := filepath.Glob(filepath.Join(releaseOf(t, current), name))
-		require.NoError(t, err)
-		assert.NotEmpty(t, found, "make release should write %s", match[1])
-	}
 }
