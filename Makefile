@@ -299,28 +299,28 @@ STAGE = bin/stage
 PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 # Prefix of the repositories of image and chart.
 REGISTRY ?= ghcr.io/prebind
-# The binaries do not depend on settings of the user.
-RELEASE_ENV = GOFLAGS= GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0
+# A release does not depend on the Go version and the settings of the user: other versions compile and compress to other bytes.
+RELEASE_ENV = GOTOOLCHAIN=$(shell sed -n 's/^toolchain //p' go.mod) GOENV=off GOWORK=off GOFLAGS= GOEXPERIMENT= GOFIPS140=off GOAMD64=v1 GOARM64=v8.0
 
 .PHONY: release-tool
 release-tool:
-	@cd release && GOFLAGS= CGO_ENABLED=0 go build -buildvcs=false -o $(CURDIR)/bin/release-tool .
+	@cd release && $(RELEASE_ENV) CGO_ENABLED=0 go build -buildvcs=false -o $(CURDIR)/bin/release-tool .
 
 .PHONY: release
 release: release-tool ## Build bin/release: archives, image, manifests, chart, SBOMs and checksums (VERSION=v1.2.3; see docs/release.md)
 	@bin/release-tool check --version='$(VERSION)'
 	@rm -rf $(RELEASE) $(STAGE) && mkdir -p $(STAGE)/manifests
-	@for platform in $(PLATFORMS); do \
+	@export $(RELEASE_ENV) && for platform in $(PLATFORMS); do \
 		to=$(STAGE)/$$(echo $$platform | tr / -)/prebind && echo "building $$platform" && \
-		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(RELEASE_ENV) $(STATIC) -o $$to ./cmd/prebind && \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(STATIC) -o $$to ./cmd/prebind && \
 		$(call sbom,$$to) >$$to.cdx.json || exit 1; \
 	done
-	@for install in install=webhook install-self-managed=webhook/overlays/self-managed \
+	@export $(RELEASE_ENV) && for install in install=webhook install-self-managed=webhook/overlays/self-managed \
 		first-install=first-install first-install-self-managed=first-install/self-managed; do \
 		$(TOOL) kustomize build config/$${install#*=} >$(STAGE)/manifests/$${install%%=*}.yaml || exit 1; \
 	done
-	@go run ./test/licenses >$(STAGE)/THIRD_PARTY_LICENSES
-	@$(TOOL) helm package $(CHART) --version=$(VERSION:v%=%) --app-version=$(VERSION) --destination=$(STAGE)
+	@$(RELEASE_ENV) go run ./test/licenses >$(STAGE)/THIRD_PARTY_LICENSES
+	@$(RELEASE_ENV) $(TOOL) helm package $(CHART) --version=$(VERSION:v%=%) --app-version=$(VERSION) --destination=$(STAGE)
 	@bin/release-tool assemble --version=$(VERSION) --stage=$(STAGE) --out=$(RELEASE)
 	@cat $(RELEASE)/SHA256SUMS
 

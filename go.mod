@@ -2,6 +2,8 @@ module github.com/prebind/prebind
 
 go 1.26.0
 
+toolchain go1.26.8
+
 require (
 	github.com/cert-manager/cert-manager v1.21.2
 	github.com/go-logr/logr v1.4.3
