@@ -22,6 +22,9 @@ const (
 
 func imageArchive(v version) string { return fmt.Sprintf("prebind-%s-image.tar", v) }
 func chartArchive(v version) string { return fmt.Sprintf("prebind-%s-chart.tar", v) }
+func programArchive(v version, p platform) string {
+	return fmt.Sprintf("prebind-%s-%s.tar.gz", v, p)
+}
 
 // unpinned is the image in the manifests of the checkout.
 const unpinned = registryOfReleases + "/" + imageRepository + ":latest"
@@ -107,9 +110,9 @@ func assemble(s source, stage, out string) error {
 		if archive, err = zip(archive); err != nil {
 			return err
 		}
-		add(name+".tar.gz", archive)
+		add(programArchive(s.version, b.platform), archive)
 		add(name+".cdx.json", b.sbom)
-		plugins = append(plugins, plugin{platform: b.platform, archive: name + ".tar.gz", sum: sum(archive)})
+		plugins = append(plugins, plugin{platform: b.platform, archive: programArchive(s.version, b.platform), sum: sum(archive)})
 		if b.platform.os != "linux" {
 			continue
 		}

@@ -22,7 +22,9 @@ import (
 )
 
 const (
-	project            = "https://github.com/prebind/prebind"
+	githubHost         = "github.com"
+	githubRepository   = "prebind/prebind"
+	project            = "https://" + githubHost + "/" + githubRepository
 	registryOfReleases = "ghcr.io/prebind"
 	imageRepository    = "prebind"
 	chartRepository    = "charts/prebind"

@@ -23,7 +23,7 @@ const usage = `usage: release check|assemble|publish --version=v1.2.3
 
   check     check the version, the changelog, and that the working tree is clean
   assemble  write the files of a release from the directory --stage to the directory --out
-  publish   push the image and the chart, and create the release of the directory --out on GitHub`
+  publish   push the image and the chart of the directory --out. If --registry is the default, create the release on GitHub`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -63,7 +63,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		}
 		return assemble(s, *stage, *out)
 	case "publish":
-		return publish(ctx, v, publication{root: ".", dir: *out, registry: *registry, out: stdout})
+		return publish(ctx, v, publication{root: ".", dir: *out, registry: *registry, github: *registry == registryOfReleases, out: stdout})
 	default:
 		return errors.New(usage)
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,12 +33,17 @@ type publication struct {
 	dir string
 	// registry is the prefix of the repositories.
 	registry string
-	out      io.Writer
+	// github is true if the release is also created on GitHub. All users then see it, so it must be complete and readable.
+	github bool
+	out    io.Writer
 }
 
-// publish pushes the image and the chart, and creates the release on GitHub with the program gh. It returns an error before the first
-// write if a file of the release was changed, or if the tag of the version is another commit than that of the image. You can repeat
-// it.
+// platforms are those of every release on GitHub: the default of PLATFORMS in the Makefile.
+var platforms = []platform{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}}
+
+// publish pushes the image and the chart. If p.github is set, it creates the release on GitHub with the program gh. It returns an
+// error before the first write if a file of the release was changed, if the tag of the version is another commit than that of the
+// image, or if the release on GitHub could not be created later. You can repeat it.
 func publish(ctx context.Context, v version, p publication) error {
 	files, err := verify(p.dir)
 	if err != nil {
@@ -46,6 +52,14 @@ func publish(ctx context.Context, v version, p publication) error {
 	commit, err := git(ctx, p.root, "rev-parse", "--verify", "refs/tags/"+string(v)+"^{commit}")
 	if err != nil {
 		return fmt.Errorf("no tag %s: run git tag -s %s -m %s: %w", v, v, v, err)
+	}
+	if p.github {
+		if err := checkPlatforms(v, files); err != nil {
+			return err
+		}
+		if err := checkGitHub(ctx, v, commit); err != nil {
+			return err
+		}
 	}
 	unpacked, err := os.MkdirTemp("", "prebind-publish-")
 	if err != nil {
@@ -68,24 +82,93 @@ func publish(ctx context.Context, v version, p publication) error {
 		}
 	}
 	for _, i := range pushes {
-		if err := remote.Push(i.tag, i.content, options...); err != nil {
+		if err := remote.Push(i.tag, i.content, options...); isStatus(err, http.StatusUnauthorized, http.StatusForbidden) {
+			return fmt.Errorf("pushing %s: log in to %s with a token that has the scope write:packages: %w", i.tag, i.tag.RegistryStr(), err)
+		} else if err != nil {
 			return fmt.Errorf("pushing %s: %w", i.tag, err)
 		}
 		fmt.Fprintf(p.out, "pushed %s@%s\n", i.tag, i.digest)
 	}
-	args := []string{"release", "create", string(v), "--verify-tag", "--title=" + string(v), "--notes-file=" + filepath.Join(p.dir, notes)}
+	if !p.github {
+		fmt.Fprintf(p.out, "no release on GitHub: it belongs to %s, and the registry is %s\n", registryOfReleases, p.registry)
+		return nil
+	}
+	if err := checkPublic(ctx, pushes); err != nil {
+		return fmt.Errorf("image and chart are pushed, but there is no release on GitHub yet:\n%w", err)
+	}
+	return createRelease(ctx, v, p, files)
+}
+
+// checkPlatforms returns an error if the release does not contain the program for all platforms.
+func checkPlatforms(v version, files []string) error {
+	var errs []error
+	for _, p := range platforms {
+		if name := programArchive(v, p); !slices.Contains(files, name) {
+			errs = append(errs, fmt.Errorf("%s is missing: run make release without PLATFORMS", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkGitHub returns an error if gh has no credentials, or if the repository on GitHub does not have the tag at the commit.
+func checkGitHub(ctx context.Context, v version, commit string) error {
+	if _, err := gh(ctx, "auth", "status", "--hostname="+githubHost); err != nil {
+		return fmt.Errorf("no access to GitHub: run gh auth login: %w", err)
+	}
+	pushed, err := gh(ctx, "api", "--hostname="+githubHost, "--jq=.sha", "repos/"+githubRepository+"/commits/tags/"+string(v))
+	if err != nil {
+		return fmt.Errorf("reading the tag %s of %s: run git push origin %s client/%s: %w", v, project, v, v, err)
+	}
+	if pushed != commit {
+		return fmt.Errorf("the tag %s of %s is commit %.12s, but here it is %.12s: fetch the tag, check it out, and run make release", v, project, pushed, commit)
+	}
+	return nil
+}
+
+// checkPublic returns an error if users without credentials cannot read what was pushed. GitHub creates private packages.
+func checkPublic(ctx context.Context, pushes []push) error {
+	var errs []error
+	sameRepository := func(a, b push) bool { return a.tag.RepositoryStr() == b.tag.RepositoryStr() }
+	for _, p := range slices.CompactFunc(slices.Clone(pushes), sameRepository) {
+		if _, err := remote.Head(p.tag, remote.WithContext(ctx)); err != nil {
+			_, pkg, _ := strings.Cut(p.tag.RepositoryStr(), "/")
+			errs = append(errs, fmt.Errorf("%s cannot be read without credentials: set the visibility of the package to public in "+
+				"https://github.com/orgs/prebind/packages/container/%s/settings, and run make publish again: %w", p.tag, url.PathEscape(pkg), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// createRelease creates the release on GitHub with all files.
+func createRelease(ctx context.Context, v version, p publication, files []string) error {
+	args := []string{
+		"release", "create", string(v), "--repo=" + githubHost + "/" + githubRepository, "--verify-tag",
+		"--title=" + string(v), "--notes-file=" + filepath.Join(p.dir, notes),
+	}
 	if v.prerelease() {
 		args = append(args, "--prerelease")
 	}
 	for _, f := range files {
 		args = append(args, filepath.Join(p.dir, f))
 	}
-	cmd := exec.CommandContext(ctx, "gh", args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = p.root, p.out, p.out
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("image and chart are pushed, gh %s: %w", strings.Join(args, " "), err)
+	page, err := gh(ctx, args...)
+	if err != nil {
+		return fmt.Errorf("image and chart are pushed, but there is no release on GitHub: %w", err)
 	}
+	fmt.Fprintln(p.out, page)
 	return nil
+}
+
+// gh returns the output of the GitHub CLI.
+func gh(ctx context.Context, args ...string) (string, error) {
+	out, err := exec.CommandContext(ctx, "gh", args...).Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
+	}
+	if err != nil {
+		return "", fmt.Errorf("gh %s: %w", strings.Join(args, " "), err)
+	}
+	return string(bytes.TrimSpace(out)), nil
 }
 
 // verify returns the names of the files of a release. It returns an error if a file is missing, was changed, or is not in SHA256SUMS.
@@ -206,7 +289,8 @@ func (p push) check(commit string, options []remote.Option) error {
 		return fmt.Errorf("%s is from commit %.12s, but the tag is %.12s: check out the tag and run make release", p.tag, p.commit, commit)
 	}
 	found, err := remote.Head(p.tag, options...)
-	if e := (*transport.Error)(nil); errors.As(err, &e) && e.StatusCode == http.StatusNotFound {
+	// Some registries do not disclose that a repository is missing. If the permission is missing, the push fails.
+	if isStatus(err, http.StatusNotFound, http.StatusUnauthorized, http.StatusForbidden) {
 		return nil
 	}
 	if err != nil {
@@ -216,4 +300,10 @@ func (p push) check(commit string, options []remote.Option) error {
 		return fmt.Errorf("%s is published as %s, not %s: a published version never changes, so release a new version", p.tag, found.Digest, p.digest)
 	}
 	return nil
+}
+
+// isStatus returns true if err is a response of a registry with one of the codes.
+func isStatus(err error, codes ...int) bool {
+	response := (*transport.Error)(nil)
+	return errors.As(err, &response) && slices.Contains(codes, response.StatusCode)
 }

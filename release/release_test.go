@@ -6,11 +6,8 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"io"
-	"log"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,11 +15,7 @@ import (
 	"testing"
 
 	cdx "github.com/CycloneDX/cyclonedx-go"
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
@@ -132,7 +125,7 @@ func TestChangesOf(t *testing.T) {
 func stageOf(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, p := range []string{"linux-amd64", "linux-arm64", "darwin-arm64"} {
+	for _, p := range []string{"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"} {
 		require.NoError(t, write(dir,
 			file{p + "/prebind", 0o755, []byte("program of " + p)},
 			file{p + "/prebind.cdx.json", 0o644, []byte(bom)}))
@@ -180,81 +173,6 @@ func assembled(t *testing.T) (root, out string) {
 	return root, out
 }
 
-// publishTo publishes to a registry with a gh that writes its arguments to a file, and returns them.
-func publishTo(t *testing.T, server *httptest.Server, root, out string) (registryName, gh string, err error) {
-	t.Helper()
-	bin := t.TempDir()
-	require.NoError(t, write(bin, file{"gh", 0o755, []byte("#!/bin/sh\necho \"$@\" >" + bin + "/args\n")}))
-	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
-	t.Setenv("DOCKER_CONFIG", t.TempDir())
-	registryName = strings.TrimPrefix(server.URL, "http://") + "/prebind"
-	err = publish(t.Context(), tested, publication{root: root, dir: out, registry: registryName, out: t.Output()})
-	args, readErr := os.ReadFile(filepath.Join(bin, "args"))
-	if readErr != nil {
-		return registryName, "", err
-	}
-	return registryName, string(args), err
-}
-
-func newRegistry(t *testing.T) *httptest.Server {
-	t.Helper()
-	server := httptest.NewServer(registry.New(registry.Logger(log.New(t.Output(), "", 0))))
-	t.Cleanup(server.Close)
-	return server
-}
-
-// After the publication, the registry contains the image of the manifests and a chart that Helm can pull.
-func TestPublish(t *testing.T) {
-	root, out := assembled(t)
-	server := newRegistry(t)
-	registryName, gh, err := publishTo(t, server, root, out)
-	require.NoError(t, err)
-
-	manifest, err := os.ReadFile(filepath.Join(out, "install.yaml"))
-	require.NoError(t, err)
-	pinned := strings.TrimPrefix(strings.TrimSpace(string(manifest)), "image: ghcr.io/prebind/prebind:v1.2.3@")
-	ref, err := name.ParseReference(registryName + "/prebind@" + pinned)
-	require.NoError(t, err)
-	index, err := remote.Index(ref)
-	require.NoError(t, err, "install.yaml refers to the pushed image")
-	require.NoError(t, validate.Index(index))
-	images, err := index.IndexManifest()
-	require.NoError(t, err)
-	require.Len(t, images.Manifests, 2, "Linux only")
-	for _, d := range images.Manifests {
-		image, err := index.Image(d.Digest)
-		require.NoError(t, err)
-		assertImage(t, image, *d.Platform)
-	}
-
-	tag, err := name.NewTag(registryName + "/prebind:v1.2.3")
-	require.NoError(t, err)
-	head, err := remote.Head(tag)
-	require.NoError(t, err)
-	assert.Equal(t, pinned, head.Digest.String(), "the tag is the digest of install.yaml")
-
-	pulled := t.TempDir()
-	helm(t, "pull", "oci://"+registryName+"/charts/prebind", "--version=1.2.3", "--plain-http", "--destination="+pulled)
-	want, err := os.ReadFile(filepath.Join(out, "prebind-1.2.3.tgz"))
-	require.NoError(t, err)
-	got, err := os.ReadFile(filepath.Join(pulled, "prebind-1.2.3.tgz"))
-	require.NoError(t, err)
-	assert.True(t, bytes.Equal(want, got), "helm pull gives the chart of the release")
-	assertChart(t, filepath.Join(pulled, "prebind-1.2.3.tgz"), "ghcr.io/prebind/prebind:v1.2.3@"+pinned)
-	hub, err := name.ParseReference(registryName + "/charts/prebind:artifacthub.io")
-	require.NoError(t, err)
-	metadata, err := remote.Image(hub)
-	require.NoError(t, err)
-	assert.NoError(t, validate.Image(metadata))
-
-	assert.Contains(t, gh, "release create v1.2.3 --verify-tag --title=v1.2.3 --notes-file="+out+"/release-notes.md")
-	assert.Contains(t, gh, out+"/SHA256SUMS")
-	assert.NotContains(t, gh, "--prerelease")
-
-	_, _, err = publishTo(t, server, root, out)
-	assert.NoError(t, err, "a repetition after a failure of gh pushes nothing else")
-}
-
 func assertImage(t *testing.T, image v1.Image, p v1.Platform) {
 	t.Helper()
 	config, err := image.ConfigFile()
@@ -292,70 +210,6 @@ func assertChart(t *testing.T, path, image string) {
 	assert.Contains(t, helm(t, "template", "prebind", path, "--kube-version=1.36.0"), "image: ghcr.io/prebind/prebind:v1.2.3")
 }
 
-// Every refusal happens before the first write.
-func TestPublish_Refuses(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		change func(t *testing.T, root, out string)
-		fails  string
-	}{
-		"Changed": {reason: "users compare the checksums", fails: "install.yaml does not match SHA256SUMS",
-			change: func(t *testing.T, _, out string) {
-				require.NoError(t, write(out, file{"install.yaml", 0o644, []byte("x")}))
-			}},
-		"Added": {reason: "a file without a checksum is not from make release", fails: "extra does not match",
-			change: func(t *testing.T, _, out string) { require.NoError(t, write(out, file{"extra", 0o644, nil})) }},
-		"Missing": {reason: "users need all files", fails: "krew.yaml is missing",
-			change: func(t *testing.T, _, out string) { require.NoError(t, os.Remove(filepath.Join(out, "krew.yaml"))) }},
-		"NoRelease": {reason: "there is nothing to publish", fails: "run make release",
-			change: func(t *testing.T, _, out string) { require.NoError(t, os.RemoveAll(out)) }},
-		"NoTag": {reason: "the release on GitHub belongs to a tag", fails: "git tag -s v1.2.3",
-			change: func(t *testing.T, root, _ string) { gitIn(t, root, "tag", "--delete", "v1.2.3") }},
-		"OtherCommit": {reason: "the files are from another commit than the tag", fails: "check out the tag and run make release",
-			change: func(t *testing.T, root, _ string) {
-				require.NoError(t, write(root, file{"new", 0o644, nil}))
-				commitIn(t, root)
-				gitIn(t, root, "tag", "--force", "v1.2.3")
-			}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			root, out := assembled(t)
-			tc.change(t, root, out)
-			server := newRegistry(t)
-			registryName, gh, err := publishTo(t, server, root, out)
-			require.ErrorContains(t, err, tc.fails, tc.reason)
-			assert.Empty(t, gh)
-			assertEmpty(t, registryName)
-		})
-	}
-}
-
-// A version that is in the registry with other content is never replaced.
-func TestPublish_KeepsPublishedVersion(t *testing.T) {
-	root, out := assembled(t)
-	server := newRegistry(t)
-	_, _, err := publishTo(t, server, root, out)
-	require.NoError(t, err)
-	t.Setenv("SOURCE_DATE_EPOCH", "1")
-	s, err := check(t.Context(), root, tested)
-	require.NoError(t, err)
-	other := t.TempDir()
-	require.NoError(t, assemble(s, stageOf(t), other))
-	_, gh, err := publishTo(t, server, root, other)
-	require.ErrorContains(t, err, "a published version never changes")
-	assert.Empty(t, gh)
-}
-
-func assertEmpty(t *testing.T, registryName string) {
-	t.Helper()
-	r, err := name.NewRegistry(strings.TrimSuffix(registryName, "/prebind"))
-	require.NoError(t, err)
-	repositories, err := remote.Catalog(context.WithoutCancel(t.Context()), r)
-	require.NoError(t, err)
-	assert.Empty(t, repositories, "nothing should be pushed")
-}
-
 func TestAssemble(t *testing.T) {
 	_, out := assembled(t)
 	packaged = nil // Helm packages the chart at another time.
@@ -371,6 +225,7 @@ func TestAssemble(t *testing.T) {
 	}
 	assert.Equal(t, []string{
 		"SHA256SUMS", "install.yaml", "krew.yaml", "prebind-1.2.3.tgz", "prebind-v1.2.3-chart.tar",
+		"prebind-v1.2.3-darwin-amd64.cdx.json", "prebind-v1.2.3-darwin-amd64.tar.gz",
 		"prebind-v1.2.3-darwin-arm64.cdx.json", "prebind-v1.2.3-darwin-arm64.tar.gz", "prebind-v1.2.3-image-linux-amd64.cdx.json",
 		"prebind-v1.2.3-image-linux-arm64.cdx.json", "prebind-v1.2.3-image.tar",
 		"prebind-v1.2.3-linux-amd64.cdx.json", "prebind-v1.2.3-linux-amd64.tar.gz",
@@ -400,7 +255,7 @@ func assertKrew(t *testing.T, out string) {
 	}
 	require.NoError(t, yaml.Unmarshal(content, &manifest))
 	assert.Equal(t, "v1.2.3", manifest.Spec.Version)
-	require.Len(t, manifest.Spec.Platforms, 3)
+	require.Len(t, manifest.Spec.Platforms, 4)
 	for _, p := range manifest.Spec.Platforms {
 		base := strings.TrimPrefix(p.URI, "https://github.com/prebind/prebind/releases/download/v1.2.3/")
 		archive, err := os.ReadFile(filepath.Join(out, base))

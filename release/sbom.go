@@ -13,7 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// imageSBOM returns the SBOM of the image of one platform. The image contains the binary and nothing else, so its components are the
+// imageSBOM returns the SBOM of the image of one platform. The image contains the binary and licenses, so its components are the
 // program and the components of the binary.
 func imageSBOM(s source, b build, image v1.Image) ([]byte, error) {
 	digest, err := image.Digest()
