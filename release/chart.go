@@ -27,6 +27,8 @@ const (
 	artifactLayer  types.MediaType = "application/vnd.cncf.artifacthub.repository-metadata.layer.v1.yaml"
 	// artifactTag is the tag under which Artifact Hub reads its metadata.
 	artifactTag = "artifacthub.io"
+	// imageAnnotation is the image of the release with its tag and digest. The templates of the chart read it.
+	imageAnnotation = "prebind.dev/image"
 )
 
 // repack returns the chart that Helm packaged, with the time of the source and with annotations that only a release has. Helm writes
@@ -66,7 +68,7 @@ func repack(s source, packaged []byte, image string) ([]byte, map[string]any, er
 	return content, metadata, err
 }
 
-// annotate adds Artifact Hub's annotations of this release.
+// annotate adds the image and Artifact Hub's annotations of this release.
 func annotate(metadata map[string]any, s source, image string) error {
 	if metadata["version"] != s.version.number() || metadata["appVersion"] != string(s.version) {
 		return fmt.Errorf("version %v and appVersion %v, want %s and %s", metadata["version"], metadata["appVersion"], s.version.number(), s.version)
@@ -83,6 +85,7 @@ func annotate(metadata map[string]any, s source, image string) error {
 	if err != nil {
 		return err
 	}
+	annotations[imageAnnotation] = image
 	annotations["artifacthub.io/changes"] = string(changes)
 	annotations["artifacthub.io/images"] = string(images)
 	annotations["artifacthub.io/prerelease"] = strconv.FormatBool(s.version.prerelease())

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -205,9 +206,35 @@ func assertChart(t *testing.T, path, image string) {
 	assert.Equal(t, "1.2.3", chart.Version)
 	assert.Equal(t, "v1.2.3", chart.AppVersion, "it is the tag of the image")
 	assert.YAMLEq(t, "[{name: prebind, image: \""+image+"\"}]", chart.Annotations["artifacthub.io/images"])
-	assert.YAMLEq(t, "[{kind: added, description: First change.}, {kind: added, description: Second.}, {kind: removed, description: Third.}]",
-		chart.Annotations["artifacthub.io/changes"])
-	assert.Contains(t, helm(t, "template", "prebind", path, "--kube-version=1.36.0"), "image: ghcr.io/prebind/prebind:v1.2.3")
+	var changes []change
+	require.NoError(t, yaml.Unmarshal([]byte(chart.Annotations["artifacthub.io/changes"]), &changes))
+	require.Len(t, changes, 3)
+	assert.Equal(t, change{"removed", "Third."}, changes[2])
+
+	_, digest, _ := strings.Cut(image, "@")
+	own := "sha256:" + strings.Repeat("1", 64)
+	cases := map[string]struct {
+		reason string
+		values []string
+		image  string
+	}{
+		"Default":    {reason: "a tag can move", image: "ghcr.io/prebind/prebind:v1.2.3@" + digest},
+		"Repository": {reason: "an image that users built has another digest", values: []string{"image.repository=example.com/prebind"}, image: "example.com/prebind:v1.2.3"},
+		"Tag":        {reason: "another version has another digest", values: []string{"image.tag=v1.2.4"}, image: "ghcr.io/prebind/prebind:v1.2.4"},
+		"Digest":     {reason: "users can pin another image", values: []string{"image.digest=" + own}, image: "ghcr.io/prebind/prebind@" + own},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"template", "prebind", path, "--kube-version=1.36.0"}
+			for _, v := range tc.values {
+				args = append(args, "--set="+v)
+			}
+			images := regexp.MustCompile(`(?m)^ +image: (.+)$`).FindAllStringSubmatch(helm(t, args...), -1)
+			require.Len(t, images, 2, "the Deployment and the Job of the removal")
+			assert.Equal(t, tc.image, images[0][1], tc.reason)
+			assert.Equal(t, tc.image, images[1][1], tc.reason)
+		})
+	}
 }
 
 func TestAssemble(t *testing.T) {
