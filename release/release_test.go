@@ -24,7 +24,7 @@ import (
 
 const (
 	tested    = version("v1.2.3")
-	changelog = "# Changelog\n\n## Unreleased\n\n- Later.\n\n## 1.2.3 - 2026-01-02\n\n### Added\n\n- First\n  change.\n- Second.\n\n### Removed\n\n- Third.\n\n## 1.2.2 - 2026-01-01\n\n### Added\n\n- Earlier.\n"
+	changelog = "# Changelog\n\n## Unreleased\n\n- Later.\n\n## 1.2.3 - 2026-01-02\n\nA paragraph\nof two lines.\n\n### Added\n\n- First\n  change, see [flags](docs/flags.md#hold).\n- Second\n  `code`\n  --flag, [site](https://example.com/a).\n\n### Removed\n\n- Third.\n\n## 1.2.2 - 2026-01-01\n\n### Added\n\n- Earlier.\n"
 	bom       = `{"bomFormat":"CycloneDX","specVersion":"1.6","version":1,"metadata":{"tools":[{"name":"tool","hashes":[{"alg":"MD5","content":"d41d8cd98f00b204e9800998ecf8427e"}]}],"component":{"bom-ref":"main","type":"application","name":"prebind"}},"components":[{"bom-ref":"dep","type":"library","name":"dep"}],"dependencies":[{"ref":"main","dependsOn":["dep"]}]}`
 )
 
@@ -88,6 +88,14 @@ func TestCheck(t *testing.T) {
 		"Prefix":  {reason: "1.2.3-rc.1 is not 1.2.3", version: "v1.2.3-rc.1", fails: "no section"},
 		"Untracked": {reason: "a file that is not committed can change the result", version: tested, fails: "commit or stash",
 			change: func(t *testing.T, dir string) { require.NoError(t, write(dir, file{"new", 0o644, nil})) }},
+		"IgnoredInChart": {reason: "helm package does not read .gitignore", version: tested, fails: "charts/.DS_Store",
+			change: func(t *testing.T, dir string) {
+				require.NoError(t, write(dir, file{".git/info/exclude", 0o644, []byte(".DS_Store\n")}, file{"charts/.DS_Store", 0o644, nil}))
+			}},
+		"Ignored": {reason: "bin contains the release", version: tested,
+			change: func(t *testing.T, dir string) {
+				require.NoError(t, write(dir, file{".git/info/exclude", 0o644, []byte("bin\n")}, file{"bin/release", 0o644, nil}))
+			}},
 		"OtherTag": {reason: "the tag is the source of the release", version: tested, fails: "check out the tag",
 			change: func(t *testing.T, dir string) {
 				gitIn(t, dir, "tag", string(tested))
@@ -115,11 +123,26 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// GitHub shows a line break as <br>, and a relative link of a release as a missing page.
 func TestChangesOf(t *testing.T) {
 	s, err := changesOf(checkout(t), tested)
 	require.NoError(t, err)
-	assert.Equal(t, []change{{"added", "First change."}, {"added", "Second."}, {"removed", "Third."}}, s.changes)
-	assert.Equal(t, "### Added\n\n- First\n  change.\n- Second.\n\n### Removed\n\n- Third.\n", s.text)
+	const first = "First change, see [flags](https://github.com/prebind/prebind/blob/v1.2.3/docs/flags.md#hold)."
+	const second = "Second `code` --flag, [site](https://example.com/a)."
+	assert.Equal(t, []change{{"added", first}, {"added", second}, {"removed", "Third."}}, s.changes)
+	assert.Equal(t, "A paragraph of two lines.\n\n### Added\n\n- "+first+"\n- "+second+"\n\n### Removed\n\n- Third.\n\n"+
+		"[Install Prebind v1.2.3](https://github.com/prebind/prebind/blob/v1.2.3/docs/install.md)\n", s.text)
+}
+
+// Every link of the changelog of this repository works outside it.
+func TestAbsolute_Changelog(t *testing.T) {
+	content, err := os.ReadFile("../CHANGELOG.md")
+	require.NoError(t, err)
+	links := regexp.MustCompile(`\]\([^)]*\)`).FindAllString(absolute(string(content), tested), -1)
+	require.NotEmpty(t, links)
+	for _, link := range links {
+		assert.Contains(t, link, "](https://")
+	}
 }
 
 // stageOf writes the inputs of assemble, with the chart of this repository.

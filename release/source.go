@@ -44,8 +44,8 @@ type source struct {
 	changes section
 }
 
-// check returns the source of a release. It returns an error if the checkout at root has changes, if the tag of the version exists
-// at another commit, or if the changelog does not describe the version.
+// check returns the source of a release. It returns an error if the checkout at root has changes, if the chart contains files that git
+// ignores, if the tag of the version exists at another commit, or if the changelog does not describe the version.
 func check(ctx context.Context, root string, v version) (source, error) {
 	changes, err := changesOf(root, v)
 	if err != nil {
@@ -57,6 +57,13 @@ func check(ctx context.Context, root string, v version) (source, error) {
 	}
 	if status != "" {
 		return source{}, fmt.Errorf("the working tree has changes: commit or stash them:\n%s", status)
+	}
+	ignored, err := git(ctx, root, "ls-files", "--others", "--ignored", "--exclude-standard", "--", "charts")
+	if err != nil {
+		return source{}, err
+	}
+	if ignored != "" {
+		return source{}, fmt.Errorf("git ignores these files, but the chart would contain them: delete them:\n%s", ignored)
 	}
 	commit, err := git(ctx, root, "rev-parse", "HEAD")
 	if err != nil {
@@ -98,9 +105,10 @@ func git(ctx context.Context, root string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// section is the part of the changelog for one version.
+// section is the part of the changelog for one version. Its links are absolute, and each entry is one line: GitHub shows a line
+// break in a release as <br>.
 type section struct {
-	// text is the section without its heading.
+	// text is the section without its heading, and a link to the installation.
 	text string
 	// changes are the entries in order.
 	changes []change
@@ -125,21 +133,35 @@ func changesOf(root string, v version) (section, error) {
 		return section{}, fmt.Errorf("CHANGELOG.md: no section \"## %s - YYYY-MM-DD\": move the entries below \"## Unreleased\" to a section with this heading", v.number())
 	}
 	text, _, _ := strings.Cut(string(content[at[1]:]), "\n## ")
-	s := section{text: strings.TrimSpace(text) + "\n"}
+	text = absolute(unwrap(strings.TrimSpace(text)), v)
+	s := section{text: fmt.Sprintf("%s\n\n[Install Prebind %s](%s/docs/install.md)\n", text, v, filesAt(v))}
 	kind := ""
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\n")
-		switch name, isKind := strings.CutPrefix(line, "### "); {
-		case isKind:
+	for line := range strings.SplitSeq(text, "\n") {
+		if name, ok := strings.CutPrefix(line, "### "); ok {
 			kind = strings.ToLower(name)
-		case strings.HasPrefix(line, "- "):
-			s.changes = append(s.changes, change{Kind: kind, Description: strings.TrimPrefix(line, "- ")})
-		case strings.HasPrefix(line, "  ") && len(s.changes) > 0:
-			s.changes[len(s.changes)-1].Description += " " + strings.TrimSpace(line)
+		} else if entry, ok := strings.CutPrefix(line, "- "); ok {
+			s.changes = append(s.changes, change{Kind: kind, Description: entry})
 		}
 	}
 	if len(s.changes) == 0 {
 		return section{}, fmt.Errorf("CHANGELOG.md: the section of %s has no entries: describe the changes for users", v.number())
 	}
 	return s, nil
+}
+
+// filesAt returns the address of the files of the repository at the tag of the version.
+func filesAt(v version) string { return project + "/blob/" + string(v) }
+
+// wrapped is a line break in an entry of a list or in a paragraph. Headings, entries and rows of tables begin a line.
+var wrapped = regexp.MustCompile(`(\S)\n *([^\s#|-]|-\S)`)
+
+// unwrap joins the lines of each entry and paragraph.
+func unwrap(text string) string { return wrapped.ReplaceAllString(text, "$1 $2") }
+
+// relative is a link to a file of the repository.
+var relative = regexp.MustCompile(`\]\(([\w./-]+(?:#[\w-]+)?)\)`)
+
+// absolute makes links to files of the repository absolute, at the tag of the version.
+func absolute(text string, v version) string {
+	return relative.ReplaceAllString(text, "]("+filesAt(v)+"/$1)")
 }
