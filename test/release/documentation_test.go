@@ -87,7 +87,7 @@ func (u *user) shell(ctx context.Context, command string) (string, error) {
 	kubectl := u.cluster.Kubectl(ctx)
 	path := strings.Join([]string{filepath.Dir(kubectl.Path), filepath.Dir(u.program), os.Getenv("PATH")}, string(filepath.ListSeparator))
 	cmd := exec.CommandContext(ctx, "bash", "-c", u.files.Replace(command))
-	cmd.Dir, cmd.Env = u.dir, append(kubectl.Env, "PATH="+path, "VERSION="+current)
+	cmd.Dir, cmd.Env = u.dir, slices.Concat(kubectl.Env, []string{"PATH=" + path, "VERSION=" + current})
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w\n%s", command, err, out)
