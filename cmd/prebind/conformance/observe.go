@@ -172,18 +172,23 @@ func nodesOf(seen []sighting) []string {
 	return nodes
 }
 
-// paced returns a violation if two Bindings of a refused pod followed each other without backoff. On a slow cluster, a loop also
-// waits for its calls: call is the duration of one.
-func paced(seen []sighting, call time.Duration) error {
-	for i := 1; i < len(seen); i++ {
-		if gap := seen[i].at.Sub(seen[i-1].at); gap < minBackoff+call {
-			return &violation{
-				what:   fmt.Sprintf("the scheduler posted a Binding again %s after a refusal", gap.Round(time.Millisecond)),
-				advice: "After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",
-			}
+// paced returns the shortest time between two Bindings of a refused pod, and a violation if it contains no backoff. On a slow
+// cluster, a loop also waits for its calls: call is the duration of one.
+func paced(seen []sighting, call time.Duration) (time.Duration, error) {
+	if len(seen) < 2 {
+		return 0, nil
+	}
+	shortest := seen[1].at.Sub(seen[0].at)
+	for i := 2; i < len(seen); i++ {
+		shortest = min(shortest, seen[i].at.Sub(seen[i-1].at))
+	}
+	if shortest < minBackoff+call {
+		return shortest, &violation{
+			what:   fmt.Sprintf("the scheduler posted a Binding again %s after a refusal", shortest.Round(time.Millisecond)),
+			advice: "After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",
 		}
 	}
-	return nil
+	return shortest, nil
 }
 
 // complaints returns the warnings about the pod that are not of Prebind, each once.

@@ -53,7 +53,7 @@ func TestPaced(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			err := paced(sightings(tc.events, "BindRefused"), tc.call)
+			_, err := paced(sightings(tc.events, "BindRefused"), tc.call)
 			var v *violation
 			if !tc.loops {
 				require.NoError(t, err, tc.reason)
