@@ -255,8 +255,9 @@ func (l *living) testBinds(t *testing.T) {
 				at = e.EventTime.Time
 			}
 			cut := strings.Contains(e.Message, "failed calling webhook") && at.Sub(l.killed).Abs() < 10*time.Second
-			// During an update, the controller of StatefulSets may delete a pod right after its creation.
-			stale := strings.Contains(e.Message, "gone; discard the Binding") && !l.seen[e.InvolvedObject.UID]
+			// During an update, the controller of StatefulSets may delete a pod right after its creation, before or during its bind.
+			deleted := strings.Contains(e.Message, "gone; discard the Binding") || strings.Contains(e.Message, "canceled: the pod is deleted")
+			stale := deleted && !l.seen[e.InvolvedObject.UID]
 			byPrebind := e.Reason == "BindRefused" || e.Reason == "PreBindRolledBack" || e.Reason == "FailedScheduling" && strings.Contains(e.Message, "webhook")
 			assert.False(t, byPrebind && !cut && !stale, "%s of %s at %s: %s", e.Reason, e.InvolvedObject.Name, at, e.Message)
 		}
