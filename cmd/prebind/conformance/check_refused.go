@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,17 +40,12 @@ func (s *session) checkRefused(ctx context.Context) (string, error) {
 		}
 		holders[nodes[i].Name] = pod
 	}
-	pod, err := s.create(ctx, s.pod("refused", annotation(deviceAnnotation, s.ns), onNodes(nodes, map[string]string{roleLabel: "holder"})))
+	pod, seen, pace, err := s.refuse(ctx, nodes)
 	if err != nil {
 		return "", err
 	}
-	seen, err := s.refusedTwice(ctx, pod)
-	if err != nil {
-		return "", err
-	}
-	call, err := s.measure(ctx, "refused-measured", apierrors.IsForbidden, annotation(deviceAnnotation, s.ns))
-	if err != nil {
-		return "", err
+	if pace.loops() {
+		return "", pace.violation()
 	}
 	last := seen[len(seen)-1].node
 	free := nodes[0].Name
@@ -64,16 +60,39 @@ func (s *session) checkRefused(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	took := time.Since(released)
-	if seen, err = s.refusals(ctx, pod); err != nil {
-		return "", err
+	return fmt.Sprintf("refused on %s (403) with %s, then bound to %s %s after its device was free",
+		strings.Join(nodesOf(seen), " and "), pace, now.Spec.NodeName, seconds(time.Since(released))), nil
+}
+
+// maxRefused is the number of pods whose refusals can show whether the scheduler waits before it tries again.
+const maxRefused = 4
+
+// refuse lets Prebind refuse a pod on the nodes until the pace of the scheduler is clear. On a cluster whose calls take very
+// different times, it replaces the pod. It returns the last pod and its refusals.
+func (s *session) refuse(ctx context.Context, nodes []corev1.Node) (pod *corev1.Pod, seen []sighting, p pace, err error) {
+	for i := 1; ; i++ {
+		pod, err = s.create(ctx, s.pod(fmt.Sprintf("refused-%d", i), annotation(deviceAnnotation, s.ns), onNodes(nodes, map[string]string{roleLabel: "holder"})))
+		if err != nil {
+			return nil, nil, p, err
+		}
+		err = s.measure(ctx, &p, fmt.Sprintf("refused-measured-%d", i), apierrors.IsForbidden, func(ctx context.Context) error {
+			_, err := s.refusedTwice(ctx, pod)
+			return err
+		}, annotation(deviceAnnotation, s.ns))
+		if err != nil {
+			return nil, nil, p, err
+		}
+		if seen, err = s.refusals(ctx, pod); err != nil {
+			return nil, nil, p, err
+		}
+		p.add(seen)
+		if p.loops() || p.waits() || i == maxRefused {
+			return pod, seen, p, nil
+		}
+		if err = s.delete(ctx, pod); err != nil {
+			return nil, nil, p, err
+		}
 	}
-	gap, err := paced(seen, call)
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("refused on %s (403) with %s between two Bindings, then bound to %s %s after its device was free",
-		strings.Join(nodesOf(seen), " and "), seconds(gap), now.Spec.NodeName, seconds(took)), nil
 }
 
 // hold creates a pod with the device and binds it to the node itself.
@@ -88,25 +107,42 @@ func (s *session) hold(ctx context.Context, name, node, id string) (*corev1.Pod,
 	return pod, nil
 }
 
-// measure returns the duration of the slowest of a few Bindings of another pod, which Prebind rejects for the same reason. Their
-// events do not count, because they are about that pod.
-func (s *session) measure(ctx context.Context, name string, rejected func(error) bool, options ...podOption) (slowest time.Duration, err error) {
+// fewestCalls is the minimum number of calls that measure makes.
+const fewestCalls = 6
+
+// measure runs f, and measures at the same time the Bindings of another pod, which Prebind rejects for the same reason. Their events do not
+// count, because they are about that pod.
+func (s *session) measure(ctx context.Context, p *pace, name string, rejected func(error) bool, f func(ctx context.Context) error, options ...podOption) error {
 	pod, err := s.create(ctx, s.pod(name, append(options, unscheduled)...))
 	if err != nil {
-		return 0, err
+		return err
 	}
-	for i := range 6 {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	var running sync.WaitGroup
+	running.Go(func() { ended <- f(ctx) })
+	defer running.Wait()
+	defer cancel()
+	for calls, running := 0, true; running || calls < fewestCalls; calls++ {
 		began := time.Now()
-		err = s.client.CoreV1().Pods(s.ns).Bind(ctx, bindingOf(pod, s.nodes[i%len(s.nodes)].Name, nil), metav1.CreateOptions{})
+		err = s.client.CoreV1().Pods(s.ns).Bind(ctx, bindingOf(pod, s.nodes[calls%2].Name, nil), metav1.CreateOptions{})
 		if err == nil {
-			return 0, fmt.Errorf("the bind of pod %s was not rejected", pod.Name)
+			return fmt.Errorf("the bind of pod %s was not rejected", pod.Name)
 		}
 		if !rejected(err) {
-			return 0, fmt.Errorf("bind of pod %s: %w", pod.Name, err)
+			return fmt.Errorf("bind of pod %s: %w", pod.Name, err)
 		}
-		slowest = max(slowest, time.Since(began))
+		p.called(time.Since(began))
+		select {
+		case err = <-ended:
+			if err != nil {
+				return err
+			}
+			running = false
+		case <-time.After(pollInterval):
+		}
 	}
-	return slowest, nil
+	return nil
 }
 
 // refusedTwice waits until Prebind has refused the pod twice, and returns the refusals.
@@ -143,24 +179,32 @@ func (s *session) checkInvalid(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var seen []sighting
-	err = s.until(ctx, s.Timeout, func(ctx context.Context) (ok bool, err error) {
-		if err = s.stillWaits(ctx, pod); err != nil {
-			return false, err
+	var p pace
+	err = s.measure(ctx, &p, "invalid-measured", apierrors.IsInvalid, func(ctx context.Context) error {
+		err := s.until(ctx, s.Timeout, func(ctx context.Context) (ok bool, err error) {
+			if err = s.stillWaits(ctx, pod); err != nil {
+				return false, err
+			}
+			seen, err := s.refusals(ctx, pod)
+			return len(seen) > 0, err
+		})
+		if err == nil {
+			pause(ctx, settles)
 		}
-		seen, err = s.refusals(ctx, pod)
-		return len(seen) > 0, err
-	})
+		return err
+	}, annotation(timeoutAnnotation, notADuration))
 	if errors.Is(err, errTime) {
 		return "", &violation{what: fmt.Sprintf("the scheduler posted no Binding for pod %s within %s%s", pod.Name, s.Timeout, s.eventsOf(ctx, pod)), advice: "Schedule the pod, also while other pods wait."}
 	}
 	if err != nil {
 		return "", err
 	}
-	pause(ctx, settles)
-	call, err := s.measure(ctx, "invalid-measured", apierrors.IsInvalid, annotation(timeoutAnnotation, notADuration))
+	seen, err := s.refusals(ctx, pod)
 	if err != nil {
 		return "", err
+	}
+	if p.add(seen); p.loops() {
+		return "", p.violation()
 	}
 	if err = s.annotate(ctx, pod, map[string]*string{timeoutAnnotation: nil}); err != nil {
 		return "", err
@@ -169,12 +213,5 @@ func (s *session) checkInvalid(ctx context.Context) (string, error) {
 	if _, err = s.bound(ctx, pod, s.Timeout, "After a 422, report the fields, and schedule the pod again when it has changed."); err != nil {
 		return "", err
 	}
-	took := time.Since(corrected)
-	if seen, err = s.refusals(ctx, pod); err != nil {
-		return "", err
-	}
-	if _, err = paced(seen, call); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("refused as invalid (422), then bound %s after the correction", seconds(took)), nil
+	return fmt.Sprintf("refused as invalid (422), then bound %s after the correction", seconds(time.Since(corrected))), nil
 }

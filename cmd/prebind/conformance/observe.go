@@ -172,23 +172,51 @@ func nodesOf(seen []sighting) []string {
 	return nodes
 }
 
-// paced returns the shortest time between two Bindings of a refused pod, and a violation if it contains no backoff. On a slow
-// cluster, a loop also waits for its calls: call is the duration of one.
-func paced(seen []sighting, call time.Duration) (time.Duration, error) {
-	if len(seen) < 2 {
-		return 0, nil
+// pace compares the times between Bindings of refused pods with the durations of calls at the same time. A loop posts the next
+// Binding after one call. On a slow cluster, that can be later than a backoff on a fast one.
+type pace struct {
+	// shortest is the shortest time between two Bindings. 0 means that no pod had two.
+	shortest         time.Duration
+	fastest, slowest time.Duration
+}
+
+// called adds the duration of a call.
+func (p *pace) called(took time.Duration) {
+	p.slowest = max(p.slowest, took)
+	if p.fastest == 0 || took < p.fastest {
+		p.fastest = took
 	}
-	shortest := seen[1].at.Sub(seen[0].at)
-	for i := 2; i < len(seen); i++ {
-		shortest = min(shortest, seen[i].at.Sub(seen[i-1].at))
-	}
-	if shortest < minBackoff+call {
-		return shortest, &violation{
-			what:   fmt.Sprintf("the scheduler posted a Binding again %s after a refusal", shortest.Round(time.Millisecond)),
-			advice: "After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",
+}
+
+// add adds the refusals of a pod, by time.
+func (p *pace) add(seen []sighting) {
+	for i := 1; i < len(seen); i++ {
+		if gap := seen[i].at.Sub(seen[i-1].at); p.shortest == 0 || gap < p.shortest {
+			p.shortest = gap
 		}
 	}
-	return shortest, nil
+}
+
+// loops returns whether a Binding followed too soon, even if its call was as fast as the fastest one.
+func (p *pace) loops() bool { return p.shortest > 0 && p.shortest < minBackoff+p.fastest }
+
+// waits returns whether the scheduler waits, even if its calls are as slow as the slowest one.
+func (p *pace) waits() bool { return p.shortest >= minBackoff+p.slowest }
+
+func (p *pace) violation() *violation {
+	return &violation{
+		what:   fmt.Sprintf("the scheduler posted a Binding again %s after a refusal", p.shortest.Round(time.Millisecond)),
+		advice: "After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",
+	}
+}
+
+// String is the end of a sentence.
+func (p pace) String() string {
+	text := seconds(p.shortest) + " between two Bindings"
+	if !p.waits() {
+		text += fmt.Sprintf(" (no proof of backoff: calls took %s to %s)", seconds(p.fastest), seconds(p.slowest))
+	}
+	return text
 }
 
 // complaints returns the warnings about the pod that are not of Prebind, each once.

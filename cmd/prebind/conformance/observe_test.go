@@ -29,40 +29,68 @@ func event(reason, node string, at time.Time, again time.Duration) eventsv1.Even
 	return e
 }
 
-func TestPaced(t *testing.T) {
+func TestPace(t *testing.T) {
 	now := time.Now()
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	tests := map[string]struct {
 		reason string
 		events []eventsv1.Event
-		call   time.Duration
-		loops  bool
+		// calls are durations of calls at the same time.
+		calls        []time.Duration
+		loops, waits bool
 	}{
 		"SlowCluster": {
-			reason: "a loop cannot be faster than its calls", call: 300 * time.Millisecond, loops: true,
-			events: []eventsv1.Event{event("BindRefused", "a", now, 350*time.Millisecond)},
+			reason: "a loop cannot be faster than its calls", calls: []time.Duration{ms(300), ms(350)}, loops: true,
+			events: []eventsv1.Event{event("BindRefused", "a", now, ms(350))},
 		},
 		"SlowBackoff": {
-			reason: "backoff comes in addition to the call", call: 300 * time.Millisecond,
-			events: []eventsv1.Event{event("BindRefused", "a", now, 1300*time.Millisecond)},
+			reason: "backoff comes in addition to the call", calls: []time.Duration{ms(300), ms(350)}, waits: true,
+			events: []eventsv1.Event{event("BindRefused", "a", now, ms(1300))},
 		},
-		"Once":       {reason: "one refusal has no pace", events: []eventsv1.Event{event("BindRefused", "a", now, 0)}},
-		"Backoff":    {reason: "the scheduler waits a second", events: []eventsv1.Event{event("BindRefused", "a", now, time.Second), event("BindRefused", "b", now.Add(3*time.Second), 0)}},
-		"SameNode":   {reason: "the second refusal follows immediately", events: []eventsv1.Event{event("BindRefused", "a", now, 20*time.Millisecond)}, loops: true},
-		"OtherNode":  {reason: "another node is also a repeated Binding", events: []eventsv1.Event{event("BindRefused", "b", now.Add(30*time.Millisecond), 0), event("BindRefused", "a", now, 0)}, loops: true},
-		"OtherEvent": {reason: "only refusals count", events: []eventsv1.Event{event("BindRefused", "a", now, 0), event("WaitingForPreBind", "a", now, 0), event("FailedScheduling", "", now, 0)}},
+		"Uneven": {
+			reason: "one of the slow calls, or backoff", calls: []time.Duration{ms(2300), ms(300)},
+			events: []eventsv1.Event{event("BindRefused", "a", now, ms(1300))},
+		},
+		"Once":    {reason: "one refusal has no pace", calls: []time.Duration{ms(10)}, events: []eventsv1.Event{event("BindRefused", "a", now, 0)}},
+		"Backoff": {reason: "the scheduler waits a second", calls: []time.Duration{ms(10)}, events: []eventsv1.Event{event("BindRefused", "a", now, time.Second), event("BindRefused", "b", now.Add(3*time.Second), 0)}, waits: true},
+		"SameNode": {
+			reason: "the second refusal follows immediately", calls: []time.Duration{ms(10)}, loops: true,
+			events: []eventsv1.Event{event("BindRefused", "a", now, ms(20))},
+		},
+		"OtherNode": {
+			reason: "another node is also a repeated Binding", calls: []time.Duration{ms(10)}, loops: true,
+			events: []eventsv1.Event{event("BindRefused", "b", now.Add(ms(30)), 0), event("BindRefused", "a", now, 0)},
+		},
+		"OtherEvent": {
+			reason: "only refusals count", calls: []time.Duration{ms(10)},
+			events: []eventsv1.Event{event("BindRefused", "a", now, 0), event("WaitingForPreBind", "a", now, 0), event("FailedScheduling", "", now, 0)},
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := paced(sightings(tc.events, "BindRefused"), tc.call)
-			var v *violation
-			if !tc.loops {
-				require.NoError(t, err, tc.reason)
-				return
+			var p pace
+			for _, took := range tc.calls {
+				p.called(took)
 			}
-			require.ErrorAs(t, err, &v, tc.reason)
-			assert.Contains(t, v.advice, "backoff")
+			p.add(sightings(tc.events, "BindRefused"))
+			assert.Equal(t, tc.loops, p.loops(), tc.reason)
+			assert.Equal(t, tc.waits, p.waits(), tc.reason)
 		})
 	}
+}
+
+func TestPace_AddsPods(t *testing.T) {
+	now := time.Now()
+	var p pace
+	p.called(time.Second)
+	p.called(10 * time.Millisecond)
+	p.add([]sighting{{at: now}, {at: now.Add(time.Second)}})
+	assert.False(t, p.loops(), "a second may be a slow call")
+	assert.Equal(t, "1s between two Bindings (no proof of backoff: calls took 10ms to 1s)", p.String())
+	p.add([]sighting{{at: now}, {at: now.Add(20 * time.Millisecond)}, {at: now.Add(2 * time.Second)}})
+	assert.True(t, p.loops(), "the second pod shows the loop")
+	assert.Contains(t, p.violation().advice, "backoff")
+	assert.Contains(t, p.violation().what, "20ms after a refusal")
 }
 
 func TestIsUsable(t *testing.T) {
