@@ -61,14 +61,17 @@ properties: ## Run property and model tests with random seeds (ROUNDS=50: number
 	PREBIND_SEED=$(if $(filter-out file,$(origin SEED)),$(SEED),random) go test -race -timeout 60m -count=$(ROUNDS) \
 		-run 'Properties$$|^TestModel' $$(go list ./... | grep -v /test/)
 
-# One package at a time: each starts a control plane, and go test shows the output of a single package immediately.
+# Shows each test when it ends, and at the end the output of those that failed. The file contains the output of all.
+E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -count=1 $(2) ./test/$(1)
+
+# One package at a time, because each starts a control plane.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
-	go test -race -count=1 -timeout 20m -v ./test/cluster
-	go test -race -count=1 -timeout 30m -v ./test/e2e
-	go test -race -count=1 -timeout 20m -v ./test/faults
-	go test -count=1 -parallel 4 -timeout 10m -v ./test/bench
-	go test -count=1 -timeout 20m -v ./test/release
+	$(call E2E,cluster,-race -timeout 20m)
+	$(call E2E,e2e,-race -timeout 30m)
+	$(call E2E,faults,-race -timeout 20m)
+	$(call E2E,bench,-parallel 4 -timeout 10m)
+	$(call E2E,release,-timeout 20m)
 
 # Versions of Kubernetes in addition to that of make test.
 KUBERNETES ?= $(patsubst test/kubernetes/%.mod,%,$(wildcard test/kubernetes/[0-9]*.mod))
@@ -78,9 +81,13 @@ test-versions: ## Run the end-to-end tests on the other supported versions of Ku
 	@for version in $(KUBERNETES); do \
 		echo "Kubernetes $$version" && export PREBIND_TEST_KUBERNETES=$$version && \
 		go run ./test/cluster/build && \
-		go test -race -count=1 -timeout 20m -v ./test/cluster && \
-		go test -race -count=1 -timeout 30m -v ./test/e2e || exit 1; \
+		$(MAKE) --no-print-directory test-version || exit 1; \
 	done
+
+.PHONY: test-version
+test-version:
+	$(call E2E,cluster,-race -timeout 20m)
+	$(call E2E,e2e,-race -timeout 30m)
 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench

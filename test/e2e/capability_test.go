@@ -4,12 +4,8 @@
 package e2e
 
 import (
-	"fmt"
-	"io"
-	"maps"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,12 +29,6 @@ var effects = map[string]string{
 	copiesLabels:      "the API server copies labels of a Binding to the pod",
 	bindingConditions: "ResourceClaims have binding conditions",
 }
-
-// skipped are the tests that were skipped, by the reason.
-var skipped = struct {
-	sync.Mutex
-	tests map[string][]string
-}{tests: map[string][]string{}}
 
 // features are the feature gates that the kube-apiserver of each cluster enables. They do not change.
 var features = struct {
@@ -73,7 +63,7 @@ func (w *world) needs(t *testing.T, feature string) {
 	if w.enabled(t, feature) {
 		return
 	}
-	skip(t, fmt.Sprintf("kube-apiserver does not enable %s: %s", feature, effects[feature]))
+	t.Skipf("kube-apiserver does not enable %s: %s", feature, effects[feature])
 }
 
 // needsEmulation skips the test if kube-apiserver cannot emulate the version.
@@ -85,16 +75,8 @@ func needsEmulation(t *testing.T, version string) {
 	out, err := exec.CommandContext(t.Context(), assets.APIServer, "--emulated-version="+version, "--cert-dir="+t.TempDir()).CombinedOutput()
 	require.Error(t, err)
 	if strings.Contains(string(out), "emulation version "+version+" is not between") {
-		skip(t, "kube-apiserver cannot emulate "+version)
+		t.Skip("kube-apiserver cannot emulate " + version)
 	}
-}
-
-func skip(t *testing.T, reason string) {
-	t.Helper()
-	skipped.Lock()
-	skipped.tests[reason] = append(skipped.tests[reason], t.Name())
-	skipped.Unlock()
-	t.Skip(reason)
 }
 
 // assertCopied checks that the pod has the label of its Binding if the API server copies labels, and otherwise not.
@@ -104,16 +86,5 @@ func (w *world) assertCopied(t *testing.T, pod *corev1.Pod, key, value string) {
 		assert.Equal(t, value, pod.Labels[key])
 	} else {
 		assert.NotContains(t, pod.Labels, key, "the API server does not enable %s", copiesLabels)
-	}
-}
-
-// listSkipped lists the skipped tests, after all tests have ended.
-func listSkipped(out io.Writer) {
-	skipped.Lock()
-	defer skipped.Unlock()
-	for _, reason := range slices.Sorted(maps.Keys(skipped.tests)) {
-		tests := skipped.tests[reason]
-		slices.Sort(tests)
-		fmt.Fprintf(out, "skipped: %s: %s\n", reason, strings.Join(tests, ", "))
 	}
 }

@@ -48,7 +48,6 @@ func TestMain(m *testing.M) {
 		shared, err = newWorld(ctx, c, binary, 2)
 		return err
 	})
-	listSkipped(os.Stderr)
 	os.Exit(code)
 }
 
