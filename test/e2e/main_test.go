@@ -130,10 +130,14 @@ func take(t *testing.T, slots chan<- struct{}) {
 	}
 }
 
-// ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and, if empty, Binary of the options.
+// ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and Binary of the options if they are
+// empty.
 func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string) *world {
 	t.Helper()
-	o.Cluster, o.Binary = ownCluster(t, cluster.Options{Audit: true}), cmp.Or(o.Binary, shared.prebind.Binary())
+	if o.Cluster == nil {
+		o.Cluster = ownCluster(t, cluster.Options{Audit: true})
+	}
+	o.Binary = cmp.Or(o.Binary, shared.prebind.Binary())
 	w, err := newWorldWith(t.Context(), o, replicas, args...)
 	require.NoError(t, err)
 	w.killAfter(t)

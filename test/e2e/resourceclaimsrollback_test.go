@@ -23,7 +23,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
 )
 
 // ownedClasses lists the classes that Prebind allocates. Each test uses a separate class.
@@ -32,7 +34,9 @@ const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.co
 // Tests of allocation and of the end of a bind have their own installation.
 func TestResourceClaimsAllocate(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 0, "--resource-claims-allocate="+ownedClasses)
+	// This test waits for minutes, so it starts without a slot of ownClusters.
+	o := install.Options{Cluster: clustertest.Start(t, cluster.Options{Audit: true})}
+	w := ownWorldWith(t, o, 0, "--resource-claims-allocate="+ownedClasses)
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
 	for range 2 {
 		_, err := w.start(t.Context())
