@@ -131,7 +131,10 @@ func (c *call) awaitRollBack(ctx context.Context, held *hold, a *attempt.Attempt
 // false if the call must join again.
 func (c *call) awaitRound(ctx context.Context, held *hold, a *attempt.Attempt, r *attempt.Round) (Decision, bool) {
 	c.contexts = append(c.contexts, r.Context)
-	if !held.until(ctx, r, r.Done()) {
+	leave := c.attempts.Attend(r)
+	held.until(ctx, r, r.Done())
+	leave()
+	if !isClosed(r.Done()) {
 		if r.OverBudget() {
 			// The plugin ignores the end of its context.
 			return c.later(a.OverBudget(r)), true

@@ -227,6 +227,48 @@ func TestMaxHolds_AnswersFurtherCalls(t *testing.T) {
 	})
 }
 
+// A wait for a turn ends only during a call, so a call without a seat is held for a moment.
+func TestTurn_ComesDuringACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, turns := newWaiter(), &plugin{name: "turns"}
+		free := false
+		other := gen.Pod("other", gen.UID("pod-2"))
+		e := newTestEngine(t, func(o *Options) {
+			o.Settings.MaxHolds = 1
+			o.Settings.Plugins = []framework.PreBinder{turns, w}
+			o.Cached = holding(thePod, other, theNode)
+			h := framework.Handle{Cached: o.Cached, Live: o.Live, Changes: o.Changes, Clock: o.Clock}
+			turns.preBind = func(ctx context.Context, bc *framework.BindContext) error {
+				return framework.Await(ctx, h, bc, func(context.Context, framework.Reader) (framework.Waiting, error) {
+					if bc.Pod.Name != other.Name || free && !bc.Away() {
+						return framework.Waiting{}, nil
+					}
+					return framework.Waiting{For: "its turn", Turn: true}, nil
+				}, bc.Calls())
+			}
+		})
+		held := later(t.Context(), e, theRequest())
+		synctest.Wait()
+		r := requestFor(gen.Binding(other, "node-a"))
+		d := e.Bind(t.Context(), r)
+		require.Equal(t, framework.KindWait, kindOf(d.Err), "no seat is free")
+		synctest.Wait()
+		d, took := timed(t.Context(), e, r)
+		assert.ErrorContains(t, d.Err, "waiting for its turn")
+		assert.Equal(t, glance, took, "its turn could come")
+		free = true
+		<-time.After(time.Second)
+		require.Equal(t, int32(1), w.preBinds.Load(), "its client is away")
+		answer := later(t.Context(), e, r)
+		synctest.Wait()
+		require.Equal(t, int32(2), w.preBinds.Load(), "its client calls")
+		w.release <- nil
+		w.release <- nil
+		assert.Nil(t, (<-answer).Err, "the call is still there")
+		assert.Nil(t, (<-held).Err)
+	})
+}
+
 func TestAttempt_OutlivesTheCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()

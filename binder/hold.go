@@ -25,6 +25,9 @@ type hold struct {
 	refused bool
 }
 
+// glance is how long a call without a seat is held if a plugin waits for the turn of its bind. The turn comes only during a call.
+const glance = 50 * time.Millisecond
+
 // until holds the call until the channel is closed, and says whether it was. It does not
 // wait where the call gets no seat, nor longer than it keeps the seat.
 func (h *hold) until(ctx context.Context, r *attempt.Round, done <-chan struct{}) bool {
@@ -32,6 +35,9 @@ func (h *hold) until(ctx context.Context, r *attempt.Round, done <-chan struct{}
 		return true
 	}
 	h.take(r)
+	if h.refused && r.Context.ReportedWait().Turn {
+		h.glance(ctx, done)
+	}
 	if h.occupant != nil && !h.refused {
 		_, ended := h.call.recorder.Step(ctx, h.call.step(runner.StepHold, h.call.attemptID()))
 		report := h.call.reportHold(r)
@@ -51,6 +57,18 @@ func (h *hold) until(ctx context.Context, r *attempt.Round, done <-chan struct{}
 		ended(nil)
 	}
 	return isClosed(done)
+}
+
+// glance holds the call for a moment.
+func (h *hold) glance(ctx context.Context, done <-chan struct{}) {
+	timer := h.call.clock.NewTimer(glance)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C():
+	case <-ctx.Done():
+	case <-h.call.draining:
+	}
 }
 
 // take takes a seat, once for the call.

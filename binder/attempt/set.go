@@ -89,6 +89,16 @@ func (s *Set) Allow(a *Attempt) bool {
 	return true
 }
 
+// Attend records that a call waits for the round, until leave is called; see framework.BindContext.Away.
+func (s *Set) Attend(r *Round) (leave func()) {
+	r.Context.CallBegan()
+	s.o.Changes.Changed(r.Context.Calls())
+	return func() {
+		r.Context.CallEnded()
+		s.o.Changes.Changed(r.Context.Calls())
+	}
+}
+
 // Started returns the plugins whose PreBind was started, in order; the caller owns the
 // slice.
 func (s *Set) Started(a *Attempt) []Started {

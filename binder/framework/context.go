@@ -62,6 +62,9 @@ type BindContext struct {
 	warnings         []string
 	findings         []Finding
 	devices          []Device
+	// calls is the number of calls that wait for the bind. away means that there were some, and that all have ended.
+	calls int
+	away  bool
 }
 
 // byPlugin contains values by plugin and key.
@@ -217,6 +220,9 @@ type Waiting struct {
 	// Calls for one bind reach several replicas, so the first call that this replica receives
 	// can arrive long after the start of the wait. Only ExpectWait uses it.
 	Since time.Time
+	// Turn means that the bind waits for its turn, which it gets only while its client is not away; see BindContext.Away.
+	// The engine then holds each call for at least a moment.
+	Turn bool
 }
 
 // ReportWait records the current wait of the plugin, for events, the response to the client, and
@@ -232,6 +238,35 @@ func (bc *BindContext) ReportedWait() Waiting {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	return bc.waiting
+}
+
+// Away returns whether the client is between two calls. Its next call may reach another replica, or never come. In PreBind, a
+// plugin that gives binds of several pods something in turn, and holds it only in the memory of this replica, skips binds whose
+// client is away. Otherwise, others wait for what no bind uses. Await looks again when a call begins or ends, if the Ref of Calls is
+// among its objects.
+func (bc *BindContext) Away() bool {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	return bc.away
+}
+
+// Calls returns the reference to the calls for the bind. It changes with Away.
+func (bc *BindContext) Calls() Ref { return Ref{kind: "Binding", selection: "calls", name: bc.Attempt} }
+
+// CallBegan records that a call waits for the bind. The engine calls it, and CallEnded at the end of the wait.
+func (bc *BindContext) CallBegan() {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.calls++
+	bc.away = false
+}
+
+// CallEnded records that a call no longer waits for the bind.
+func (bc *BindContext) CallEnded() {
+	bc.mu.Lock()
+	defer bc.mu.Unlock()
+	bc.calls--
+	bc.away = bc.calls == 0
 }
 
 // Intend records, in PreFlight, a write that PreBind will make, as a complete sentence. The

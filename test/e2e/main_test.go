@@ -58,7 +58,7 @@ func waitTogether() {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if !given {
-		_ = flag.Set("test.parallel", "32")
+		_ = flag.Set("test.parallel", "48")
 	}
 }
 

@@ -168,6 +168,10 @@ func TestStartLimit(t *testing.T) {
 			t.Parallel()
 			testStartsWithoutSlot(t, w)
 		})
+		t.Run("a client that is away", func(t *testing.T) {
+			t.Parallel()
+			testStartsWithoutClient(t, w)
+		})
 	})
 	t.Run("a pod that never starts", func(t *testing.T) {
 		limited(t, w, 3, "limit: 1, wait: 3m, startTimeout: 15s")
@@ -254,6 +258,35 @@ func testStartsWithoutSlot(t *testing.T, w *world) {
 		assert.Less(t, time.Since(began), 5*time.Second, "%s should not wait", name)
 	}
 	assert.Zero(t, b.waitingForStart())
+}
+
+// testStartsWithoutClient fills the node. The client of the first bind that waits stops calling, so the second one gets the slot.
+func testStartsWithoutClient(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	node, toleration := b.ownNode("away")
+	s := b.observe(node, 0)
+	s.bindAll(byHand, 2, toleration)()
+	s.untilSeen(2)
+	first, err := b.createPod("first", byHand, toleration)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	require.Error(t, b.client.CoreV1().Pods(b.ns).Bind(ctx, gen.Binding(first, node), metav1.CreateOptions{}))
+	second, err := b.createPod("second", byHand, toleration)
+	require.NoError(t, err)
+	var client sync.WaitGroup
+	client.Go(func() {
+		errs := b.insist(t.Context(), gen.Binding(second, node))
+		assert.NoError(t, errs[len(errs)-1])
+	})
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, 2, b.waitingForStart()) }, patience, again)
+	s.runOne()
+	began := time.Now()
+	client.Wait()
+	// The attempt of the first client would keep the slot for framework.BindSettles.
+	assert.Less(t, time.Since(began), aMoment)
+	s.runOne()
+	require.NoError(t, b.bindByHand(gen.Binding(first, node)), "its client is there again")
 }
 
 // testStartsOfCrowd binds 200 pods to a node at the same time through two replicas.

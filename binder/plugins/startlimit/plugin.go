@@ -181,7 +181,8 @@ func (p *Plugin) Take(ctx context.Context, bc *framework.BindContext) bool {
 	return true
 }
 
-// PreBind waits for a slot and reserves it. Binds get slots in the order of their arrival.
+// PreBind waits for a slot and reserves it. Binds get slots in the order of their arrival, while their client is not away: the
+// slot of a client that calls another replica next would be lost for framework.BindSettles.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	t := p.slots.enter(bc.Node.Name)
 	defer p.slots.leave(t)
@@ -193,6 +194,8 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 			return framework.Waiting{}, rejected(bc, state, until)
 		}
 		w := waiting(bc, p.rules.limit)
+		w.Turn = true
+		p.slots.attend(t, bc.Away(), p.rules.limit)
 		if p.slots.canTake(t, bc.Pod.UID, p.rules.limit) {
 			a, err := p.take(ctx, reader, bc, t, at.Now, state == trying)
 			switch {
@@ -209,7 +212,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 			}
 		}
 		return at.WaitAtMost(p.wait, w)
-	}, p.pods.Changed(bc.Node.Name))
+	}, p.pods.Changed(bc.Node.Name), bc.Calls())
 }
 
 // PreBindRollBack releases the slot.

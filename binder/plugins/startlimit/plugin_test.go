@@ -156,6 +156,42 @@ func assertTaken(t *testing.T, reason string, all ...*plugintest.Running) {
 	}
 }
 
+// The client of a bind can be between two calls, or have called another replica in the meantime.
+func TestPreBind_SkipsBindsWhoseClientIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(1), bound("old"))
+		first, second, third := bind("first"), bind("second"), bind("third")
+		call := func(bc *framework.BindContext, change func()) {
+			change()
+			w.h.Changes.Changed(bc.Calls())
+			synctest.Wait()
+		}
+		for _, bc := range []*framework.BindContext{first, second, third} {
+			bc.CallBegan()
+		}
+		one := w.start(t.Context(), first)
+		assertWaits(t, "the node is full", one)
+		two := w.start(t.Context(), second)
+		assertWaits(t, "the node is full", one, two)
+		call(first, first.CallEnded)
+		w.server.Put(bound("old", inPhase(corev1.PodRunning)))
+		assertTaken(t, "it is the first whose client waits", two)
+		assertWaits(t, "its client is away", one)
+
+		w.server.Put(bound("second"))
+		w.server.Put(bound("second", inPhase(corev1.PodRunning)))
+		assertWaits(t, "its client is still away", one)
+		reserved, queued := w.slots.count()
+		assert.Equal(t, []int{0, 1}, []int{reserved, queued}, "the slot is free")
+		assert.True(t, w.Take(t.Context(), third), "other binds do not wait for it")
+		w.server.Put(bound("third"))
+		call(first, first.CallBegan)
+		assertWaits(t, "the node is full", one)
+		w.server.Put(bound("third", inPhase(corev1.PodRunning)))
+		assertTaken(t, "its client is there again", one)
+	})
+}
+
 func TestPreBind_WaitsForSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, small(2), bound("old"))

@@ -103,7 +103,11 @@ type node struct {
 }
 
 // ticket is the place of a bind in the queue of its node.
-type ticket struct{ node string }
+type ticket struct {
+	node string
+	// away means that the client is between two calls. Binds behind the ticket do not wait for it.
+	away bool
+}
 
 func newSlots() *slots {
 	return &slots{nodes: map[string]*node{}, changed: func(string) {}, replicas: func() int { return 0 }}
@@ -155,18 +159,27 @@ func (s *slots) enter(name string) *ticket {
 	return t
 }
 
+// attend records whether the client of the bind is between two calls. If it leaves, the binds behind it may get its turn.
+func (s *slots) attend(t *ticket, away bool, limit int) {
+	s.update(t.node, func(n *node) bool {
+		left := away && !t.away && n.before(t) < limit
+		t.away = away
+		return left && n.before(nil) > 0
+	})
+}
+
 // leave removes the ticket from the queue, if it is still there.
 func (s *slots) leave(t *ticket) {
 	s.update(t.node, func(n *node) bool { return n.dequeue(t) })
 }
 
-// canTake returns whether take can succeed: not if too many binds are before the ticket, unless the pod
-// has a slot.
+// canTake returns whether take can succeed: not if too many binds are before the ticket, or if the client is away, unless the
+// pod has a slot.
 func (s *slots) canTake(t *ticket, uid types.UID, limit int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.nodes[t.node]
-	return slices.Index(n.queue, t) < limit || n.find(uid) >= 0
+	return !t.away && n.before(t) < limit || n.find(uid) >= 0
 }
 
 // view is a list of the pods that start on a node.
@@ -189,7 +202,7 @@ type answer struct {
 }
 
 // take reserves a slot for the bind if this replica has one for it and for all binds before its ticket. Without a
-// ticket, all binds in the queue are before it. If alone is set, take does so only if no other pod of the
+// ticket, all binds in the queue are before it. Binds whose client is away do not count. If alone is set, take does so only if no other pod of the
 // namespace starts on the node. A bind that has a slot keeps it, until the
 // first reservation times out.
 func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alone bool) answer {
@@ -206,10 +219,7 @@ func (s *slots) take(name string, bind starting, t *ticket, v view, r rules, alo
 			return false
 		}
 		all := r.merge(v.pods, n.reserved, bind.since)
-		ahead := slices.Index(n.queue, t)
-		if t == nil {
-			ahead = len(n.queue)
-		}
+		ahead := n.before(t)
 		reserved := 0
 		for _, s := range all {
 			if s.number > 0 {
@@ -237,12 +247,12 @@ func (s *slots) observations() uint64 {
 	return s.seen
 }
 
-// on returns the reservations and the length of the queue of the node. The caller owns the slice.
+// on returns the reservations of the node, and how many binds in its queue have a client that is not away. The caller owns the slice.
 func (s *slots) on(name string) (reserved []starting, queued int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := s.nodes[name]; n != nil {
-		return slices.Clone(n.reserved), len(n.queue)
+		return slices.Clone(n.reserved), n.before(nil)
 	}
 	return nil, 0
 }
@@ -305,6 +315,20 @@ func (s *slots) count() (reserved, queued int) {
 
 func (n *node) find(uid types.UID) int {
 	return slices.IndexFunc(n.reserved, func(s starting) bool { return s.uid == uid })
+}
+
+// before returns how many binds whose client is not away are in the queue before the ticket, or in the whole queue for nil.
+func (n *node) before(t *ticket) int {
+	count := 0
+	for _, other := range n.queue {
+		if other == t {
+			break
+		}
+		if !other.away {
+			count++
+		}
+	}
+	return count
 }
 
 // dequeue returns whether another bind waits behind the ticket.

@@ -150,6 +150,29 @@ func TestTake_ExpiredReservationQueuesAgain(t *testing.T) {
 	assert.True(t, s.take(nodeA, starting{uid: "b", since: own.since}, before, view{}, r, false).taken)
 }
 
+// The bind behind a ticket has looked and found that it is not its turn.
+func TestAttend_GivesTheTurnToTheNext(t *testing.T) {
+	s, changed := newSlots(), 0
+	s.connect(func(string) { changed++ }, func() int { return 1 })
+	first, second := s.enter(nodeA), s.enter(nodeA)
+	assert.True(t, s.canTake(first, "a", 1))
+	assert.False(t, s.canTake(second, "b", 1))
+	s.attend(second, true, 1)
+	s.attend(second, false, 1)
+	assert.Zero(t, changed, "no bind waited for its turn")
+	s.attend(first, true, 1)
+	assert.Equal(t, 1, changed, "it is the turn of the next one")
+	assert.False(t, s.canTake(first, "a", 1))
+	assert.True(t, s.canTake(second, "b", 1))
+	s.attend(first, true, 1)
+	s.attend(second, true, 1)
+	assert.Equal(t, 1, changed, "no other client waits")
+	_, queued := s.on(nodeA)
+	assert.Zero(t, queued)
+	s.attend(first, false, 1)
+	assert.True(t, s.canTake(first, "a", 1), "it keeps its place")
+}
+
 func TestTake_EachHasItsOwnTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, small(1))
