@@ -131,6 +131,8 @@ func (c *call) awaitRollBack(ctx context.Context, held *hold, a *attempt.Attempt
 // false if the call must join again.
 func (c *call) awaitRound(ctx context.Context, held *hold, a *attempt.Attempt, r *attempt.Round) (Decision, bool) {
 	c.contexts = append(c.contexts, r.Context)
+	// The call can bring the turn, and then the bind waits for something else.
+	held.turn = r.Context.ReportedWait().Turn
 	leave := c.attempts.Attend(r)
 	held.until(ctx, r, r.Done())
 	leave()

@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -231,7 +232,7 @@ func TestMaxHolds_AnswersFurtherCalls(t *testing.T) {
 func TestTurn_ComesDuringACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, turns := newWaiter(), &plugin{name: "turns"}
-		free := false
+		var free atomic.Bool
 		other := gen.Pod("other", gen.UID("pod-2"))
 		e := newTestEngine(t, func(o *Options) {
 			o.Settings.MaxHolds = 1
@@ -240,7 +241,7 @@ func TestTurn_ComesDuringACall(t *testing.T) {
 			h := framework.Handle{Cached: o.Cached, Live: o.Live, Changes: o.Changes, Clock: o.Clock}
 			turns.preBind = func(ctx context.Context, bc *framework.BindContext) error {
 				return framework.Await(ctx, h, bc, func(context.Context, framework.Reader) (framework.Waiting, error) {
-					if bc.Pod.Name != other.Name || free && !bc.Away() {
+					if bc.Pod.Name != other.Name || free.Load() && !bc.Away() {
 						return framework.Waiting{}, nil
 					}
 					return framework.Waiting{For: "its turn", Turn: true}, nil
@@ -256,7 +257,7 @@ func TestTurn_ComesDuringACall(t *testing.T) {
 		d, took := timed(t.Context(), e, r)
 		assert.ErrorContains(t, d.Err, "waiting for its turn")
 		assert.Equal(t, glance, took, "its turn could come")
-		free = true
+		free.Store(true)
 		<-time.After(time.Second)
 		require.Equal(t, int32(1), w.preBinds.Load(), "its client is away")
 		answer := later(t.Context(), e, r)

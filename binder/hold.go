@@ -23,6 +23,8 @@ type hold struct {
 	from     *seats
 	// refused says that there was no seat, or that another call has got it.
 	refused bool
+	// turn says that a plugin waited for the turn of the bind when the call came.
+	turn bool
 }
 
 // glance is how long a call without a seat is held if a plugin waits for the turn of its bind. The turn comes only during a call.
@@ -35,7 +37,7 @@ func (h *hold) until(ctx context.Context, r *attempt.Round, done <-chan struct{}
 		return true
 	}
 	h.take(r)
-	if h.refused && r.Context.ReportedWait().Turn {
+	if h.refused && h.turn {
 		h.glance(ctx, done)
 	}
 	if h.occupant != nil && !h.refused {
