@@ -54,6 +54,33 @@ func TestBind_CallEnds(t *testing.T) {
 				}}}
 			},
 		},
+		"VerifyIsNotSkip": {
+			reason: "a plugin asks for live reads, for which there is no time: without them it has reserved nothing",
+			prepare: func(o *Options, end context.CancelFunc) {
+				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(_ *framework.BindContext) (framework.Next, error) {
+					end()
+					return framework.Verify, nil
+				}}}
+			},
+		},
+		"RejectedByTheCache": {
+			reason: "the cache alone does not reject a bind",
+			prepare: func(o *Options, end context.CancelFunc) {
+				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(_ *framework.BindContext) (framework.Next, error) {
+					end()
+					return framework.Skip, framework.Refuse(claim, "not found")
+				}}}
+			},
+		},
+		"Ready": {
+			reason: "an ended call is never allowed",
+			prepare: func(o *Options, end context.CancelFunc) {
+				o.Settings.Plugins = []framework.PreBinder{&checker{plugin: plugin{name: "p"}, preFlight: func(_ *framework.BindContext) (framework.Next, error) {
+					end()
+					return framework.Skip, nil
+				}}}
+			},
+		},
 		"ReadingClaims": {
 			reason: "a required mutator needs the devices of the pod's claims",
 			prepare: func(o *Options, end context.CancelFunc) {

@@ -198,9 +198,9 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 	}
 	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
 	d, pod := c.decide(ctx)
-	if cutShort(ctx, d.Err) {
+	if cause := cutShort(ctx, d.Err); cause != nil {
 		// There is no decision that an event could report.
-		d, pod = d.deny(unfinished(r, d.Err)), nil
+		d, pod = d.deny(unfinished(r, cause)), nil
 	}
 	warnings := c.warnings()
 	d.Warnings = append(d.Warnings, warnings...)
@@ -305,14 +305,23 @@ func (c *call) outdated(ctx context.Context) (bool, *framework.Error) {
 	return true, nil
 }
 
-// cutShort returns whether the decision failed because the call ended: the client canceled
-// it, or it timed out.
-func cutShort(ctx context.Context, err *framework.Error) bool {
-	return err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
+// cutShort returns why a call that has ended has no decision: the client canceled it, or it timed out. An ended call is never
+// allowed, because a step can have been left out. cutShort returns nil if the decision stands.
+func cutShort(ctx context.Context, err *framework.Error) error {
+	switch {
+	case ctx.Err() == nil:
+		return nil
+	case err == nil:
+		return context.Cause(ctx)
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
+	default:
+		return nil
+	}
 }
 
 // unfinished is the answer to a call that ended before the decision.
-func unfinished(r Request, cause *framework.Error) *framework.Error {
+func unfinished(r Request, cause error) *framework.Error {
 	err := framework.Wait(podObject(r.Pod), "the request ended before the decision").Advise("retry the Binding").Because(cause)
 	err.Plugin = framework.Binder
 	return err

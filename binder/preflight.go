@@ -43,8 +43,12 @@ func (c *call) preFlight(ctx context.Context, bc *framework.BindContext) ([]fram
 func (c *call) check(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) (framework.Next, *framework.Error) {
 	before := bc.Checkpoint()
 	next, err := c.runner.PreFlight(ctx, p, false, bc)
-	if err == nil && next != framework.Verify || ctx.Err() != nil {
-		return next, err
+	if err == nil && next != framework.Verify {
+		return next, nil
+	}
+	if ctx.Err() != nil {
+		// There is no time for the live reads, and the cache alone must neither reject the bind nor skip the plugin.
+		return framework.Run, unfinished(c.Request, context.Cause(ctx))
 	}
 	bc.Restore(before)
 	if err := c.refresh(ctx, bc); err != nil {
