@@ -53,7 +53,8 @@ type AuditEvent struct {
 func (c *Cluster) AuditLog() string { return c.file("audit.log") }
 
 // AuditEvents returns one event, at the level Metadata, for each answer that the
-// API server has given to a bind, by either path, in order. Annotations contain the additions of webhooks. It is an error if [Options.Audit] is not set.
+// API server has given to a bind, by either path, in order. Annotations contain the additions of webhooks. The event of a bind is there when its client has the answer, but
+// not yet when the pod is bound. It is an error if [Options.Audit] is not set.
 func (c *Cluster) AuditEvents() ([]AuditEvent, error) {
 	if !c.o.Audit {
 		return nil, errors.New("read the audit log: there is none: set Options.Audit")

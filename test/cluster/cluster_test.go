@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,18 +49,17 @@ func TestSchedulerBindsPod(t *testing.T) {
 	pod := untilBound(t, client, namespace, newPod(t, client, namespace, cluster.DefaultScheduler, ""))
 	assert.Contains(t, pod.Spec.NodeName, "bind-")
 
-	events, err := shared.AuditEvents()
-	require.NoError(t, err)
-	var binds int
-	for _, event := range events {
-		if event.ObjectRef.Namespace == namespace && event.ObjectRef.Name == pod.Name {
-			binds++
-			assert.Equal(t, "system:kube-scheduler", event.User.Username)
-			assert.Equal(t, "binding", event.ObjectRef.Subresource)
-			assert.EqualValues(t, 201, event.ResponseStatus.Code)
-		}
-	}
-	assert.Equal(t, 1, binds, "binds of the pod in the audit log")
+	// The API server logs the Binding when it has answered, which is after the pod is bound.
+	binds := until(t, "the Binding in the audit log", func(context.Context) ([]cluster.AuditEvent, error) {
+		events, err := shared.AuditEvents()
+		return slices.DeleteFunc(events, func(e cluster.AuditEvent) bool {
+			return e.ObjectRef == nil || e.ObjectRef.Namespace != namespace || e.ObjectRef.Name != pod.Name
+		}), err
+	}, func(binds []cluster.AuditEvent) bool { return len(binds) > 0 })
+	require.Len(t, binds, 1, "binds of the pod in the audit log")
+	assert.Equal(t, "system:kube-scheduler", binds[0].User.Username)
+	assert.Equal(t, "binding", binds[0].ObjectRef.Subresource)
+	assert.EqualValues(t, 201, binds[0].ResponseStatus.Code)
 
 	node, err := client.CoreV1().Nodes().Get(t.Context(), "bind-4", metav1.GetOptions{})
 	require.NoError(t, err)

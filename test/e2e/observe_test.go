@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -78,16 +79,40 @@ func (b *bench) listEvents(selector string) []string {
 	return out
 }
 
+// audited returns the audit events of the Bindings in the namespace, in order. The API server logs a Binding before its client gets the answer,
+// but after the pod is bound. audited therefore waits for the Bindings of all pods that are bound.
+func (b *bench) audited() []cluster.AuditEvent {
+	b.t.Helper()
+	var out []cluster.AuditEvent
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		pods, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{})
+		require.NoError(c, err)
+		events, err := b.cluster.AuditEvents()
+		require.NoError(c, err)
+		out = slices.DeleteFunc(events, func(e cluster.AuditEvent) bool { return e.ObjectRef == nil || e.ObjectRef.Namespace != b.ns })
+		bound := 0
+		for _, e := range out {
+			if e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusCreated && !strings.Contains(e.RequestURI, "dryRun=") {
+				bound++
+			}
+		}
+		assert.GreaterOrEqual(c, bound, len(slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !boundByBinding(&p) })))
+	}, patience, 20*time.Millisecond, "the API server should log the Bindings of all bound pods")
+	return out
+}
+
+// boundByBinding reports whether a Binding bound the pod. A pod that was created with a node lacks the condition.
+func boundByBinding(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue
+	})
+}
+
 // decisions returns Prebind's decision on each Binding of the pod, in order, from the API server's audit log.
 func (b *bench) decisions() []string {
 	b.t.Helper()
-	events, err := b.cluster.AuditEvents()
-	require.NoError(b.t, err)
 	var out []string
-	for _, e := range events {
-		if e.ObjectRef == nil || e.ObjectRef.Namespace != b.ns {
-			continue
-		}
+	for _, e := range b.audited() {
 		if said, ok := e.Annotations[install.WebhookName+"/decision"]; ok {
 			out = append(out, said)
 		}

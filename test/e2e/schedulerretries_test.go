@@ -39,11 +39,9 @@ func repeatedByScheduler(err error) bool {
 // codes returns the HTTP codes of all calls for binds in the namespace, in order.
 func (b *bench) codes() []int {
 	b.t.Helper()
-	events, err := b.cluster.AuditEvents()
-	require.NoError(b.t, err)
 	var out []int
-	for _, e := range events {
-		if e.ObjectRef != nil && e.ObjectRef.Namespace == b.ns && e.ResponseStatus != nil {
+	for _, e := range b.audited() {
+		if e.ResponseStatus != nil {
 			out = append(out, int(e.ResponseStatus.Code))
 		}
 	}
