@@ -47,7 +47,8 @@ https://github.com/prebind/prebind/blob/main/docs/conformance.md describes the c
 Checks:
 ` + conformance.Describe() + `
 Exit codes: 0 if no check fails, 1 if a check fails, 2 if a check or the run could
-not be completed, for example because a flag is invalid or a permission is missing.`,
+not be completed, for example because a flag is invalid or a permission is missing,
+3 if a check has no result because the cluster was overloaded.`,
 		Example: `  prebind conformance --scheduler-name=my-scheduler
   prebind conformance --scheduler-name=my-scheduler --run='wait|refused' --junit=report.xml
   prebind conformance --cleanup`,
@@ -111,13 +112,24 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 	if report != nil && ctx.Err() == nil {
 		err = errors.Join(err, report.WriteText(out), o.writeJUnit(report))
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+	return outcome(report)
+}
+
+// exitNoResult is the exit code of a run without a failure in which a check has no result.
+const exitNoResult = 3
+
+// outcome returns the error for the results of a run. It is nil if no check fails.
+func outcome(report *conformance.Report) error {
+	switch {
 	case report.Any(conformance.Fail):
 		return exitError{code: exitProblem}
 	case report.Any(conformance.Errored):
 		return errors.New("some checks could not be completed")
+	case report.Any(conformance.NoResult):
+		return exitError{code: exitNoResult}
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/cmd/prebind/conformance"
 )
 
 // TestConformance_Usage checks that a wrong command line is an error before the cluster is contacted, with the exit code that does
@@ -33,6 +35,34 @@ func TestConformance_Usage(t *testing.T) {
 			assert.Equal(t, 2, ExitCode(err), tc.reason)
 			assert.NotContains(t, err.Error(), "\n", "an error is one line")
 			assert.Empty(t, out)
+		})
+	}
+}
+
+// TestConformance_ExitCode checks the exit code of a run from the results of its checks.
+func TestConformance_ExitCode(t *testing.T) {
+	cases := map[string]struct {
+		reason   string
+		statuses []conformance.Status
+		want     int
+	}{
+		"Pass":     {reason: "a skipped check is not a failure", statuses: []conformance.Status{conformance.Pass, conformance.Skipped}, want: 0},
+		"Fail":     {reason: "a failure is proven", statuses: []conformance.Status{conformance.NoResult, conformance.Errored, conformance.Fail}, want: 1},
+		"Error":    {reason: "a repetition can have the same error", statuses: []conformance.Status{conformance.NoResult, conformance.Errored}, want: 2},
+		"NoResult": {reason: "the run can be repeated when the cluster has less load", statuses: []conformance.Status{conformance.Pass, conformance.NoResult, conformance.Skipped}, want: 3},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			report := &conformance.Report{}
+			for _, s := range tc.statuses {
+				report.Results = append(report.Results, conformance.Result{Status: s})
+			}
+			err := outcome(report)
+			if tc.want == 0 {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			assert.Equal(t, tc.want, ExitCode(unusable(err)), tc.reason)
 		})
 	}
 }

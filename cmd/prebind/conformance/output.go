@@ -30,7 +30,7 @@ func (r *Report) WriteText(out io.Writer) error {
 	for _, x := range r.Results {
 		count[x.Status]++
 	}
-	_, err := fmt.Fprintf(out, "\nScheduler %s: %d passed, %d failed, %d skipped, %d without a result.\n", r.Scheduler, count[Pass], count[Fail], count[Skipped], count[Errored])
+	_, err := fmt.Fprintf(out, "\nScheduler %s: %d passed, %d failed, %d skipped, %d without a result.\n", r.Scheduler, count[Pass], count[Fail], count[Skipped], count[Errored]+count[NoResult])
 	for _, x := range r.Results {
 		if x.Status == Fail && err == nil {
 			_, err = fmt.Fprintf(out, "\n%s: %s\n  See %s\n", x.Check, oneLine(x.Advice), x.link())
@@ -98,6 +98,9 @@ func (r *Report) WriteJUnit(out io.Writer) error {
 		case Skipped:
 			suite.Skipped++
 			c.Skipped = &junitMessage{Message: oneLine(x.Detail)}
+		case NoResult:
+			suite.Skipped++
+			c.Skipped = &junitMessage{Message: "no result: " + oneLine(x.Detail)}
 		}
 		suite.Cases = append(suite.Cases, c)
 	}

@@ -25,11 +25,14 @@ func report() *Report {
 	of := func(name, section string, took time.Duration, detail string, err error) Result {
 		return resultOf(check{name: name, section: section}, took, detail, err)
 	}
+	late := of("burst", "time-limits", 2*time.Minute, "", &violation{what: "40 of 50 pods were bound", advice: "Bind faster."})
+	late.excuse("the cluster is overloaded")
 	return &Report{Scheduler: "my-scheduler", Namespace: "prebind-conformance-x7k2p", Results: []Result{
 		of("bind", "answers", 310*time.Millisecond, "bound to node-1 after 300ms", nil),
 		of("wait", "answers", 95*time.Second, "", fmt.Errorf("late: %w", &violation{what: "pod wait was not bound\nwithin 1m0s", advice: adviceRepeat})),
 		of("refused", "answers", 0, "", &skip{"the check needs 2 nodes"}),
 		of("volume", "repeat-a-binding", 30*time.Second, "", errors.New("creating PersistentVolume x: <connection refused>")),
+		late,
 	}}
 }
 
@@ -55,7 +58,7 @@ func TestReport_Golden(t *testing.T) {
 // TestReport_Any checks the statuses that decide the exit code.
 func TestReport_Any(t *testing.T) {
 	r := report()
-	for _, s := range []Status{Pass, Fail, Skipped, Errored} {
+	for _, s := range []Status{Pass, Fail, Skipped, Errored, NoResult} {
 		assert.True(t, r.Any(s), s)
 	}
 	r.Results = r.Results[:1]

@@ -26,27 +26,28 @@ import (
 // probeName is the name of a pod that is never bound. The command asks Prebind about it with dry runs.
 const probeName = "probe"
 
-// probe finds out what Prebind does in the namespace.
-func (s *session) probe(ctx context.Context) error {
-	if _, err := s.create(ctx, s.pod(probeName, unscheduled)); err != nil {
-		return err
+// probe finds out what Prebind does in the namespace. It returns the pod with which it has asked.
+func (s *session) probe(ctx context.Context) (*corev1.Pod, error) {
+	pod, err := s.create(ctx, s.pod(probeName, unscheduled))
+	if err != nil {
+		return nil, err
 	}
 	x, err := s.explain(ctx, s.nodes[0].Name, nil)
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case x == nil:
-		return errors.New("binds in new namespaces do not pass Prebind: it is not installed, its mode is Off, or failurePolicy is Ignore and no replica answers; run 'prebind status'")
+		return nil, errors.New("binds in new namespaces do not pass Prebind: it is not installed, its mode is Off, or failurePolicy is Ignore and no replica answers; run 'prebind status'")
 	case x.Mode != binder.ModeEnforce:
-		return fmt.Errorf("the mode of Prebind in new namespaces is %s; the checks need Enforce, for example with a rule for the namespaces %s*", x.Mode, s.NamespacePrefix)
+		return nil, fmt.Errorf("the mode of Prebind in new namespaces is %s; the checks need Enforce, for example with a rule for the namespaces %s*", x.Mode, s.NamespacePrefix)
 	case x.Refusal != nil:
-		return fmt.Errorf("a plain pod is refused on node %s: %s: %s; choose other nodes with --nodes", s.nodes[0].Name, x.Refusal.Plugin, x.Refusal.Message)
+		return nil, fmt.Errorf("a plain pod is refused on node %s: %s: %s; choose other nodes with --nodes", s.nodes[0].Name, x.Refusal.Plugin, x.Refusal.Message)
 	}
 	for _, p := range x.Plugins {
 		s.plugins = append(s.plugins, p.Name)
 	}
 	s.say("Prebind is active; plugins: %s", strings.Join(s.plugins, ", "))
-	return nil
+	return pod, nil
 }
 
 // explain returns what Prebind would do with a bind of the probe to the node, or nil if it does not take part.

@@ -21,6 +21,8 @@ const (
 	Skipped Status = "SKIPPED"
 	// Errored means that the check broke off, for example because of an error of the API server. It says nothing about the scheduler.
 	Errored Status = "ERROR"
+	// NoResult means that the check did not pass while the cluster was overloaded. It says nothing about the scheduler.
+	NoResult Status = "NO RESULT"
 )
 
 // Result is the result of one check.
@@ -78,4 +80,13 @@ func resultOf(c check, took time.Duration, detail string, err error) Result {
 		r.Status, r.Detail = Errored, err.Error()
 	}
 	return r
+}
+
+// excuse removes the result of a check that did not pass, if the text describes an overload of the cluster.
+func (r *Result) excuse(overload string) {
+	if overload == "" || r.Status != Fail && r.Status != Errored {
+		return
+	}
+	r.Detail = overload + "; " + string(r.Status) + ": " + r.Detail
+	r.Status, r.Advice = NoResult, ""
 }

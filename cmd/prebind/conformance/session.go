@@ -43,6 +43,8 @@ type session struct {
 	plugins []string
 	// progress serializes lines of progress.
 	progress *sync.Mutex
+	// meter measures the cluster during the checks. Nil means that nothing measures it.
+	meter *meter
 	// created are the pods of the check, in the order of their creation.
 	created []*corev1.Pod
 }
@@ -82,9 +84,15 @@ func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 
 // checkAll makes the checks in the namespace.
 func (s *session) checkAll(ctx context.Context, selected []check) (*Report, error) {
-	if err := s.probe(ctx); err != nil {
+	probe, err := s.probe(ctx)
+	if err != nil {
 		return nil, err
 	}
+	stop, err := s.measureCluster(ctx, probe)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
 	report := &Report{Scheduler: s.Scheduler, Namespace: s.ns, Results: make([]Result, len(selected))}
 	var together, alone []int
 	for i, c := range selected {
@@ -134,8 +142,11 @@ func (s *session) make(ctx context.Context, c check) Result {
 	if ctx.Err() != nil {
 		return r
 	}
+	if s.meter != nil {
+		r.excuse(s.meter.overload(began, time.Now()))
+	}
 	s.say("%s: %s (%s)", c.name, r.Status, rounded(r.Duration))
-	if (r.Status == Fail || r.Status == Errored) && !s.Keep {
+	if (r.Status == Fail || r.Status == Errored || r.Status == NoResult) && !s.Keep {
 		if err := own.discard(ctx); err != nil && ctx.Err() == nil {
 			s.say("%s: the next checks can be affected: %s", c.name, oneLine(err.Error()))
 		}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -33,22 +34,28 @@ func TestMake_Pods(t *testing.T) {
 	tests := map[string]struct {
 		reason string
 		err    error
-		keep   bool
-		want   []string
+		// slow makes the cluster overloaded.
+		slow bool
+		keep bool
+		want []string
 	}{
-		"Pass":  {reason: "later checks can count on the pods", want: []string{"a", "b", "probe"}},
-		"Fail":  {reason: "a pod that is not bound delays others", err: &violation{what: "x"}, want: []string{"probe"}},
-		"Error": {reason: "the state of the pods is unknown", err: errors.New("x"), want: []string{"probe"}},
-		"Skip":  {reason: "the check created nothing that waits", err: &skip{"x"}, want: []string{"a", "b", "probe"}},
-		"Keep":  {reason: "the user wants to look at the pods", err: &violation{what: "x"}, keep: true, want: []string{"a", "b", "probe"}},
+		"Pass":     {reason: "later checks can count on the pods", want: []string{"a", "b", "probe"}},
+		"Fail":     {reason: "a pod that is not bound delays others", err: &violation{what: "x"}, want: []string{"probe"}},
+		"Error":    {reason: "the state of the pods is unknown", err: errors.New("x"), want: []string{"probe"}},
+		"NoResult": {reason: "the pods of a check without a result delay others too", err: &violation{what: "x"}, slow: true, want: []string{"probe"}},
+		"Skip":     {reason: "the check created nothing that waits", err: &skip{"x"}, want: []string{"a", "b", "probe"}},
+		"Keep":     {reason: "the user wants to look at the pods", err: &violation{what: "x"}, keep: true, want: []string{"a", "b", "probe"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := sessionOn(fakeapi.NewClientset(), &bytes.Buffer{})
 			s.Keep = tc.keep
+			if tc.slow {
+				s.meter = &meter{calls: []referenceCall{{began: time.Now().Add(-2 * slowCall)}}}
+			}
 			_, err := s.create(t.Context(), s.pod("probe"))
 			require.NoError(t, err)
-			s.make(t.Context(), check{name: "x", run: func(s *session, ctx context.Context) (string, error) {
+			r := s.make(t.Context(), check{name: "x", run: func(s *session, ctx context.Context) (string, error) {
 				for _, name := range []string{"a", "b"} {
 					_, err := s.create(ctx, s.pod(name))
 					require.NoError(t, err)
@@ -60,6 +67,7 @@ func TestMake_Pods(t *testing.T) {
 				require.NoError(t, err)
 				return "", tc.err
 			}})
+			assert.Equal(t, tc.slow, r.Status == NoResult, r.Status)
 			assert.Equal(t, tc.want, podsIn(t, s), tc.reason)
 		})
 	}
