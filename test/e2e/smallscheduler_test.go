@@ -54,7 +54,7 @@ type faults struct {
 	withoutUID bool
 	// givesUpWaiting drops a pod after a 429, and givesUpRefused after any other error.
 	givesUpWaiting, givesUpRefused bool
-	// moves binds a pod to another node after a 429. callTimeout shortens each call.
+	// moves binds a pod to another node after a 429.
 	moves bool
 	// loops repeats a Binding without backoff.
 	loops bool
@@ -183,7 +183,7 @@ func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string)
 	}
 	post := s.client.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("binding").Body(binding)
 	if s.faults.givesUpWaiting || s.faults.moves {
-		post = post.MaxRetries(0).Timeout(8 * time.Second)
+		post = post.MaxRetries(0)
 	}
 	err := post.Do(ctx).Error()
 	if err != nil || !s.faults.overwrites {
