@@ -11,6 +11,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -38,7 +40,7 @@ type world struct {
 func TestMain(m *testing.M) {
 	waitTogether()
 	code := clustertest.RunMain(m, cluster.Options{Out: os.Stderr, Audit: true}, func(c *cluster.Cluster) error {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		defer cancel()
 		fmt.Fprintln(os.Stderr, "building prebind with the race detector")
 		binary, err := install.Build(ctx, install.BuildOptions{Dir: c.Dir(), Race: true})
@@ -51,14 +53,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// processors is the number of processors for the tests, their control planes and their replicas.
+var processors = runtime.GOMAXPROCS(0)
+
 // waitTogether runs more tests in parallel than there are processors, because most tests mostly wait. Tests that wait for a control
-// plane count too. With many more, calls take seconds on two processors. -parallel overrides the number.
+// plane count too. With many more, calls take seconds. -parallel overrides the number.
 func waitTogether() {
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if !given {
-		_ = flag.Set("test.parallel", "48")
+		_ = flag.Set("test.parallel", strconv.Itoa(20*processors))
 	}
 }
 
@@ -103,10 +108,12 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 }
 
 var (
-	// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory.
-	ownClusters = make(chan struct{}, 4)
-	// ownStarts limits the number of these control planes that start at the same time. Each start needs a processor.
-	ownStarts = make(chan struct{}, 2)
+	// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory. Most
+	// of their tests mostly wait.
+	ownClusters = make(chan struct{}, processors+1)
+	// ownStarts limits the number of starts and installations of these control planes at the same time. Each of them needs a processor,
+	// and the tests need the others.
+	ownStarts = make(chan struct{}, max(processors/2, 1))
 )
 
 // ownCluster starts a control plane for one test. It waits for a free slot of ownClusters.
@@ -138,7 +145,9 @@ func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string)
 		o.Cluster = ownCluster(t, cluster.Options{Audit: true})
 	}
 	o.Binary = cmp.Or(o.Binary, shared.prebind.Binary())
+	take(t, ownStarts)
 	w, err := newWorldWith(t.Context(), o, replicas, args...)
+	<-ownStarts
 	require.NoError(t, err)
 	w.killAfter(t)
 	return w
