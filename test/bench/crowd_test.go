@@ -41,7 +41,7 @@ func (w *world) unexempt(ctx context.Context) error {
 	if err := w.client.FlowcontrolV1().FlowSchemas().Delete(ctx, "prebind", metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	return wait.PollUntilContextTimeout(ctx, time.Second, time.Minute, true, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextTimeout(ctx, time.Second, patience, true, func(ctx context.Context) (bool, error) {
 		for _, replica := range w.prebind.Replicas() {
 			metrics, err := replica.Metrics(ctx)
 			if err != nil || sum(metrics, "prebind_max_holds", "") != maxHolds {

@@ -187,7 +187,7 @@ func (r *rivals) createRunning(ctx context.Context, made *corev1.Pod) error {
 // untilAccounts waits until pods can be created in the namespaces.
 func (r *rivals) untilAccounts(ctx context.Context, namespaces ...string) error {
 	for _, ns := range namespaces {
-		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 			_, err := r.client.CoreV1().ServiceAccounts(ns).Get(ctx, "default", metav1.GetOptions{})
 			return err == nil, nil
 		})

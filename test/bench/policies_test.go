@@ -163,7 +163,7 @@ func (p *policyBench) apply(ctx context.Context, all []*v1alpha1.BindPolicy) err
 // inForce waits until the replica applies n policies.
 func (p *policyBench) inForce(ctx context.Context, n int) error {
 	replica, last := p.prebind.Replicas()[1], -1.0
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		metrics, err := replica.Metrics(ctx)
 		last = sum(metrics, "prebind_policies", `state="in_force"`)
 		return int(last) == n, err
@@ -443,7 +443,7 @@ func (p *policyBench) createAgents(ctx context.Context, n int) error {
 			"spec": map[string]any{"tier": fmt.Sprint(i % 10)}, "status": status,
 		}}
 	}
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		return p.policies.Create(ctx, agent(n)) == nil, nil
 	})
 	if err != nil {

@@ -34,7 +34,7 @@ var ways = []way{
 }
 
 // patience is the timeout for a batch.
-const patience = 2 * time.Minute
+const patience = cluster.Patience
 
 // delay returns the provisioning time of the n-th claim of a batch. kube-scheduler polls once a second. The delays of a batch are
 // spread over a second, so that claims are bound at different times after a poll.

@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds every wait in these tests.
-const patience = 60 * time.Second
+const patience = cluster.Patience
 
 const selectedNode = "volume.kubernetes.io/selected-node"
 

@@ -10,9 +10,13 @@ import (
 	"time"
 )
 
+// Patience is the timeout of a wait of a test for something that happens soon. It matters only if something is stuck, because the
+// machines that tests run on are small and busy.
+const Patience = 3 * time.Minute
+
 // startTimeout is how long a start may take, a build not included: the machines
 // that tests run on are small and busy.
-const startTimeout = 3 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // ProvisionerName is the test provisioner in StorageClasses, and
 // the name of the CSIDriver object that comes with it. Parameters of StorageClasses set its behavior:

@@ -73,7 +73,7 @@ func TestChildrenEndWithTheirParent(t *testing.T) {
 		conn, err := listener.Accept()
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
-		require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
+		require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
 		reader := bufio.NewReader(conn)
 		role, err := reader.ReadString('\n')
 		require.NoError(t, err)

@@ -36,10 +36,10 @@ type Backend struct {
 }
 
 // HTTPReady returns a [Backend]'s Ready that asks a health URL, such as
-// http://127.0.0.1:8081/readyz, and takes any answer but 200 for no. Like the
-// shipped readiness probe, it waits 2 s for the answer.
+// http://127.0.0.1:8081/readyz, and takes any answer but 200 for no. It waits
+// 5 s for the answer. That is longer than the shipped readiness probe, which is repeated before a pod is not ready.
 func HTTPReady(url string) func(ctx context.Context) bool {
-	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return func(ctx context.Context) bool {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
@@ -170,7 +170,7 @@ func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	t := &tunnel{address: backend}
 	if !s.isCut(backend) {
-		t.backend, err = (&net.Dialer{Timeout: 5 * time.Second}).DialContext(r.Context(), "tcp", backend)
+		t.backend, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(r.Context(), "tcp", backend)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return

@@ -87,9 +87,9 @@ func TestCSIFailuresAreRepeated(t *testing.T) {
 func TestCSITimeout(t *testing.T) {
 	t.Parallel()
 	b := newCSIBench(t)
-	b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "12s")))
+	b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "20s")))
 	b.newPod("pod", byHand, "data")
-	got := b.postBinding(b.binding(csiA), 6*time.Second)
+	got := b.postWaiting(b.binding(csiA))
 	assert.Equal(t, http.StatusTooManyRequests, got.code)
 	b.assertDenied(got.status, metav1.StatusReasonTooManyRequests, "volumebinding", "PersistentVolumeClaim "+b.ns+"/data")
 	// The PV controller may be too busy to name the provisioner in time.

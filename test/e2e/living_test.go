@@ -254,7 +254,7 @@ func (l *living) testBinds(t *testing.T) {
 			if at.IsZero() {
 				at = e.EventTime.Time
 			}
-			cut := strings.Contains(e.Message, "failed calling webhook") && at.Sub(l.killed).Abs() < 10*time.Second
+			cut := strings.Contains(e.Message, "failed calling webhook") && at.Sub(l.killed).Abs() < aMoment
 			// During an update, the controller of StatefulSets may delete a pod right after its creation, before or during its bind.
 			deleted := strings.Contains(e.Message, "gone; discard the Binding") || strings.Contains(e.Message, "canceled: the pod is deleted")
 			stale := deleted && !l.seen[e.InvolvedObject.UID]

@@ -25,8 +25,8 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// patience is the timeout of waits. It is long enough for a busy machine.
-const patience = 3 * time.Minute
+// patience is the timeout of waits.
+const patience = cluster.Patience
 
 // until watches the pod until the condition holds, and returns it.
 func (b *bench) until(what string, condition func(*corev1.Pod) bool) *corev1.Pod {

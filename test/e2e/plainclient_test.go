@@ -31,8 +31,7 @@ func TestPlainClient(t *testing.T) {
 	b.claim("data", b.dynamic("10m"))
 	b.pod(byHand, "data")
 
-	// Prebind must answer before the API server does.
-	got := b.postBinding(b.binding("node-1"), 6*time.Second)
+	got := b.postWaiting(b.binding("node-1"))
 	assert.Equal(t, http.StatusTooManyRequests, got.code)
 	require.NotNil(t, got.status.Details, "%v", got.status)
 	assert.Positive(t, got.status.Details.RetryAfterSeconds)
@@ -92,6 +91,17 @@ func (b *bench) postBinding(binding *corev1.Binding, timeout time.Duration) plai
 	defer response.Body.Close()
 	got := plainAnswer{code: response.StatusCode, header: response.Header}
 	require.NoError(b.t, json.NewDecoder(response.Body).Decode(&got.status))
+	return got
+}
+
+// postWaiting posts the Binding of a pod that waits, with a short timeout. Prebind must answer before the API server does. On a busy
+// machine, the API server sometimes answers first, so postWaiting repeats such a call.
+func (b *bench) postWaiting(binding *corev1.Binding) plainAnswer {
+	b.t.Helper()
+	got := b.postBinding(binding, 6*time.Second)
+	for began := time.Now(); got.code == http.StatusGatewayTimeout && time.Since(began) < patience; {
+		got = b.postBinding(binding, 6*time.Second)
+	}
 	return got
 }
 

@@ -99,7 +99,7 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 			}
 		}
 		return true
-	}, time.Minute, 50*time.Millisecond, "the attacker's namespaces should be ready")
+	}, cluster.Patience, 50*time.Millisecond, "the attacker's namespaces should be ready")
 	require.Error(t, a.tenant.List(t.Context(), &corev1.PodList{}, client.InNamespace(ns)), "the attacker should have no permissions in other namespaces")
 	for i := range targets {
 		a.run(t, i)
@@ -117,7 +117,7 @@ func (a *attack) run(t *testing.T, i int) {
 	require.NoError(t, a.tenant.Create(t.Context(), pod))
 	require.Eventually(t, func() bool {
 		return a.w.client.CoreV1().Pods(namespace).Bind(t.Context(), gen.Binding(pod, nodeName(i%nodes)), metav1.CreateOptions{}) == nil
-	}, time.Minute, 200*time.Millisecond, "the attacker's pod should be bound")
+	}, cluster.Patience, 200*time.Millisecond, "the attacker's pod should be bound")
 	require.NoError(t, a.tenant.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
 	a.running = append(a.running, pod)
 }

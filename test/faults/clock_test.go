@@ -36,12 +36,13 @@ func TestWrongClock(t *testing.T) {
 	require.NoError(t, err)
 	w.objects(t)
 	w.renewsAt(t, 0, 0)
-	w.waits(t)
+	giveUp := w.waits(t)
 	for _, wrong := range []time.Duration{time.Hour, -time.Hour} {
 		require.NoError(t, started.SetClock(wrong))
 		age := w.renewsAt(t, wrong, 1)[0]
-		assert.True(t, age > -5*time.Second && age < 3*time.Minute, "the age of the bind is small, got %s with a clock that is wrong by %s", age, wrong)
+		assert.True(t, age > -5*time.Second && age < 30*time.Minute, "the age of the bind is small, got %s with a clock that is wrong by %s", age, wrong)
 	}
+	giveUp()
 	require.NoError(t, started.Kill())
 	require.NoError(t, started.SetClock(time.Hour))
 	require.NoError(t, started.Start())
@@ -51,24 +52,31 @@ func TestWrongClock(t *testing.T) {
 	w.renewsAt(t, 0, 0)
 }
 
-// waits starts a bind that waits for a state of its node.
-func (w *world) waits(t *testing.T) {
+// waits starts a bind that waits for a state of its node. The returned function ends the call, and checks that the bind waited.
+func (w *world) waits(t *testing.T) (giveUp func()) {
 	t.Helper()
 	pod, err := w.client.CoreV1().Pods(ns).Create(t.Context(), gen.Pod("waits", gen.InNamespace(ns), gen.Scheduler(byHand), gen.EndsAtOnce(),
 		gen.Annotation("node-state.prebind.dev/expect", openKey+"=never"), gen.Annotation("node-state.prebind.dev/wait", "5m")), metav1.CreateOptions{})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	err = w.client.CoreV1().Pods(ns).Bind(ctx, gen.Binding(pod, nodeName(0)), metav1.CreateOptions{})
-	require.Error(t, err)
-	require.False(t, apierrors.IsForbidden(err), "the bind should wait: %v", err)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	done := make(chan error, 1)
+	go func() {
+		done <- w.client.CoreV1().Pods(ns).Bind(ctx, gen.Binding(pod, nodeName(0)), metav1.CreateOptions{})
+	}()
+	return func() {
+		cancel()
+		err := <-done
+		require.Error(t, err)
+		require.False(t, apierrors.IsForbidden(err), "the bind should wait: %v", err)
+	}
 }
 
 // renewsAt waits for a lease with the given number of binds and a renewal time with the given offset. It returns the ages of
 // the binds. A replica renews its lease every ten seconds.
 func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Duration {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), cluster.Patience)
 	defer cancel()
 	var last []leases.Report
 	for {

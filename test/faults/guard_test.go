@@ -35,7 +35,7 @@ const (
 	undisturbedFor = 40 * time.Second
 	// bindWithin is the deadline of an ordinary bind during faults, quietWithin the deadline after the last fault. Each fault
 	// can delay a bind by up to eight seconds.
-	bindWithin, quietWithin = 90 * time.Second, 20 * time.Second
+	bindWithin, quietWithin = cluster.Patience, time.Minute
 	// slowBind is the duration from which the test logs the responses of a bind.
 	slowBind = 5 * time.Second
 	// ordinaryEvery is the interval of ordinary binds.

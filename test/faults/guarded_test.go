@@ -79,7 +79,7 @@ func TestSlowBody(t *testing.T) {
 		got <- len(body)
 	}))
 	t.Cleanup(server.Close)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	require.NoError(t, slowBody(ctx, server.Listener.Addr().String(), 1<<20))
 	assert.Equal(t, 1<<20-1, <-got, "the server receives all bytes except the last")

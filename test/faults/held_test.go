@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/test/cluster"
 )
 
 const (
@@ -122,7 +124,7 @@ func (r *replica) held(ctx context.Context) (held, error) {
 // replica may still open connections.
 func (r *replica) settledAtFirst(t *testing.T) held {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), cluster.Patience)
 	defer cancel()
 	var last held
 	for {

@@ -124,7 +124,7 @@ func (w *world) objects(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := w.client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err == nil
-	}, time.Minute, 50*time.Millisecond, "the namespace should be ready")
+	}, cluster.Patience, 50*time.Millisecond, "the namespace should be ready")
 	create(
 		gen.StorageClass("dynamic", cluster.ProvisionerName, gen.Parameter("delay", "500ms")),
 		gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", "6s")),

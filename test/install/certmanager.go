@@ -27,7 +27,7 @@ func (p *Prebind) Renew(ctx context.Context, certificate string) error {
 // awaitSecret waits until cert-manager has written the Secret. The kubelet starts a pod after that.
 func (p *Prebind) awaitSecret(ctx context.Context, name string) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, cluster.Patience, true, func(ctx context.Context) (bool, error) {
 		last = p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: name}, &corev1.Secret{})
 		return last == nil, nil
 	})

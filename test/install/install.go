@@ -142,7 +142,7 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 	}
 	// kubectl wait fails for a CRD without conditions, so poll the API instead.
 	var last error
-	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, cluster.Patience, true, func(ctx context.Context) (bool, error) {
 		last = errors.Join(p.client.List(ctx, &cmapi.IssuerList{}), p.client.List(ctx, &cmapi.CertificateList{}))
 		if p.o.CertManager {
 			last = errors.Join(last, p.client.List(ctx, &cmapi.ClusterIssuerList{}), p.client.List(ctx, &cmapi.CertificateRequestList{}))
@@ -292,7 +292,7 @@ func (p *Prebind) delete(ctx context.Context) error {
 
 // untilTerminating waits until the namespace is being deleted, or until the deletion has ended with an error.
 func (p *Prebind) untilTerminating(ctx context.Context, deleted chan error) error {
-	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, cluster.Patience, true, func(ctx context.Context) (bool, error) {
 		select {
 		case err := <-deleted:
 			deleted <- err

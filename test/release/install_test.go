@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	patience = 3 * time.Minute
+	patience = cluster.Patience
 	// users is the namespace of the pods that the tests bind.
 	users = "users"
 )
