@@ -42,10 +42,10 @@ const (
 // still binds every pod, and the replica stays below its memory limit. The log contains the latencies and the memory.
 func TestSlowBodies_APIServerGetsThrough(t *testing.T) {
 	t.Parallel()
-	c := ownCluster(t, cluster.Options{})
 	// This replica is built without the race detector, which needs several times as much memory.
 	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir()})
 	require.NoError(t, err)
+	c := ownCluster(t, cluster.Options{}) // After the build, so that other tests can use a control plane in the meantime.
 	w, err := newWorldWith(t.Context(), install.Options{Cluster: c, Binary: binary}, 1)
 	require.NoError(t, err)
 	replica := w.prebind.Replicas()[0]

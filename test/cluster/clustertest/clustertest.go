@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -22,6 +23,41 @@ import (
 // KeepDirEnv names a variable that, when it is 1, leaves the folder of a failed
 // test's cluster in place; the test then says where it is.
 const KeepDirEnv = "PREBIND_KEEP_DIR"
+
+// running contains the control planes of Start, so that an interrupted run can stop them and remove their folders.
+var running struct {
+	mu  sync.Mutex
+	all map[*cluster.Cluster]func()
+}
+
+// track adds a control plane to running. The returned function removes it.
+func track(c *cluster.Cluster, remove func()) (forget func()) {
+	running.mu.Lock()
+	defer running.mu.Unlock()
+	if running.all == nil {
+		running.all = map[*cluster.Cluster]func(){}
+	}
+	running.all[c] = remove
+	return func() {
+		running.mu.Lock()
+		defer running.mu.Unlock()
+		delete(running.all, c)
+	}
+}
+
+// stopAll stops all control planes of Start.
+func stopAll() {
+	running.mu.Lock()
+	defer running.mu.Unlock()
+	var stopped sync.WaitGroup
+	for c, remove := range running.all {
+		stopped.Go(func() {
+			_ = c.Stop() // Their tests have not ended either.
+			remove()
+		})
+	}
+	stopped.Wait()
+}
 
 // Start starts a control plane for one test, or for a test and its subtests. It
 // is stopped when the test is over; if the test has failed, the end of each
@@ -41,7 +77,9 @@ func Start(t testing.TB, o cluster.Options) *cluster.Cluster {
 		remove(true, t.Output())
 		t.Fatal(err)
 	}
+	forget := track(c, func() { remove(true, os.Stderr) })
 	t.Cleanup(func() {
+		defer forget()
 		var logs bytes.Buffer
 		c.DumpLogs(&logs)
 		if err := c.Stop(); err != nil {
@@ -68,7 +106,7 @@ func Start(t testing.TB, o cluster.Options) *cluster.Cluster {
 //		}))
 //	}
 //
-// On SIGINT and SIGTERM it stops the control plane and ends the process. If tests
+// On SIGINT and SIGTERM it stops this control plane and those of Start, and ends the process. If tests
 // fail, the end of each component's log goes to standard error.
 func RunMain(m *testing.M, o cluster.Options, use func(*cluster.Cluster) error) int {
 	if o.Out == nil {
@@ -100,7 +138,8 @@ func RunMain(m *testing.M, o cluster.Options, use func(*cluster.Cluster) error) 
 	select {
 	case code = <-done:
 	case <-ctx.Done():
-		fmt.Fprintln(os.Stderr, "interrupted: stopping the control plane")
+		fmt.Fprintln(os.Stderr, "interrupted: stopping the control planes")
+		stopAll()
 		code = 130
 	}
 	if code == 1 {
